@@ -1,0 +1,125 @@
+"""Coalesced admission: everything that arrived while the previous call was under way shares the next one.
+
+No timer and no added wait: an idle gateway asks for one request at once, a busy one for up to 256 together. A call
+whose outcome is unknown is sent once more under the same ids, since admission is idempotent. If that fails too, Redis
+is away: the requests of the call and everybody behind it are refused, and the ids that may have been admitted after
+all are ended later, so that nothing runs for nobody.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from gateway.cancels import Cancels
+from gateway.waiters import Waiter
+from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
+from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.states import Admission
+
+log = logging.getLogger(__name__)
+
+ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
+
+
+class AdmitCall(Protocol):
+    """`Admissions`, as far as the gateway uses it."""
+
+    async def admit(
+        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission]
+    ) -> list[Verdict]: ...
+
+
+class Limits(NamedTuple):
+    """What admission is told of the tiers now."""
+
+    tiers: Sequence[TierLimit]
+    capacity_rps: float
+
+
+class Admitter:
+    """Takes waiters, gives each a verdict. `limits` is asked before each call."""
+
+    def __init__(
+        self, admissions: AdmitCall, limits: Callable[[], Limits], cancels: Cancels, max_pending: int = 4096
+    ) -> None:
+        self._admissions = admissions
+        self._limits = limits
+        self._cancels = cancels
+        self._pending: deque[Waiter] = deque()
+        self._max_pending = max_pending
+        self._wake = asyncio.Event()
+        self.calls = 0
+        self.failed_calls = 0
+
+    @property
+    def pending(self) -> int:
+        """How many wait for the next call."""
+        return len(self._pending)
+
+    def submit(self, waiter: Waiter) -> bool:
+        """Queue for the next call. False when too many wait already."""
+        if len(self._pending) >= self._max_pending:
+            return False
+        self._pending.append(waiter)
+        self._wake.set()
+        return True
+
+    async def run(self) -> None:
+        """Call while somebody waits; never ends by itself."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                await self._call(self._take())
+
+    def _take(self) -> list[Waiter]:
+        batch: list[Waiter] = []
+        while self._pending and len(batch) < MAX_SUBMISSIONS:
+            waiter = self._pending.popleft()
+            if not waiter.gone and not waiter.future.done():
+                batch.append(waiter)
+        return batch
+
+    async def _call(self, batch: list[Waiter]) -> None:
+        if not batch:
+            return
+        for waiter in batch:
+            waiter.sent = True
+        try:
+            verdicts = await self._ask([waiter.submission for waiter in batch])
+        except RedisUnavailable:
+            self._refuse(batch, ErrorCode.NO_CAPACITY)
+        except Exception:
+            log.exception("admission failed")
+            self._refuse(batch, ErrorCode.INTERNAL_ERROR)
+        else:
+            for waiter, verdict in zip(batch, verdicts, strict=True):
+                self._judged(waiter, verdict)
+
+    async def _ask(self, submissions: Sequence[Submission]) -> list[Verdict]:
+        limits = self._limits()
+        self.calls += 1
+        try:
+            return await self._admissions.admit(limits.tiers, limits.capacity_rps, submissions)
+        except RedisUnavailable:
+            self.failed_calls += 1
+            return await self._admissions.admit(limits.tiers, limits.capacity_rps, submissions)
+
+    def _judged(self, waiter: Waiter, verdict: Verdict) -> None:
+        waiter.verdict = verdict
+        if verdict.outcome not in ENTERED:
+            waiter.finish(verdict)
+        elif waiter.gone:  # The client left while the call was under way.
+            self._cancels.add(waiter.id, ErrorCode.CANCELLED)
+
+    def _refuse(self, batch: list[Waiter], code: ErrorCode) -> None:
+        self.failed_calls += 1
+        for waiter in batch:
+            self._cancels.add(waiter.id, code)
+            waiter.finish(code)
+        # Whoever stands behind would only wait as long to hear the same.
+        for waiter in self._pending:
+            waiter.finish(code)
+        self._pending.clear()

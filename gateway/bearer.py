@@ -1,0 +1,43 @@
+"""Who sends this: exactly one Authorization header, Bearer, short; the header's text goes no further than `verify`."""
+
+import hmac
+
+from multidict import CIMultiDictProxy
+
+from scheduler.errors import ErrorCode, RequestError
+
+MAX_TOKEN_BYTES = 256
+_SCHEME = "bearer "
+
+
+def bearer_token(headers: CIMultiDictProxy[str]) -> str:
+    """The token of the request.
+
+    Raises RequestError: `invalid_request` for more than one header, `invalid_api_key` for none, another scheme, or
+    a token that cannot be one of ours.
+    """
+    values = headers.getall("Authorization", [])
+    if len(values) != 1:
+        raise _missing() if not values else _twice()
+    value = values[0]
+    if value[:7].lower() != _SCHEME:
+        raise _missing()
+    token = value[7:].strip(" ")
+    if not token or len(token) > MAX_TOKEN_BYTES or not token.isascii() or not token.isprintable():
+        raise RequestError(ErrorCode.INVALID_API_KEY)
+    return token
+
+
+def check_service_token(headers: CIMultiDictProxy[str], expected: str) -> None:
+    """Raises RequestError unless the request carries the service token; takes the same time for every wrong one."""
+    presented = bearer_token(headers)
+    if not expected or not hmac.compare_digest(presented.encode(), expected.encode()):
+        raise RequestError(ErrorCode.INVALID_API_KEY, "The service token is missing or not valid.")
+
+
+def _missing() -> RequestError:
+    return RequestError(ErrorCode.INVALID_API_KEY, "Send the API key as `Authorization: Bearer <key>`.")
+
+
+def _twice() -> RequestError:
+    return RequestError(ErrorCode.INVALID_REQUEST, "Send exactly one Authorization header.", "Authorization")

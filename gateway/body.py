@@ -1,0 +1,70 @@
+"""Reading a request's body: bounded in size and time, never decompressed, never asked for when it is refused anyway."""
+
+from typing import Protocol
+
+from aiohttp import web
+
+from scheduler.errors import ErrorCode, RequestError
+
+JSON_TYPES = ("application/json", "")
+
+
+class BodyWatch(Protocol):
+    """Notes which connections wait for the rest of a body; a slow one gets an exception into its body stream."""
+
+    def body_started(self, request: web.BaseRequest) -> None: ...
+
+    def body_ended(self, request: web.BaseRequest) -> None: ...
+
+
+def check_media(request: web.BaseRequest, max_bytes: int) -> None:
+    """Judge a body by its headers. Raises RequestError for a wrong type, an encoding, or a length over `max_bytes`."""
+    headers = request.headers
+    media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type not in JSON_TYPES:
+        message = "Content-Type must be application/json."
+        raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Type")
+    if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, param="Content-Encoding")
+    if (request.content_length or 0) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+async def read_body(request: web.BaseRequest, max_bytes: int, watch: BodyWatch) -> bytes:
+    """The whole body. Raises RequestError when it is too large, too slow, or cut wrongly."""
+    payload = request.content
+    if payload.is_eof():
+        body = payload.read_nowait()
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return body
+    watch.body_started(request)
+    try:
+        await _continue(request)
+        return await _read_on(request, max_bytes)
+    except web.RequestPayloadError:
+        raise RequestError(ErrorCode.INVALID_REQUEST, "The body does not end as its headers say.") from None
+    finally:
+        watch.body_ended(request)
+
+
+async def _read_on(request: web.BaseRequest, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := await request.content.readany():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _continue(request: web.BaseRequest) -> None:
+    """Tell a client that waits for it (curl, with a large body) to send on."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # aiohttp takes written bytes for an answer that has begun.
+
+
+def _too_large(max_bytes: int) -> RequestError:
+    return RequestError(ErrorCode.REQUEST_TOO_LARGE, f"The body must not be larger than {max_bytes} bytes.")

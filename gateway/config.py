@@ -1,0 +1,32 @@
+"""What a gateway is told at start: plain values with their units in their names. Nothing here reads settings."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """The composition root fills this in; every default is the one that the documentation names."""
+
+    gateway_id: str
+    redis_url: str
+    service_token: str
+    host: str = "127.0.0.1"
+    port: int = 8080
+    reuse_port: bool = True
+    pool: str = "default"
+    default_model: str | None = None  # What a request without `model` gets; None: the pool's only enabled model.
+
+    total_ms: int = 4000
+    max_body_bytes: int = 262_144
+    max_input_bytes: int = 131_072  # UTF-8 bytes of `input`.
+    max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.
+
+    header_timeout_s: float = 5.0  # From the first byte of a request to the end of its headers.
+    body_timeout_s: float = 10.0
+    write_timeout_s: float = 5.0  # How long a client may leave our answer unread.
+    idle_timeout_s: float = 75.0
+    max_connections: int = 10_000
+    backlog: int = 1024
+
+    drain_ms: int = 2000  # Not ready, but still serving, so that load balancers notice first.
+    drain_timeout_s: float = 4.0  # Then what is still waiting gets this long before it is answered 503.

@@ -1,0 +1,214 @@
+"""The HTTP edge: aiohttp's connection handler with deadlines, a connection cap, and errors that say nothing of input.
+
+aiohttp waits forever for headers and bodies. Here three watches (headers, body, unread answers) are looked at by one
+sweep; the fast path, where a request arrives in one piece, touches none of them. Errors of the parser become our
+constant JSON; what the client sent is neither answered back nor logged.
+"""
+
+import asyncio
+import contextlib
+import logging
+import traceback
+from typing import Any, cast
+
+import aiohttp
+from aiohttp import http_parser, web
+from aiohttp.web_protocol import RequestHandler
+
+from gateway.answer import Answer
+from gateway.config import GatewayConfig
+from gateway.faults import Faults
+from gateway.routes import Call, Routes
+from gateway.watch import Watch
+from scheduler.errors import ErrorCode, RequestError, StartError
+from scheduler.request_id import new_request_id
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 0.25
+LINGER_S = 2.0  # How long the rest of a refused body is read, so that the client sees the answer and not a reset.
+
+
+MINIMUM_AIOHTTP = (3, 14, 3)  # The first without the known request smuggling and heap read.
+
+
+def check_parser() -> None:
+    """Raises StartError where aiohttp is too old or runs on its pure-Python parser: both let smuggled requests in."""
+    version = tuple(int(part) for part in aiohttp.__version__.split(".")[:3] if part.isdigit())
+    if version < MINIMUM_AIOHTTP:
+        raise StartError(f"aiohttp {aiohttp.__version__} is too old: install 3.14.3 or later.")
+    if http_parser.HttpRequestParser.__module__ != "aiohttp._http_parser":
+        raise StartError("aiohttp runs without its C parser: install its wheel and unset AIOHTTP_NO_EXTENSIONS.")
+
+
+class EdgeServer(web.Server):
+    """Accepts connections and answers each request by `routes`."""
+
+    def __init__(self, routes: Routes, faults: Faults, config: GatewayConfig) -> None:
+        super().__init__(
+            self._answer,  # type: ignore[arg-type]  # an Answer stands in for aiohttp's response
+            handler_cancellation=True,
+            keepalive_timeout=config.idle_timeout_s,
+            access_log=None,
+            auto_decompress=False,
+            lingering_time=LINGER_S,
+        )
+        self.routes = routes
+        self.faults = faults
+        self.headers_watch: Watch[EdgeConnection] = Watch(config.header_timeout_s)
+        self.body_watch: Watch[EdgeConnection] = Watch(config.body_timeout_s)
+        self.write_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
+        self.max_connections = config.max_connections
+        self.open_connections = 0
+        self.closing = False  # Set once the sockets are closed: every answer ends its connection.
+
+    def __call__(self) -> RequestHandler:
+        return EdgeConnection(self, loop=self._loop, **self._kwargs)
+
+    async def _answer(self, request: web.BaseRequest) -> Answer:
+        request_id = new_request_id()
+        try:
+            answer = await self._routed(request, request_id)
+        except RequestError as error:
+            answer = self.faults.answer(error, request_id)
+        except Exception as error:
+            answer = self.failed(error, request_id)
+        # The rest of an unread body would be taken for the next request.
+        if self.closing or not request.content.is_eof():
+            answer.close = True
+        return answer
+
+    async def _routed(self, request: web.BaseRequest, request_id: str) -> Answer:
+        if request.message.upgrade:
+            raise RequestError(ErrorCode.INVALID_REQUEST, "This server does not upgrade connections.", "Upgrade")
+        found = self.routes.find(request.raw_path)
+        if found is None:
+            raise RequestError(ErrorCode.NOT_FOUND)
+        methods, tail = found
+        handler = methods.get(request.method)
+        if handler is None:
+            error = RequestError(ErrorCode.METHOD_NOT_ALLOWED)
+            return self.faults.answer(error, request_id, [("Allow", ", ".join(sorted(methods)))])
+        return await handler(Call(request, request_id, tail))
+
+    def failed(self, error: BaseException | None, request_id: str) -> Answer:
+        """Answer 500 for a fault of ours, and log where it happened: the message may hold what a client sent."""
+        where = "".join(traceback.format_tb(error.__traceback__)) if error else ""
+        log.error("request %s failed with %s at\n%s", request_id, type(error).__name__, where)
+        return self.faults.answer(RequestError(ErrorCode.INTERNAL_ERROR), request_id)
+
+    def body_started(self, request: web.BaseRequest) -> None:
+        """A handler waits for the rest of this request's body."""
+        self.body_watch.start(cast(EdgeConnection, request.protocol), self._loop.time())
+
+    def body_ended(self, request: web.BaseRequest) -> None:
+        """The body is there, or nobody waits for it any more."""
+        self.body_watch.stop(cast(EdgeConnection, request.protocol))
+
+    def sweep(self, now: float) -> None:
+        """End what is overdue at `now` (the loop's clock)."""
+        for connection in self.headers_watch.expired(now):
+            connection.refuse(RequestError(ErrorCode.REQUEST_TIMEOUT))
+        for connection in self.body_watch.expired(now):
+            connection.expire_body()
+        for connection in self.write_watch.expired(now):
+            connection.abort()
+
+    async def sweep_forever(self) -> None:
+        """The one timer of all connections."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep(self._loop.time())
+
+
+class EdgeConnection(RequestHandler):
+    """One connection."""
+
+    __slots__ = ("_edge",)
+
+    def __init__(self, edge: EdgeServer, **kwargs: Any) -> None:
+        super().__init__(edge, **kwargs)
+        self._edge = edge
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._edge.open_connections += 1
+        super().connection_made(transport)
+        if self._edge.open_connections > self._edge.max_connections:
+            self.refuse(RequestError(ErrorCode.NO_CAPACITY, "Too many connections are open."))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._edge.open_connections -= 1
+        for watch in (self._edge.headers_watch, self._edge.body_watch, self._edge.write_watch):
+            watch.stop(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self._request_count
+        super().data_received(data)
+        if self._request_count != before:
+            self._edge.headers_watch.stop(self)
+        elif data and self._waiter is not None and not self._waiter.done():
+            self._edge.headers_watch.start(self, self._loop.time())
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._edge.write_watch.start(self, self._loop.time())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._edge.write_watch.stop(self)
+
+    def refuse(self, error: RequestError) -> None:
+        """Answer outside of any request, and close."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            answer = self._edge.faults.answer(error, new_request_id())
+            transport.write(answer.head("close") + answer.body)
+        self.force_close()
+
+    def expire_body(self) -> None:
+        """Wake the handler that waits for the rest of a body with a timeout."""
+        if self._current_request is not None:
+            self._current_request.content.set_exception(RequestError(ErrorCode.REQUEST_TIMEOUT))
+
+    def abort(self) -> None:
+        """Drop a client that does not read."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Called by aiohttp for what its parser refuses (400), and for faults that no handler caught."""
+        request_id = new_request_id()
+        if status == 400:
+            error = RequestError(ErrorCode.INVALID_REQUEST, "The request is not valid HTTP.")
+            answer = self._edge.faults.answer(error, request_id)
+        else:
+            answer = self._edge.failed(exc, request_id)
+        answer.close = True
+        return cast(web.StreamResponse, answer)
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """aiohttp logs whole exceptions, which may quote the client; only the kind is worth a line."""
+        log.warning("connection closed after %s", type(kw.get("exc_info")).__name__)
+
+
+async def serve(server: EdgeServer, config: GatewayConfig) -> tuple[web.ServerRunner, int]:
+    """Listen as `config` says. Returns what to clean up, and the port (the kernel's choice where it was 0)."""
+    runner = web.ServerRunner(server, shutdown_timeout=0.5)
+    await runner.setup()
+    site = web.TCPSite(
+        runner, config.host, config.port, backlog=config.backlog, reuse_port=config.reuse_port or None
+    )
+    try:
+        await site.start()
+    except OSError as error:
+        with contextlib.suppress(Exception):
+            await runner.cleanup()
+        raise StartError(f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}.") from error
+    return runner, site.port

@@ -1,0 +1,194 @@
+"""`POST /v1/inference`: who, what, may it, then wait for the answer. No Redis call, task or timer of its own."""
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec import UNSET
+from multidict import CIMultiDictProxy
+
+from gateway.admitter import ENTERED, Admitter
+from gateway.answer import Answer, Headers
+from gateway.bearer import bearer_token
+from gateway.body import BodyWatch, check_media, read_body
+from gateway.cancels import Cancels
+from gateway.catalog_view import CatalogView, IdentityView, Verify, choose_model
+from gateway.config import GatewayConfig
+from gateway.faults import Faults
+from gateway.inference_body import decode_inference
+from gateway.key_states import KeyStates
+from gateway.limits import LiveLimits
+from gateway.meter import Meter
+from gateway.rate_headers import RateState, rate_headers
+from gateway.routes import Call
+from gateway.success import success
+from gateway.verdicts import for_want_of_capacity, refusal
+from gateway.waiters import Outcome, Waiter, Waiters
+from scheduler.admission import Submission, Verdict
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.payload import Payload, encode_payload
+from scheduler.replies import Reply
+from scheduler.states import Admission, State
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceParts:
+    """What the handler works with; built once by the composition root."""
+
+    config: GatewayConfig
+    catalog: CatalogView
+    verify: Verify
+    limits: LiveLimits
+    waiters: Waiters
+    admitter: Admitter
+    cancels: Cancels
+    meter: Meter
+    faults: Faults
+    clock: Callable[[], float] = time.monotonic
+
+
+class Inference:
+    """The handler. `watch` times slow bodies; `draining` refuses what comes in after the doors are closed."""
+
+    def __init__(self, parts: InferenceParts) -> None:
+        self._parts = parts
+        self._keys = KeyStates()
+        self.watch: BodyWatch | None = None
+        self.draining = False
+
+    async def __call__(self, call: Call) -> Answer:
+        """Answer one request. Raises RequestError only for who is not known; other errors carry the key's limits."""
+        identity = self._parts.verify(bearer_token(call.request.headers))
+        waiter: Waiter | None = None
+        try:
+            waiter = await self._prepared(call, identity)
+            outcome = await self._outcome(waiter)
+            return self._answer(identity, waiter, outcome)
+        except RequestError as error:
+            verdict = waiter.verdict if waiter else None
+            return self._parts.faults.answer(error, call.request_id, self._rate_headers(identity, verdict))
+
+    async def _prepared(self, call: Call, identity: IdentityView) -> Waiter:
+        """Read and check everything that the client sent. Raises RequestError."""
+        parts, request = self._parts, call.request
+        if self.draining:
+            raise RequestError(ErrorCode.DRAINING)
+        check_media(request, parts.config.max_body_bytes)
+        assert self.watch is not None and parts.catalog.snapshot is not None  # both stand before the doors open
+        raw = await read_body(request, parts.config.max_body_bytes, self.watch)
+        body = decode_inference(raw, parts.config.max_input_bytes)
+        default = parts.config.default_model
+        model = choose_model(parts.catalog.snapshot.models, parts.config.pool, body.model, default)
+        payload = Payload(model, body.input, {} if body.parameters is UNSET else dict(body.parameters))
+        return self._waiter(call, identity, payload)
+
+    def _waiter(self, call: Call, identity: IdentityView, payload: Payload) -> Waiter:
+        rate, burst = self._effective(identity)
+        encoded = encode_payload(payload)
+        submission = Submission(
+            id=call.request_id,
+            tier=identity.tier,
+            customer_id=identity.customer_id,
+            api_key_id=identity.key_id,
+            nonce=secrets.token_hex(8),
+            model=payload.model,
+            input_bytes=len(encoded),
+            total_ms=self._parts.config.total_ms,
+            queue_ms=identity.max_queue_ms,
+            rate=rate,
+            burst=burst,
+            trace_id=trace_id(call.request.headers),
+            body=encoded,
+        )
+        return Waiter(submission, self._parts.clock(), asyncio.get_running_loop().create_future())
+
+    async def _outcome(self, waiter: Waiter) -> Outcome:
+        """Ask for admission and wait for the end. Raises RequestError where admission is not even asked."""
+        parts, tier = self._parts, waiter.submission.tier
+        parts.meter.arrived(tier)
+        if parts.limits.no_gpu(waiter.started):
+            self._refused(tier)
+            raise RequestError(ErrorCode.NO_CAPACITY)
+        parts.waiters.add(waiter)
+        try:
+            if not parts.admitter.submit(waiter):
+                self._refused(tier)
+                raise RequestError(ErrorCode.QUEUE_FULL)
+            return await waiter.future
+        except asyncio.CancelledError:  # The client left.
+            if waiter.verdict is not None and waiter.verdict.outcome in ENTERED:
+                parts.cancels.add(waiter.id, ErrorCode.CANCELLED)
+            raise
+        finally:
+            parts.waiters.remove(waiter)
+
+    def _answer(self, identity: IdentityView, waiter: Waiter, outcome: Outcome) -> Answer:
+        """Turn the end into a 200. Raises RequestError for every other end."""
+        verdict = waiter.verdict
+        base_limit_allows = verdict is not None and self._judge(identity, verdict)
+        if isinstance(outcome, Verdict):
+            raise self._shed(identity, refusal(outcome, base_limit_allows))
+        if isinstance(outcome, ErrorCode):
+            raise self._shed(identity, RequestError(outcome))
+        if outcome.state != State.COMPLETED:
+            raise RequestError(_error_code(outcome))
+        now = self._parts.clock()
+        latency_ms = (now - waiter.started) * 1000
+        self._parts.meter.answered(identity.tier, latency_ms, now)
+        return success(outcome, identity.tier, latency_ms, self._rate_headers(identity, verdict))
+
+    def _judge(self, identity: IdentityView, verdict: Verdict) -> bool:
+        """Note a verdict. True where the key's base limit would let the request in."""
+        now = self._parts.clock()
+        state = self._keys.of(identity.key_id, identity.burst, now)
+        state.remaining, state.seen_at = verdict.remaining, now
+        if verdict.outcome in ENTERED or verdict.outcome is Admission.KEY_LIMIT:
+            base_limit_allows = state.take_base(identity.requests_per_second, identity.burst, now)
+        else:
+            base_limit_allows = True
+        factor = self._parts.limits.factor(identity.tier)
+        if verdict.outcome is not Admission.KEY_LIMIT:
+            self._parts.meter.passed(identity.tier, factor)
+        return base_limit_allows and factor < 1
+
+    def _shed(self, identity: IdentityView, error: RequestError) -> RequestError:
+        if for_want_of_capacity(error.code):
+            self._parts.meter.shed(identity.tier)
+        return error
+
+    def _refused(self, tier: str) -> None:
+        """Count what was refused without asking admission: it is demand that went unserved."""
+        self._parts.meter.passed(tier, self._parts.limits.factor(tier))
+        self._parts.meter.shed(tier)
+
+    def _effective(self, identity: IdentityView) -> tuple[float, float]:
+        """The key's rate and bucket size as lowered now."""
+        factor = self._parts.limits.factor(identity.tier)
+        return identity.requests_per_second * factor, max(1.0, identity.burst * factor)
+
+    def _rate_headers(self, identity: IdentityView, verdict: Verdict | None) -> Headers:
+        rate, burst = self._effective(identity)
+        if verdict is None:
+            return rate_headers(self._keys.estimate(identity.key_id, rate, burst, self._parts.clock()))
+        return rate_headers(RateState(rate, burst, verdict.remaining, verdict.reset_ms))
+
+
+def trace_id(headers: CIMultiDictProxy[str]) -> str:
+    """The trace id of a W3C `traceparent`, or "" where there is none that is valid."""
+    value = headers.get("traceparent")
+    found = _TRACEPARENT.fullmatch(value) if value else None
+    if found is None or set(found[1]) == {"0"} or found[0].startswith("ff"):
+        return ""
+    return found[1]
+
+
+def _error_code(reply: Reply) -> ErrorCode:
+    try:
+        return ErrorCode(reply.error_code)
+    except ValueError:  # Written by a newer version.
+        return ErrorCode.INTERNAL_ERROR

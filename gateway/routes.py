@@ -1,0 +1,46 @@
+"""Which handler answers a path and method. Exact paths first, then prefixes whose rest is one path segment."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from gateway.answer import Answer
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP request on its way through a handler. `tail` is what follows a prefix route's prefix."""
+
+    request: web.BaseRequest
+    request_id: str
+    tail: str = ""
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+Methods = dict[str, Handler]
+
+
+class Routes:
+    """The table of addresses. `add("GET", "/internal/requests/{id}", handler)` makes a prefix route."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, Methods] = {}
+        self._prefixes: dict[str, Methods] = {}
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        """Answer `method` on `path`; a path that ends in `/{...}` takes any one segment there."""
+        prefix, brace, _ = path.partition("{")
+        table, key = (self._prefixes, prefix) if brace else (self._exact, path)
+        table.setdefault(key, {})[method] = handler
+
+    def find(self, raw_path: str) -> tuple[Methods, str] | None:
+        """The methods of a path and its tail, or None when there is nothing. A query string is ignored."""
+        if methods := self._exact.get(raw_path):
+            return methods, ""
+        path = raw_path.partition("?")[0]
+        if methods := self._exact.get(path):
+            return methods, ""
+        prefix, slash, tail = path.rpartition("/")
+        methods = self._prefixes.get(prefix + slash)
+        return (methods, tail) if methods and tail else None

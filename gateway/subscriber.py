@@ -1,0 +1,144 @@
+"""The gateway's one subscription: replies come in on its channel and resolve those who wait.
+
+Pub/sub is the fast way only. Redis says nothing when it drops a subscriber, and a dead connection can look alive, so
+the reader pings once a second and gives the answer half a second; after every new subscription, and once a second for
+whoever has waited that long, the stored results are read. Nothing that comes in can end the loop.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+
+from gateway.waiters import Waiters
+from scheduler.connections import translated
+from scheduler.errors import RedisUnavailable, TierlaneError
+from scheduler.replies import Reply, decode_replies
+
+log = logging.getLogger(__name__)
+
+PING_EVERY_S = 1.0
+PONG_WITHIN_S = 0.5
+SUBSCRIBE_WITHIN_S = 0.5
+CATCH_UP_EVERY_S = 1.0
+FETCH_SIZE = 256
+BACKOFF_S = (0.05, 1.0)  # First and longest pause before the next attempt, each with full jitter.
+
+
+class FetchResults(Protocol):
+    """`Results`, as far as the gateway uses it here."""
+
+    async def fetch(self, ids: Sequence[str]) -> list[Reply | None]: ...
+
+
+class Subscriber:
+    """Keeps one channel subscribed. `clock` is monotonic seconds, `jitter` gives 0..1."""
+
+    def __init__(
+        self,
+        client: Redis,
+        channel: str,
+        waiters: Waiters,
+        results: FetchResults,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._client = client
+        self._channel = channel
+        self._waiters = waiters
+        self._results = results
+        self._clock = clock
+        self._jitter = jitter
+        self.subscribed = asyncio.Event()  # Set while Redis has acknowledged the subscription and answers.
+        self.malformed = 0
+        self.reconnects = 0
+
+    async def run(self) -> None:
+        """Subscribe, read, begin again when the connection is lost; never ends by itself."""
+        first_s, longest_s = BACKOFF_S
+        pause_s = first_s
+        while True:
+            try:
+                await self._session()
+            except RedisUnavailable as error:
+                log.warning("subscription to %s is lost: %s", self._channel, error)
+            except Exception:
+                log.exception("subscription to %s failed", self._channel)
+            if self.subscribed.is_set():
+                self.subscribed.clear()
+                pause_s = first_s
+            self.reconnects += 1
+            await asyncio.sleep(pause_s * self._jitter())
+            pause_s = min(longest_s, pause_s * 2)
+
+    async def catch_up_forever(self) -> None:
+        """Read the stored results of whoever has waited for a second, once a second."""
+        while True:
+            await asyncio.sleep(CATCH_UP_EVERY_S)
+            try:
+                await self.catch_up(self._clock() - CATCH_UP_EVERY_S)
+            except TierlaneError:
+                continue  # The next round, or the deadline, will do.
+            except Exception:
+                log.exception("reading stored results failed")
+
+    async def catch_up(self, started_before: float) -> None:
+        """Read the stored results of all who have waited since before that moment. Raises RedisUnavailable."""
+        ids = [waiter.id for waiter in self._waiters.started_before(started_before) if waiter.verdict is not None]
+        for start in range(0, len(ids), FETCH_SIZE):
+            self._waiters.resolve_all(await self._results.fetch(ids[start : start + FETCH_SIZE]))
+
+    async def _session(self) -> None:
+        """One subscription from SUBSCRIBE to its loss. Raises RedisUnavailable when it is lost."""
+        pubsub: PubSub = self._client.pubsub()
+        try:
+            async with translated():
+                async with asyncio.timeout(SUBSCRIBE_WITHIN_S):
+                    await pubsub.subscribe(self._channel)
+                    while not _is(await pubsub.get_message(timeout=SUBSCRIBE_WITHIN_S), "subscribe"):
+                        pass
+            self.subscribed.set()
+            await self.catch_up(self._clock())
+            async with translated():
+                await self._read(pubsub)
+        finally:
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
+
+    async def _read(self, pubsub: PubSub) -> None:
+        ping_at = self._clock() + PING_EVERY_S
+        pong_by: float | None = None
+        while True:
+            now = self._clock()
+            if pong_by is not None and now >= pong_by:
+                raise RedisUnavailable(f"Redis did not answer a ping within {PONG_WITHIN_S} s.")
+            if pong_by is None and now >= ping_at:
+                async with asyncio.timeout(PONG_WITHIN_S):
+                    await pubsub.ping()
+                pong_by = now + PONG_WITHIN_S
+            message = await pubsub.get_message(timeout=max(0.001, (pong_by or ping_at) - now))
+            if _is(message, "message"):
+                self.deliver(message["data"])
+            elif _is(message, "pong"):
+                pong_by, ping_at = None, self._clock() + PING_EVERY_S
+            elif _is(message, "subscribe"):
+                # The client library connected again behind our back: what was published meanwhile is lost.
+                await self.catch_up(self._clock())
+
+    def deliver(self, message: bytes) -> None:
+        """Resolve those whose replies are in `message`; one that cannot be read is counted and dropped."""
+        try:
+            replies = decode_replies(message)
+        except ValueError:
+            self.malformed += 1
+            return
+        self._waiters.resolve_all(replies)
+
+
+def _is(message: dict[str, Any] | None, kind: str) -> bool:
+    return message is not None and message["type"] == kind

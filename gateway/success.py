@@ -1,0 +1,48 @@
+"""The 200 of `POST /v1/inference`: body, `Server-Timing`, and nothing that is not in the contract."""
+
+import msgspec
+
+from gateway.answer import Answer, Headers, encode_json
+from scheduler.replies import Reply
+
+
+class Metadata(msgspec.Struct):
+    """Where the time went, and who did the work. Times in milliseconds."""
+
+    tokens_used: int
+    latency_ms: float
+    queue_ms: float
+    gpu_ms: float
+    batch_size: int
+    attempts: int
+    model_version: str
+    tier: str
+    cached: bool = False
+
+
+class Success(msgspec.Struct):
+    """The body."""
+
+    request_id: str
+    output: str
+    metadata: Metadata
+
+
+def success(reply: Reply, tier: str, latency_ms: float, rate_headers: Headers) -> Answer:
+    """The answer for a completed request; `latency_ms` is the gateway's own, from the whole request to now."""
+    queue_ms, gpu_ms = max(0.0, reply.queue_ms), max(0.0, reply.gpu_ms)
+    # What is neither waiting in the tier nor running: the formed batch's way to the GPU and the answer's way back.
+    batch_ms = max(0.0, latency_ms - queue_ms - gpu_ms)
+    metadata = Metadata(
+        tokens_used=reply.tokens_used,
+        latency_ms=round(latency_ms, 2),
+        queue_ms=round(queue_ms, 2),
+        gpu_ms=round(gpu_ms, 2),
+        batch_size=reply.batch_size,
+        attempts=reply.attempts,
+        model_version=reply.model_version,
+        tier=tier,
+    )
+    timing = f"queue;dur={queue_ms:.1f}, batch;dur={batch_ms:.1f}, gpu;dur={gpu_ms:.1f}"
+    headers = [("x-request-id", reply.id), ("Server-Timing", timing), *rate_headers]
+    return Answer(200, encode_json(Success(reply.id, reply.output, metadata)), headers)

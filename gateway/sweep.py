@@ -1,0 +1,70 @@
+"""The deadline sweep: one loop over all waiting requests, because a timer for each would cost more than the request.
+
+At its deadline a request is ended in Redis, and the reply that stands is the answer: a result that is already stored
+wins over the timeout. When Redis does not say in time, the client is told 504 all the same.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from gateway.cancels import CALL_SIZE, CancelCall, Cancels
+from gateway.waiters import Waiter, Waiters
+from scheduler.errors import ErrorCode, TierlaneError
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.025
+GRACE_S = 0.05  # How long after the deadline Redis may still say what stands. With two ticks: under 100 ms.
+
+
+class DeadlineSweep:
+    """Ends what is overdue among `waiters`. `clock` is monotonic seconds."""
+
+    def __init__(
+        self, waiters: Waiters, endings: CancelCall, cancels: Cancels, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._waiters = waiters
+        self._endings = endings
+        self._cancels = cancels
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.overrun = 0  # Answered 504 because Redis did not say in time.
+
+    async def run(self) -> None:
+        """Sweep forever."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.sweep(self._clock())
+
+    def sweep(self, now: float) -> None:
+        """One look: settle what is newly due, answer what Redis was asked about too long ago."""
+        due = self._waiters.due(now)
+        for waiter in due:
+            if waiter.deadline + GRACE_S <= now and not waiter.future.done():
+                self.overrun += 1
+                waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
+        fresh = [waiter for waiter in due if not waiter.settling]
+        for start in range(0, len(fresh), CALL_SIZE):
+            self._begin(fresh[start : start + CALL_SIZE])
+
+    def _begin(self, group: list[Waiter]) -> None:
+        for waiter in group:
+            waiter.settling = True
+        task = asyncio.get_running_loop().create_task(self._settle(group))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _settle(self, group: list[Waiter]) -> None:
+        asked = [waiter for waiter in group if waiter.sent]
+        try:
+            replies = await self._endings.cancel([(waiter.id, ErrorCode.DEADLINE_EXCEEDED) for waiter in asked])
+            self._waiters.resolve_all(replies)
+        except TierlaneError:
+            for waiter in asked:
+                self._cancels.add(waiter.id, ErrorCode.DEADLINE_EXCEEDED)
+        except Exception:
+            log.exception("ending overdue requests failed")
+        for waiter in group:
+            waiter.finish(ErrorCode.DEADLINE_EXCEEDED)

@@ -1,0 +1,29 @@
+"""What a refusal by admission is called outside: outcome -> error code, with the time after which to try again."""
+
+from gateway.faults import Refusal
+from scheduler.admission import Verdict
+from scheduler.errors import ErrorCode
+from scheduler.states import Admission
+
+_CODES = {
+    Admission.KEY_LIMIT: ErrorCode.RATE_LIMIT_EXCEEDED,
+    Admission.TIER_LIMIT: ErrorCode.REDUCED_CAPACITY,
+    Admission.SHED: ErrorCode.SHED_FOR_PRIORITY,
+    Admission.QUEUE_FULL: ErrorCode.QUEUE_FULL,
+    Admission.BACKPRESSURE: ErrorCode.BACKPRESSURE,
+}
+
+
+def refusal(verdict: Verdict, base_limit_allows: bool) -> Refusal:
+    """The error for a verdict that refuses.
+
+    A key that is stopped only because its tier's limits are lowered is told so: the client did nothing wrong.
+    """
+    if verdict.outcome is Admission.KEY_LIMIT and base_limit_allows:
+        return Refusal(ErrorCode.REDUCED_CAPACITY, retry_after_ms=verdict.retry_after_ms)
+    return Refusal(_CODES[verdict.outcome], retry_after_ms=verdict.retry_after_ms)
+
+
+def for_want_of_capacity(code: ErrorCode) -> bool:
+    """Whether a refusal counts as shed: the client kept its limits and was refused all the same."""
+    return code not in (ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED)

@@ -1,0 +1,101 @@
+"""The requests that wait for an answer here: id -> waiter, registered before admission is asked.
+
+A reply resolves a waiter only where id, customer and nonce are those of the waiting request; anything else is dropped
+and counted, so that no mix-up below can show one customer another's output.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from scheduler.admission import Submission, Verdict
+from scheduler.errors import ErrorCode
+from scheduler.replies import Reply
+
+Outcome = Reply | Verdict | ErrorCode
+"""How waiting ends: with the stored reply, with admission's refusal, or with a code of the gateway's own."""
+
+
+class Waiter:
+    """One waiting request. Times are monotonic seconds."""
+
+    __slots__ = ("deadline", "future", "gone", "sent", "settling", "started", "submission", "verdict")
+
+    def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome]") -> None:
+        self.submission = submission
+        self.started = started
+        self.deadline = started + submission.total_ms / 1000
+        self.future = future
+        self.verdict: Verdict | None = None
+        self.sent = False  # Admission was asked, so Redis may know it.
+        self.gone = False  # Nobody waits any more.
+        self.settling = False  # The deadline sweep is at it.
+
+    @property
+    def id(self) -> str:
+        return self.submission.id
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the waiting; the first outcome stands."""
+        if not self.future.done():
+            self.future.set_result(outcome)
+
+
+class Waiters:
+    """All waiting requests in the order of their arrival, which is the order of their deadlines."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, Waiter] = {}
+        self.unknown_replies = 0  # Late, or never ours.
+        self.refused_replies = 0  # Right id, wrong customer or nonce.
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, waiter: Waiter) -> None:
+        """Register before admission is asked, so that no reply can come too early."""
+        self._waiting[waiter.id] = waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        """Whoever added it removes it, however the waiting ended."""
+        waiter.gone = True
+        self._waiting.pop(waiter.id, None)
+
+    def resolve(self, reply: Reply) -> bool:
+        """Hand a reply to its waiter. False when it was dropped."""
+        waiter = self._waiting.get(reply.id)
+        if waiter is None:
+            self.unknown_replies += 1
+            return False
+        if reply.customer_id != waiter.submission.customer_id or reply.nonce != waiter.submission.nonce:
+            self.refused_replies += 1
+            return False
+        waiter.finish(reply)
+        return True
+
+    def resolve_all(self, replies: Iterable[Reply | None]) -> None:
+        """Hand over what is there of stored results."""
+        for reply in replies:
+            if reply is not None:
+                self.resolve(reply)
+
+    def started_before(self, moment: float) -> list[Waiter]:
+        """Those that have waited since before `moment`, oldest first."""
+        found: list[Waiter] = []
+        for waiter in self._waiting.values():
+            if waiter.started >= moment:
+                break
+            found.append(waiter)
+        return found
+
+    def due(self, now: float) -> list[Waiter]:
+        """Those whose deadline has passed, oldest first."""
+        found: list[Waiter] = []
+        for waiter in self._waiting.values():
+            if waiter.deadline > now:
+                break
+            found.append(waiter)
+        return found
+
+    def all(self) -> list[Waiter]:
+        """Everyone who waits."""
+        return list(self._waiting.values())

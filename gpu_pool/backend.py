@@ -1,0 +1,51 @@
+"""What a model must be able to do for a worker: load, warm up, run a list of items, close.
+
+A backend lives in the model process, is used from one thread, and knows nothing of Redis, leases or time. What it
+raises from `run` is taken apart by `bisect`: it need not find the bad item itself, but may answer for one by a
+result with an error code.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from scheduler.errors import TierlaneError
+
+
+class Item(msgspec.Struct, array_like=True, frozen=True):
+    """One request's input, as the model gets it."""
+
+    input: str
+    parameters: dict[str, Any] = {}
+
+
+class ItemResult(msgspec.Struct, array_like=True, frozen=True):
+    """One request's end: an output, or an error code with a sentence for the client in `output`."""
+
+    output: str
+    tokens_used: int = 0
+    error_code: str = ""  # "": it completed
+
+
+class InvalidOutput(TierlaneError):
+    """The model answered with something that is not one string for each input."""
+
+
+class Backend(Protocol):
+    """A model that runs batches. `version` names what runs, for the answer's metadata; known once loaded."""
+
+    @property
+    def version(self) -> str: ...
+
+    def load(self) -> None:
+        """Bring the model into memory. Raises StartError where only a change of settings can help."""
+
+    def warmup(self) -> None:
+        """Run a small known-good batch; also the canary that tells a broken model from broken inputs."""
+
+    def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """Answer every item, in order. Calls `progress` whenever a step is done; may raise anything."""
+
+    def close(self) -> None:
+        """Let go of what `load` took."""

@@ -1,0 +1,75 @@
+"""One batch inside the model process: run it, take it apart when it raises, tell a broken model from broken inputs."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from gpu_pool.backend import Backend, InvalidOutput, Item, ItemResult
+from gpu_pool.bisect import run_apart
+from gpu_pool.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, is_sticky
+from scheduler.errors import ErrorCode
+
+SUSPICIOUS_BATCHES = 3  # So many batches in a row without one good answer, and the canary is asked.
+_BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
+
+
+class BatchRunner:
+    """Runs batches on a loaded backend; `progress` is called at every step, `clock` gives seconds."""
+
+    def __init__(
+        self, backend: Backend, progress: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._backend = backend
+        self._progress = progress
+        self._clock = clock
+        self._bad_in_a_row = 0
+
+    def run(self, items: Sequence[Item], budget_ms: float) -> list[ItemResult]:
+        """One result for each item. Raises DeviceLost where the process must end."""
+        deadline = self._clock() + budget_ms / 1000
+        results = run_apart(
+            self._attempt,
+            items,
+            blame=_blame,
+            unfinished=_unfinished,
+            time_left=lambda: self._clock() < deadline,
+            fatal=DeviceLost,
+        )
+        self._judge(results)
+        return results
+
+    def _attempt(self, items: Sequence[Item]) -> list[ItemResult]:
+        self._progress()
+        try:
+            results = self._backend.run(items, self._progress)
+        except Exception as error:
+            if is_sticky(error):
+                raise DeviceLost(f"The device is lost after {type(error).__name__}.") from error
+            if is_out_of_memory(error):
+                free_cached_memory()
+            raise
+        if len(results) != len(items):
+            raise InvalidOutput(f"The model returned {len(results)} answers for {len(items)} inputs.")
+        return results
+
+    def _judge(self, results: Sequence[ItemResult]) -> None:
+        """A fast failer attracts all work, so one whose answers are all bad has to prove that the inputs were."""
+        bad = all(result.error_code in _BLAMED for result in results)
+        self._bad_in_a_row = self._bad_in_a_row + 1 if bad else 0
+        if self._bad_in_a_row < SUSPICIOUS_BATCHES:
+            return
+        self._bad_in_a_row = 0
+        try:
+            self._backend.warmup()
+        except Exception as error:
+            raise DeviceLost(f"The model fails on its own warm-up with {type(error).__name__}.") from error
+
+
+def _blame(error: BaseException) -> ItemResult:
+    """The exception's text stays here: it may quote the input, or tell what is nobody's business."""
+    if isinstance(error, InvalidOutput):
+        return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT)
+    return ItemResult("The model cannot process this input.", 0, ErrorCode.POISON_REQUEST)
+
+
+def _unfinished() -> ItemResult:
+    return ItemResult("No time was left to run this request apart from one that failed.", 0, ErrorCode.GPU_TIMEOUT)

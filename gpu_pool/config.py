@@ -1,0 +1,28 @@
+"""What a worker is told at its start: plain values, checked where settings are read."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """One worker: one model process on one device."""
+
+    redis_url: str
+    worker_id: str
+    backend: str = "tiny"
+    """`tiny`, `simulated[:MS]` or `pkg.module:function`."""
+    pool: str = "default"
+    device: str = "auto"
+    """For torch backends: "cpu", "cuda", "cuda:N", or "auto": CUDA where there is one."""
+    torch_threads: int = 1
+    max_batch_size: int = 32
+    """The model's full batch: the size for which the measured rate is reported."""
+    heartbeat_ms: int = 250
+    renew_ms: int = 150
+    """How often the lease of the running batch is renewed; well under half of the lease, which is 600."""
+    gpu_timeout_ms: int = 3000
+    """The longest that any batch may run; measured service times lower it."""
+    drain_ms: int = 3000
+    """How long a stopping worker lets its batch run before it hands it back."""
+    load_timeout_ms: int = 120_000
+    """How long a model may take to load and warm up before its process is replaced."""

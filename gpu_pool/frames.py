@@ -1,0 +1,99 @@
+"""What a supervisor and its model process say to each other: msgpack messages behind a four-byte length.
+
+    supervisor -> model process    Run
+    model process -> supervisor    Ready once, then Progress while it works and one Done for each Run; Fatal at its end
+
+Schemas are closed and sizes capped, so neither side can be made to run or to allocate what the other one sends.
+"""
+
+import struct
+
+import msgspec
+
+from gpu_pool.backend import Item, ItemResult
+from scheduler.errors import TierlaneError
+
+HEADER = struct.Struct(">I")
+MAX_BODY_BYTES = 128 << 20  # 100 inputs of the largest size that a gateway takes, and room.
+
+
+class FrameError(TierlaneError):
+    """A frame is not what the protocol says; the connection is of no more use."""
+
+
+class FrameTooLarge(FrameError):
+    """A message does not fit into a frame; nothing of it was sent."""
+
+
+class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
+    """Run these items as one batch; stop taking a failed batch apart when `budget_ms` have passed."""
+
+    seq: int
+    budget_ms: int
+    items: list[Item]
+
+
+class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
+    """The model is loaded and warm."""
+
+    version: str
+
+
+class Progress(msgspec.Struct, array_like=True, frozen=True, tag="progress"):
+    """The model has done `counter` steps since it started; sent when it moves, and not at every step."""
+
+    counter: int
+
+
+class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
+    """The batch `seq` took `gpu_ms`; one result for each item, in order."""
+
+    seq: int
+    gpu_ms: float
+    results: list[ItemResult]
+
+
+class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):
+    """The process ends itself and says why; `start_error`: a new process would end in the same way."""
+
+    message: str
+    start_error: bool = False
+
+
+Said = Ready | Progress | Done | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+_runs = msgspec.msgpack.Decoder(Run)
+_said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+
+
+def pack(message: Run | Said) -> bytes:
+    """A whole frame. Raises FrameTooLarge."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_BODY_BYTES:
+        raise FrameTooLarge(f"A message of {len(body)} bytes is over the frame limit of {MAX_BODY_BYTES}.")
+    return HEADER.pack(len(body)) + body
+
+
+def body_length(header: bytes) -> int:
+    """The length of the body that follows. Raises FrameError for one over the limit."""
+    (length,) = HEADER.unpack(header)
+    if length > MAX_BODY_BYTES:
+        raise FrameError(f"A frame announces {length} bytes, over the limit of {MAX_BODY_BYTES}.")
+    return int(length)
+
+
+def read_run(body: bytes) -> Run:
+    """Decode what a supervisor sent. Raises FrameError."""
+    try:
+        return _runs.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"A frame cannot be decoded: {type(error).__name__}.") from None
+
+
+def read_said(body: bytes) -> Said:
+    """Decode what a model process sent. Raises FrameError."""
+    try:
+        return _said.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"A frame cannot be decoded: {type(error).__name__}.") from None

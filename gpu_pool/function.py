@@ -1,0 +1,105 @@
+"""`pkg.module:function`: any Python function of strings, or a class with `load`, `predict` and `warmup`, as a model.
+
+The function takes 1 to 100 strings and returns as many, in order. It may be `async`; one event loop is kept for its
+whole life, so that clients it holds stay usable.
+"""
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpu_pool.backend import InvalidOutput, Item, ItemResult
+from scheduler.errors import ErrorCode, StartError
+
+MAX_STRINGS = 100  # The contract's promise to the author of the function.
+
+
+def find_target(spec: str) -> Any:
+    """Import what `pkg.module:name` names. Raises StartError saying which part of it is at fault."""
+    module_name, _, name = spec.partition(":")
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise StartError(f"Backend {spec!r}: the module {error.name!r} is not found.") from None
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise StartError(f"Backend {spec!r}: importing {module_name!r} fails with {fault}.") from error
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise StartError(f"Backend {spec!r}: the module {module_name!r} has no {name!r}.")
+        target = getattr(target, part)
+    if isinstance(target, type):
+        if not callable(getattr(target, "predict", None)):
+            raise StartError(f"Backend {spec!r}: the class needs a method predict(list[str]) -> list[str].")
+    elif not callable(target) and not callable(getattr(target, "predict", None)):
+        raise StartError(f"Backend {spec!r}: {name!r} is not callable.")
+    return target
+
+
+class FunctionBackend:
+    """Runs a user's function or object; `target` is what `find_target` found."""
+
+    def __init__(self, spec: str, target: Any) -> None:
+        self.version = spec
+        self._target = target
+        self._predict: Callable[[list[str]], Any] = target
+        self._loop = asyncio.Runner()
+
+    def load(self) -> None:
+        """Make the object where a class was given, and call its `load`."""
+        if isinstance(self._target, type):
+            self._target = self._target()
+        self._predict = getattr(self._target, "predict", self._target)
+        self._call_if_there("load")
+        self.version = str(getattr(self._target, "version", self.version))
+
+    def warmup(self) -> None:
+        """Call the object's `warmup`, where it has one."""
+        self._call_if_there("warmup")
+
+    def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """Call the function on at most 100 inputs at a time. Raises InvalidOutput for a wrong number of answers."""
+        results: list[ItemResult] = []
+        for start in range(0, len(items), MAX_STRINGS):
+            part = items[start : start + MAX_STRINGS]
+            outputs = self._finished(self._predict([item.input for item in part]))
+            results += as_results(outputs, len(part))
+            progress()
+        return results
+
+    def close(self) -> None:
+        """Call the object's `close`, where it has one, and end the event loop."""
+        self._call_if_there("close")
+        self._loop.close()
+
+    def _call_if_there(self, name: str) -> None:
+        method = getattr(self._target, name, None)
+        if callable(method):
+            self._finished(method())
+
+    def _finished(self, value: Any) -> Any:
+        return self._loop.run(_wait(value)) if inspect.isawaitable(value) else value
+
+
+def as_results(outputs: Any, expected: int) -> list[ItemResult]:
+    """One result for each answer; one that is no string fails alone. Raises InvalidOutput for a wrong number of them."""
+    if not isinstance(outputs, list | tuple):
+        raise InvalidOutput("The model did not return a list of strings.")
+    if len(outputs) != expected:
+        raise InvalidOutput(f"The model returned {len(outputs)} answers for {expected} inputs.")
+    return [_as_result(output) for output in outputs]
+
+
+def _as_result(output: Any) -> ItemResult:
+    if not isinstance(output, str):
+        return ItemResult("The model's answer is not a string.", 0, ErrorCode.INVALID_OUTPUT)
+    try:
+        return ItemResult(output.encode().decode())  # Whatever subclass came: a plain str, that UTF-8 can carry.
+    except UnicodeEncodeError:
+        return ItemResult("The model's answer is not valid Unicode.", 0, ErrorCode.INVALID_OUTPUT)
+
+
+async def _wait(value: Any) -> Any:
+    return await value

@@ -1,0 +1,168 @@
+"""One model process, as its supervisor sees it: start it, give it a batch, watch it, kill it.
+
+Whatever ends the process (exit, signal, a broken frame) is seen at once, by the end of its socket or of the process
+itself, whichever is first; then every call under way raises ModelLost.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpu_pool.backend import Item
+from gpu_pool.frames import HEADER, Done, Fatal, FrameError, Progress, Ready, Run, Said, body_length, pack, read_said
+from scheduler.errors import StartError, TierlaneError
+
+_WORKER_LOG = 2  # The supervisor's stderr, by number: what a model prints belongs into the worker's log.
+_OUR_SETTINGS = "TIERLANE_"  # Connections and tokens: the model has no use for them.
+
+
+class ModelLost(TierlaneError):
+    """The model process ended, or cannot be talked to any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLaunch:
+    """How a model process is started."""
+
+    backend: str
+    device: str = "cpu"
+    torch_threads: int = 1
+
+    def arguments(self, fd: int) -> list[str]:
+        """The command line, with `fd` the process's end of the socket."""
+        own = ["--fd", str(fd), "--parent", str(os.getpid())]
+        model = ["--backend", self.backend, "--device", self.device, "--torch-threads", str(self.torch_threads)]
+        return [sys.executable, "-m", "gpu_pool.model_process", *own, *model]
+
+
+class ModelProcess:
+    """A running model process. One batch at a time; made by `spawn`, ended by `kill` or `close`."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
+        self._seq = 0
+        self._fatal: Fatal | None = None
+        self.progress_at = time.monotonic()
+        self.lost = asyncio.Event()
+        self._watchers = [asyncio.create_task(self._listen()), asyncio.create_task(self._await_exit())]
+
+    @classmethod
+    async def spawn(cls, launch: ModelLaunch) -> "ModelProcess":
+        """Start the process; it is `ready` later. Raises OSError where the machine cannot start one."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *launch.arguments(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=_WORKER_LOG,
+                    stderr=_WORKER_LOG,
+                    env={name: text for name, text in os.environ.items() if not name.startswith(_OUR_SETTINGS)},
+                )
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        except BaseException:
+            ours.close()
+            raise
+        return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def why_lost(self) -> str:
+        """One sentence, once `lost` is set."""
+        if self._fatal is not None:
+            return self._fatal.message
+        code = self._process.returncode
+        if code is None:
+            return "The model process closed its connection."
+        return f"The model process {f'was ended by signal {-code}' if code < 0 else f'exited with {code}'}."
+
+    async def ready(self) -> str:
+        """Wait for load and warm-up; the model's version. Raises ModelLost, or StartError where a retry is in vain."""
+        said = await self._answer
+        if not isinstance(said, Ready):
+            raise self._broken("something else than that it is ready")
+        return said.version
+
+    async def run(self, items: Sequence[Item], budget_ms: float) -> Done:
+        """Run one batch. Raises ModelLost; FrameTooLarge where the batch cannot be sent."""
+        if self.lost.is_set():
+            raise ModelLost(self.why_lost)
+        self._seq += 1
+        frame = pack(Run(self._seq, int(budget_ms), list(items)))
+        self._answer = asyncio.get_running_loop().create_future()
+        self.progress_at = time.monotonic()
+        self._writer.write(frame)
+        said = await self._answer
+        if not isinstance(said, Done) or said.seq != self._seq or len(said.results) != len(items):
+            raise self._broken("something else than the answer to its batch")
+        return said
+
+    def kill(self) -> None:
+        """SIGKILL; works on a hung and on a stopped process too. Harmless when it has ended."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        """Let an idle process end by itself at the end of its socket, kill it after `grace_s`, and reap it."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._lose()
+
+    async def _listen(self) -> None:
+        with suppress(OSError, EOFError, FrameError):
+            while True:
+                header = await self._reader.readexactly(HEADER.size)
+                self._take(read_said(await self._reader.readexactly(body_length(header))))
+        self.kill()  # With its connection gone or broken it is of no more use.
+        self._lose()
+
+    async def _await_exit(self) -> None:
+        await self._process.wait()
+        # What it said last may still be on its way; a grandchild may hold the socket open for ever.
+        await asyncio.wait([self._watchers[0]], timeout=0.02)
+        self._lose()
+
+    def _take(self, said: Said) -> None:
+        self.progress_at = time.monotonic()
+        if isinstance(said, Progress):
+            return
+        if isinstance(said, Fatal):
+            self._fatal = said
+        elif not self._answer.done():
+            self._answer.set_result(said)
+
+    def _lose(self) -> None:
+        self.lost.set()
+        if self._answer.done():
+            return
+        if self._fatal is not None and self._fatal.start_error:
+            self._answer.set_exception(StartError(self._fatal.message))
+        else:
+            self._answer.set_exception(ModelLost(self.why_lost))
+        self._answer.exception()  # Nobody may be waiting for it: then this is no news to the loop.
+
+    def _broken(self, what: str) -> ModelLost:
+        self.kill()
+        return ModelLost(f"The model process said {what}.")

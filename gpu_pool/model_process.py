@@ -1,0 +1,100 @@
+"""The model process: `python -m gpu_pool.model_process`. Loads one backend, then answers batches until its parent goes.
+
+It talks over one inherited socket (`frames`), never over stdout, holds no Redis connection and no secret, and can be
+killed at any moment: its supervisor gives the batch to another worker. Exit codes: 0 the supervisor went, 70 the device
+or the model is lost, 78 only a change of settings can help, 1 the model did not load.
+"""
+
+import argparse
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+from gpu_pool.backend import Backend, ItemResult
+from gpu_pool.batch_runner import BatchRunner
+from gpu_pool.device_errors import DeviceLost
+from gpu_pool.frames import Done, Fatal, FrameTooLarge, Ready, Run
+from gpu_pool.model_link import ModelLink, ProgressCounter
+from gpu_pool.parent_death import die_with_parent
+from gpu_pool.selection import select_backend
+from scheduler.errors import ErrorCode, StartError
+
+EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run until the supervisor goes. Never returns: every path ends in `os._exit`, past hooks that could hang."""
+    options = _parse(arguments)
+    # The socket must not reach what the model may start itself, or its end would not be seen.
+    os.set_inheritable(options.fd, False)  # noqa: FBT003 - the standard library's signature
+    die_with_parent(options.parent)
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, _leave_it_to_the_supervisor)
+    faulthandler.enable()
+    link = ModelLink(socket.socket(fileno=options.fd))
+    code = _serve(link, options)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gpu_pool.model_process")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the supervisor")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the supervisor")
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--torch-threads", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+def _leave_it_to_the_supervisor(signum: int, frame: FrameType | None) -> None:
+    """Ctrl-C reaches the whole group; the batch that runs is still to be finished."""
+
+
+def _serve(link: ModelLink, options: argparse.Namespace) -> int:
+    try:
+        backend = select_backend(options.backend, options.device, options.torch_threads)
+        backend.load()
+        backend.warmup()
+    except StartError as error:
+        link.send(Fatal(str(error), start_error=True))
+        return EXIT_CONFIG
+    except BaseException as error:  # noqa: BLE001 - whatever a model raises, the supervisor is told
+        traceback.print_exc()
+        link.send(Fatal(f"The model did not load: {type(error).__name__}: {error}"))
+        return EXIT_NOT_LOADED
+    link.send(Ready(backend.version))
+    return _answer(link, backend)
+
+
+def _answer(link: ModelLink, backend: Backend) -> int:
+    runner = BatchRunner(backend, ProgressCounter(link.send))
+    try:
+        for run in link.runs():
+            _answer_one(link, runner, run)
+    except DeviceLost as error:
+        link.send(Fatal(str(error)))
+        return EXIT_DEVICE_LOST
+    return 0
+
+
+def _answer_one(link: ModelLink, runner: BatchRunner, run: Run) -> None:
+    started = time.perf_counter()
+    results = runner.run(run.items, run.budget_ms)
+    gpu_ms = (time.perf_counter() - started) * 1000
+    try:
+        link.send(Done(run.seq, gpu_ms, results))
+    except FrameTooLarge:
+        too_much = ItemResult("The model's answer is too large.", 0, ErrorCode.INVALID_OUTPUT)
+        link.send(Done(run.seq, gpu_ms, [too_much] * len(run.items)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""From the text of `--backend` to a backend. The model's own module is imported in the model process only."""
+
+import re
+
+from gpu_pool.backend import Backend
+from scheduler.errors import StartError
+
+FORMS = "tiny, simulated, simulated:MS or pkg.module:function"
+_SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?))?")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_LATER = ("hf:", "openai:")
+
+
+def check_form(spec: str) -> None:
+    """Raise StartError where `spec` has none of the known forms; imports nothing, so a supervisor may ask."""
+    if spec.startswith(_LATER):
+        raise StartError(f"Backend {spec!r} is not available in this version; use {FORMS}.")
+    if spec.partition(":")[0] == "simulated" and not _SIMULATED.fullmatch(spec):
+        raise StartError(f"Backend {spec!r}: MS must be a number of milliseconds from 0 to 99999, as in simulated:50.")
+    if spec not in ("tiny", "simulated") and not _FUNCTION.fullmatch(spec) and not _SIMULATED.fullmatch(spec):
+        raise StartError(f"Backend {spec!r} is not known; use {FORMS}.")
+
+
+def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1) -> Backend:
+    """The backend that `spec` names, not loaded yet; only its own module is imported, and torch for `tiny` on load.
+
+    Raises StartError for an unknown form, a module that is not found, and a name that is missing or not callable.
+    """
+    check_form(spec)
+    simulated = _SIMULATED.fullmatch(spec)
+    if simulated:
+        from gpu_pool.simulated import DEFAULT_MS, SimulatedBackend  # noqa: PLC0415 - only what is used
+
+        return SimulatedBackend(float(simulated[1]) if simulated[1] else DEFAULT_MS)
+    if spec == "tiny":
+        from gpu_pool.tiny_backend import TinyBackend  # noqa: PLC0415 - only what is used
+
+        return TinyBackend(device, torch_threads)
+    from gpu_pool.function import FunctionBackend, find_target  # noqa: PLC0415 - only what is used
+
+    return FunctionBackend(spec, find_target(spec))

@@ -1,0 +1,103 @@
+"""How long batches take: pure arithmetic over measured (size, milliseconds) pairs. No clock, no I/O.
+
+Sizes within a factor of two share a class (1, 2-3, 4-7, ...). A class keeps its last samples for the percentiles and an
+exponentially weighted mean for the fit. The fit `ms = a * n + b` is least squares over the classes' means, each
+weighted by its samples up to a limit: so what was learnt about full batches is not forgotten in a quiet hour.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+SAMPLES_KEPT = 128
+SAMPLES_TRUSTED = 20
+"""Under so many samples a percentile says nothing: a class that has fewer is not held to one."""
+_NEWEST_WEIGHT = 0.05
+
+
+@dataclass
+class _SizeClass:
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    count: int = 0
+    mean_size: float = 0.0
+    mean_ms: float = 0.0
+
+    def record(self, size: int, ms: float) -> None:
+        self.samples.append(ms)
+        self.count += 1
+        weight = max(1 / self.count, _NEWEST_WEIGHT)
+        self.mean_size += weight * (size - self.mean_size)
+        self.mean_ms += weight * (ms - self.mean_ms)
+
+    def percentile(self, share: float) -> float | None:
+        """By nearest rank."""
+        if len(self.samples) < SAMPLES_TRUSTED:
+            return None
+        return sorted(self.samples)[math.ceil(share * len(self.samples)) - 1]
+
+
+class ServiceTime:
+    """The measured service time of one worker's model."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, _SizeClass] = {}
+
+    def record(self, size: int, ms: float) -> None:
+        """A batch of `size` items took `ms` milliseconds."""
+        self._classes.setdefault(size.bit_length(), _SizeClass()).record(size, ms)
+
+    def forget(self, size: int) -> None:
+        """Drop what is known of this size: a batch was killed by a cap that may have been too tight by now."""
+        self._classes.pop(size.bit_length(), None)
+
+    def p95(self, size: int) -> float | None:
+        """Milliseconds that 95 of 100 batches of about this size stay under; None while too few were seen."""
+        return self._percentile(size, 0.95)
+
+    def p99(self, size: int) -> float | None:
+        """Milliseconds that 99 of 100 batches of about this size stay under; None while too few were seen."""
+        return self._percentile(size, 0.99)
+
+    def needed_ms(self, size: int) -> float:
+        """What a run of this size should be given: the p95, else the fit, else 0 where nothing was measured."""
+        known = self.p95(size)
+        return known if known is not None else self.predicted_ms(size)
+
+    def predicted_ms(self, size: int) -> float:
+        """The fit at this size; 0 while nothing was measured."""
+        slope, base = self._fit()
+        return slope * size + base
+
+    def rate_at(self, max_batch: int) -> float:
+        """Requests a second with full batches; 0 while no batch of at least half that size was measured.
+
+        A fit over single requests says little about full batches, and a limit must not be built on it.
+        """
+        seen = max((c.mean_size for c in self._classes.values()), default=0.0)
+        if 2 * seen < max_batch:
+            return 0.0
+        return 1000 * max_batch / max(self.predicted_ms(max_batch), 0.001)
+
+    def _percentile(self, size: int, share: float) -> float | None:
+        known = self._classes.get(size.bit_length())
+        return known.percentile(share) if known else None
+
+    def _fit(self) -> tuple[float, float]:
+        """Slope and base, neither below zero: more items never take less time, and no batch takes negative time."""
+        rows = [(min(c.count, SAMPLES_TRUSTED), c.mean_size, c.mean_ms) for c in self._classes.values()]
+        if not rows:
+            return 0.0, 0.0
+        weight = sum(w for w, _, _ in rows)
+        mean_n = sum(w * n for w, n, _ in rows) / weight
+        mean_t = sum(w * t for w, _, t in rows) / weight
+        spread = sum(w * (n - mean_n) ** 2 for w, n, _ in rows)
+        slope = sum(w * (n - mean_n) * (t - mean_t) for w, n, t in rows) / spread if spread else 0.0
+        slope = min(max(slope, 0.0), mean_t / mean_n)
+        return slope, mean_t - slope * mean_n
+
+
+def cap_ms(p99_ms: float | None, gpu_timeout_ms: float, floor_ms: float = 500.0) -> float:
+    """How long a batch may run without a sign of progress: 4 x p99, not under the floor, never over the timeout."""
+    if p99_ms is None:
+        return gpu_timeout_ms
+    return min(gpu_timeout_ms, max(4 * p99_ms, floor_ms))

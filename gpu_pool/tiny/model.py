@@ -1,0 +1,168 @@
+"""The network of `tiny`: a decoder transformer over bytes (RoPE, RMSNorm, squared ReLU), and its KV cache.
+
+The same `forward` trains (no cache: whole windows) and generates (with a cache: each row of the batch stands at
+its own position). Rows of a batch start at slot 0 of the cache and are padded on the right, so a real token never
+has padding before it: the causal rule "slot <= my position" is the only mask there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpu_pool.tiny import vocabulary
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that fix the network; they are part of what the weights' hash pins."""
+
+    context: int = 512
+    width: int = 192
+    layers: int = 6
+    heads: int = 6
+    hidden: int = 768
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads
+
+
+@dataclass
+class Place:
+    """Where the tokens of one call stand: their angles and, with a cache, their slots and what they may see."""
+
+    cos: Tensor
+    sin: Tensor
+    positions: Tensor
+    mask: Tensor
+    cache: Cache | None
+
+
+class Cache:
+    """Keys and values of every layer for every row, allocated once for the longest row."""
+
+    def __init__(self, shape: Shape, rows: int, slots: int, device: torch.device) -> None:
+        size = (shape.layers, 2, rows, slots, shape.heads, shape.head_width)
+        self._store = torch.zeros(size, device=device)
+
+    def write(self, layer: int, place: Place, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put `keys` and `values` (rows, heads, tokens, head width) into each row's slots; return all within reach."""
+        store = self._store[layer]
+        rows = torch.arange(keys.shape[0], device=keys.device).unsqueeze(1)
+        store[0][rows, place.positions] = keys.transpose(1, 2)
+        store[1][rows, place.positions] = values.transpose(1, 2)
+        reach = place.mask.shape[-1]
+        return store[0, :, :reach].transpose(1, 2), store[1, :, :reach].transpose(1, 2)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop every row but `rows` (indices), so that finished rows cost nothing more."""
+        self._store = self._store.index_select(2, rows)
+
+
+def rope_table(shape: Shape) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of the rotary embedding (Su et al. 2021), each (context, head width / 2)."""
+    half = shape.head_width // 2
+    rates = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.outer(torch.arange(shape.context, dtype=torch.float64), rates)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the two halves of each head vector by its position's angles."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(heads)
+
+
+def norm(x: Tensor) -> Tensor:
+    """RMSNorm without a gain: the linear layer behind it learns the scale."""
+    return functional.rms_norm(x, (x.shape[-1],))
+
+
+class Attention(nn.Module):
+    """Causal self-attention with normalised queries and keys."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.inward = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.outward = nn.Linear(shape.width, shape.width, bias=False)
+
+    def forward(self, x: Tensor, place: Place, layer: int) -> Tensor:
+        """Attend from each token to those before it, in the window itself or in the cache."""
+        rows, tokens, width = x.shape
+        mixed = self.inward(x).view(rows, tokens, 3, self.heads, width // self.heads)
+        queries, keys, values = mixed.permute(2, 0, 3, 1, 4)
+        queries = rotate(norm(queries), place.cos, place.sin)
+        keys = rotate(norm(keys), place.cos, place.sin)
+        if place.cache is None:
+            seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        else:
+            keys, values = place.cache.write(layer, place, keys, values)
+            seen = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=place.mask)
+        return cast(Tensor, self.outward(seen.transpose(1, 2).reshape(rows, tokens, width)))
+
+
+class Block(nn.Module):
+    """One layer: attention, then a two-matrix perceptron, each added to what came in."""
+
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(shape)
+        self.up = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, place: Place, layer: int) -> Tensor:
+        """Return x after both residual steps."""
+        x = x + self.dropout(self.attention(norm(x), place, layer))
+        lifted = functional.relu(self.up(norm(x))).square()
+        return x + cast(Tensor, self.dropout(self.down(lifted)))
+
+
+class Network(nn.Module):
+    """Bytes in, a score for each possible next byte out."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(vocabulary.SIZE, shape.width)
+        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.layers))
+        self.scores = nn.Linear(shape.width, vocabulary.SIZE, bias=False)
+        cos, sin = rope_table(shape)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Score whole windows (rows, tokens) that start at position 0; returns (rows, tokens, vocabulary)."""
+        reach = tokens.shape[1]
+        nothing = tokens.new_empty(0)
+        place = Place(self.cos[:reach], self.sin[:reach], nothing, nothing, None)
+        return cast(Tensor, self.scores(norm(self._through(tokens, place))))
+
+    def step(self, tokens: Tensor, positions: Tensor, reach: int, cache: Cache, last: Tensor) -> Tensor:
+        """Score the token after each row's `last` one, with what the cache knows of the tokens before.
+
+        `tokens` and `positions` are (rows, tokens); `reach` is the number of cache slots that may be looked at;
+        `last` (rows) indexes each row's last real token within this call. Returns (rows, vocabulary).
+        """
+        slots = torch.arange(reach, device=tokens.device)
+        mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)
+        cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        x = self._through(tokens, Place(cos, sin, positions, mask, cache))
+        rows = torch.arange(tokens.shape[0], device=tokens.device)
+        return cast(Tensor, self.scores(norm(x[rows, last])))
+
+    def _through(self, tokens: Tensor, place: Place) -> Tensor:
+        x = norm(self.embedding(tokens))
+        for layer, block in enumerate(self.blocks):
+            x = block(x, place, layer)
+        return x

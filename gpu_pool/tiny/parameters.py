@@ -1,0 +1,141 @@
+"""What a caller may ask of `tiny` and what comes back: types, ranges, parsing. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+MAX_TEMPERATURE: Final = 2.0
+MAX_TOKENS: Final = 256
+MAX_STOPS: Final = 4
+MAX_STOP_BYTES: Final = 64
+SEED_BITS: Final = 63
+
+
+class ParameterError(ValueError):
+    """A generation parameter is unknown, of the wrong type or out of range; `field` names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+@dataclass(frozen=True)
+class GenerationParameters:
+    """How one row is continued. Not checked here: values from outside come through `parse_parameters`.
+
+    `temperature` 0 takes the likeliest token each time, up to 2 draws ever more freely; `top_p` (0, 1] draws only from
+    the likeliest tokens that together hold that share; `max_tokens` bounds the new tokens (a token is a byte); with a
+    `seed` a drawn text can be had again; the text ends before the first of the `stop` strings.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 48
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One row's continuation.
+
+    `tokens_in` counts the bytes of the prompt that the model read, `tokens_out` the bytes it drew, those of a stop
+    string that is cut off included. `finish_reason` is `length` when `max_tokens` ended it, else `stop`.
+    """
+
+    text: str
+    tokens_in: int
+    tokens_out: int
+    finish_reason: Literal["stop", "length"]
+
+
+def parse_parameters(raw: dict[str, object]) -> GenerationParameters:
+    """Return the parameters in `raw`, defaults where it is silent.
+
+    Raises `ParameterError` naming the field that is unknown, of the wrong type or out of range.
+    """
+    known: dict[str, Any] = {}
+    for field, value in raw.items():
+        parse = _PARSERS.get(field)
+        if parse is None:
+            raise ParameterError(field, f"is not a parameter of this model; it knows {', '.join(_PARSERS)}")
+        known[field] = parse(field, value)
+    return GenerationParameters(**known)
+
+
+def _parse_temperature(field: str, value: object) -> float:
+    number = _parse_number(field, value)
+    if not 0.0 <= number <= MAX_TEMPERATURE:
+        raise ParameterError(field, f"must be from 0 to {MAX_TEMPERATURE:g}")
+    return number
+
+
+def _parse_top_p(field: str, value: object) -> float:
+    number = _parse_number(field, value)
+    if not 0.0 < number <= 1.0:
+        raise ParameterError(field, "must be above 0 and at most 1")
+    return number
+
+
+def _parse_max_tokens(field: str, value: object) -> int:
+    number = _parse_integer(field, value)
+    if not 1 <= number <= MAX_TOKENS:
+        raise ParameterError(field, f"must be from 1 to {MAX_TOKENS}")
+    return number
+
+
+def _parse_seed(field: str, value: object) -> int | None:
+    if value is None:
+        return None
+    number = _parse_integer(field, value)
+    if not -(2**SEED_BITS) <= number < 2**SEED_BITS:
+        raise ParameterError(field, "must fit a signed 64-bit integer")
+    return number
+
+
+def _parse_stop(field: str, value: object) -> tuple[str, ...]:
+    """Accept one string or a list of them, as the OpenAI API does."""
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, (list, tuple)):
+        raise ParameterError(field, "must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ParameterError(field, f"must hold at most {MAX_STOPS} strings")
+    return tuple(_parse_stop_string(field, stop) for stop in stops)
+
+
+def _parse_stop_string(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ParameterError(field, "must be a string or a list of strings")
+    if not 1 <= len(value.encode("utf-8", errors="replace")) <= MAX_STOP_BYTES:
+        raise ParameterError(field, f"each string must be 1 to {MAX_STOP_BYTES} bytes long")
+    return value
+
+
+def _parse_number(field: str, value: object) -> float:
+    # bool is an int to Python; `true` is not a temperature to anyone else.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ParameterError(field, "must be a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ParameterError(field, "must be a finite number")
+    return value if isinstance(value, float) else float(max(-1, min(value, 3)))
+
+
+def _parse_integer(field: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError(field, "must be an integer")
+    return value
+
+
+_PARSERS: Final[dict[str, Callable[[str, object], object]]] = {
+    "temperature": _parse_temperature,
+    "top_p": _parse_top_p,
+    "max_tokens": _parse_max_tokens,
+    "seed": _parse_seed,
+    "stop": _parse_stop,
+}

@@ -1,0 +1,72 @@
+"""`tiny`: the small torch language model that ships with the project, as a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpu_pool.backend import Item, ItemResult
+from gpu_pool.tiny.parameters import Generation, GenerationParameters, ParameterError, parse_parameters
+from scheduler.errors import ErrorCode, StartError
+
+if TYPE_CHECKING:
+    from gpu_pool.tiny.generate import TinyModel
+
+
+class TinyBackend:
+    """Generates text on `device` ("cpu", "cuda", "cuda:1") with `threads` CPU threads."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        self._device = device
+        self._threads = threads
+        self._model: TinyModel | None = None
+
+    @property
+    def version(self) -> str:
+        """The version of the loaded weights."""
+        return self._loaded().version
+
+    def load(self) -> None:
+        """Import torch and load the weights. Raises StartError where one of them is not there."""
+        try:
+            from gpu_pool.tiny.generate import TinyModel  # noqa: PLC0415 - torch is imported on use only
+        except ModuleNotFoundError as error:
+            raise StartError(f"Backend 'tiny' needs the package {error.name!r}; install the extra 'worker'.") from None
+        from gpu_pool.tiny.weights import WeightsError  # noqa: PLC0415 - see above
+
+        try:
+            self._model = TinyModel.load(self._device, self._threads)
+        except WeightsError as error:
+            raise StartError(f"Backend 'tiny': {error}") from None
+
+    def warmup(self) -> None:
+        """Generate a few tokens for two prompts of different lengths."""
+        few = GenerationParameters(max_tokens=4)
+        self._loaded().generate(["The", "Once upon a time"], [few, few], lambda: None)
+
+    def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """Generate for every item with good parameters; the others fail alone, before the model sees anything."""
+        parsed = [_parse(item) for item in items]
+        good = [(item.input, p) for item, p in zip(items, parsed, strict=True) if isinstance(p, GenerationParameters)]
+        made = iter(self._loaded().generate([text for text, _ in good], [p for _, p in good], progress) if good else [])
+        return [p if isinstance(p, ItemResult) else _as_result(next(made)) for p in parsed]
+
+    def close(self) -> None:
+        """Let the weights go."""
+        self._model = None
+
+    def _loaded(self) -> TinyModel:
+        if self._model is None:
+            raise RuntimeError("the model is used before load(); this is a bug")
+        return self._model
+
+
+def _parse(item: Item) -> GenerationParameters | ItemResult:
+    try:
+        return parse_parameters(item.parameters)
+    except ParameterError as error:
+        return ItemResult(f"parameters.{error.field} {error.message}.", 0, ErrorCode.INVALID_REQUEST)
+
+
+def _as_result(generation: Generation) -> ItemResult:
+    return ItemResult(generation.text, generation.tokens_in + generation.tokens_out)

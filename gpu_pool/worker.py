@@ -1,0 +1,165 @@
+"""The worker: one supervisor around one model process, from registration to a clean end.
+
+It registers with its first heartbeat, pulls batch ids while its model is ready and its heartbeat arrives, and on
+SIGTERM or SIGINT lets the running batch end, hands back what it cannot finish, and says goodbye. No loop here ends
+because of Redis, of a model or of one bad batch.
+"""
+
+import asyncio
+import signal
+import time
+
+import structlog
+
+from gpu_pool.config import WorkerConfig
+from gpu_pool.heartbeat import Heartbeat
+from gpu_pool.model_handle import ModelLaunch
+from gpu_pool.model_keeper import ModelKeeper
+from gpu_pool.pipeline import BatchPipeline
+from gpu_pool.selection import check_form
+from scheduler.backoff import Backoff
+from scheduler.batches import Batches, ReadyBatches
+from scheduler.connections import blocking_client, command_client
+from scheduler.errors import RedisUnavailable
+from scheduler.keys import Keys
+from scheduler.observation import WorkerBeat
+from scheduler.presence import Presence
+
+__all__ = ["Worker", "WorkerConfig", "run_worker"]
+
+BLOCK_S = 1.0
+LOOK_S = 0.25  # How often a pump that may not claim looks whether it should end.
+LAST_WORDS_S = 1.5
+
+log = structlog.get_logger()
+
+
+async def run_worker(config: WorkerConfig) -> int:
+    """Run one worker until SIGTERM or SIGINT; the exit code.
+
+    Raises StartError for a backend that no restart can help: an unknown form, a module that is not there.
+    """
+    check_form(config.backend)
+    commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url, BLOCK_S)
+    keys = Keys(config.pool)
+    worker = Worker(config, Batches(commands, keys), ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys))
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, worker.drain)
+    try:
+        return await worker.run()
+    finally:
+        await commands.aclose()
+        await blocking.aclose()
+
+
+class Worker:
+    """The supervisor's loops and their order of start and end."""
+
+    def __init__(self, config: WorkerConfig, batches: Batches, ready: ReadyBatches, presence: Presence) -> None:
+        self._config = config
+        self._batches = batches
+        self._ready = ready
+        self._presence = presence
+        self._draining = asyncio.Event()
+        launch = ModelLaunch(config.backend, config.device, config.torch_threads)
+        self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._model_changed)
+        self._pipeline = BatchPipeline(config, batches, self._keeper)
+        self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000)
+
+    def drain(self) -> None:
+        """Take nothing new, and end when what runs is done."""
+        self._draining.set()
+
+    async def run(self) -> int:
+        """Run until `drain`; the exit code. Raises StartError."""
+        log.info("worker starts", worker=self._config.worker_id, pool=self._config.pool, backend=self._config.backend)
+        self._heartbeat.start()
+        self._keeper.start()
+        pump = asyncio.create_task(self._pump(), name="pump")
+        try:
+            await self._draining.wait()
+            await self._finish_what_runs(pump)
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            await self._leave()
+        if self._keeper.start_error is not None:
+            raise self._keeper.start_error
+        log.info("worker drained", worker=self._config.worker_id)
+        return 0
+
+    async def _pump(self) -> None:
+        backoff = Backoff()
+        while not self._draining.is_set():
+            try:
+                if await self._may_claim():
+                    await self._next_batch()
+                    backoff.reset()
+            except RedisUnavailable:
+                await backoff.sleep()
+            except Exception as error:
+                log.exception("batch was not run", error=type(error).__name__)
+                await backoff.sleep()
+
+    async def _may_claim(self) -> bool:
+        conditions = (self._keeper.ready, self._heartbeat.working, self._pipeline.room)
+        try:
+            async with asyncio.timeout(LOOK_S):
+                for condition in conditions:
+                    await condition.wait()
+        except TimeoutError:
+            return False
+        return all(condition.is_set() for condition in conditions)
+
+    async def _next_batch(self) -> None:
+        batch_id = await self._ready.pop()
+        if batch_id is None:
+            return
+        if self._draining.is_set() or self._keeper.model is None:
+            await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
+            return
+        await self._pipeline.take(batch_id)
+
+    async def _finish_what_runs(self, pump: "asyncio.Task[None]") -> None:
+        """Leases are renewed and the heartbeat says "draining" until the last batch is settled."""
+        self._keeper.stop()
+        self._heartbeat.now()
+        await asyncio.wait([pump], timeout=self._config.drain_ms / 1000)
+        if not pump.done():
+            self._pipeline.hand_back()
+            await asyncio.wait([pump], timeout=LAST_WORDS_S)
+        await self._pipeline.settled(LAST_WORDS_S)
+
+    async def _leave(self) -> None:
+        await self._heartbeat.close()
+        try:
+            await self._presence.worker_gone(self._config.worker_id)
+        except RedisUnavailable:
+            log.warning("redis is away; the worker leaves without a goodbye")
+        await self._keeper.close()
+
+    def _model_changed(self) -> None:
+        if self._keeper.start_error is not None:
+            self.drain()
+        self._heartbeat.now()
+
+    def _beat(self) -> WorkerBeat:
+        pipeline = self._pipeline
+        return WorkerBeat(
+            id=self._config.worker_id,
+            status=self._status(),
+            utilization=pipeline.busy.share(time.monotonic()),
+            in_flight=pipeline.in_flight,
+            rps=pipeline.service.rate_at(self._config.max_batch_size),
+            service_p95_ms=pipeline.service_p95_ms,
+            backend=self._config.backend,
+            model_version=self._keeper.version,
+        )
+
+    def _status(self) -> str:
+        if self._draining.is_set():
+            return "draining"
+        if self._keeper.status != "ready":
+            return self._keeper.status
+        return "busy" if self._pipeline.running else "ready"

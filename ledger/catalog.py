@@ -1,0 +1,170 @@
+"""The catalog of one process: a Snapshot that follows PostgreSQL and outlives it.
+
+One task owns one connection. It LISTENs, and because NOTIFY can be lost it also asks for the version each second. A
+changed version loads everything anew; the snapshot is replaced whole, or kept whole when PostgreSQL is away or a row
+is bad. Nothing here ever raises into the request path.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from ledger.api_key import parse, verify
+from ledger.backoff import Backoff
+from ledger.catalog_load import CHANNEL, load, read_version
+from ledger.catalog_rows import BadCatalogRow
+from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
+from ledger.snapshot import Identity, Snapshot
+from scheduler.errors import ErrorCode, RequestError
+
+STATEMENT_TIMEOUT_MS = 5000
+FRESH_POLLS = 3  # A snapshot is fresh while it was confirmed within so many poll intervals.
+LONGEST_GAP_S = 0.5
+
+
+class Catalog:
+    """Follows the catalog at `database_url`. `poll_s`: seconds between version polls; `known_for_s`: how long known
+    keys stay good while PostgreSQL is away; `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        database_url: str,
+        *,
+        poll_s: float = 1.0,
+        known_for_s: float = 900.0,
+        timeout_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._url = database_url
+        self._poll_s = poll_s
+        self._known_for_s = known_for_s
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._snapshot: Snapshot | None = None
+        self._problem: str | None = "The catalog has not been read yet."
+        self._bad_version: int | None = None
+        self._answered_at = -inf  # When PostgreSQL last answered.
+        self._confirmed_at = -inf  # When it last said that our snapshot is the newest.
+        self._wake = asyncio.Event()
+        self._tried = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last good picture; None until PostgreSQL was reached once."""
+        return self._snapshot
+
+    @property
+    def problem(self) -> str | None:
+        """Why the snapshot may be old, in one sentence for health; None while all is well."""
+        return self._problem
+
+    def age_s(self, now: float | None = None) -> float:
+        """Seconds since the snapshot was last known to be the newest; infinite without one."""
+        return (self._clock() if now is None else now) - self._confirmed_at
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the snapshot was confirmed within the last few polls, so that an unknown key is a wrong key."""
+        return self.age_s() <= FRESH_POLLS * self._poll_s
+
+    def identify(self, presented: str, wall_now: float) -> Identity:
+        """Who presents this key; `wall_now` is seconds since the epoch.
+
+        Raises RequestError as ledger.api_key.verify, and CATALOG_UNAVAILABLE while nothing can be known of any key.
+        """
+        now = self._clock()
+        if self._snapshot is None or now - self._answered_at > self._known_for_s:
+            nonsense = parse(presented) is None
+            raise RequestError(ErrorCode.INVALID_API_KEY if nonsense else ErrorCode.CATALOG_UNAVAILABLE)
+        return verify(presented, self._snapshot, wall_now, fresh=self.age_s(now) <= FRESH_POLLS * self._poll_s)
+
+    async def start(self) -> None:
+        """Begin to follow; returns after the first attempt, good or not (see `problem`)."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="catalog")
+        await self._tried.wait()
+
+    async def stop(self) -> None:
+        """End the task and its connection; the snapshot stays."""
+        self._stopping = True
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _run(self) -> None:
+        backoff = Backoff(0.05, 1.0)
+        while not self._stopping:
+            try:
+                await self._follow(backoff)
+            except AWAY as error:
+                self._problem = f"PostgreSQL at {place_of(self._url)} does not answer for the catalog: {reason(error)}."
+            except Exception as error:  # The loop must outlive what nobody thought of.
+                self._problem = f"The catalog cannot be followed: {type(error).__name__}: {reason(error)}."
+            self._tried.set()
+            await asyncio.sleep(backoff.next_s())
+
+    async def _follow(self, backoff: Backoff) -> None:
+        connection = await connect(
+            self._url,
+            name="tierlane-catalog",
+            connect_timeout_s=self._timeout_s,
+            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        )
+        async with closing(connection):
+            connection.add_termination_listener(self._on_event)
+            await connection.add_listener(CHANNEL, self._on_event)
+            while not self._stopping and not connection.is_closed():
+                self._wake.clear()  # Before the look, so that a change during it wakes us again.
+                gap_s = await self._look(connection)
+                backoff.reset()
+                self._tried.set()
+                await asyncio.sleep(gap_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll_s - gap_s):
+                        await self._wake.wait()
+
+    def _on_event(self, *_: Any) -> None:
+        self._wake.set()
+
+    async def _look(self, connection: Connection) -> float:
+        """Compare versions and load if they differ. Returns the seconds that the next look should keep off.
+
+        Many small changes at once cost one load each; the gap keeps loading a large catalog below a fifth of a CPU.
+        """
+        async with asyncio.timeout(self._timeout_s):
+            version = await read_version(connection)
+        self._answered_at = self._clock()
+        if version == self._bad_version:
+            return 0.0
+        if self._snapshot is None or version != self._snapshot.version:
+            return await self._load(connection, version)
+        self._confirmed()
+        return 0.0
+
+    async def _load(self, connection: Connection, version: int) -> float:
+        began = self._clock()
+        try:
+            async with asyncio.timeout(STATEMENT_TIMEOUT_MS / 1000):
+                self._snapshot = await load(connection)
+        except BadCatalogRow as error:
+            self._bad_version = version
+            self._problem = f"A bad row keeps the catalog at version {self._version()}: {error}"
+        else:
+            self._confirmed()
+        self._answered_at = self._clock()
+        return min(LONGEST_GAP_S, self._poll_s / 2, 4 * (self._answered_at - began))
+
+    def _confirmed(self) -> None:
+        self._confirmed_at = self._clock()
+        self._bad_version = None
+        self._problem = None
+
+    def _version(self) -> str:
+        return "none" if self._snapshot is None else str(self._snapshot.version)

@@ -1,0 +1,108 @@
+"""Bringing a database to the newest revision, and asking whether it is there: alembic without its ini file."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from ledger.postgres import place_of
+from ledger.tables import metadata
+from scheduler.errors import StartError
+
+MIGRATION_LOCK = 7_436_001
+"""Key of the advisory lock that one migrator at a time holds."""
+
+CONNECT_TIMEOUT_S = 10
+_DAY_PARTITION = re.compile(r"requests_(default|\d{8})")
+
+
+def migrations_dir() -> Path:
+    """Where the migrations are: inside the package in a wheel, at the top of a checkout. Raises StartError."""
+    here = Path(__file__).resolve().parent
+    for directory in (here / "migrations", here.parent / "migrations"):
+        if (directory / "env.py").is_file():
+            return directory
+    raise StartError("The migrations are missing from this installation; install Tierlane again.")
+
+
+def is_ours(name: str | None, kind: str, parents: Any) -> bool:
+    """Whether alembic should compare this: day partitions are made by a function, and guests' tables are theirs."""
+    if kind != "table":
+        return True
+    return name in metadata.tables and _DAY_PARTITION.fullmatch(name or "") is None
+
+
+def head_revision() -> str:
+    """The newest revision that this installation carries."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    if head is None:
+        raise StartError("There are no migrations in this installation; install Tierlane again.")
+    return head
+
+
+async def upgrade_to_head(database_url: str) -> None:
+    """Run what is missing, in one transaction; a second migrator waits and then finds nothing to do.
+
+    `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence, in which there is no password.
+    """
+    async with _connected(database_url, "migrate") as connection:
+        await connection.run_sync(_upgrade)
+
+
+async def current_revision(database_url: str) -> str | None:
+    """The revision that the database is at; None before the first migration. Raises StartError."""
+    async with _connected(database_url, "read the revision of") as connection:
+        return await connection.run_sync(_revision)
+
+
+async def is_current(database_url: str) -> bool:
+    """Whether the database is at this installation's newest revision. Raises StartError where it cannot be asked."""
+    return await current_revision(database_url) == head_revision()
+
+
+@asynccontextmanager
+async def _connected(database_url: str, purpose: str) -> AsyncIterator[AsyncConnection]:
+    try:
+        engine = create_async_engine(database_url, poolclass=NullPool, connect_args={"timeout": CONNECT_TIMEOUT_S})
+        try:
+            async with engine.connect() as connection:
+                yield connection
+        finally:
+            await engine.dispose()
+    except (OSError, TimeoutError, SQLAlchemyError) as error:
+        raise StartError(f"Cannot {purpose} PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(migrations_dir()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _upgrade(connection: Connection) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _sentence(error: BaseException) -> str:
+    """The first line of what the driver said, without SQLAlchemy's wrapping."""
+    cause = getattr(error, "orig", None) or error
+    cause = cause.__cause__ or cause
+    text = str(cause).strip().splitlines()
+    return text[0] if text else type(cause).__name__

@@ -1,0 +1,106 @@
+"""The catalog as gateways and schedulers see it: one immutable picture of PostgreSQL's configuration tables.
+
+Structs of msgspec, because a hundred thousand keys are built of them and they cost a fifth of a dataclass.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Tier(msgspec.Struct, frozen=True, gc=False):
+    """One service class. Rates are requests per second; None means no such limit."""
+
+    name: str
+    priority: int  # 1 is served first.
+    guaranteed_share: float  # 0..1 of the capacity, under contention.
+    requests_per_second: float
+    burst: float
+    max_concurrency: int
+    tokens_per_minute: int | None
+    max_queue_depth: int
+    max_queue_ms: int
+    shed_depth: int | None
+    shed_wait_ms: int | None
+
+
+class Customer(msgspec.Struct, frozen=True, gc=False):
+    """A customer with its base limits: its own where it has them, else its tier's."""
+
+    id: str
+    name: str
+    tier: str
+    suspended: bool
+    requests_per_second: float
+    burst: float
+    max_concurrency: int
+    tokens_per_minute: int | None
+    max_queue_ms: int
+
+
+class Identity(msgspec.Struct, frozen=True, gc=False):
+    """Who a request comes from, as its key says; built once per key and shared by all its requests."""
+
+    key_id: str
+    customer_id: str
+    customer_name: str
+    tier: str
+    requests_per_second: float
+    burst: float
+    max_concurrency: int
+    tokens_per_minute: int | None
+    max_queue_ms: int
+
+
+class Key(msgspec.Struct, frozen=True, gc=False):
+    """One API key. `expires_at` is seconds since the epoch, infinity for never."""
+
+    identity: Identity
+    secret_hash: bytes
+    expires_at: float
+    revoked: bool
+    suspended: bool
+
+
+class Quota(msgspec.Struct, frozen=True, gc=False):
+    """`amount` requests per `every` times `unit`, of one customer or of each customer of a tier (the other is None)."""
+
+    customer_id: str | None
+    tier: str | None
+    amount: int
+    every: int
+    unit: str  # second, minute, hour, day, month, year
+    text: str
+
+
+class Model(msgspec.Struct, frozen=True, gc=False):
+    """A model and how its batches are made; times in milliseconds but for the cache's."""
+
+    name: str
+    pool: str
+    max_batch_size: int
+    max_batch_tokens: int | None
+    max_wait_ms: int
+    gpu_timeout_ms: int
+    rps_per_gpu: float
+    target_utilization: float
+    cache_ttl_s: int
+    enabled: bool
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Everything at one version. `tiers` are in order of priority; keys, customers and models go by id or name."""
+
+    version: int
+    tiers: tuple[Tier, ...]
+    customers: Mapping[str, Customer]
+    keys: Mapping[str, Key]
+    models: Mapping[str, Model]
+    quotas: tuple[Quota, ...]
+
+    def tier(self, name: str) -> Tier:
+        """The tier of that name. Raises KeyError."""
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        raise KeyError(name)

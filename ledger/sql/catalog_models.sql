@@ -1,0 +1,3 @@
+SELECT name, pool, max_batch_size, max_batch_tokens, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization,
+       cache_ttl_s, enabled
+FROM models ORDER BY name

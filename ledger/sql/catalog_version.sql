@@ -1,0 +1,1 @@
+SELECT version FROM catalog_version

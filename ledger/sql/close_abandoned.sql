@@ -1,0 +1,9 @@
+-- $1 seconds after which an open row has no chance left, $2 most rows to close now. Open rows are in a partial index.
+UPDATE requests AS r
+SET status = 'failed', error_code = $3, http_status = $4, completed_at = clock_timestamp()
+FROM (
+    SELECT id, created_at FROM requests
+    WHERE status IN ('queued', 'processing') AND created_at < clock_timestamp() - make_interval(secs => $1)
+    ORDER BY created_at LIMIT $2
+) AS late
+WHERE r.id = late.id AND r.created_at = late.created_at AND r.status IN ('queued', 'processing')

@@ -1,0 +1,1 @@
+SELECT ensure_request_partitions($1)

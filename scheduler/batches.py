@@ -1,0 +1,152 @@
+"""The life of a batch: formed by a scheduler, claimed, renewed and finished by a worker, or failed, or handed back."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+
+from scheduler.connections import translated
+from scheduler.errors import ErrorCode
+from scheduler.keys import Keys
+from scheduler.observation import Queues
+from scheduler.scripts import Script
+
+LEASE_MS = 600
+"""A lease; the worker renews it every 150 ms while its model makes progress."""
+
+RETRY_BUDGET = 2
+"""Lost workers that one request may survive; the third loss ends it and puts it on the DLQ."""
+
+BATCH_KEEP_MS = 60_000
+"""How long the keys of a batch outlive its last renewal, should everybody who cares for it be gone."""
+
+
+class ClaimedRequest(NamedTuple):
+    """A member of a claimed batch: what is left of its deadline, which attempt this is, and its encoded payload."""
+
+    id: str
+    ms_left: int
+    attempt: int
+    body: bytes
+
+
+class ClaimedBatch(NamedTuple):
+    """A batch that this worker owns by `token`; without requests it is closed already."""
+
+    batch_id: str
+    token: str
+    requests: list[ClaimedRequest]
+
+
+class Outcome(NamedTuple):
+    """What the model made of one request; an empty error code means that it completed."""
+
+    id: str
+    error_code: str
+    gpu_ms: float
+    tokens_used: int
+    model_version: str
+    output: str
+
+
+class Formed(NamedTuple):
+    """What `form_batch` did: members of the new batch (0: refused or nothing fit), ids ended instead, what waits now."""
+
+    size: int
+    dropped: int
+    queues: Queues
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_queues = msgspec.msgpack.Decoder(Queues)
+_formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
+
+
+class Batches:
+    """Every verb on a batch, on one pool. All raise RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
+        self._lease_ms = lease_ms
+        self._look = Script("look", client, keys)
+        self._form = Script("form_batch", client, keys)
+        self._claim = Script("claim", client, keys)
+        self._renew = Script("renew", client, keys)
+        self._finish = Script("finish", client, keys)
+        self._fail = Script("fail", client, keys)
+        self._release = Script("release", client, keys)
+        self._push_back = Script("push_back", client, keys)
+
+    async def look(self, tiers: Sequence[str]) -> Queues:
+        """What waits in these tiers, and what runs."""
+        return _queues.decode(await self._look(_encode(tiers)))
+
+    async def form(
+        self, batch_id: str, picks: Sequence[tuple[str, int]], lookahead: int, tiers: Sequence[str]
+    ) -> Formed:
+        """Move up to `picks` ids a tier into one ready batch, unless `lookahead` batches stand ready already."""
+        packed = await self._form(batch_id, _encode(picks), lookahead, self._lease_ms, _encode(tiers), BATCH_KEEP_MS)
+        return Formed(*_formed.decode(packed))
+
+    async def claim(self, batch_id: str, worker_id: str, token: str) -> ClaimedBatch | None:
+        """Take a ready batch; None where somebody else has it or it is gone."""
+        row: list[bytes] | None = await self._claim(batch_id, worker_id, token, self._lease_ms)
+        if row is None:
+            return None
+        members = [
+            ClaimedRequest(row[i].decode(), int(row[i + 1]), int(row[i + 2]), row[i + 3]) for i in range(0, len(row), 4)
+        ]
+        return ClaimedBatch(batch_id, token, members)
+
+    async def renew(self, batch_id: str, token: str) -> bool:
+        """Move the lease on; False where the batch is lost and its work must be dropped."""
+        return bool(await self._renew(batch_id, token, self._lease_ms, BATCH_KEEP_MS))
+
+    async def finish(self, batch_id: str, token: str, outcomes: Sequence[Outcome]) -> int:
+        """End the members of a batch and close it; returns how many outcomes came too late (stale)."""
+        heads = _encode([_head(o) for o in outcomes])
+        return int(await self._finish(batch_id, token, heads, *map(_tail, outcomes)))
+
+    async def fail(self, batch_id: str, token: str, cause: ErrorCode, min_left_ms: int) -> bool:
+        """The model process was lost with this batch: retry what has budget and time; False where it is not ours."""
+        kept = await self._fail(batch_id, token, cause, RETRY_BUDGET, min_left_ms, self._lease_ms)
+        return bool(kept >= 0)
+
+    async def release(self, batch_id: str, token: str) -> bool:
+        """Hand a claimed batch back on a graceful stop: nothing is counted; False where it is not ours."""
+        return bool(await self._release(batch_id, token) >= 0)
+
+    async def push_back(self, batch_id: str) -> None:
+        """Return a batch that was popped and will not be claimed to the head of the line."""
+        await self._push_back(batch_id)
+
+
+def _head(outcome: Outcome) -> tuple[str, str, float, int, int]:
+    """What the script itself reads of an outcome."""
+    size = len(outcome.output.encode()) if outcome.output else 0
+    return outcome.id, outcome.error_code, round(outcome.gpu_ms, 3), outcome.tokens_used, size
+
+
+def _tail(outcome: Outcome) -> bytes:
+    """The last four fields of a Reply, packed here so that Lua only moves their bytes; [1:] cuts the array header."""
+    return _encode((round(outcome.gpu_ms, 3), outcome.tokens_used, outcome.model_version, outcome.output))[1:]
+
+
+class ReadyBatches:
+    """The blocking read of `batch_queue`.
+
+    What it pops is an id only: the batch stands in inflight under a lease, so a pop that is lost with its worker costs
+    a lease, never a request.
+    """
+
+    def __init__(self, blocking: Redis, keys: Keys, block_s: float = 1.0) -> None:
+        self._client = blocking
+        self._key = keys.batch_queue
+        self._block_s = block_s
+
+    async def pop(self) -> str | None:
+        """The next ready batch, or None after `block_s`. Raises RedisUnavailable, at the latest a second after that."""
+        async with translated(), asyncio.timeout(self._block_s + 1.0):
+            found: Any = await self._client.blpop([self._key], timeout=self._block_s)
+        return str(found[1].decode()) if found else None

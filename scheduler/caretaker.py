@@ -1,0 +1,67 @@
+"""The caretaker: each pass reaps lost leases, expires what waited too long, and counts the healthy GPUs.
+
+Every step is one script on Redis TIME, so any number of caretakers may run; a failed step never skips the others.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from scheduler.endings import Endings
+from scheduler.errors import RedisUnavailable
+from scheduler.presence import Presence
+
+log = structlog.get_logger("scheduler")
+
+
+class Caretaker:
+    """Looks after one pool every `pass_ms`."""
+
+    def __init__(
+        self,
+        endings: Endings,
+        presence: Presence,
+        tiers: Callable[[], Sequence[str]],
+        min_left_ms: Callable[[], int],
+        pass_ms: int = 100,
+    ) -> None:
+        self._endings = endings
+        self._presence = presence
+        self._tiers = tiers
+        self._min_left_ms = min_left_ms
+        self._pass_s = pass_ms / 1000
+        self.healthy = 0
+
+    async def run(self) -> None:
+        """Pass for ever."""
+        while True:
+            await self.look_after()
+            await asyncio.sleep(self._pass_s)
+
+    async def look_after(self) -> None:
+        """One pass."""
+        for step in (self._reap, self._expire, self._count):
+            await self._guarded(step)
+
+    async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except RedisUnavailable as error:
+            log.warning("redis_away", error=str(error))
+
+    async def _reap(self) -> None:
+        reaped = await self._endings.reap(self._min_left_ms())
+        if reaped.pushed_again or reaped.retried or reaped.unknown:
+            log.warning("reaped", pushed_again=reaped.pushed_again, retried=reaped.retried, unknown=reaped.unknown)
+
+    async def _expire(self) -> None:
+        ended, _ = await self._endings.expire(self._tiers())
+        if ended:
+            log.info("expired", ended=ended)
+
+    async def _count(self) -> None:
+        healthy, known = await self._presence.census()
+        if healthy != self.healthy:
+            log.info("healthy_gpus", healthy=healthy, known=known)
+        self.healthy = healthy

@@ -1,0 +1,60 @@
+"""Ends that no worker writes: a gateway cancels, the scheduler expires what waited too long and reaps lost batches."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+
+from scheduler.batches import LEASE_MS, RETRY_BUDGET
+from scheduler.errors import ErrorCode
+from scheduler.keys import Keys
+from scheduler.replies import Reply, decode_reply
+from scheduler.scripts import Script
+
+REAP_LIMIT = 100
+"""Batches a call, so that a mass expiry (a clock jump, say) never holds the server."""
+
+EXPIRE_LIMIT = 256
+"""Ids a tier and call."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Reaped(NamedTuple):
+    """What one reaper pass found among the leases that ran out."""
+
+    renewed: int
+    pushed_again: int
+    retried: int
+    unknown: int
+
+
+class Endings:
+    """cancel, expire and reap on one pool."""
+
+    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
+        self._cancel = Script("cancel", client, keys)
+        self._expire = Script("expire", client, keys)
+        self._reap = Script("reap", client, keys)
+        self._lease_ms = lease_ms
+
+    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
+        """End each request as failed with its code, unless it has ended already.
+
+        Returns the reply that stands, ours or the earlier one; None where it is unknown, or was left running because
+        the code is CANCELLED (a running batch is finished and its answer discarded).
+        """
+        if not requests:
+            return []
+        stored: list[bytes] = await self._cancel(_encode(requests))
+        return [decode_reply(reply) if reply else None for reply in stored]
+
+    async def expire(self, tiers: Sequence[str]) -> tuple[int, int]:
+        """End what waited longer than its queue age: (ended, dead entries swept)."""
+        ended, swept = await self._expire(_encode(tiers), EXPIRE_LIMIT)
+        return ended, swept
+
+    async def reap(self, min_left_ms: int) -> Reaped:
+        """Look after every batch whose lease ran out; members with less time left than `min_left_ms` end."""
+        return Reaped(*await self._reap(REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms))

@@ -1,0 +1,128 @@
+"""The error vocabulary: one base exception, and one table from error code to what HTTP says.
+
+    TierlaneError
+    |-- RequestError        a request cannot be served; carries an ErrorCode
+    |-- StartError          a role refuses to start, in one sentence
+    +-- RedisUnavailable    Redis did not answer in time or not at all; the outcome of the call is unknown
+
+Codes, statuses and types follow the contract's table; types are those that OpenAI's clients know.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ErrorCode(StrEnum):
+    """Why a request was refused or failed; stored in the audit and sent as `error.code`."""
+
+    INVALID_REQUEST = "invalid_request"
+    INVALID_API_KEY = "invalid_api_key"
+    CATALOG_UNAVAILABLE = "catalog_unavailable"
+    ACCOUNT_SUSPENDED = "account_suspended"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    MODEL_NOT_FOUND = "model_not_found"
+    REQUEST_TIMEOUT = "request_timeout"
+    REQUEST_TOO_LARGE = "request_too_large"
+    UNSUPPORTED_ENCODING = "unsupported_encoding"
+    RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    BACKPRESSURE = "backpressure"
+    REDUCED_CAPACITY = "reduced_capacity"
+    SHED_FOR_PRIORITY = "shed_for_priority"
+    QUEUE_FULL = "queue_full"
+    NO_CAPACITY = "no_capacity"
+    DRAINING = "draining"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    GPU_TIMEOUT = "gpu_timeout"
+    POISON_REQUEST = "poison_request"
+    INVALID_OUTPUT = "invalid_output"
+    WORKER_LOST = "worker_lost"
+    GATEWAY_LOST = "gateway_lost"
+    CANCELLED = "cancelled"
+    ABANDONED = "abandoned"
+    INTERNAL_ERROR = "internal_error"
+
+
+class HttpError(NamedTuple):
+    """What HTTP says for one code. `retry` is None where the client's own rule for the status is right."""
+
+    status: int
+    type: str
+    message: str
+    retry: bool | None = None
+
+
+_INVALID, _TIMEOUT, _BUSY, _SERVER = (
+    "invalid_request_error",
+    "timeout_error",
+    "service_unavailable_error",
+    "server_error",
+)
+
+HTTP: dict[ErrorCode, HttpError] = {
+    ErrorCode.INVALID_REQUEST: HttpError(400, _INVALID, "The request is not valid."),
+    ErrorCode.INVALID_API_KEY: HttpError(401, "authentication_error", "The API key is missing, unknown or not valid."),
+    ErrorCode.CATALOG_UNAVAILABLE: HttpError(503, _BUSY, "This API key cannot be checked right now; try again soon."),
+    ErrorCode.ACCOUNT_SUSPENDED: HttpError(403, "permission_error", "This account is suspended."),
+    ErrorCode.NOT_FOUND: HttpError(404, _INVALID, "There is nothing at this address."),
+    ErrorCode.METHOD_NOT_ALLOWED: HttpError(405, _INVALID, "This address does not take that method."),
+    ErrorCode.MODEL_NOT_FOUND: HttpError(404, _INVALID, "There is no such model."),
+    ErrorCode.REQUEST_TIMEOUT: HttpError(408, _INVALID, "The request took too long to arrive.", retry=False),
+    ErrorCode.REQUEST_TOO_LARGE: HttpError(413, _INVALID, "The request is too large."),
+    ErrorCode.UNSUPPORTED_ENCODING: HttpError(415, _INVALID, "Only identity content encoding is accepted."),
+    ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(429, "rate_limit_error", "The rate limit of this API key is reached."),
+    ErrorCode.QUOTA_EXCEEDED: HttpError(429, "insufficient_quota", "The quota is used up.", retry=False),
+    ErrorCode.BACKPRESSURE: HttpError(429, "rate_limit_error", "The system is short of memory for new requests."),
+    ErrorCode.REDUCED_CAPACITY: HttpError(503, _BUSY, "Limits are lowered because less capacity is available."),
+    ErrorCode.SHED_FOR_PRIORITY: HttpError(503, _BUSY, "The request was shed because too many requests wait."),
+    ErrorCode.QUEUE_FULL: HttpError(503, _BUSY, "The queue of this tier is full."),
+    ErrorCode.NO_CAPACITY: HttpError(503, _BUSY, "No capacity is available right now."),
+    ErrorCode.DRAINING: HttpError(503, _BUSY, "This gateway is shutting down; try again."),
+    ErrorCode.QUEUE_TIMEOUT: HttpError(504, _TIMEOUT, "The request waited too long in its queue.", retry=False),
+    ErrorCode.DEADLINE_EXCEEDED: HttpError(504, _TIMEOUT, "The deadline of the request has passed.", retry=False),
+    ErrorCode.GPU_TIMEOUT: HttpError(504, _TIMEOUT, "The model took too long.", retry=False),
+    ErrorCode.POISON_REQUEST: HttpError(422, _INVALID, "The model cannot process this input.", retry=False),
+    ErrorCode.INVALID_OUTPUT: HttpError(502, _SERVER, "The model gave an answer that is not usable."),
+    ErrorCode.WORKER_LOST: HttpError(503, _SERVER, "The workers that ran this request were lost."),
+    ErrorCode.GATEWAY_LOST: HttpError(503, _SERVER, "The gateway that held this request was lost."),
+    ErrorCode.CANCELLED: HttpError(499, _INVALID, "The client closed the request."),
+    ErrorCode.ABANDONED: HttpError(504, _TIMEOUT, "The request was never finished.", retry=False),
+    ErrorCode.INTERNAL_ERROR: HttpError(500, _SERVER, "The server failed."),
+}
+
+
+def http_status(error_code: str) -> int:
+    """The HTTP status of a stored error code: 200 for none, 500 for one that this version does not know."""
+    if not error_code:
+        return 200
+    try:
+        return HTTP[ErrorCode(error_code)].status
+    except ValueError:
+        return 500
+
+
+class TierlaneError(Exception):
+    """The base of every error that Tierlane raises on purpose."""
+
+
+class StartError(TierlaneError):
+    """A role refuses to start; the message is one sentence that says what to do."""
+
+
+class RedisUnavailable(TierlaneError):
+    """Redis did not answer in time or not at all; whether the call took effect is unknown."""
+
+
+class RequestError(TierlaneError):
+    """A request cannot be served: `code` says why, `param` names the field at fault, `message` is for the client."""
+
+    def __init__(self, code: ErrorCode, message: str | None = None, param: str | None = None) -> None:
+        super().__init__(message or HTTP[code].message)
+        self.code = code
+        self.param = param
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])

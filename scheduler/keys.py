@@ -1,0 +1,62 @@
+"""The keyspace: every Redis name has its one owner here. The table with types and lifetimes is in docs/architecture.md.
+
+The default pool has no prefix. Any other pool has `{<pool>}:`, whose braces keep all of a pool's keys in one slot of
+a Redis Cluster. Lua builds the same names from the prefix.
+"""
+
+PERMANENT = frozenset(
+    {"batch_queue", "leases", "outbox", "dlq", "gpus", "gateways", "auditors", "epoch", "wake", "outbox_bad"}
+)
+"""Keys that may stand without a TTL: each is a short list, an index that is swept, or durable work. Beside them only
+`queue:<tier>` and `outbox:<auditor>` have none."""
+
+
+class Keys:
+    """The names of one pool."""
+
+    def __init__(self, pool: str = "default") -> None:
+        if not pool or not all(c.isalnum() or c in "-_" for c in pool):
+            raise ValueError(f"pool {pool!r} must be made of letters, digits, - and _")
+        self.pool = pool
+        self.prefix = "" if pool == "default" else f"{{{pool}}}:"
+        self.batch_queue = self.prefix + "batch_queue"
+        self.leases = self.prefix + "leases"
+        self.outbox = self.prefix + "outbox"
+        self.outbox_bad = self.prefix + "outbox_bad"
+        self.auditors = self.prefix + "auditors"
+        self.dlq = self.prefix + "dlq"
+        self.wake = self.prefix + "wake"
+        self.epoch = self.prefix + "epoch"
+        self.gpus = self.prefix + "gpus"
+        self.gateways = self.prefix + "gateways"
+        self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
+
+    def queue(self, tier: str) -> str:
+        return f"{self.prefix}queue:{tier}"
+
+    def inflight(self, tier: str, batch_id: str) -> str:
+        return f"{self.prefix}inflight:{tier}:{batch_id}"
+
+    def batch(self, batch_id: str) -> str:
+        return f"{self.prefix}batch:{batch_id}"
+
+    def request(self, request_id: str) -> str:
+        return f"{self.prefix}request:{request_id}"
+
+    def gpu(self, worker_id: str) -> str:
+        return f"{self.prefix}gpu:{worker_id}"
+
+    def gateway(self, gateway_id: str) -> str:
+        return f"{self.prefix}gateway:{gateway_id}"
+
+    def responses(self, gateway_id: str) -> str:
+        """A channel, not a key."""
+        return f"{self.prefix}responses:{gateway_id}"
+
+    def auditor_outbox(self, auditor_id: str) -> str:
+        return f"{self.prefix}outbox:{auditor_id}"
+
+    def is_permanent(self, key: str) -> bool:
+        """Whether a key may live without a TTL."""
+        name = key.removeprefix(self.prefix)
+        return name in PERMANENT or name.startswith(("queue:", "outbox:"))

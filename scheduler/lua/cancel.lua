@@ -1,0 +1,23 @@
+#!lua flags=allow-oom
+-- cancel: a gateway ends requests of its own: the client left, or the deadline passed. First writer wins.
+-- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code}...}.
+-- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
+-- include: prelude, ending
+local out = {}
+for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local id, code = request[1], request[2]
+  local row = read(id)
+  local batch = NO_BATCH
+  if row[STATE] == 'queued' or (row[STATE] == 'processing' and code ~= 'cancelled') then
+    if row[STATE] == 'processing' then
+      batch = {id = row[BATCH], size = 0, worker = ''}
+      redis.call('LREM', P .. 'inflight:' .. row[TIER] .. ':' .. row[BATCH], 1, id)
+    end
+    close(id, row, 'failed', code, batch, NO_RUN)
+  end
+  out[i] = redis.call('HGET', P .. 'request:' .. id, 'reply') or ''
+end
+mail = {} -- the caller is the one who waits: it has its answers in hand
+flush()
+return out

@@ -1,0 +1,13 @@
+#!lua flags=allow-oom
+-- renew: the owner of a running batch moves its lease on.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 lease ms, 5 ms that a batch is kept.
+-- Returns 1, or 0 where the token no longer owns the batch: its work must be dropped.
+-- include: prelude, ending, batch
+local batch = load_batch(ARGV[2])
+if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return 0 end
+lease(batch, tonumber(ARGV[4]))
+redis.call('PEXPIRE', P .. 'batch:' .. batch.id, tonumber(ARGV[5]))
+for _, tier in ipairs(batch.tiers) do
+  redis.call('PEXPIRE', P .. 'inflight:' .. tier .. ':' .. batch.id, tonumber(ARGV[5]))
+end
+return 1

@@ -1,0 +1,55 @@
+"""The audit outbox: entries wait here until PostgreSQL has them. The ledger's auditor is the only reader."""
+
+from collections.abc import Sequence
+
+from redis.asyncio import Redis
+
+from scheduler.connections import translated
+from scheduler.keys import Keys
+from scheduler.scripts import Script
+
+BAD_CAP = 1000
+"""Entries that could not be written are kept for a look, at most so many."""
+
+
+class Outbox:
+    """One auditor's hands on the outbox: take, then drop what is committed. All raise RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys, auditor_id: str) -> None:
+        self._client = client
+        self._keys = keys
+        self._own = keys.auditor_outbox(auditor_id)
+        self._auditor_id = auditor_id
+        self._take = Script("audit_take", client, keys)
+
+    async def take(self, limit: int) -> list[bytes]:
+        """Move up to `limit` entries into the own list, dead auditors' first, and return that list, oldest first.
+
+        Entries taken before and not dropped are returned again. Only the auditor that holds the lock may call this.
+        """
+        entries: list[bytes] = await self._take(self._auditor_id, limit)
+        return entries
+
+    async def drop(self, count: int) -> None:
+        """Forget the `count` oldest taken entries: they are committed."""
+        async with translated():
+            await self._client.rpop(self._own, count)
+
+    async def depth(self) -> int:
+        """Entries that wait, the taken ones included."""
+        async with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.llen(self._keys.outbox)
+            pipeline.llen(self._own)
+            waiting, taken = await pipeline.execute()
+        return int(waiting) + int(taken)
+
+    async def set_aside(self, entries: Sequence[bytes]) -> None:
+        """Keep entries that nobody can write, newest first, bounded."""
+        if not entries:
+            return
+        async with translated():
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.lpush(self._keys.outbox_bad, *entries)
+            pipeline.ltrim(self._keys.outbox_bad, 0, BAD_CAP - 1)
+            await pipeline.execute()

@@ -1,0 +1,132 @@
+"""Who is there: heartbeats of workers and gateways, the census of healthy GPUs, and one look at everything."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+from redis.asyncio import Redis
+
+from scheduler.connections import translated
+from scheduler.keys import Keys
+from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
+from scheduler.scripts import Script
+
+GONE_MS = 1000
+"""A worker that was silent for so long does not count."""
+
+GATEWAY_GONE_MS = 2000
+"""A gateway that was silent for so long is dead: its queued work is dropped before the GPU."""
+
+_GPU_KEEP_MS = 300_000
+_COUNT_HOLDS_MS = 3000
+
+_encode = msgspec.msgpack.Encoder().encode
+_beat = msgspec.msgpack.Decoder(WorkerBeat)
+_stats = msgspec.msgpack.Decoder(GatewayStats)
+_observed = msgspec.msgpack.Decoder(
+    tuple[Queues, list[tuple[str, float, bool, msgspec.Raw]], list[msgspec.Raw], int, int]
+)
+
+
+class Presence:
+    """Heartbeats and observation on one pool. All raise RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys, *, gone_ms: int = GONE_MS) -> None:
+        self._client = client
+        self._keys = keys
+        self._gone_ms = gone_ms
+        self._worker_beat = Script("worker_beat", client, keys)
+        self._gateway_beat = Script("gateway_beat", client, keys)
+        self._census = Script("census", client, keys)
+        self._observe = Script("observe", client, keys)
+
+    async def worker_beat(self, beat: WorkerBeat) -> None:
+        """Register or refresh a worker; must come before its first claim."""
+        await self._worker_beat(
+            beat.id, beat.status, round(beat.utilization, 4), beat.in_flight, _encode(beat), _GPU_KEEP_MS
+        )
+
+    async def worker_gone(self, worker_id: str) -> None:
+        """A graceful leave: the worker is forgotten, not counted as lost."""
+        await self._forget(self._keys.gpus, worker_id, self._keys.gpu(worker_id))
+
+    async def gateway_beat(self, stats: GatewayStats) -> bool:
+        """Register or refresh a gateway; True where it was not known (it is new, or Redis came back empty)."""
+        return bool(await self._gateway_beat(stats.gateway_id, _encode(stats), GATEWAY_GONE_MS))
+
+    async def gateway_gone(self, gateway_id: str) -> None:
+        """A graceful leave, once nothing waits there any more."""
+        await self._forget(self._keys.gateways, gateway_id, self._keys.gateway(gateway_id))
+
+    async def _forget(self, index: str, member: str, key: str) -> None:
+        async with translated():
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.zrem(index, member)
+            pipeline.delete(key)
+            await pipeline.execute()
+
+    async def census(self) -> tuple[int, int]:
+        """Count into `healthy_gpu_count`: (healthy, known)."""
+        healthy, known = await self._census(self._gone_ms, _COUNT_HOLDS_MS)
+        return healthy, known
+
+    async def observe(self, tiers: Sequence[str]) -> Observation:
+        """One atomic look at the pool."""
+        return decode_observation(await self._observe(_encode(tiers), self._gone_ms))
+
+
+def decode_observation(packed: bytes) -> Observation:
+    """From the observe script's reply. A beat that cannot be read leaves its worker unhealthy, never the look undone."""
+    queues, workers, gateways, outbox, dlq = _observed.decode(packed)
+    return Observation(
+        now_ms=queues.now_ms,
+        tiers={tier.name: tier for tier in queues.tiers},
+        workers=[_view(row) for row in workers],
+        gateways=[stats for stats in map(_gateway, gateways) if stats],
+        ready_batches=queues.ready_batches,
+        leased_batches=queues.leased_batches,
+        outbox=outbox,
+        dlq=dlq,
+    )
+
+
+def _view(row: tuple[str, float, bool, msgspec.Raw]) -> WorkerView:
+    worker_id, age_ms, healthy, raw = row
+    beat = _unpacked(_beat, raw)
+    if beat is None:
+        beat, healthy = WorkerBeat(worker_id, "unknown", 0.0, 0, 0.0, 0.0, "", ""), False
+    return WorkerView(
+        id=worker_id,
+        status=beat.status,
+        utilization=beat.utilization,
+        in_flight=beat.in_flight,
+        age_ms=age_ms,
+        healthy=healthy,
+        rps=beat.rps,
+        service_p95_ms=beat.service_p95_ms,
+        backend=beat.backend,
+        model_version=beat.model_version,
+    )
+
+
+def _gateway(raw: msgspec.Raw) -> GatewayStats | None:
+    return _unpacked(_stats, raw)
+
+
+_T = TypeVar("_T")
+
+
+def _unpacked(decoder: msgspec.msgpack.Decoder[_T], raw: msgspec.Raw) -> _T | None:
+    """Lua packs a nested msgpack text as a string: cut its header, then decode what is inside."""
+    try:
+        return decoder.decode(_inner(bytes(raw)))
+    except (msgspec.MsgspecError, IndexError):
+        return None
+
+
+def _inner(packed: bytes) -> bytes:
+    """The content of a msgpack str or bin, whatever its bytes."""
+    head = packed[0]
+    if 0xA0 <= head <= 0xBF:
+        return packed[1:]
+    return packed[{0xD9: 2, 0xDA: 3, 0xDB: 5, 0xC4: 2, 0xC5: 3, 0xC6: 5}[head] :]

@@ -1,0 +1,100 @@
+"""Replies: the stored result is the truth, the message on the gateway's channel is the fast way to it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from scheduler.connections import translated
+from scheduler.keys import Keys
+
+
+class Reply(msgspec.Struct, array_like=True, frozen=True):
+    """How one request ended. The gateway answers only where id, customer and nonce are those of the waiting request."""
+
+    id: str
+    customer_id: str
+    nonce: str
+    state: str
+    error_code: str  # "" for a completed request
+    attempts: int
+    queue_ms: float  # -1: it never left its tier queue
+    batch_id: str
+    batch_size: int
+    worker_id: str
+    gpu_ms: float  # -1: it never ran to an end
+    tokens_used: int
+    model_version: str
+    output: str
+
+
+class RequestDetail(msgspec.Struct, frozen=True):
+    """What Redis still knows of a request; times are Redis TIME in ms, None where it did not happen yet."""
+
+    state: str
+    tier: str
+    customer_id: str
+    error_code: str
+    attempts: int
+    accepted_ms: int
+    formed_ms: int | None
+    ended_ms: int | None
+
+
+_one = msgspec.msgpack.Decoder(Reply)
+_many = msgspec.msgpack.Decoder(list[Reply])
+
+
+def decode_reply(stored: bytes) -> Reply:
+    """Raises ValueError."""
+    try:
+        return _one.decode(stored)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a reply: {error}") from error
+
+
+def decode_replies(message: bytes) -> list[Reply]:
+    """The replies of one pub/sub message. Raises ValueError."""
+    try:
+        return _many.decode(message)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a list of replies: {error}") from error
+
+
+class Results:
+    """Reads what is stored."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    async def fetch(self, ids: Sequence[str]) -> list[Reply | None]:
+        """The stored reply of each id; None where it has not ended, or is not known. Raises RedisUnavailable."""
+        if not ids:
+            return []
+        async with translated():
+            pipeline = self._client.pipeline(transaction=False)
+            for request_id in ids:
+                pipeline.hget(self._keys.request(request_id), "reply")
+            stored = await pipeline.execute()
+        return [decode_reply(reply) if reply else None for reply in stored]
+
+    async def request_detail(self, request_id: str) -> RequestDetail | None:
+        """Where a request stands, or None where Redis does not (or no longer) know it. Raises RedisUnavailable."""
+        fields = ("state", "tier", "cust", "code", "tries", "at", "formed", "ended")
+        async with translated():
+            row: list[Any] = await self._client.hmget(self._keys.request(request_id), fields)
+        state, tier, customer, code, tries, at, formed, ended = (None if v is None else v.decode() for v in row)
+        if state is None or tier is None or customer is None or at is None:
+            return None
+        return RequestDetail(
+            state=state,
+            tier=tier,
+            customer_id=customer,
+            error_code=code or "",
+            attempts=int(tries or 0),
+            accepted_ms=int(at),
+            formed_ms=int(formed) if formed else None,
+            ended_ms=int(ended) if ended else None,
+        )

@@ -1,0 +1,31 @@
+"""Request ids: `req_` + UUIDv7 hex. The id carries its own creation time, which is the audit's partition key."""
+
+from datetime import UTC, datetime
+
+from uuid_utils import uuid7
+
+PREFIX = "req_"
+_LENGTH = len(PREFIX) + 32
+
+
+def new_request_id() -> str:
+    """A fresh id; ids made later in one process sort after earlier ones."""
+    return PREFIX + uuid7().hex
+
+
+def created_ms(request_id: str) -> int:
+    """Milliseconds since the epoch at which the id was made, from its first 48 bits (RFC 9562, section 5.7).
+
+    Raises ValueError for a text that is not one of our ids.
+    """
+    if len(request_id) != _LENGTH or not request_id.startswith(PREFIX):
+        raise ValueError(f"{request_id!r} is not a request id")
+    bits = int(request_id[len(PREFIX) :], 16)
+    if (bits >> 76) & 0xF != 7:
+        raise ValueError(f"{request_id!r} is not made from a UUIDv7")
+    return bits >> 80
+
+
+def created_at(request_id: str) -> datetime:
+    """The id's creation time, in UTC with millisecond precision."""
+    return datetime.fromtimestamp(created_ms(request_id) / 1000, tz=UTC)

@@ -1,0 +1,27 @@
+"""The life of a request and the answer of admission: two enums, every member one sentence."""
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where an accepted request stands: `queued -> processing -> completed | failed`."""
+
+    QUEUED = "queued"  # It waits in `queue:<tier>`.
+    PROCESSING = "processing"  # It is a member of a batch, formed or running.
+    COMPLETED = "completed"  # It has an output.
+    FAILED = "failed"  # It has an error code, and will never have an output.
+
+
+TERMINAL = frozenset({State.COMPLETED, State.FAILED})
+
+
+class Admission(StrEnum):
+    """What `admit` said of one submission; everything but the first two rejects, and rejecting spends nothing."""
+
+    ACCEPTED = "accepted"  # It is queued, stored and noted for the audit.
+    DUPLICATE = "duplicate"  # The same id was accepted before; nothing was done again.
+    KEY_LIMIT = "key_limit"  # The key's own token bucket is empty.
+    TIER_LIMIT = "tier_limit"  # The tier's share of the present capacity is used up.
+    SHED = "shed"  # Too much waits in this tier and those above it.
+    QUEUE_FULL = "queue_full"  # The tier's queue is at its cap.
+    BACKPRESSURE = "backpressure"  # Redis has too little memory left to store it.

@@ -1,0 +1,51 @@
+"""Fixtures for every kind of test: one embedded Redis a session, empty for each test, checked for leaked keys after it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from key_leaks import leaked_keys
+from pool import Pool
+from scheduler.connections import command_client
+from scheduler.keys import Keys
+from tierlane.embedded.redis_server import EmbeddedRedis
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """A Redis-compatible server of the tests' own, on a Unix socket."""
+    home: Path = tmp_path_factory.mktemp("redis")
+    server = EmbeddedRedis(home, home / "socket", ephemeral=True)
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+async def redis_url(redis_server: EmbeddedRedis) -> AsyncIterator[str]:
+    """The URL of an empty Redis; the test fails where it leaves a key that would live for ever."""
+    client = command_client(redis_server.url)
+    await client.flushall()
+    yield redis_server.url
+    leaks = await leaked_keys(client)
+    await client.aclose()
+    assert leaks == []
+
+
+@pytest.fixture
+async def client(redis_url: str) -> AsyncIterator[Redis]:
+    """A command client on the empty Redis."""
+    client = command_client(redis_url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def pool(client: Redis) -> Pool:
+    """Every verb of the protocol on the default pool, with a living gateway `g1`."""
+    pool = Pool(client, Keys())
+    await pool.gateway_lives("g1")
+    return pool

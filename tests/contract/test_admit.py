@@ -1,0 +1,179 @@
+"""`admit`: limits, queueing and the audit note happen together or not at all."""
+
+import pytest
+from redis.asyncio import Redis
+
+from pool import TIERS, WIDE, Pool
+from scheduler.admission import MAX_SUBMISSIONS, TierLimit
+from scheduler.states import Admission
+
+
+async def everything(client: Redis) -> dict[bytes, bytes]:
+    """The whole content of Redis, in a comparable form."""
+    return {key: await client.dump(key) async for key in client.scan_iter()}
+
+
+async def test_an_accepted_request_is_stored_queued_and_noted(pool: Pool) -> None:
+    """Acceptance writes the request hash, the tier queue and the outbox, and wakes a scheduler."""
+    submission = pool.submission("paid", trace_id="t1")
+
+    (verdict,) = await pool.admit([submission])
+
+    assert verdict.outcome is Admission.ACCEPTED
+    assert await pool.client.lrange(pool.keys.queue("paid"), 0, -1) == [submission.id.encode()]
+    stored = await pool.client.hgetall(pool.keys.request(submission.id))
+    assert stored[b"state"] == b"queued"
+    assert stored[b"body"] == submission.body
+    accepted, ended = await pool.audit()
+    assert [(a.id, a.customer_id, a.tier, a.gateway_id, a.trace_id) for a in accepted] == [
+        (submission.id, "customer", "paid", "g1", "t1")
+    ]
+    assert ended == []
+    assert await pool.client.llen(pool.keys.wake) == 1
+
+
+async def test_sent_twice_is_accepted_once(pool: Pool) -> None:
+    """A call whose reply was lost may be sent again: the second time everything is a duplicate and nothing changes."""
+    submissions = [pool.submission() for _ in range(3)]
+    await pool.admit(submissions)
+    before = await everything(pool.client)
+
+    verdicts = await pool.admit(submissions)
+
+    assert [v.outcome for v in verdicts] == [Admission.DUPLICATE] * 3
+    assert await everything(pool.client) == before
+
+
+async def test_many_requests_keep_their_order(pool: Pool) -> None:
+    """The oldest request of a call is the first that leaves the tier queue."""
+    ids = await pool.queue(MAX_SUBMISSIONS)
+
+    left = [(await pool.client.rpop(pool.keys.queue("free"))).decode() for _ in ids]
+
+    assert left == ids
+
+
+async def test_a_rejection_changes_no_key(pool: Pool) -> None:
+    """Every kind of rejection leaves Redis exactly as it was."""
+    await pool.queue(2)
+    narrow = {
+        Admission.KEY_LIMIT: (pool.submission(rate=0.0, burst=0.0), WIDE, 0.0),
+        Admission.TIER_LIMIT: (pool.submission(), [TierLimit("free", 0.0, 0.0, 1000, ["free"])], 0.0),
+        Admission.SHED: (pool.submission(), [TierLimit("free", 1e6, 1e6, 1000, ["free"], 2)], 0.0),
+        Admission.QUEUE_FULL: (pool.submission(), [TierLimit("free", 1e6, 1e6, 2, ["free"])], 0.0),
+    }
+    before = await everything(pool.client)
+
+    outcomes = {}
+    for expected, (submission, tiers, capacity) in narrow.items():
+        (verdict,) = await pool.admit([submission], tiers, capacity)
+        outcomes[expected] = verdict.outcome
+
+    assert outcomes == {expected: expected for expected in narrow}
+    assert await everything(pool.client) == before
+
+
+async def test_a_key_spends_its_burst_and_no_more(pool: Pool) -> None:
+    """A fresh bucket is a quarter full; what it holds is admitted, the rest is told when to come back."""
+    slow = [pool.submission(rate=0.001, burst=20.0) for _ in range(8)]
+
+    verdicts = await pool.admit(slow)
+
+    assert [v.outcome for v in verdicts] == [Admission.ACCEPTED] * 5 + [Admission.KEY_LIMIT] * 3
+    assert [round(v.remaining) for v in verdicts[:5]] == [4, 3, 2, 1, 0]
+    assert verdicts[5].retry_after_ms == pytest.approx(1_000_000, rel=0.01)
+    assert await pool.depth("free") == 5
+
+
+async def test_a_bucket_keeps_its_tokens_when_the_rate_changes(pool: Pool) -> None:
+    """Lowering and raising a limit hands out no fresh budget."""
+    await pool.admit([pool.submission(rate=0.001, burst=20.0) for _ in range(5)])
+
+    lowered = await pool.admit([pool.submission(rate=0.0005, burst=20.0)])
+    raised = await pool.admit([pool.submission(rate=0.002, burst=40.0)])
+
+    assert [v.outcome for v in lowered + raised] == [Admission.KEY_LIMIT] * 2
+
+
+async def test_a_lost_bucket_comes_back_a_quarter_full(pool: Pool) -> None:
+    """Redis coming back empty does not hand everybody a full burst."""
+    await pool.client.flushall()
+
+    verdicts = await pool.admit([pool.submission(rate=0.001, burst=100.0) for _ in range(40)])
+
+    assert [v.outcome for v in verdicts].count(Admission.ACCEPTED) == 25
+
+
+async def test_a_tier_shares_one_bucket(pool: Pool) -> None:
+    """Two keys of one tier draw from the same tier limit, and another tier is not touched by it."""
+    tiers = [TierLimit("enterprise", 1e6, 1e6, 1000, ["enterprise"]), TierLimit("free", 0.001, 8.0, 1000, ["free"])]
+
+    verdicts = await pool.admit(
+        [
+            pool.submission("free", api_key_id="a"),
+            pool.submission("free", api_key_id="b"),
+            pool.submission("free", api_key_id="c"),
+            pool.submission("enterprise", api_key_id="d"),
+        ],
+        tiers,
+    )
+
+    assert [v.outcome for v in verdicts] == ["accepted", "accepted", "tier_limit", "accepted"]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "limit", "capacity", "expected"),
+    [
+        ({"enterprise": 3}, {"shed_depth": 3}, 0.0, Admission.SHED),  # work of a higher tier counts
+        ({"free": 2}, {"shed_depth": 3}, 0.0, Admission.ACCEPTED),
+        ({"paid": 10}, {"shed_wait_ms": 100}, 100.0, Admission.SHED),  # 10 ahead at 100/s is 100 ms
+        ({"paid": 9}, {"shed_wait_ms": 100}, 100.0, Admission.ACCEPTED),
+        ({"paid": 10}, {"shed_wait_ms": 100}, 0.0, Admission.ACCEPTED),  # capacity not known: nothing to predict from
+        ({"paid": 10}, {}, 5.0, Admission.QUEUE_FULL),  # 2 s predicted, 2 s allowed: it could not finish
+    ],
+)
+async def test_shedding_by_what_waits_ahead(
+    pool: Pool, waiting: dict[str, int], limit: dict[str, int], capacity: float, expected: Admission
+) -> None:
+    """A tier is shed by the depth, and by the predicted wait, of its own queue and those of the tiers above it."""
+    for tier, count in waiting.items():
+        await pool.queue(count, tier)
+    tiers = [*WIDE[:2], TierLimit("free", 1e6, 1e6, 1000, TIERS, **limit)]
+
+    (verdict,) = await pool.admit([pool.submission("free")], tiers, capacity)
+
+    assert verdict.outcome is expected
+
+
+async def test_a_full_redis_pushes_back_and_still_drains(pool: Pool) -> None:
+    """At the memory limit admission says backpressure, while batches are formed, claimed and finished."""
+    (request_id,) = await pool.queue(1)
+    await pool.client.config_set("maxmemory", 1)
+    try:
+        (verdict,) = await pool.admit([pool.submission()])
+        batch_id = await pool.form([("free", 1)])
+        claimed = await pool.batches.claim(batch_id, "w1", "t")
+    finally:
+        await pool.client.config_set("maxmemory", 0)
+
+    assert verdict.outcome is Admission.BACKPRESSURE
+    assert claimed is not None
+    assert [r.id for r in claimed.requests] == [request_id]
+
+
+async def test_scripts_that_redis_forgot_are_sent_again(pool: Pool) -> None:
+    """SCRIPT FLUSH costs nothing but the bytes."""
+    await pool.queue(1)
+    await pool.client.script_flush()
+
+    await pool.queue(1)
+
+    assert await pool.depth("free") == 2
+
+
+async def test_a_call_with_too_many_or_unknown_tiers_is_refused(pool: Pool) -> None:
+    """A caller's mistake is named before anything is sent."""
+    with pytest.raises(ValueError, match="at most 256"):
+        await pool.admit([pool.submission()] * 257)
+    with pytest.raises(ValueError, match="'gold'"):
+        await pool.admit([pool.submission("gold")])

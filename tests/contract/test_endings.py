@@ -1,0 +1,95 @@
+"""`cancel` and `expire`: ends that no worker writes; the first terminal writer wins."""
+
+import asyncio
+
+from pool import TIERS, Pool, done
+from scheduler.errors import ErrorCode
+
+
+async def test_cancel_ends_what_is_queued(pool: Pool) -> None:
+    """The client left before the batch: failed, noted, and the reply that stands is returned."""
+    (request_id,) = await pool.queue(1)
+
+    (reply,) = await pool.endings.cancel([(request_id, ErrorCode.CANCELLED)])
+
+    assert reply is not None
+    assert (reply.state, reply.error_code) == ("failed", "cancelled")
+    _, ended = await pool.audit()
+    assert [(e.id, e.error_code, e.queue_ms) for e in ended] == [(request_id, "cancelled", -1)]
+
+
+async def test_cancel_leaves_a_running_request_alone(pool: Pool) -> None:
+    """A running batch is finished and the answer discarded by the gateway; the audit says what really happened."""
+    claimed = await pool.running(1)
+    request_id = claimed.requests[0].id
+
+    assert await pool.endings.cancel([(request_id, ErrorCode.CANCELLED)]) == [None]
+    assert await pool.batches.finish("b1", "token", [done(request_id)]) == 0
+
+
+async def test_a_deadline_ends_a_running_request(pool: Pool) -> None:
+    """The client is told 504 now, so the late result must not become the truth; inflight no longer holds the id."""
+    claimed = await pool.running(2)
+    first, second = (r.id for r in claimed.requests)
+
+    (reply,) = await pool.endings.cancel([(first, ErrorCode.DEADLINE_EXCEEDED)])
+
+    assert reply is not None
+    assert reply.error_code == "deadline_exceeded"
+    assert await pool.inflight() == {"inflight:free:b1": [second]}
+
+
+async def test_a_result_that_is_there_wins_over_the_deadline(pool: Pool) -> None:
+    """The last look before a timeout finds what pub/sub lost."""
+    claimed = await pool.running(1)
+    request_id = claimed.requests[0].id
+    await pool.batches.finish("b1", "token", [done(request_id, "there")])
+
+    (reply,) = await pool.endings.cancel([(request_id, ErrorCode.DEADLINE_EXCEEDED)])
+
+    assert reply is not None
+    assert (reply.state, reply.output) == ("completed", "there")
+
+
+async def test_an_unknown_id_is_none(pool: Pool) -> None:
+    """Redis may have come back empty: nothing is made up."""
+    assert await pool.endings.cancel([("req_unknown", ErrorCode.DEADLINE_EXCEEDED)]) == [None]
+    assert await pool.endings.cancel([]) == []
+
+
+async def test_expire_ends_the_oldest_first_and_stops_at_the_living(pool: Pool) -> None:
+    """What waited longer than its queue age fails; the first that may still wait ends the look."""
+    old = await pool.overdue(await pool.queue(2))
+    live = await pool.queue(2)
+
+    assert await pool.endings.expire(TIERS) == (2, 0)
+
+    assert await pool.states([*old, *live]) == ["failed", "failed", "queued", "queued"]
+    assert await pool.depth("free") == 2
+
+
+async def test_expire_sweeps_entries_that_ended_in_the_queue(pool: Pool) -> None:
+    """A cancelled id at the head of the queue is removed without being ended twice."""
+    ids = await pool.queue(2)
+    await pool.endings.cancel([(ids[0], ErrorCode.CANCELLED)])
+
+    assert await pool.endings.expire(TIERS) == (0, 1)
+    _, ended = await pool.audit()
+    assert len(ended) == 1
+
+
+async def test_every_end_at_once_makes_one_end(pool: Pool) -> None:
+    """Cancel, deadline, expiry and forming race for the same request: one terminal record comes out."""
+    ids = await pool.queue(20)
+    await pool.overdue(ids[::2])
+
+    await asyncio.gather(
+        *(pool.endings.cancel([(i, ErrorCode.CANCELLED)]) for i in ids),
+        *(pool.endings.cancel([(i, ErrorCode.DEADLINE_EXCEEDED)]) for i in ids),
+        *(pool.endings.expire(TIERS) for _ in range(5)),
+        *(pool.form([("free", 5)]) for _ in range(5)),
+    )
+
+    _, ended = await pool.audit()
+    assert sorted(e.id for e in ended) == sorted(ids)
+    assert await pool.depth("free") == 0

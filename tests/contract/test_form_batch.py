@@ -1,0 +1,104 @@
+"""`form_batch`: ids leave their tier queues into one leased batch, in one step; what must not run ends instead."""
+
+from pool import TIERS, Pool
+from scheduler.errors import ErrorCode
+
+
+async def test_ids_move_into_inflight_lists_under_a_lease(pool: Pool) -> None:
+    """Members are processing, each in the inflight list of its tier, and the batch has a lease and stands ready."""
+    paid, free = await pool.queue(2, "paid"), await pool.queue(3, "free")
+
+    formed = await pool.batches.form("b1", [("paid", 2), ("free", 2)], 1, TIERS)
+
+    assert formed.size == 4
+    assert await pool.inflight() == {"inflight:paid:b1": paid, "inflight:free:b1": free[:2]}
+    assert await pool.states([*paid, *free]) == ["processing"] * 4 + ["queued"]
+    assert await pool.client.zscore(pool.keys.leases, "b1") > formed.queues.now_ms
+    assert await pool.pop() == "b1"
+
+
+async def test_the_reply_shows_what_still_waits(pool: Pool) -> None:
+    """The scheduler needs no second look after forming."""
+    await pool.queue(5, "free")
+
+    formed = await pool.batches.form("b1", [("free", 2)], 1, TIERS)
+
+    assert {t.name: t.depth for t in formed.queues.tiers} == {"enterprise": 0, "paid": 0, "free": 3}
+    assert (formed.queues.ready_batches, formed.queues.leased_batches) == (1, 1)
+
+
+async def test_refused_at_the_look_ahead(pool: Pool) -> None:
+    """With enough batches ready nothing leaves the queue, so that it can still be overtaken."""
+    await pool.queue(4)
+    await pool.form([("free", 1)], lookahead=1)
+
+    refused = await pool.batches.form("b2", [("free", 2)], 1, TIERS)
+
+    assert refused.size == 0
+    assert await pool.depth("free") == 3
+
+
+async def test_new_batches_stand_behind_older_ones(pool: Pool) -> None:
+    """Workers take the oldest batch first."""
+    await pool.queue(3)
+
+    formed = [await pool.form([("free", 1)]) for _ in range(3)]
+
+    assert [await pool.pop() for _ in range(3)] == formed
+
+
+async def test_what_waited_too_long_ends_instead(pool: Pool) -> None:
+    """An id past its queue age or its deadline fails with that code and is noted; the rest of the batch is formed."""
+    (aged,) = await pool.overdue(await pool.queue(1))
+    (late,) = await pool.overdue(await pool.queue(1), "dl")
+    (live,) = await pool.queue(1)
+
+    formed = await pool.batches.form("b1", [("free", 3)], 1, TIERS)
+
+    assert (formed.size, formed.dropped) == (1, 2)
+    replies = await pool.results.fetch([aged, late, live])
+    assert [r.error_code if r else None for r in replies] == ["queue_timeout", "deadline_exceeded", None]
+    _, ended = await pool.audit()
+    assert {e.id: e.error_code for e in ended} == {aged: "queue_timeout", late: "deadline_exceeded"}
+
+
+async def test_work_of_a_dead_gateway_is_dropped(pool: Pool) -> None:
+    """Nobody waits for it, so the GPU never sees it."""
+    (request_id,) = await pool.queue(1)
+    await pool.client.delete(pool.keys.gateway("g1"))
+
+    formed = await pool.batches.form("b1", [("free", 1)], 1, TIERS)
+
+    assert (formed.size, formed.dropped) == (0, 1)
+    (reply,) = await pool.results.fetch([request_id])
+    assert reply is not None
+    assert reply.error_code == "gateway_lost"
+
+
+async def test_dead_entries_are_skipped(pool: Pool) -> None:
+    """Cancelled ids that still stand in the list take no place in a batch."""
+    ids = await pool.queue(3)
+    await pool.endings.cancel([(ids[0], ErrorCode.CANCELLED)])
+
+    await pool.form([("free", 2)])
+
+    assert await pool.inflight() == {"inflight:free:b1": ids[1:]}
+
+
+async def test_an_unknown_id_in_the_queue_is_passed_over(pool: Pool) -> None:
+    """Junk at the head of a queue costs one look, not the queue."""
+    await pool.client.lpush(pool.keys.queue("free"), b"\xff\x00junk")
+    (request_id,) = await pool.queue(1)
+
+    await pool.form([("free", 1)])
+
+    assert await pool.inflight() == {"inflight:free:b1": [request_id]}
+
+
+async def test_an_empty_queue_makes_no_batch(pool: Pool) -> None:
+    """Nothing is written when nothing waits."""
+    formed = await pool.batches.form("b1", [("free", 4)], 1, TIERS)
+
+    assert formed.size == 0
+    assert await pool.pop() is None
+    assert await pool.client.zcard(pool.keys.leases) == 0

@@ -1,0 +1,101 @@
+"""Heartbeats, the census, and one look at everything."""
+
+import msgspec
+
+from eventually import eventually
+from pool import TIERS, Pool
+from scheduler.keys import Keys
+from scheduler.observation import GatewayStats, TierStats
+
+
+async def test_workers_that_beat_and_are_well_count(pool: Pool) -> None:
+    """Only ready and busy workers count; the hash shows what the contract names."""
+    for worker, status in (("w1", "ready"), ("w2", "busy"), ("w3", "starting"), ("w4", "down"), ("w5", "draining")):
+        await pool.worker_beats(worker, status)
+
+    assert await pool.presence.census() == (2, 5)
+
+    assert await pool.client.get(pool.keys.healthy_gpu_count) == b"2"
+    row = await pool.client.hgetall(pool.keys.gpu("w1"))
+    assert {b"status", b"utilization", b"in_flight", b"last_heartbeat"} <= row.keys()
+
+
+async def test_a_silent_worker_stops_counting_and_is_still_shown(pool: Pool) -> None:
+    """Health must be able to say which worker was lost."""
+    quick = Pool(pool.client, pool.keys, gone_ms=50)
+    await quick.worker_beats("w1")
+
+    await eventually(lambda: _is_lost(quick), "the silent worker is gone")
+
+    seen = await quick.presence.observe(TIERS)
+    assert [(w.id, w.healthy, w.status) for w in seen.workers] == [("w1", False, "ready")]
+    assert (seen.healthy_gpus, seen.total_gpus) == (0, 1)
+
+
+async def _is_lost(pool: Pool) -> bool:
+    return await pool.presence.census() == (0, 1)
+
+
+async def test_a_worker_that_leaves_is_forgotten(pool: Pool) -> None:
+    """A graceful stop is no loss."""
+    await pool.worker_beats("w1")
+    await pool.presence.worker_gone("w1")
+
+    assert await pool.presence.census() == (0, 0)
+    assert await pool.client.exists(pool.keys.gpu("w1")) == 0
+
+
+async def test_the_count_ages_out_when_nobody_counts(pool: Pool) -> None:
+    """A stale count must not stand for ever."""
+    await pool.presence.census()
+
+    assert 0 < await pool.client.pttl(pool.keys.healthy_gpu_count) <= 3000
+
+
+async def test_a_gateway_learns_that_it_was_not_known(pool: Pool) -> None:
+    """The first beat after Redis came back empty says so."""
+    assert await pool.gateway_lives("g2") is True
+    assert await pool.gateway_lives("g2") is False
+    await pool.client.flushall()
+    assert await pool.gateway_lives("g2") is True
+
+
+async def test_observe_shows_everything_in_one_look(pool: Pool) -> None:
+    """Queues, workers, gateways, outbox and dead letters, as of one moment."""
+    stats = GatewayStats("g1", 12.5, {"free": TierStats(10.0, 1.0, 80.0)})
+    await pool.presence.gateway_beat(stats)
+    await pool.worker_beats("w1")
+    await pool.queue(3)
+    await pool.form([("free", 1)])
+
+    seen = await pool.presence.observe(TIERS)
+
+    assert {name: tier.depth for name, tier in seen.tiers.items()} == {"enterprise": 0, "paid": 0, "free": 2}
+    assert seen.gateways == [stats]
+    assert [(w.id, w.rps, w.backend) for w in seen.workers] == [("w1", 100.0, "simulated")]
+    assert (seen.ready_batches, seen.leased_batches, seen.outbox, seen.dlq) == (1, 1, 1, 0)
+
+
+async def test_a_heartbeat_that_cannot_be_read_spoils_nothing(pool: Pool) -> None:
+    """One bad worker is shown as unknown; the others stay visible."""
+    await pool.worker_beats("good")
+    await pool.worker_beats("bad")
+    await pool.client.hset(pool.keys.gpu("bad"), "beat", msgspec.msgpack.encode({"not": "a beat"}))
+
+    seen = await pool.presence.observe(TIERS)
+
+    assert {w.id: (w.status, w.healthy) for w in seen.workers} == {"good": ("ready", True), "bad": ("unknown", False)}
+
+
+async def test_pools_do_not_see_each_other(pool: Pool) -> None:
+    """Every key of a pool carries its prefix."""
+    other = Pool(pool.client, Keys("embeddings"))
+    await other.gateway_lives("g1")
+    await other.worker_beats("w9")
+    await other.queue(2)
+    await other.running(1)
+
+    assert (await pool.presence.observe(TIERS)).workers == []
+    assert await pool.depth("free") == 0
+    keys = [k.decode() async for k in pool.client.scan_iter()]
+    assert {k for k in keys if not k.startswith("{embeddings}:")} == {"gateway:g1", "gateways"}

@@ -1,0 +1,16 @@
+"""The key-leak check: a Redis key without a TTL that is not on the permanent list is a leak."""
+
+from redis.asyncio import Redis
+
+from scheduler.keys import Keys
+
+
+async def leaked_keys(client: Redis) -> list[str]:
+    """Every key that would live for ever and may not."""
+    leaks = []
+    async for raw in client.scan_iter(count=1000):
+        key = raw.decode()
+        pool = key[1 : key.index("}")] if key.startswith("{") else "default"
+        if await client.ttl(key) == -1 and not Keys(pool).is_permanent(key):
+            leaks.append(key)
+    return sorted(leaks)

@@ -1,0 +1,127 @@
+"""A pool in a test's hands: the protocol's verbs with short names, and what a full look at Redis says."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from scheduler.admission import Admissions, Submission, TierLimit, Verdict
+from scheduler.audit import Accepted, Ended, decode_entry
+from scheduler.batches import Batches, ClaimedBatch, Outcome
+from scheduler.endings import Endings
+from scheduler.keys import Keys
+from scheduler.observation import GatewayStats, WorkerBeat
+from scheduler.outbox import Outbox
+from scheduler.payload import Payload, encode_payload
+from scheduler.presence import Presence
+from scheduler.replies import Results
+from scheduler.request_id import new_request_id
+
+TIERS = ("enterprise", "paid", "free")
+WIDE = [TierLimit(name, 1e6, 1e6, 1000, TIERS[: i + 1]) for i, name in enumerate(TIERS)]
+
+
+class Pool:
+    """One pool, with limits wide open unless a test gives its own."""
+
+    def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = 600, gone_ms: int = 1000) -> None:
+        self.client = client
+        self.keys = keys
+        self.batches = Batches(client, keys, lease_ms=lease_ms)
+        self.endings = Endings(client, keys, lease_ms=lease_ms)
+        self.presence = Presence(client, keys, gone_ms=gone_ms)
+        self.results = Results(client, keys)
+        self.outbox = Outbox(client, keys, "auditor")
+        self._formed = 0
+
+    async def gateway_lives(self, gateway_id: str) -> bool:
+        return await self.presence.gateway_beat(GatewayStats(gateway_id, 0.0, {}))
+
+    async def worker_beats(self, worker_id: str, status: str = "ready") -> None:
+        await self.presence.worker_beat(WorkerBeat(worker_id, status, 0.5, 1, 100.0, 50.0, "simulated", "v1"))
+
+    def submission(self, tier: str = "free", **changes: Any) -> Submission:
+        fields: dict[str, Any] = {
+            "id": new_request_id(),
+            "tier": tier,
+            "customer_id": "customer",
+            "api_key_id": "key",
+            "nonce": "0123456789abcdef",
+            "model": "tiny",
+            "input_bytes": 5,
+            "total_ms": 4000,
+            "queue_ms": 2000,
+            "rate": 1e6,
+            "burst": 1e6,
+            "body": encode_payload(Payload("tiny", "hello", {})),
+        }
+        return Submission(**fields | changes)
+
+    async def admit(
+        self, submissions: Sequence[Submission], tiers: Sequence[TierLimit] = WIDE, capacity: float = 0.0
+    ) -> list[Verdict]:
+        return await Admissions(self.client, self.keys, "g1").admit(tiers, capacity, submissions)
+
+    async def queue(self, count: int, tier: str = "free", **changes: Any) -> list[str]:
+        """Admit `count` requests; their ids, oldest first."""
+        submissions = [self.submission(tier, **changes) for _ in range(count)]
+        verdicts = await self.admit(submissions)
+        assert {v.outcome for v in verdicts} <= {"accepted"}
+        return [s.id for s in submissions]
+
+    async def overdue(self, ids: Sequence[str], field: str = "qdl") -> list[str]:
+        """As if these had waited past their queue age (`qdl`) or their deadline (`dl`)."""
+        for request_id in ids:
+            await self.client.hset(self.keys.request(request_id), field, 1)
+        return list(ids)
+
+    async def form(self, picks: Sequence[tuple[str, int]], lookahead: int = 100) -> str:
+        """Form a batch; its id."""
+        self._formed += 1
+        batch_id = f"b{self._formed}"
+        await self.batches.form(batch_id, picks, lookahead, TIERS)
+        return batch_id
+
+    async def pop(self) -> str | None:
+        """The next ready batch id, without blocking."""
+        popped = await self.client.lpop(self.keys.batch_queue)
+        return popped.decode() if popped else None
+
+    async def running(self, count: int, tier: str = "free", token: str = "token") -> ClaimedBatch:
+        """A claimed batch of `count` fresh requests."""
+        await self.queue(count, tier)
+        await self.form([(tier, count)])
+        batch_id = await self.pop()
+        assert batch_id is not None
+        claimed = await self.batches.claim(batch_id, "w1", token)
+        assert claimed is not None
+        return claimed
+
+    async def states(self, ids: Sequence[str]) -> list[str]:
+        return [(await self.client.hget(self.keys.request(i), "state")).decode() for i in ids]
+
+    async def depth(self, tier: str) -> int:
+        return int(await self.client.llen(self.keys.queue(tier)))
+
+    async def inflight(self) -> dict[str, list[str]]:
+        """Every inflight list and its ids, oldest first."""
+        found = {}
+        async for key in self.client.scan_iter(f"{self.keys.prefix}inflight:*"):
+            found[key.decode()] = [i.decode() for i in reversed(await self.client.lrange(key, 0, -1))]
+        return found
+
+    async def audit(self) -> tuple[list[Accepted], list[Ended]]:
+        """Everything that the outbox holds, oldest first."""
+        entries = await self.client.lrange(self.keys.outbox, 0, -1)
+        records = [record for entry in reversed(entries) for record in decode_entry(entry)[0]]
+        return [r for r in records if isinstance(r, Accepted)], [r for r in records if isinstance(r, Ended)]
+
+    async def expire_leases(self) -> None:
+        """As if every lease had run out just now."""
+        for batch_id in await self.client.zrange(self.keys.leases, 0, -1):
+            await self.client.zadd(self.keys.leases, {batch_id: 1})
+
+
+def done(request_id: str, output: str = "olleh") -> Outcome:
+    """A completed outcome."""
+    return Outcome(request_id, "", 50.0, 5, "v1", output)

@@ -1,0 +1,130 @@
+"""When a batch leaves and who is in it, by literal tables."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.batch_policy import BatchPolicy, Snapshot, TierPolicy, Waiting, choose, decide, ready_limit
+
+TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
+
+
+def policy(size: int = 32, window_ms: float = 40.0) -> BatchPolicy:
+    return BatchPolicy(size, window_ms, 4, 1000.0, TIERS)
+
+
+def waiting(enterprise: int = 0, paid: int = 0, free: int = 0, oldest_ms: float = 1.0) -> dict[str, Waiting]:
+    return {
+        name: Waiting(depth, oldest_ms if depth else 0.0)
+        for name, depth in (("enterprise", enterprise), ("paid", paid), ("free", free))
+    }
+
+
+@pytest.mark.parametrize(
+    ("free", "oldest_ms", "rate", "workers", "ready", "leased", "leaves", "wait_ms"),
+    [
+        # waiting, its age, arrivals/s, workers, ready, leased -> leaves?, look again in
+        (0, 0.0, 0.0, 4, 0, 0, False, None),  # nothing waits
+        (32, 1.0, 900.0, 4, 0, 0, True, None),  # full: leaves at once
+        (32, 1.0, 900.0, 4, 0, 4, True, None),  # full, all busy: one may stand ready
+        (32, 1.0, 900.0, 4, 1, 5, False, None),  # full, all busy, one ready: late binding
+        (99, 1.0, 900.0, 0, 0, 0, False, None),  # no worker at all
+        (1, 1.0, 0.0, 4, 0, 0, True, None),  # nobody else comes: waiting would not pay
+        (1, 1.0, 20.0, 4, 0, 0, True, None),  # 0.78 expected in the window: under one
+        (1, 1.0, 900.0, 4, 0, 0, False, 39.0),  # 35 expected: waits out the window
+        (9, 40.0, 900.0, 4, 0, 0, True, None),  # the window is over
+        (9, 55.0, 900.0, 4, 0, 4, False, None),  # part batch, every worker busy: waiting is free
+        (9, 55.0, 900.0, 4, 1, 4, False, None),  # the one idle worker has a batch ready
+        (32, 1.0, 900.0, 4, 3, 3, True, None),  # three ready for four idle workers: one more
+        (32, 1.0, 900.0, 4, 4, 4, False, None),  # one ready for each idle worker
+    ],
+)
+def test_full_or_due(
+    free: int,
+    oldest_ms: float,
+    rate: float,
+    workers: int,
+    ready: int,
+    leased: int,
+    leaves: bool,
+    wait_ms: float | None,
+) -> None:
+    """A full batch leaves at once, a part batch for an idle worker when waiting would not pay, none beyond need."""
+    snapshot = Snapshot(waiting(free=free, oldest_ms=oldest_ms), ready, leased, workers, rate)
+
+    decision = decide(snapshot, policy(), {})
+
+    assert bool(decision.picks) is leaves
+    assert decision.wait_ms == wait_ms
+
+
+@pytest.mark.parametrize(
+    ("workers", "ready", "leased", "limit"),
+    [(1, 0, 1, 1), (4, 0, 0, 4), (4, 0, 4, 1), (4, 2, 4, 2), (34, 0, 34, 9), (200, 0, 200, 50), (0, 0, 0, 1)],
+)
+def test_ready_limit(workers: int, ready: int, leased: int, limit: int) -> None:
+    """One batch for each worker that runs none, and never under one for each four workers."""
+    assert ready_limit(Snapshot({}, ready, leased, workers, 0.0), 4) == limit
+
+
+@pytest.mark.parametrize(
+    ("queues", "credit", "picks"),
+    [
+        (waiting(enterprise=50, paid=50, free=50), {}, [("enterprise", 21), ("paid", 8), ("free", 3)]),
+        (waiting(enterprise=50), {}, [("enterprise", 32)]),  # nobody else wants a place
+        (waiting(free=50), {}, [("free", 32)]),  # work-conserving
+        (waiting(enterprise=2, free=50), {}, [("enterprise", 2), ("free", 30)]),
+        (waiting(enterprise=50, free=50), {"free": 0.9}, [("enterprise", 28), ("free", 4)]),  # 0.9 + 3.2 owed
+        (waiting(enterprise=50, free=50, oldest_ms=1500), {}, [("enterprise", 21), ("free", 11)]),  # both aged
+    ],
+)
+def test_who_is_in_it(queues: Mapping[str, Waiting], credit: Mapping[str, float], picks: list[tuple[str, int]]) -> None:
+    """Guarantees first, then a quarter for each aged tier, the rest strictly by priority."""
+    assert choose(queues, policy(), credit)[0] == picks
+
+
+def test_an_aged_tier_is_served_ahead_of_the_order() -> None:
+    """A free request that waited a second gets into the next batch, however much enterprise work there is."""
+    queues = {"enterprise": Waiting(500, 20.0), "free": Waiting(3, 1000.0), "paid": Waiting(0, 0.0)}
+
+    picks, _ = choose(queues, policy(), {})
+
+    assert dict(picks) == {"enterprise": 29, "free": 3}
+
+
+def test_a_small_share_is_paid_from_credit() -> None:
+    """With batches of 8 a share of 0.10 is less than one place: it is owed until it makes one."""
+    credit: Mapping[str, float] = {}
+    places = 0
+    for _ in range(100):
+        picks, credit = choose(waiting(enterprise=50, free=50), policy(size=8), credit)
+        places += dict(picks).get("free", 0)
+
+    assert places == 80  # 100 batches x 8 places x 0.10
+
+
+DEPTHS = st.integers(0, 80)
+AGES = st.floats(0, 3000)
+
+
+@given(DEPTHS, DEPTHS, DEPTHS, AGES, st.integers(1, 64), st.floats(0, 40))
+def test_a_batch_is_as_full_as_it_can_be(e: int, p: int, f: int, age: float, size: int, owed: float) -> None:
+    """Whatever waits: no place is left empty while somebody waits, none is given twice, none to an empty queue."""
+    queues = waiting(e, p, f, age)
+
+    picks, credit = choose(queues, policy(size), {"free": owed})
+
+    assert sum(n for _, n in picks) == min(size, e + p + f)
+    assert all(0 < n <= queues[name].depth for name, n in picks)
+    assert all(0 <= left <= size for left in credit.values())
+
+
+@given(DEPTHS.filter(bool), DEPTHS.filter(bool), st.integers(8, 64))
+def test_a_higher_tier_never_loses_to_a_lower_one_beyond_the_guards(e: int, f: int, size: int) -> None:
+    """Without age, free takes at most its guarantee as long as enterprise still waits."""
+    picks = dict(choose(waiting(enterprise=e, free=f), policy(size), {})[0])
+
+    if picks.get("enterprise", 0) < e:
+        assert picks.get("free", 0) <= 0.10 * size

@@ -1,0 +1,86 @@
+"""Frames between supervisor and model process: closed schemas, capped sizes, golden bytes."""
+
+import pickle
+
+import pytest
+
+from gpu_pool import frames
+from gpu_pool.backend import Item, ItemResult
+from gpu_pool.frames import HEADER, Done, Fatal, FrameError, FrameTooLarge, Progress, Ready, Run, Said
+
+RUN = Run(7, 3000, [Item("hello", {"temperature": 0.5}), Item("", {})])
+
+
+def test_a_run_survives_the_way() -> None:
+    """What the supervisor packs, the model process reads."""
+    frame = frames.pack(RUN)
+
+    assert RUN == frames.read_run(frame[HEADER.size :])
+    assert len(frame) - HEADER.size == frames.body_length(frame[: HEADER.size])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Ready("tiny-1"),
+        Progress(12),
+        Done(7, 51.25, [ItemResult("olleh", 2), ItemResult("no", 0, "poison_request")]),
+        Fatal("The device is lost."),
+        Fatal("No such module.", start_error=True),
+    ],
+)
+def test_everything_said_survives_the_way(said: Said) -> None:
+    """What the model process packs, the supervisor reads."""
+    assert said == frames.read_said(frames.pack(said)[HEADER.size :])
+
+
+@pytest.mark.parametrize(
+    ("message", "golden"),
+    [
+        (Run(1, 2, [Item("a", {})]), "00000000d 94a372756e010291 92a16180"),
+        (Ready("v"), "000000009 92a57265616479a176"),
+        (Progress(5), "00000000b 92a870726f677265737305"),
+        (Done(1, 0.5, []), "000000011 94a4646f6e6501cb3fe000000000000090"),
+    ],
+)
+def test_golden_bytes(message: Run | Said, golden: str) -> None:
+    """The bytes on the wire are these, so that they change on purpose only."""
+    length, _, body = golden.partition(" ")
+    body = body.replace(" ", "")
+
+    assert int(length, 16).to_bytes(4, "big").hex() + body == frames.pack(message).hex()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        pickle.dumps({"seq": 1}),
+        frames.pack(Ready("v"))[4:],  # the other direction's message
+        b"\x94\xa3run\x01\x02\x91\x92\xa1\xff\x80",  # text that is not UTF-8
+        b"\x94\xa3run\x01\x02\x91\x92\x07\x80",  # a number as input
+        b"\x91" * 100_000,  # deep enough to end a careless decoder
+    ],
+)
+def test_what_is_no_run_is_refused(body: bytes) -> None:
+    """A FrameError, and nothing else, whatever the bytes."""
+    with pytest.raises(FrameError):
+        frames.read_run(body)
+
+
+def test_what_a_model_process_may_not_say_is_refused() -> None:
+    """A supervisor takes no Run, and no nonsense."""
+    for body in (frames.pack(RUN)[4:], b"\xc1", b""):
+        with pytest.raises(FrameError):
+            frames.read_said(body)
+
+
+def test_the_size_is_capped_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing over the cap is packed, and a length over it is not believed."""
+    monkeypatch.setattr(frames, "MAX_BODY_BYTES", 100)
+
+    with pytest.raises(FrameTooLarge):
+        frames.pack(Ready("v" * 101))
+    with pytest.raises(FrameError):
+        frames.body_length(HEADER.pack(101))

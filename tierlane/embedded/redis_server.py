@@ -1,0 +1,131 @@
+"""The embedded Redis-compatible server: one process on a Unix socket, no TCP port.
+
+State is kept in an append-only file, synced each second, unless the server is ephemeral.
+"""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from tierlane.child_process import POLL_S
+from tierlane.embedded.binaries import REDIS_NAMES, find_redis
+from tierlane.embedded.errors import EmbeddedServerError
+from tierlane.embedded.server_process import ServerProcess, read_pid
+from tierlane.embedded.sockets import prepare_socket_dir, usable_socket_dir
+
+SOCKET_NAME = "redis.sock"
+START_TIMEOUT_S = 30.0  # Reading back a large append-only file takes seconds.
+STOP_GRACE_S = 3.0
+MEMORY_LIMIT_BYTES = 4 << 30
+SLOW_SCRIPT_MS = 500  # After this long other clients are told BUSY instead of waiting; ours stay under one.
+
+
+class EmbeddedRedis:
+    """A server for one data directory. Its files are `<data_dir>/redis/` and, by default, `<data_dir>/redis.log`."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        socket_dir: Path,
+        *,
+        ephemeral: bool = False,
+        log: Path | None = None,
+        extra_args: Sequence[str] = (),
+    ) -> None:
+        """`ephemeral`: keep nothing on disk. `extra_args`: appended to the command line, so they win."""
+        self._home = data_dir.absolute() / "redis"
+        self._socket_dir = usable_socket_dir(socket_dir, SOCKET_NAME)
+        self._ephemeral = ephemeral
+        self._extra_args = tuple(extra_args)
+        self._process = ServerProcess("Embedded Redis", self._home, log or data_dir.absolute() / "redis.log")
+        self.socket = self._socket_dir / SOCKET_NAME
+        self.url = f"unix://{self.socket}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server. Raises EmbeddedServerError before the first start."""
+        if not self._process.pid:
+            raise EmbeddedServerError("The server has not been started.")
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's process runs now."""
+        return self._process.alive
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of the latest run, None while it runs."""
+        return self._process.returncode
+
+    async def start(self) -> None:
+        """Start the server and return when it answers PING. Raises EmbeddedServerError with the log's last lines."""
+        if self.alive:
+            return
+        binary = find_redis()
+        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        prepare_socket_dir(self._socket_dir)
+        await self._process.clear_leftover(read_pid(self._pid_file), REDIS_NAMES)
+        self._process.run([str(binary), *self._arguments()])
+        try:
+            await self._ready()
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def kill(self) -> None:
+        """Kill the server at once. Harmless when it does not run."""
+        self._process.kill()
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Ask the server to end, kill it after `grace_s` seconds. Harmless when it does not run."""
+        await self._process.stop(signal.SIGTERM, grace_s)
+        self.socket.unlink(missing_ok=True)
+
+    @property
+    def _pid_file(self) -> Path:
+        return self._home / "redis.pid"
+
+    def _arguments(self) -> list[str]:
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
+            "dir": str(self._home),
+            "pidfile": str(self._pid_file),
+            "daemonize": "no",
+            "maxmemory": str(min(MEMORY_LIMIT_BYTES, psutil.virtual_memory().total // 2)),
+            "maxmemory-policy": "noeviction",
+            "save": "",
+            "appendonly": "no" if self._ephemeral else "yes",
+            "appendfsync": "everysec",
+            "lua-time-limit": str(SLOW_SCRIPT_MS),
+        }
+        return [part for name, value in options.items() for part in (f"--{name}", value)] + list(self._extra_args)
+
+    async def _ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not await self._answers_ping():
+            if not self.alive:
+                raise self._process.failure("ended while starting")
+            if time.monotonic() > deadline:
+                raise self._process.failure(f"did not answer within {START_TIMEOUT_S:.0f} s")
+            await asyncio.sleep(POLL_S)
+
+    async def _answers_ping(self) -> bool:
+        # The raw protocol, since a client library would add its own retries and timeouts to the waiting.
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                reader, writer = await asyncio.open_unix_connection(self.socket)
+                try:
+                    writer.write(b"PING\r\n")
+                    return (await reader.readline()).startswith(b"+PONG")
+                finally:
+                    writer.close()
+                    await writer.wait_closed()
+        return False

@@ -1,0 +1,29 @@
+"""`tierlane migrate`: the database to the newest revision, or one line that says why not."""
+
+import asyncio
+import sys
+from typing import Protocol
+
+from ledger.migration import head_revision, upgrade_to_head
+from scheduler.errors import StartError
+
+
+class HasDatabase(Protocol):
+    """What of the settings this role needs."""
+
+    @property
+    def database_url(self) -> str: ...
+
+
+def run(settings: HasDatabase) -> int:
+    """Migrate and return the exit code: 0 done (or nothing to do), 1 failed, with one line on stderr."""
+    if not settings.database_url:
+        print("No database: set TIERLANE_DATABASE_URL.", file=sys.stderr)
+        return 1
+    try:
+        asyncio.run(upgrade_to_head(settings.database_url))
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"The database is at revision {head_revision()}.")
+    return 0

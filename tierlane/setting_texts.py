@@ -1,0 +1,158 @@
+"""What every setting means: its default as shown to people, its unit and the trade-off, grouped by who reads it.
+
+Only the standard library is used, because `--help` is built from these texts and must not wait for the imports that
+validation needs. `tierlane.settings` holds the types and ranges; a test keeps the two in step.
+"""
+
+from dataclasses import dataclass
+
+PREFIX = "TIERLANE_"
+CONFIG_VARIABLE = "TIERLANE_CONFIG"
+DEFAULT_CONFIG_FILE = "tierlane.toml"
+
+# They have no flag: command lines are visible to every user of a host.
+SECRET_SETTINGS = frozenset({"redis_url", "database_url", "service_token"})
+
+
+@dataclass(frozen=True)
+class Text:
+    """One setting for readers: default as text ("" for none), description, and what stands for the value in help."""
+
+    default: str
+    description: str
+    metavar: str = "TEXT"
+
+
+def number(default: str, description: str) -> Text:
+    """Return the text of a setting whose value is an integer."""
+    return Text(default, description, "N")
+
+
+def variable(setting: str) -> str:
+    """Return the environment variable of a setting."""
+    return PREFIX + setting.upper()
+
+
+def flag(setting: str) -> str:
+    """Return the long command line flag of a setting."""
+    return "--" + setting.replace("_", "-")
+
+
+SHARED = {
+    "redis_url": Text(
+        "",
+        "Redis or Valkey to use, as redis://, rediss:// or unix://. `tierlane up` starts its own server when unset.",
+    ),
+    "database_url": Text(
+        "",
+        "PostgreSQL to use; must begin with postgresql+asyncpg://. `tierlane up` starts its own server when unset.",
+    ),
+    "service_token": Text(
+        "",
+        "Secret of at least 16 characters that opens /internal/*. `tierlane up` makes one when unset.",
+    ),
+    "pool": Text("default", "Name of the GPU pool: a set of workers with queues of their own."),
+    "data_dir": Text(
+        ".tierlane",
+        "Directory for local state: the audit spool of a gateway, and everything that `tierlane up` keeps.",
+    ),
+    "log_format": Text(
+        "auto", "console (coloured text), json (one object a line), or auto: console on a terminal, else json."
+    ),
+    "log_level": Text("info", "Least severe level that is logged: debug, info, warning or error. debug costs speed."),
+}
+
+GATEWAY = {
+    "host": Text("127.0.0.1", "Address to listen on. 0.0.0.0 opens the gateway to the network."),
+    "port": number("8080", "TCP port to listen on, shared by several gateways of one host; 0 lets the system choose."),
+    "max_body_bytes": number("262144", "Largest request body in bytes. Larger costs memory for each open connection."),
+    "header_timeout_ms": number(
+        "5000", "Milliseconds a client has for its headers. Longer lets slow clients hold sockets."
+    ),
+    "body_timeout_ms": number(
+        "10000", "Milliseconds a client has for its body. Shorter cuts off clients on slow links."
+    ),
+    "idle_timeout_ms": number("75000", "Milliseconds an idle keep-alive connection is kept. Longer saves handshakes."),
+    "max_connections": number(
+        "20000", "Open connections of one gateway; more are closed. Each costs a file descriptor."
+    ),
+    "total_request_ms": number("4000", "Milliseconds from accepting a request to its answer, retries included."),
+    "drain_ms": number("4000", "Milliseconds that open requests get at shutdown. Longer makes a rollout slower."),
+    "default_model": Text(
+        "", "Model that serves requests which name none. Unset: the only enabled model, if there is one."
+    ),
+}
+
+SCHEDULER = {
+    "lease_ms": number(
+        "600", "Milliseconds a batch is lent to a worker. Shorter finds a dead worker sooner, at more load."
+    ),
+    "reap_ms": number(
+        "100", "Milliseconds between looks for leases that ran out. Shorter retries sooner, at more load."
+    ),
+    "batch_lookahead_workers": number(
+        "4",
+        "One batch is kept ready for each this many workers. Smaller keeps GPUs fed, larger keeps the order exact.",
+    ),
+    "ageing_ms": number(
+        "1000",
+        "Milliseconds of waiting that move a request of a low tier up. Smaller is kinder to free, worse for paid.",
+    ),
+}
+
+WORKER = {
+    "backend": Text(
+        "tiny", "Model to run: tiny, simulated[:MS], pkg.module:function, hf:DIR, or openai:URL (a fixed endpoint)."
+    ),
+    "worker_id": Text("", "Name of this worker in Redis, unique in its pool. Unset: generated from host and process."),
+    "device": Text("auto", "Device for the model: auto (CUDA when there is one), cpu, cuda or cuda:N."),
+    "torch_threads": number("", "CPU threads of the model. Unset: torch's choice, too many when workers share a host."),
+    "heartbeat_ms": number(
+        "250", "Milliseconds between heartbeats of a worker. Shorter shows a loss sooner, at more load."
+    ),
+    "gone_ms": number(
+        "1000", "Milliseconds without a heartbeat that make a worker count as gone. Shorter risks false alarms."
+    ),
+    "renew_ms": number(
+        "150", "Milliseconds between renewals of a running batch's lease; several must fit into the lease."
+    ),
+    "gpu_timeout_ms": number(
+        "3000",
+        "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models.",
+    ),
+}
+
+AUDITOR = {
+    "audit_batch": number(
+        "1000", "Audit entries written to PostgreSQL at once. Larger is cheaper, and later after a restart."
+    ),
+    "audit_interval_ms": number(
+        "200", "Milliseconds that audit entries may wait for a fuller batch. Longer makes rows appear later."
+    ),
+    "audit_grace_ms": number(
+        "10000", "Milliseconds after its deadline at which an accepted request without an end is closed as abandoned."
+    ),
+}
+
+UP = {
+    "gateways": number(
+        "1", "Gateways that `tierlane up` starts, all on one port. More than one for each two cores is waste."
+    ),
+    "workers": number("2", "Workers that `tierlane up` starts. Each loads the model once, in a process of its own."),
+    "max_batch_size": number(
+        "",
+        "Requests in one batch of the demo model. Unset: 8 for tiny, else 32. Larger is faster but later.",
+    ),
+    "ephemeral": Text("false", "Keep nothing: the embedded servers use a temporary directory without fsync."),
+}
+
+SECTIONS: dict[str, dict[str, Text]] = {
+    "Shared": SHARED,
+    "Gateway": GATEWAY,
+    "Scheduler": SCHEDULER,
+    "Worker": WORKER,
+    "Auditor": AUDITOR,
+    "Local stack (`tierlane up`)": UP,
+}
+
+TEXTS: dict[str, Text] = {name: text for section in SECTIONS.values() for name, text in section.items()}

@@ -1,0 +1,142 @@
+"""No orphans: a process that outlives a killed `tierlane up` for a moment and takes all its processes with it.
+
+It is started first, in a session of its own, and holds the read end of a pipe whose only write end is in `up`; when
+`up` ends in whatever way, SIGKILL included, the kernel closes that end. What it then kills: every process that was
+named to it, the descendants of those, and every process that carries the stack's mark in its environment. The mark
+covers what `up` started but could not name any more, and the orphans of a worker that died before. It also holds the
+lock of the data directory, so that the next `up` waits until everything is gone.
+
+Lines on the pipe: `pid N` to watch over a process, `remove DIR` to delete a temporary directory at the end.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from tierlane.child_process import family, kill_all, still_runs
+
+# Without the prefix of settings, which refuse what they do not know.
+MARK_VARIABLE = "_TIERLANE_STACK_MARK"
+REMOVABLE_PREFIX = "tierlane-up-"
+KILL_WITHIN_S = 2.0
+POLL_S = 0.02
+RELEASE_WAIT_S = 3.0
+
+
+class Leash:
+    """The side of `up`: starts the process, names to it what must not outlive us, starts it again if it dies."""
+
+    def __init__(self, lock_fd: int) -> None:
+        """`lock_fd`: the locked file descriptor of the data directory, shared with the process."""
+        self._lock_fd = lock_fd
+        self._lines: list[str] = []
+        self._popen = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "tierlane.up.leash"],
+            stdin=subprocess.PIPE,
+            pass_fds=(self._lock_fd,),
+            start_new_session=True,
+        )
+
+    def hold(self, pid: int) -> None:
+        """Have `pid` and its descendants killed when this process ends."""
+        self._tell(f"pid {pid}")
+
+    def remove_at_end(self, directory: Path) -> None:
+        """Have a temporary directory deleted when this process ends."""
+        self._tell(f"remove {directory}")
+
+    def check(self) -> None:
+        """Start the process again when somebody killed it, and tell it everything anew."""
+        if self._popen.poll() is None:
+            return
+        self._popen = self._spawn()
+        for line in self._lines:
+            self._write(line)
+
+    def release(self) -> None:
+        """Close the pipe after everything was stopped, and wait until the process has found nothing left to kill."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self._popen.communicate(timeout=RELEASE_WAIT_S)
+
+    def _tell(self, line: str) -> None:
+        self._lines.append(line)
+        self._write(line)
+
+    def _write(self, line: str) -> None:
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):  # It died: `check` will start it again and repeat this line.
+                self._popen.stdin.write(f"{line}\n".encode())
+                self._popen.stdin.flush()
+
+
+class Held:
+    """The side of the leash: the processes and directories that were named."""
+
+    def __init__(self, mark: str) -> None:
+        """`mark`: the value that the stack's processes carry in their environment, "" for none."""
+        self._mark = mark
+        self._processes: list[psutil.Process] = []
+        self._directories: list[Path] = []
+
+    def note(self, line: str) -> None:
+        """Take one line of the pipe; a process that is gone already, or a strange line, is ignored."""
+        verb, _, value = line.strip().partition(" ")
+        with contextlib.suppress(psutil.Error, ValueError):
+            if verb == "pid":
+                # The object remembers the creation time, so that a later process of that number is not hit.
+                self._processes.append(psutil.Process(int(value)))
+            elif verb == "remove" and _is_removable(Path(value)):
+                self._directories.append(Path(value))
+
+    def clear_away(self) -> None:
+        """Kill everything, look again until nothing is left or two seconds have passed, delete the directories."""
+        deadline = time.monotonic() + KILL_WITHIN_S
+        while (left := list(self._left())) and time.monotonic() < deadline:
+            kill_all(left)
+            time.sleep(POLL_S)
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _left(self) -> Iterator[psutil.Process]:
+        for process in self._processes:
+            if still_runs(process):
+                yield from family(process.pid)
+        if self._mark:
+            yield from (process for process in psutil.process_iter() if self._is_marked(process))
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        try:
+            marked = process.environ().get(MARK_VARIABLE) == self._mark
+        except (psutil.Error, OSError):
+            return False
+        return marked and process.pid != os.getpid() and still_runs(process)
+
+
+def _is_removable(directory: Path) -> bool:
+    return directory.parent == Path(tempfile.gettempdir()) and directory.name.startswith(REMOVABLE_PREFIX)
+
+
+def main() -> None:
+    """Read lines until the pipe ends, then clear away. Signals are left to `up`, which always ends first."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    held = Held(os.environ.get(MARK_VARIABLE, ""))
+    for line in sys.stdin:
+        held.note(line)
+    held.clear_away()
+
+
+if __name__ == "__main__":
+    main()

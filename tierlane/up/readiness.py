@@ -1,0 +1,44 @@
+"""When a stack is ready: a gateway says so, and at least one worker has its model loaded."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+POLL_S = 0.1
+CALL_TIMEOUT_S = 2.0
+
+# Proxies of the environment are not for a gateway on this machine.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+async def wait_until_ready(http_url: str, service_token: str) -> None:
+    """Return when requests can be served; the caller sets the deadline."""
+    while not await asyncio.to_thread(_is_ready, http_url, service_token):
+        await asyncio.sleep(POLL_S)
+
+
+def _is_ready(http_url: str, service_token: str) -> bool:
+    if _get(f"{http_url}/readyz", None) is None:
+        return False
+    body = _get(f"{http_url}/internal/health", service_token)
+    return body is not None and _healthy_gpus(body) >= 1
+
+
+def _healthy_gpus(body: bytes) -> int:
+    try:
+        health: Any = json.loads(body)
+        return int(health["healthy_gpus"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _get(url: str, token: str | None) -> bytes | None:
+    """Return the body of a 200 answer, None for any other answer or none."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with _opener.open(request, timeout=CALL_TIMEOUT_S) as answer:
+            return bytes(answer.read()) if answer.status == 200 else None
+    except (OSError, urllib.error.URLError, ValueError):
+        return None

@@ -1,0 +1,57 @@
+"""The commands and environments of the roles that `up` starts. Secrets travel in the environment, never in argv."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+
+from tierlane.setting_texts import CONFIG_VARIABLE, UP, variable
+from tierlane.settings import Settings
+
+Command = Callable[[str], list[str]]
+
+# A gateway may finish open requests for this long when the stack stops; all of it must end within five seconds.
+DRAIN_MS = 1500
+
+
+def role_command(role: str) -> list[str]:
+    """Return the command line of a role.
+
+    The current directory is importable for a worker only, whose backend may be a module of the user; for the other
+    roles a folder that happens to be called `gateway` or `ledger` must not shadow ours.
+    """
+    safe_path = [] if role == "worker" else ["-P"]
+    return [sys.executable, *safe_path, "-m", "tierlane", role]
+
+
+@dataclass(frozen=True)
+class RoleEnvironment:
+    """The settings that all roles of one stack share; `for_role` gives the whole environment of one process."""
+
+    settings: Settings
+
+    def for_role(self, role: str, name: str) -> dict[str, str]:
+        """Return the environment of the process `name`."""
+        env = {key: value for key, value in os.environ.items() if key != CONFIG_VARIABLE}
+        env |= {variable(setting): _text(value) for setting, value in self._values(role, name).items()}
+        env["PYTHONUNBUFFERED"] = "1"  # Or what a role printed before it was killed would be lost.
+        return env
+
+    def _values(self, role: str, name: str) -> dict[str, object]:
+        # Every value is passed, so that neither the file nor the environment is read a second time in another order.
+        values = {setting: value for setting, value in self.settings if value is not None and setting not in UP}
+        # A directory each, because the audit spool of a gateway has one writer.
+        values["data_dir"] = self.settings.data_dir / name
+        values["drain_ms"] = min(self.settings.drain_ms, DRAIN_MS)
+        if role == "worker":
+            values["worker_id"] = name
+            values.setdefault("torch_threads", max(1, (os.cpu_count() or 1) // self.settings.workers))
+        return values
+
+
+def _text(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value).lower() if isinstance(value, bool) else str(value)

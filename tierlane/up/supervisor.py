@@ -1,0 +1,118 @@
+"""Keeps members running: starts them, starts again what dies, stops all in the reverse order within five seconds."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from tierlane.embedded import EmbeddedServerError
+from tierlane.up.backoff import Backoff
+from tierlane.up.errors import StackError
+from tierlane.up.leash import Leash
+from tierlane.up.log_lines import LogLines
+from tierlane.up.members import Member
+
+WATCH_S = 0.05
+USAGE_EXIT_CODE = 2  # A role that refuses its settings would refuse them again.
+
+# Who is stopped together, in this order, with the seconds each group has before it is killed; under 5 in all.
+# Gateways first, while there is still something behind them that can answer what they have accepted.
+STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
+    (frozenset({"gateway"}), 2.0),
+    (frozenset({"worker"}), 1.2),
+    (frozenset({"scheduler", "migrate"}), 0.6),
+    (frozenset({"redis", "postgres"}), 0.8),
+)
+
+
+class Supervisor:
+    """The running members. `changed` is called whenever the set of processes is another one."""
+
+    def __init__(self, leash: Leash, lines: LogLines, changed: Callable[[], None]) -> None:
+        """`leash` is told of every process, so that none can be left behind."""
+        self._leash = leash
+        self._lines = lines
+        self._changed = changed
+        self._keepers: list[asyncio.Task[None]] = []
+        self._settled = False
+        self._refused: asyncio.Future[None] | None = None
+        self.members: list[Member] = []
+
+    async def add(self, member: Member) -> None:
+        """Start a member and keep it running from now on. Raises what its first start raises."""
+        self.members.append(member)
+        await self._start(member)
+        self._keepers.append(asyncio.create_task(self._keep(member), name=f"keep {member.name}"))
+
+    async def run_once(self, member: Member) -> int:
+        """Start a member that is to end by itself, and return its exit code."""
+        self.members.append(member)
+        await self._start(member)
+        await _ended(member)
+        self.members.remove(member)
+        return member.returncode or 0
+
+    async def settle(self, ready: Awaitable[None]) -> None:
+        """Wait for `ready`; until then a role that refuses its settings ends the start. Raises StackError."""
+        self._refused = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(ready)
+        try:
+            await asyncio.wait([waiting, self._refused], return_when=asyncio.FIRST_COMPLETED)
+            if self._refused.done():
+                await self._refused
+            await waiting
+        finally:
+            self._settled = True
+            waiting.cancel()
+
+    async def stop(self) -> None:
+        """Stop everything, stage by stage; harmless when nothing runs."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for roles, grace_s in STOP_STAGES:
+            stage = [member.stop(grace_s) for member in self.members if member.role in roles]
+            await asyncio.gather(*stage)
+
+    def kill(self) -> None:
+        """Kill everything at once; a `stop` that is under way then ends quickly."""
+        for member in self.members:
+            member.kill()
+
+    async def _start(self, member: Member) -> None:
+        await member.start()
+        self._leash.hold(member.pid)
+        self._changed()
+
+    async def _keep(self, member: Member) -> None:
+        backoff = Backoff()
+        while True:
+            started = time.monotonic()
+            await _ended(member)
+            self._note_refusal(member)
+            delay = backoff.delay_after(time.monotonic() - started)
+            self._lines.say(f"{member.name} ended ({_cause(member.returncode)}); starting it again in {delay:.1f} s")
+            self._changed()
+            await asyncio.sleep(delay)
+            await self._start_again(member)
+
+    async def _start_again(self, member: Member) -> None:
+        try:
+            await self._start(member)
+        except (EmbeddedServerError, OSError) as error:
+            self._lines.say(f"{member.name} does not start: {error}")
+
+    def _note_refusal(self, member: Member) -> None:
+        if self._settled or member.returncode != USAGE_EXIT_CODE or self._refused is None or self._refused.done():
+            return
+        self._refused.set_exception(StackError(f"{member.name} refuses to start; its message is above."))
+
+
+async def _ended(member: Member) -> None:
+    while member.alive:
+        await asyncio.sleep(WATCH_S)
+
+
+def _cause(returncode: int | None) -> str:
+    if returncode is None:
+        return "not started"
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
