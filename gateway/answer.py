@@ -42,16 +42,14 @@ class Answer:
     It has the three things that aiohttp's connection handler asks of a response: `prepare`, `write_eof`, `keep_alive`.
     """
 
-    __slots__ = ("abort", "body", "close", "content_type", "headers", "keep_alive", "status", "_request")
+    __slots__ = ("_request", "abort", "body", "close", "content_type", "headers", "keep_alive", "status")
 
-    def __init__(
-        self, status: int, body: bytes, headers: Headers | None = None, content_type: str = JSON, close: bool = False
-    ) -> None:
+    def __init__(self, status: int, body: bytes, headers: Headers | None = None, content_type: str = JSON) -> None:
         self.status = status
         self.body = body
         self.headers: Headers = headers if headers is not None else []
         self.content_type = content_type
-        self.close = close
+        self.close = False
         self.abort = False
         self.keep_alive = True
         self._request: web.BaseRequest | None = None
@@ -78,7 +76,7 @@ class Answer:
 
     async def write_eof(self) -> None:
         """Write everything at once. Raises ConnectionResetError when the client is gone."""
-        request = cast(web.BaseRequest, self._request)
+        request = cast("web.BaseRequest", self._request)
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client is gone.")

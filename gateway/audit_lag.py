@@ -21,7 +21,7 @@ class AuditLag:
         Raises RedisUnavailable.
         """
         async with translated():
-            auditors = await self._client.smembers(self._keys.auditors)  # type: ignore[misc]
+            auditors: set[bytes] = await self._client.smembers(self._keys.auditors)  # type: ignore[assignment]
             pipeline = self._client.pipeline(transaction=False)
             for auditor in auditors:
                 pipeline.lindex(self._keys.auditor_outbox(auditor.decode()), -1)

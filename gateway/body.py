@@ -1,6 +1,6 @@
 """Reading a request's body: bounded in size and time, never decompressed, never asked for when it is refused anyway."""
 
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiohttp import web
 
@@ -9,12 +9,12 @@ from scheduler.errors import ErrorCode, RequestError
 JSON_TYPES = ("application/json", "")
 
 
-class BodyWatch(Protocol):
-    """Notes which connections wait for the rest of a body; a slow one gets an exception into its body stream."""
+class TimedConnection(Protocol):
+    """A connection that gives the rest of a body only so long; then the body stream raises `request_timeout`."""
 
-    def body_started(self, request: web.BaseRequest) -> None: ...
+    def body_started(self) -> None: ...
 
-    def body_ended(self, request: web.BaseRequest) -> None: ...
+    def body_ended(self) -> None: ...
 
 
 def check_media(request: web.BaseRequest, max_bytes: int) -> None:
@@ -30,7 +30,7 @@ def check_media(request: web.BaseRequest, max_bytes: int) -> None:
         raise _too_large(max_bytes)
 
 
-async def read_body(request: web.BaseRequest, max_bytes: int, watch: BodyWatch) -> bytes:
+async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     """The whole body. Raises RequestError when it is too large, too slow, or cut wrongly."""
     payload = request.content
     if payload.is_eof():
@@ -38,14 +38,15 @@ async def read_body(request: web.BaseRequest, max_bytes: int, watch: BodyWatch) 
         if len(body) > max_bytes:
             raise _too_large(max_bytes)
         return body
-    watch.body_started(request)
+    connection = cast("TimedConnection", request.protocol)
+    connection.body_started()
     try:
         await _continue(request)
         return await _read_on(request, max_bytes)
     except web.RequestPayloadError:
         raise RequestError(ErrorCode.INVALID_REQUEST, "The body does not end as its headers say.") from None
     finally:
-        watch.body_ended(request)
+        connection.body_ended()
 
 
 async def _read_on(request: web.BaseRequest, max_bytes: int) -> bytes:

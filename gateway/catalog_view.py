@@ -1,6 +1,6 @@
 """What the gateway asks of the catalog, as narrow protocols: the ledger's snapshot fits them, and so do literals."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import UNSET, UnsetType
@@ -59,6 +59,8 @@ class CatalogView(Protocol):
 
     def age_s(self) -> float: ...
 
+    def identify(self, presented: str, wall_now: float) -> "IdentityView": ...
+
 
 class IdentityView(Protocol):
     """Who a key belongs to and what it may do at its base limit."""
@@ -77,13 +79,7 @@ class IdentityView(Protocol):
     def max_queue_ms(self) -> int: ...
 
 
-Verify = Callable[[str], IdentityView]
-"""From a presented key to its identity, now. Raises RequestError."""
-
-
-def choose_model(
-    models: Mapping[str, ModelRow], pool: str, wanted: str | UnsetType, default: str | None
-) -> str:
+def choose_model(models: Mapping[str, ModelRow], pool: str, wanted: str | UnsetType, default: str | None) -> str:
     """The name of the model to run. Raises RequestError `model_not_found` with `param`.
 
     Without a wish it is `default`, or the pool's only enabled model; with neither the client has to choose.

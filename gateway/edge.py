@@ -17,6 +17,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from gateway.answer import Answer
 from gateway.config import GatewayConfig
+from gateway.doors import Doors
 from gateway.faults import Faults
 from gateway.routes import Call, Routes
 from gateway.watch import Watch
@@ -44,7 +45,7 @@ def check_parser() -> None:
 class EdgeServer(web.Server):
     """Accepts connections and answers each request by `routes`."""
 
-    def __init__(self, routes: Routes, faults: Faults, config: GatewayConfig) -> None:
+    def __init__(self, routes: Routes, faults: Faults, doors: Doors, config: GatewayConfig) -> None:
         super().__init__(
             self._answer,  # type: ignore[arg-type]  # an Answer stands in for aiohttp's response
             handler_cancellation=True,
@@ -55,12 +56,12 @@ class EdgeServer(web.Server):
         )
         self.routes = routes
         self.faults = faults
+        self.doors = doors
         self.headers_watch: Watch[EdgeConnection] = Watch(config.header_timeout_s)
         self.body_watch: Watch[EdgeConnection] = Watch(config.body_timeout_s)
         self.write_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
         self.max_connections = config.max_connections
         self.open_connections = 0
-        self.closing = False  # Set once the sockets are closed: every answer ends its connection.
 
     def __call__(self) -> RequestHandler:
         return EdgeConnection(self, loop=self._loop, **self._kwargs)
@@ -71,10 +72,10 @@ class EdgeServer(web.Server):
             answer = await self._routed(request, request_id)
         except RequestError as error:
             answer = self.faults.answer(error, request_id)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets our 500
             answer = self.failed(error, request_id)
         # The rest of an unread body would be taken for the next request.
-        if self.closing or not request.content.is_eof():
+        if self.doors.closed or not request.content.is_eof():
             answer.close = True
         return answer
 
@@ -96,14 +97,6 @@ class EdgeServer(web.Server):
         where = "".join(traceback.format_tb(error.__traceback__)) if error else ""
         log.error("request %s failed with %s at\n%s", request_id, type(error).__name__, where)
         return self.faults.answer(RequestError(ErrorCode.INTERNAL_ERROR), request_id)
-
-    def body_started(self, request: web.BaseRequest) -> None:
-        """A handler waits for the rest of this request's body."""
-        self.body_watch.start(cast(EdgeConnection, request.protocol), self._loop.time())
-
-    def body_ended(self, request: web.BaseRequest) -> None:
-        """The body is there, or nobody waits for it any more."""
-        self.body_watch.stop(cast(EdgeConnection, request.protocol))
 
     def sweep(self, now: float) -> None:
         """End what is overdue at `now` (the loop's clock)."""
@@ -166,6 +159,14 @@ class EdgeConnection(RequestHandler):
             transport.write(answer.head("close") + answer.body)
         self.force_close()
 
+    def body_started(self) -> None:
+        """A handler waits for the rest of a body."""
+        self._edge.body_watch.start(self, self._loop.time())
+
+    def body_ended(self) -> None:
+        """The body is there, or nobody waits for it any more."""
+        self._edge.body_watch.stop(self)
+
     def expire_body(self) -> None:
         """Wake the handler that waits for the rest of a body with a timeout."""
         if self._current_request is not None:
@@ -178,10 +179,10 @@ class EdgeConnection(RequestHandler):
 
     def handle_error(
         self,
-        request: web.BaseRequest,
+        request: web.BaseRequest,  # noqa: ARG002  # aiohttp's signature
         status: int = 500,
         exc: BaseException | None = None,
-        message: str | None = None,
+        message: str | None = None,  # noqa: ARG002  # what the parser says quotes the client
     ) -> web.StreamResponse:
         """Called by aiohttp for what its parser refuses (400), and for faults that no handler caught."""
         request_id = new_request_id()
@@ -191,10 +192,10 @@ class EdgeConnection(RequestHandler):
         else:
             answer = self._edge.failed(exc, request_id)
         answer.close = True
-        return cast(web.StreamResponse, answer)
+        return cast("web.StreamResponse", answer)
 
-    def log_exception(self, *args: Any, **kw: Any) -> None:
-        """aiohttp logs whole exceptions, which may quote the client; only the kind is worth a line."""
+    def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ARG002  # aiohttp's signature
+        """Aiohttp logs whole exceptions, which may quote the client; only the kind is worth a line."""
         log.warning("connection closed after %s", type(kw.get("exc_info")).__name__)
 
 
@@ -202,9 +203,7 @@ async def serve(server: EdgeServer, config: GatewayConfig) -> tuple[web.ServerRu
     """Listen as `config` says. Returns what to clean up, and the port (the kernel's choice where it was 0)."""
     runner = web.ServerRunner(server, shutdown_timeout=0.5)
     await runner.setup()
-    site = web.TCPSite(
-        runner, config.host, config.port, backlog=config.backlog, reuse_port=config.reuse_port or None
-    )
+    site = web.TCPSite(runner, config.host, config.port, backlog=config.backlog, reuse_port=config.reuse_port or None)
     try:
         await site.start()
     except OSError as error:

@@ -13,10 +13,11 @@ from multidict import CIMultiDictProxy
 from gateway.admitter import ENTERED, Admitter
 from gateway.answer import Answer, Headers
 from gateway.bearer import bearer_token
-from gateway.body import BodyWatch, check_media, read_body
+from gateway.body import check_media, read_body
 from gateway.cancels import Cancels
-from gateway.catalog_view import CatalogView, IdentityView, Verify, choose_model
+from gateway.catalog_view import CatalogView, IdentityView, choose_model
 from gateway.config import GatewayConfig
+from gateway.doors import Doors
 from gateway.faults import Faults
 from gateway.inference_body import decode_inference
 from gateway.key_states import KeyStates
@@ -42,28 +43,26 @@ class InferenceParts:
 
     config: GatewayConfig
     catalog: CatalogView
-    verify: Verify
     limits: LiveLimits
     waiters: Waiters
     admitter: Admitter
     cancels: Cancels
     meter: Meter
     faults: Faults
+    doors: Doors
     clock: Callable[[], float] = time.monotonic
 
 
 class Inference:
-    """The handler. `watch` times slow bodies; `draining` refuses what comes in after the doors are closed."""
+    """The handler."""
 
     def __init__(self, parts: InferenceParts) -> None:
         self._parts = parts
         self._keys = KeyStates()
-        self.watch: BodyWatch | None = None
-        self.draining = False
 
     async def __call__(self, call: Call) -> Answer:
         """Answer one request. Raises RequestError only for who is not known; other errors carry the key's limits."""
-        identity = self._parts.verify(bearer_token(call.request.headers))
+        identity = self._parts.catalog.identify(bearer_token(call.request.headers), time.time())
         waiter: Waiter | None = None
         try:
             waiter = await self._prepared(call, identity)
@@ -76,14 +75,14 @@ class Inference:
     async def _prepared(self, call: Call, identity: IdentityView) -> Waiter:
         """Read and check everything that the client sent. Raises RequestError."""
         parts, request = self._parts, call.request
-        if self.draining:
+        if parts.doors.closed:
             raise RequestError(ErrorCode.DRAINING)
         check_media(request, parts.config.max_body_bytes)
-        assert self.watch is not None and parts.catalog.snapshot is not None  # both stand before the doors open
-        raw = await read_body(request, parts.config.max_body_bytes, self.watch)
+        raw = await read_body(request, parts.config.max_body_bytes)
         body = decode_inference(raw, parts.config.max_input_bytes)
-        default = parts.config.default_model
-        model = choose_model(parts.catalog.snapshot.models, parts.config.pool, body.model, default)
+        snapshot = parts.catalog.snapshot
+        models = snapshot.models if snapshot else {}
+        model = choose_model(models, parts.config.pool, body.model, parts.config.default_model)
         payload = Payload(model, body.input, {} if body.parameters is UNSET else dict(body.parameters))
         return self._waiter(call, identity, payload)
 
@@ -132,7 +131,7 @@ class Inference:
         verdict = waiter.verdict
         base_limit_allows = verdict is not None and self._judge(identity, verdict)
         if isinstance(outcome, Verdict):
-            raise self._shed(identity, refusal(outcome, base_limit_allows))
+            raise self._shed(identity, refusal(outcome, base_limit_allows=base_limit_allows))
         if isinstance(outcome, ErrorCode):
             raise self._shed(identity, RequestError(outcome))
         if outcome.state != State.COMPLETED:

@@ -7,7 +7,6 @@ whoever has waited that long, the stored results are read. Nothing that comes in
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
 from gateway.waiters import Waiters
+from scheduler.backoff import Backoff
 from scheduler.connections import translated
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.replies import Reply, decode_replies
@@ -27,7 +27,6 @@ PONG_WITHIN_S = 0.5
 SUBSCRIBE_WITHIN_S = 0.5
 CATCH_UP_EVERY_S = 1.0
 FETCH_SIZE = 256
-BACKOFF_S = (0.05, 1.0)  # First and longest pause before the next attempt, each with full jitter.
 
 
 class FetchResults(Protocol):
@@ -37,7 +36,7 @@ class FetchResults(Protocol):
 
 
 class Subscriber:
-    """Keeps one channel subscribed. `clock` is monotonic seconds, `jitter` gives 0..1."""
+    """Keeps one channel subscribed. `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -47,22 +46,20 @@ class Subscriber:
         results: FetchResults,
         *,
         clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
         self._channel = channel
         self._waiters = waiters
         self._results = results
         self._clock = clock
-        self._jitter = jitter
         self.subscribed = asyncio.Event()  # Set while Redis has acknowledged the subscription and answers.
+        self.was_subscribed = False
         self.malformed = 0
         self.reconnects = 0
 
     async def run(self) -> None:
         """Subscribe, read, begin again when the connection is lost; never ends by itself."""
-        first_s, longest_s = BACKOFF_S
-        pause_s = first_s
+        backoff = Backoff()
         while True:
             try:
                 await self._session()
@@ -72,10 +69,9 @@ class Subscriber:
                 log.exception("subscription to %s failed", self._channel)
             if self.subscribed.is_set():
                 self.subscribed.clear()
-                pause_s = first_s
+                backoff.reset()
             self.reconnects += 1
-            await asyncio.sleep(pause_s * self._jitter())
-            pause_s = min(longest_s, pause_s * 2)
+            await backoff.sleep()
 
     async def catch_up_forever(self) -> None:
         """Read the stored results of whoever has waited for a second, once a second."""
@@ -104,6 +100,7 @@ class Subscriber:
                     while not _is(await pubsub.get_message(timeout=SUBSCRIBE_WITHIN_S), "subscribe"):
                         pass
             self.subscribed.set()
+            self.was_subscribed = True
             await self.catch_up(self._clock())
             async with translated():
                 await self._read(pubsub)

@@ -14,7 +14,7 @@ _CODES = {
 }
 
 
-def refusal(verdict: Verdict, base_limit_allows: bool) -> Refusal:
+def refusal(verdict: Verdict, *, base_limit_allows: bool) -> Refusal:
     """The error for a verdict that refuses.
 
     A key that is stopped only because its tier's limits are lowered is told so: the client did nothing wrong.

@@ -52,6 +52,7 @@ class ModelProcess:
         self._answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
         self._seq = 0
         self._fatal: Fatal | None = None
+        self._closing = False
         self.progress_at = time.monotonic()
         self.lost = asyncio.Event()
         self._watchers = [asyncio.create_task(self._listen()), asyncio.create_task(self._await_exit())]
@@ -118,6 +119,7 @@ class ModelProcess:
 
     async def close(self, grace_s: float = 1.0) -> None:
         """Let an idle process end by itself at the end of its socket, kill it after `grace_s`, and reap it."""
+        self._closing = True
         self._writer.close()
         try:
             async with asyncio.timeout(grace_s):
@@ -135,7 +137,8 @@ class ModelProcess:
             while True:
                 header = await self._reader.readexactly(HEADER.size)
                 self._take(read_said(await self._reader.readexactly(body_length(header))))
-        self.kill()  # With its connection gone or broken it is of no more use.
+        if not self._closing:
+            self.kill()  # With its connection gone or broken it is of no more use.
         self._lose()
 
     async def _await_exit(self) -> None:

@@ -53,7 +53,7 @@ class Pair(NamedTuple):
 
 
 def fold(records: Iterable[Record]) -> dict[str, Pair]:
-    """One pair per request id. Of two records of one kind the first stands: the first terminal state is the true one."""
+    """One pair per request id. Of two of one kind the first stands: the first terminal state is the true one."""
     pairs: dict[str, Pair] = {}
     for record in records:
         accepted, ended = pairs.get(record.id, (None, None))
@@ -107,7 +107,7 @@ def _accepted_part(record: Accepted | None) -> tuple[Any, ...]:
         record.tier or None,
         record.model or None,
         record.gateway_id or None,
-        record.input_bytes,
+        record.input_bytes or None,
         record.trace_id or None,
     )
 
@@ -127,9 +127,9 @@ def _ended_part(record: Ended | None) -> tuple[Any, ...]:
         record.batch_id or None,
         record.batch_size or None,
         record.worker_id or None,
-        record.attempts,
-        record.tokens_used,
-        record.output_bytes,
+        record.attempts,  # 0 says something: it never ran.
+        record.tokens_used or None,
+        record.output_bytes or None,
     )
 
 

@@ -55,7 +55,8 @@ requests = Table(
     check("completed_at", "completed_at IS NULL OR status IN ('completed', 'failed')"),
     check("http_status", "http_status BETWEEN 100 AND 599"),
     check("times", "latency_ms >= 0 AND queue_ms >= 0 AND gpu_ms >= 0"),
-    check("counts", "batch_size >= 0 AND attempts >= 0 AND tokens_used >= 0 AND input_bytes >= 0 AND output_bytes >= 0"),
+    check("counts", "batch_size >= 0 AND attempts >= 0 AND tokens_used >= 0"),
+    check("sizes", "input_bytes >= 0 AND output_bytes >= 0"),
     Index("ix_requests_customer_id_created_at", "customer_id", text("created_at DESC")),
     Index("ix_requests_open", "created_at", postgresql_where=text(OPEN)),
     postgresql_partition_by="RANGE (created_at)",
@@ -67,9 +68,7 @@ jobs = Table(
     metadata,
     column("id", Text, "req_ and a UUIDv7 in hex; the customer's task_id.", primary_key=True),
     column("created_at", DateTime(timezone=True), "When it was taken in.", server_default=text("now()")),
-    column(
-        "customer_id", Uuid, "Whose job it is.", ForeignKey("customers.id", ondelete="CASCADE"), index=True
-    ),
+    column("customer_id", Uuid, "Whose job it is.", ForeignKey("customers.id", ondelete="CASCADE"), index=True),
     column("api_key_id", Text, "Public part of the key that was used."),
     column("tier", Text, "Tier at submission."),
     column("model", Text, "Model asked for."),

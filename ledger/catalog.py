@@ -26,8 +26,11 @@ LONGEST_GAP_S = 0.5
 
 
 class Catalog:
-    """Follows the catalog at `database_url`. `poll_s`: seconds between version polls; `known_for_s`: how long known
-    keys stay good while PostgreSQL is away; `clock`: monotonic seconds."""
+    """Follows the catalog at `database_url`.
+
+    `poll_s`: seconds between version polls; `known_for_s`: how long known keys stay good while PostgreSQL is away;
+    `timeout_s`: for connecting and for a poll; `clock`: monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Catalog:
                 await self._follow(backoff)
             except AWAY as error:
                 self._problem = f"PostgreSQL at {place_of(self._url)} does not answer for the catalog: {reason(error)}."
-            except Exception as error:  # The loop must outlive what nobody thought of.
+            except Exception as error:  # noqa: BLE001 - the loop must outlive what nobody thought of.
                 self._problem = f"The catalog cannot be followed: {type(error).__name__}: {reason(error)}."
             self._tried.set()
             await asyncio.sleep(backoff.next_s())

@@ -53,9 +53,10 @@ async def _read(connection: Connection) -> CatalogRows:
     # Repeatable read: the version and all rows are of one moment.
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         return CatalogRows(
-            await read_version(connection),
-            *[
-                await connection.fetch(statement(f"catalog_{table}"))
-                for table in ("tiers", "customers", "keys", "models", "quotas")
-            ],
+            version=await read_version(connection),
+            tiers=await connection.fetch(statement("catalog_tiers")),
+            customers=await connection.fetch(statement("catalog_customers")),
+            keys=await connection.fetch(statement("catalog_keys")),
+            models=await connection.fetch(statement("catalog_models")),
+            quotas=await connection.fetch(statement("catalog_quotas")),
         )

@@ -16,7 +16,7 @@ _QUOTA = re.compile(r"([1-9][0-9]*) ?(?:/|per) ?([1-9][0-9]*)? ?(second|minute|h
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _SHARE_SLACK = 1e-9  # What adding decimal fractions in binary may be off.
 
-Row = Sequence[Any]
+Row = Iterable[Any]
 
 
 class BadCatalogRow(TierlaneError):
@@ -97,7 +97,7 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
 
 def models_from(rows: Iterable[Row]) -> dict[str, Model]:
     """The models by name. Raises BadCatalogRow."""
-    models = {row[0]: Model(*row) for row in rows}
+    models = {model.name: model for model in (Model(*row) for row in rows)}
     for name, model in models.items():
         _positive("models", name, batch=model.max_batch_size, timeout=model.gpu_timeout_ms, rate=model.rps_per_gpu)
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
@@ -125,6 +125,6 @@ def _positive(table: str, key: str, **numbers: float) -> None:
             raise BadCatalogRow(f"{table} row {key!r} has a {what} of {number}, which is not above 0.")
 
 
-def _require(condition: bool, table: str, key: str, fault: str) -> None:
+def _require(condition: bool, table: str, key: str, fault: str) -> None:  # noqa: FBT001 - it is the condition
     if not condition:
         raise BadCatalogRow(f"{table} row {key!r} {fault}.")

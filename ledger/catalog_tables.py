@@ -27,7 +27,7 @@ QUOTA_PATTERN = (
     "^[1-9][0-9]{0,14} ?(/|per) ?([1-9][0-9]{0,3})? ?(second|minute|hour|day|month|year)s?$"  # One of `limits`' forms.
 )
 
-now = text("now()")
+now, clock = text("now()"), text("clock_timestamp()")
 
 tiers = Table(
     "tiers",
@@ -86,9 +86,7 @@ api_keys = Table(
     "api_keys",
     metadata,
     column("id", Text, "Public part of the key: tl_<id>_...", primary_key=True),
-    column(
-        "customer_id", Uuid, "Whose key it is.", ForeignKey("customers.id", ondelete="CASCADE"), index=True
-    ),
+    column("customer_id", Uuid, "Whose key it is.", ForeignKey("customers.id", ondelete="CASCADE"), index=True),
     column("name", Text, "What the key is for, for people."),
     column("secret_hash", LargeBinary, "SHA-256 of the secret part; the secret itself is kept nowhere."),
     column("created_at", DateTime(timezone=True), "When the key was issued.", server_default=now),
@@ -166,7 +164,7 @@ config_changes = Table(
     "config_changes",
     metadata,
     column("id", BigInteger, "Row number.", Identity(), primary_key=True),
-    column("changed_at", DateTime(timezone=True), "When the row was changed.", server_default=text("clock_timestamp()")),
+    column("changed_at", DateTime(timezone=True), "When the row was changed.", server_default=clock),
     column("changed_by", Text, "The setting tierlane.actor where set, else the database user."),
     column("table_name", Text, "Table of the changed row."),
     column("row_key", Text, "Primary key of the changed row."),

@@ -28,7 +28,7 @@ def column(
     null: bool = False,
     **options: Any,
 ) -> Column[Any]:
-    """A column that is NOT NULL unless `null`, with the comment that psql's `\\d+` shows (unit and meaning)."""
+    """A column that is NOT NULL unless `null`, with the comment that psql shows (unit and meaning)."""
     return Column(name, type_, *args, nullable=null, comment=comment, **options)
 
 

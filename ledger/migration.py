@@ -35,7 +35,7 @@ def migrations_dir() -> Path:
     raise StartError("The migrations are missing from this installation; install Tierlane again.")
 
 
-def is_ours(name: str | None, kind: str, parents: Any) -> bool:
+def is_ours(name: str | None, kind: str, _parents: Any) -> bool:
     """Whether alembic should compare this: day partitions are made by a function, and guests' tables are theirs."""
     if kind != "table":
         return True
@@ -53,7 +53,7 @@ def head_revision() -> str:
 async def upgrade_to_head(database_url: str) -> None:
     """Run what is missing, in one transaction; a second migrator waits and then finds nothing to do.
 
-    `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence, in which there is no password.
+    `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence that holds no password.
     """
     async with _connected(database_url, "migrate") as connection:
         await connection.run_sync(_upgrade)

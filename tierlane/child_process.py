@@ -93,11 +93,12 @@ class ChildProcess:
         """Kill it with its descendants at once and reap it. Harmless when it does not run."""
         if self._popen is not None and self.alive:
             kill_all(family(self._popen.pid))
-            self._popen.wait(KILL_WAIT_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(KILL_WAIT_S)
 
     async def _ended_within(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self.alive and time.monotonic() < deadline:
+        while self.alive and time.monotonic() < deadline:  # noqa: ASYNC110 - a process has no event to wait for
             await asyncio.sleep(POLL_S)
 
 

@@ -6,6 +6,8 @@ no torch. Flags reach the settings as text, so that a bad one is told like a bad
 Exit codes: 0 done, 1 failed, 2 wrong usage or a bad setting.
 """
 
+# ruff: noqa: PLC0415, FBT001, FBT002 - verbs import what they run, and typer reads switches from the signature
+
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path

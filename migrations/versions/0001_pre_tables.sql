@@ -127,7 +127,8 @@ CREATE TABLE requests (
     CONSTRAINT ck_requests_completed_at CHECK (completed_at IS NULL OR status IN ('completed', 'failed')),
     CONSTRAINT ck_requests_http_status CHECK (http_status BETWEEN 100 AND 599),
     CONSTRAINT ck_requests_times CHECK (latency_ms >= 0 AND queue_ms >= 0 AND gpu_ms >= 0),
-    CONSTRAINT ck_requests_counts CHECK (batch_size >= 0 AND attempts >= 0 AND tokens_used >= 0 AND input_bytes >= 0 AND output_bytes >= 0)
+    CONSTRAINT ck_requests_counts CHECK (batch_size >= 0 AND attempts >= 0 AND tokens_used >= 0),
+    CONSTRAINT ck_requests_sizes CHECK (input_bytes >= 0 AND output_bytes >= 0)
 )
  PARTITION BY RANGE (created_at);
 CREATE INDEX ix_requests_customer_id_created_at ON requests (customer_id, created_at DESC);

@@ -66,21 +66,21 @@ def test_the_bad_item_is_poison_and_its_text_stays_inside() -> None:
     """The client of the bad item reads no exception text; the others complete."""
     results = run(Scripted(bad, ValueError("the secret of somebody")), "a", "bad", "c")
 
-    assert [("A", ""), ("The model cannot process this input.", "poison_request"), ("C", "")] == results
+    assert results == [("A", ""), ("The model cannot process this input.", "poison_request"), ("C", "")]
 
 
 def test_an_answer_that_is_not_usable_is_told_apart_from_poison() -> None:
     """InvalidOutput ends the one item as `invalid_output`."""
     results = run(Scripted(bad, InvalidOutput("The model returned 0 answers for 1 inputs.")), "a", "bad")
 
-    assert [("A", ""), ("The model returned 0 answers for 1 inputs.", "invalid_output")] == results
+    assert results == [("A", ""), ("The model returned 0 answers for 1 inputs.", "invalid_output")]
 
 
 def test_out_of_memory_splits_the_batch() -> None:
     """Four do not fit, two do: everything completes."""
     backend = Scripted(lambda items: len(items) > 2, OutOfMemoryError("CUDA out of memory"))
 
-    assert ([("A", ""), ("B", ""), ("C", ""), ("D", "")], [4, 2, 2]) == (run(backend, *"abcd"), backend.sizes)
+    assert (run(backend, *"abcd"), backend.sizes) == ([("A", ""), ("B", ""), ("C", ""), ("D", "")], [4, 2, 2])
 
 
 def test_a_sticky_device_error_is_never_survived() -> None:
@@ -115,7 +115,7 @@ def test_without_budget_nothing_is_bisected() -> None:
     times = iter([0.0, 0.5, 2.0, 2.0])
     runner = BatchRunner(Scripted(bad, ValueError()), lambda: None, lambda: next(times))
 
-    assert ["gpu_timeout", "gpu_timeout"] == [result.error_code for result in runner.run(items("a", "bad"), 1000)]
+    assert [result.error_code for result in runner.run(items("a", "bad"), 1000)] == ["gpu_timeout", "gpu_timeout"]
 
 
 @pytest.mark.parametrize(("batches", "canaries"), [(["bad"] * 2, 0), (["bad"] * 3, 1), (["bad", "bad", "a", "bad"], 0)])

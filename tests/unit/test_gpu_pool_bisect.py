@@ -66,18 +66,18 @@ def test_one_bad_item_of_64_costs_two_runs_a_level(position: int) -> None:
 
     results = model.apart(items)
 
-    assert (1, 63, 13) == (
+    assert (
         results.count("blamed for ValueError"),
         sum(r.startswith("ITEM") for r in results),
         model.runs,
-    )
+    ) == (1, 63, 13)
 
 
 def test_without_time_the_rest_is_unfinished_not_blamed() -> None:
     """After three runs the time is up: what was not found innocent or guilty is neither."""
     model = Model(most_runs=3)
 
-    assert ["A", "B", "unfinished", "unfinished"] == model.apart(["a", "b", "c", "bad"])
+    assert model.apart(["a", "b", "c", "bad"]) == ["A", "B", "unfinished", "unfinished"]
 
 
 def test_a_lost_model_is_not_bisected() -> None:
@@ -91,4 +91,4 @@ def test_a_lost_model_is_not_bisected() -> None:
 
 def test_sys_exit_is_an_item_s_fault() -> None:
     """A model that calls sys.exit() on one input keeps running for the others."""
-    assert ["A", "blamed for SystemExit"] == Model(error=SystemExit(3)).apart(["a", "bad"])
+    assert Model(error=SystemExit(3)).apart(["a", "bad"]) == ["A", "blamed for SystemExit"]

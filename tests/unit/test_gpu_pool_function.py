@@ -67,7 +67,7 @@ def test_the_version_is_the_class_s_own_else_the_spec() -> None:
     backend.load()
     backend.close()
 
-    assert ("m:Model", "model-3") == (before, backend.version)
+    assert (before, backend.version) == ("m:Model", "model-3")
 
 
 def test_a_function_gets_at_most_100_texts() -> None:
@@ -81,7 +81,7 @@ def test_a_function_gets_at_most_100_texts() -> None:
 
     FunctionBackend("m:f", note).run([Item(str(i)) for i in range(250)], lambda: steps.append(None))
 
-    assert ([100, 100, 50], 3) == (sizes, len(steps))
+    assert (sizes, len(steps)) == ([100, 100, 50], 3)
 
 
 @pytest.mark.parametrize("answer", [None, "ab", ["a"], ["a", "b", "c"], {"a": "b"}, iter(["a", "b"])])

@@ -42,9 +42,9 @@ def test_a_body_that_cannot_be_read_fails_alone() -> None:
     """Its neighbours run."""
     plan = make_plan([claimed("a", 1000), claimed("b", 1000, b"\xc1"), claimed("c", 900)], 50.0, 0.0)
 
-    assert ["a", "c"] == plan.ids
+    assert plan.ids == ["a", "c"]
     assert [Item("hello", {"seed": 1})] * 2 == plan.items
-    assert [("b", "invalid_request")] == [(outcome.id, outcome.error_code) for outcome in plan.early]
+    assert [(outcome.id, outcome.error_code) for outcome in plan.early] == [("b", "invalid_request")]
     assert plan.longest_ms == 1000
 
 
@@ -66,4 +66,4 @@ def test_a_batch_that_cannot_be_sent_is_refused_as_a_whole() -> None:
 
     outcomes = refused(plan, ErrorCode.REQUEST_TOO_LARGE, "Too large.")
 
-    assert [("a", "request_too_large"), ("b", "request_too_large")] == [(o.id, o.error_code) for o in outcomes]
+    assert [(o.id, o.error_code) for o in outcomes] == [("a", "request_too_large"), ("b", "request_too_large")]

@@ -86,7 +86,7 @@ def test_the_simulated_time_is_50_ms_unless_given(spec: str, version: str) -> No
 )
 def test_every_fault_is_named(spec: str, fault: str) -> None:
     """One sentence says what is wrong with the setting."""
-    with pytest.raises(StartError, match="Backend .*") as caught:
+    with pytest.raises(StartError, match="Backend ") as caught:
         select_backend(spec)
     assert fault in str(caught.value)
 

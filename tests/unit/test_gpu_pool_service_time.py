@@ -51,7 +51,7 @@ def test_sizes_within_a_factor_of_two_share_their_percentiles(size: int, known: 
 def test_the_fit_is_a_line_with_neither_slope_nor_base_below_zero(
     batches: list[tuple[int, float]], size: int, predicted: float
 ) -> None:
-    """ms = a * n + b over what was measured."""
+    """Milliseconds = a * n + b over what was measured."""
     assert predicted == pytest.approx(measured(*batches).predicted_ms(size), abs=0.001)
 
 
@@ -93,11 +93,11 @@ def test_a_slower_model_is_noticed() -> None:
 
 def test_what_a_run_needs_is_its_p95_else_the_fit_else_nothing() -> None:
     """Nothing measured asks for no time at all, so the first requests are tried."""
-    assert (0.0, 50.0, 50.0) == (
+    assert (
         ServiceTime().needed_ms(8),
         measured((8, 50.0), times=1).needed_ms(8),
         measured((8, 50.0)).needed_ms(8),
-    )
+    ) == (0.0, 50.0, 50.0)
 
 
 def test_a_killed_size_is_measured_afresh() -> None:
@@ -106,7 +106,7 @@ def test_a_killed_size_is_measured_afresh() -> None:
 
     service.forget(8)
 
-    assert (None, 20.0) == (service.p99(8), service.p99(1))
+    assert (service.p99(8), service.p99(1)) == (None, 20.0)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ class HasDatabase(Protocol):
 def run(settings: HasDatabase) -> int:
     """Migrate and return the exit code: 0 done (or nothing to do), 1 failed, with one line on stderr."""
     if not settings.database_url:
-        print("No database: set TIERLANE_DATABASE_URL.", file=sys.stderr)
+        sys.stderr.write(f"{'No database: set TIERLANE_DATABASE_URL.'}\n")
         return 1
     try:
         asyncio.run(upgrade_to_head(settings.database_url))
     except StartError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 1
-    print(f"The database is at revision {head_revision()}.")
+    sys.stdout.write(f"The database is at revision {head_revision()}.\n")
     return 0

@@ -27,17 +27,19 @@ OTHER_RPS = 20.0
 UPSERT_MODEL = """
 INSERT INTO models (name, pool, max_batch_size, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization, enabled)
 VALUES ($1, $2, $3, $4, $5, $6, $7, true)
-ON CONFLICT (name) DO UPDATE SET pool = EXCLUDED.pool, max_batch_size = EXCLUDED.max_batch_size, enabled = true
+ON CONFLICT (name) DO UPDATE
+SET pool = EXCLUDED.pool, max_batch_size = coalesce($8, models.max_batch_size), enabled = true
 """
 
 
 @dataclass(frozen=True)
 class DemoModel:
-    """The row of `models` for a backend."""
+    """The row of `models` for a backend. `wanted_batch_size` is the flag: it wins over an existing row."""
 
     name: str
     pool: str
     max_batch_size: int
+    wanted_batch_size: int | None
     gpu_timeout_ms: int
     rps_per_gpu: float
 
@@ -46,7 +48,8 @@ def demo_model(backend: str, pool: str, gpu_timeout_ms: int, max_batch_size: int
     """Return the model row for the backend of `--backend`; sizes that were not given get a default."""
     kind, _, rest = backend.partition(":")
     size = max_batch_size or (TINY_BATCH_SIZE if kind == "tiny" else BATCH_SIZE)
-    return DemoModel(_model_name(kind, rest), pool, size, gpu_timeout_ms, _prior_rate(kind, rest, size))
+    rate = _prior_rate(kind, rest, size)
+    return DemoModel(_model_name(kind, rest), pool, size, max_batch_size, gpu_timeout_ms, rate)
 
 
 def _model_name(kind: str, rest: str) -> str:
@@ -127,5 +130,6 @@ async def _seed_model(connection: "asyncpg.Connection[asyncpg.Record]", data_dir
         model.gpu_timeout_ms,
         model.rps_per_gpu,
         TARGET_UTILIZATION,
+        model.wanted_batch_size,
     )
     data_dir.write_json(MODELS_FILE, {"models": sorted({*ours, model.name})})

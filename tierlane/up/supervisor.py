@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 
 from tierlane.embedded import EmbeddedServerError
 from tierlane.up.backoff import Backoff
@@ -33,8 +33,7 @@ class Supervisor:
         self._lines = lines
         self._changed = changed
         self._keepers: list[asyncio.Task[None]] = []
-        self._settled = False
-        self._refused: asyncio.Future[None] | None = None
+        self._refused = asyncio.Event()
         self.members: list[Member] = []
 
     async def add(self, member: Member) -> None:
@@ -51,18 +50,18 @@ class Supervisor:
         self.members.remove(member)
         return member.returncode or 0
 
-    async def settle(self, ready: Awaitable[None]) -> None:
+    async def settle(self, ready: Coroutine[None, None, None]) -> None:
         """Wait for `ready`; until then a role that refuses its settings ends the start. Raises StackError."""
-        self._refused = asyncio.get_running_loop().create_future()
-        waiting = asyncio.ensure_future(ready)
+        waiting = asyncio.create_task(ready)
+        refused = asyncio.create_task(self._refused.wait())
         try:
-            await asyncio.wait([waiting, self._refused], return_when=asyncio.FIRST_COMPLETED)
-            if self._refused.done():
-                await self._refused
+            await asyncio.wait([waiting, refused], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise StackError("A role refuses to start (exit code 2); its message is above.")
             await waiting
         finally:
-            self._settled = True
             waiting.cancel()
+            refused.cancel()
 
     async def stop(self) -> None:
         """Stop everything, stage by stage; harmless when nothing runs."""
@@ -88,7 +87,8 @@ class Supervisor:
         while True:
             started = time.monotonic()
             await _ended(member)
-            self._note_refusal(member)
+            if member.returncode == USAGE_EXIT_CODE:
+                self._refused.set()
             delay = backoff.delay_after(time.monotonic() - started)
             self._lines.say(f"{member.name} ended ({_cause(member.returncode)}); starting it again in {delay:.1f} s")
             self._changed()
@@ -101,14 +101,9 @@ class Supervisor:
         except (EmbeddedServerError, OSError) as error:
             self._lines.say(f"{member.name} does not start: {error}")
 
-    def _note_refusal(self, member: Member) -> None:
-        if self._settled or member.returncode != USAGE_EXIT_CODE or self._refused is None or self._refused.done():
-            return
-        self._refused.set_exception(StackError(f"{member.name} refuses to start; its message is above."))
-
 
 async def _ended(member: Member) -> None:
-    while member.alive:
+    while member.alive:  # noqa: ASYNC110 - a process has no event to wait for
         await asyncio.sleep(WATCH_S)
 
 

@@ -1,0 +1,187 @@
+"""What this gateway says of the whole: a pure function from what it last saw to the document of `/internal/health`.
+
+`down` means that requests cannot be served now, `degraded` that they are but something is not as it should be; every
+reason is a sentence for the person on call.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from scheduler.observation import GatewayStats, Observation, TierDepth, WorkerView
+
+Status = Literal["healthy", "degraded", "down"]
+
+STALE_LOOK_S = 2.0
+STALE_AUDIT_MS = 10_000
+NAMED_WORKERS = 5
+
+_LEVELS: tuple[Status, ...] = ("healthy", "degraded", "down")
+_CHECK_STATUS: dict[Status, str] = {"healthy": "pass", "degraded": "warn", "down": "fail"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthInputs:
+    """Everything that health is judged by."""
+
+    observation: Observation | None
+    look_age_s: float | None
+    redis_problem: str | None
+    catalog_loaded: bool
+    catalog_fresh: bool
+    catalog_age_s: float
+    catalog_problem: str | None
+    subscribed: bool
+    leaving: bool
+    capacity_rps: float
+    factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> part of its limits in force, all tiers.
+    audit_lag_ms: int | None = 0  # None: it could not be read.
+    time: str = ""  # Now, RFC 3339.
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: its name in the health+json draft's form, how bad it is, what was seen, and why it is not healthy."""
+
+    name: str
+    kind: str
+    level: Status
+    value: object
+    unit: str
+    reason: str | None = None
+
+
+def health(inputs: HealthInputs) -> tuple[int, dict[str, Any]]:
+    """The HTTP status and the document."""
+    findings = [_gpus(inputs), _redis(inputs), _catalog(inputs), _subscriber(inputs), _audit(inputs), _limits(inputs)]
+    if inputs.leaving:
+        findings.append(
+            Finding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
+        )
+    status = max((finding.level for finding in findings), key=_LEVELS.index)
+    document = {
+        "status": status,
+        "reasons": [finding.reason for finding in findings if finding.reason],
+        **_figures(inputs),
+        "checks": {finding.name: [_check(finding, inputs.time)] for finding in findings},
+    }
+    return (503 if status == "down" else 200), document
+
+
+def _figures(inputs: HealthInputs) -> dict[str, Any]:
+    seen = inputs.observation
+    workers = [worker for worker in seen.workers if worker.healthy] if seen else []
+    gateways = seen.gateways if seen else []
+    busy = sum(worker.utilization for worker in workers) / len(workers) if workers else 0.0
+    return {
+        "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
+        "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
+        "requests_per_second": round(sum(gateway.requests_per_second for gateway in gateways), 3),
+        "healthy_gpus": len(workers),
+        "total_gpus": seen.total_gpus if seen else 0,
+        "capacity_rps": round(inputs.capacity_rps, 3) if workers else 0.0,
+        "tiers": {name: _tier(name, part, seen) for name, part in inputs.factors.items()},
+        "dlq": seen.dlq if seen else 0,
+        "audit_lag_ms": inputs.audit_lag_ms,
+    }
+
+
+def _tier(name: str, part: float, seen: Observation | None) -> dict[str, Any]:
+    depth = (seen.tiers.get(name) if seen else None) or TierDepth(name, 0, 0.0)
+    stats = [gateway.tiers[name] for gateway in _gateways(seen) if name in gateway.tiers]
+    return {
+        "depth": depth.depth,
+        "oldest_ms": round(depth.oldest_ms, 1),
+        "effective_limit_ratio": round(part, 4),
+        "shed_per_second": round(sum(each.shed_per_second for each in stats), 3),
+        # The slowest gateway's figure: percentiles cannot be added, and on-call wants the worst.
+        "p95_ms": max((each.p95_ms for each in stats), default=0.0),
+    }
+
+
+def _gateways(seen: Observation | None) -> list[GatewayStats]:
+    return seen.gateways if seen else []
+
+
+def _gpus(inputs: HealthInputs) -> Finding:
+    seen = inputs.observation
+    total = seen.total_gpus if seen else 0
+    ill = [worker for worker in seen.workers if not worker.healthy] if seen else []
+    reason: str | None = None
+    level: Status = "healthy"
+    if total == 0:
+        level, reason = "down", "No GPU is known: no worker has said that it lives."
+    elif ill:
+        level = "down" if len(ill) == total else "degraded"
+        verb = "is" if len(ill) == 1 else "are"
+        named = "; ".join(_illness(worker) for worker in ill[:NAMED_WORKERS])
+        more = f"; and {len(ill) - NAMED_WORKERS} more" if len(ill) > NAMED_WORKERS else ""
+        reason = f"{len(ill)} of {total} GPUs {verb} not healthy: {named}{more}."
+    return Finding("gpus:healthy", "component", level, total - len(ill), "gpus", reason)
+
+
+def _illness(worker: WorkerView) -> str:
+    if worker.status in ("ready", "busy"):
+        return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"
+    return f"{worker.id} is {worker.status}, last seen {worker.age_ms / 1000:.1f} s ago"
+
+
+def _redis(inputs: HealthInputs) -> Finding:
+    age_s = inputs.look_age_s
+    if inputs.redis_problem is None and age_s is not None and age_s <= STALE_LOOK_S:
+        return Finding("redis:look_age", "datastore", "healthy", round(age_s, 2), "s")
+    since = "never" if age_s is None else f"{age_s:.1f} s ago"
+    reason = f"Redis was last looked at {since}: {inputs.redis_problem or 'this gateway has just begun to look'}."
+    # A single missed look is no outage; two seconds of them are.
+    level: Status = "degraded" if age_s is not None and age_s <= STALE_LOOK_S else "down"
+    return Finding("redis:look_age", "datastore", level, age_s, "s", reason)
+
+
+def _catalog(inputs: HealthInputs) -> Finding:
+    age_s = round(inputs.catalog_age_s, 1)
+    problem = inputs.catalog_problem
+    if not inputs.catalog_loaded:
+        reason = f"The catalog was never loaded: {problem or 'PostgreSQL has not answered yet'}."
+        return Finding("catalog:age", "datastore", "down", None, "s", reason)
+    if problem or not inputs.catalog_fresh:
+        reason = f"The catalog is {age_s} s old: {problem or 'PostgreSQL does not answer'}."
+        return Finding("catalog:age", "datastore", "degraded", age_s, "s", reason)
+    return Finding("catalog:age", "datastore", "healthy", age_s, "s")
+
+
+def _subscriber(inputs: HealthInputs) -> Finding:
+    if inputs.subscribed:
+        return Finding("responses:subscribed", "component", "healthy", "yes", "")
+    reason = "This gateway is not subscribed to its answers; they come late, by reading the stored results."
+    return Finding("responses:subscribed", "component", "degraded", "no", "", reason)
+
+
+def _audit(inputs: HealthInputs) -> Finding:
+    lag_ms = inputs.audit_lag_ms
+    if lag_ms is not None and lag_ms <= STALE_AUDIT_MS:
+        return Finding("audit:lag", "datastore", "healthy", lag_ms, "ms")
+    why = "is not known" if lag_ms is None else f"is {lag_ms / 1000:.1f} s: entries wait in Redis for PostgreSQL"
+    return Finding("audit:lag", "datastore", "degraded", lag_ms, "ms", f"The audit's lag {why}.")
+
+
+def _limits(inputs: HealthInputs) -> Finding:
+    lowered = {name: part for name, part in inputs.factors.items() if part < 1}
+    if not lowered:
+        return Finding("limits:lowest", "component", "healthy", 1.0, "ratio")
+    named = ", ".join(f"{name} to {part:.0%}" for name, part in lowered.items())
+    lowest = round(min(lowered.values()), 4)
+    return Finding("limits:lowest", "component", "degraded", lowest, "ratio", f"Limits are lowered: {named}.")
+
+
+def _check(finding: Finding, time: str) -> dict[str, Any]:
+    check: dict[str, Any] = {
+        "componentType": finding.kind,
+        "observedValue": finding.value,
+        "status": _CHECK_STATUS[finding.level],
+        "time": time,
+    }
+    if finding.unit:
+        check["observedUnit"] = finding.unit
+    if finding.reason:
+        check["output"] = finding.reason
+    return check

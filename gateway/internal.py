@@ -1,0 +1,141 @@
+"""What operators and load balancers ask: `/internal/*` behind the service token, `/livez` and `/readyz` without one."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from gateway.answer import Answer
+from gateway.audit_lag import AuditLag
+from gateway.bearer import check_service_token
+from gateway.beat import Beat
+from gateway.catalog_view import CatalogView
+from gateway.doors import Doors
+from gateway.faults import Refusal
+from gateway.health import HealthInputs, health
+from gateway.limits import LiveLimits
+from gateway.routes import Call
+from gateway.subscriber import Subscriber
+from gateway.timeline import from_audit, from_redis
+from ledger.requests import RequestRow
+from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.replies import RequestDetail
+from scheduler.request_id import created_ms
+
+log = logging.getLogger(__name__)
+
+FindStored = Callable[[str], Awaitable[RequestRow | None]]
+"""From a request id to its row of the audit, or None: `ledger.requests.find_request` on some connection pool."""
+
+
+class RequestDetails(Protocol):
+    """`Results`, as far as it is used here."""
+
+    async def request_detail(self, request_id: str) -> RequestDetail | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternalParts:
+    """What these pages look at."""
+
+    service_token: str
+    catalog: CatalogView
+    limits: LiveLimits
+    beat: Beat
+    subscriber: Subscriber
+    results: RequestDetails
+    audit_lag: AuditLag
+    doors: Doors
+    find_stored: FindStored | None = None
+
+
+class Internal:
+    """The handlers."""
+
+    def __init__(self, parts: InternalParts) -> None:
+        self._parts = parts
+
+    async def livez(self, call: Call) -> Answer:
+        """The event loop turns; nothing else is asked."""
+        return Answer.of(200, {"status": "ok"}, [("x-request-id", call.request_id)])
+
+    async def readyz(self, call: Call) -> Answer:
+        """Whether to send traffic here. Losing Redis later keeps it ready: else it would take every gateway away."""
+        missing = self.not_ready()
+        body = {"status": "not ready", "waiting_for": missing} if missing else {"status": "ready"}
+        return Answer.of(503 if missing else 200, body, [("x-request-id", call.request_id)])
+
+    def not_ready(self) -> str | None:
+        """What is missing before traffic may come, or None."""
+        if self._parts.doors.leaving:
+            return "restart"
+        if self._parts.catalog.snapshot is None:
+            return "catalog"
+        return None if self._parts.subscriber.was_subscribed else "subscription"
+
+    async def health(self, call: Call) -> Answer:
+        """`GET /internal/health`."""
+        check_service_token(call.request.headers, self._parts.service_token)
+        status, document = health(await self._inputs())
+        return Answer.of(status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+
+    async def _inputs(self) -> HealthInputs:
+        parts = self._parts
+        snapshot = parts.catalog.snapshot
+        return HealthInputs(
+            observation=parts.beat.observation,
+            look_age_s=parts.beat.age_s(),
+            redis_problem=parts.beat.redis_problem,
+            catalog_loaded=snapshot is not None,
+            catalog_fresh=parts.catalog.fresh,
+            catalog_age_s=parts.catalog.age_s(),
+            catalog_problem=parts.catalog.problem,
+            subscribed=parts.subscriber.subscribed.is_set(),
+            leaving=parts.doors.leaving,
+            capacity_rps=parts.limits.capacity_rps,
+            factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
+            audit_lag_ms=await self._audit_lag_ms(),
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+
+    async def _audit_lag_ms(self) -> int | None:
+        if self._parts.beat.redis_problem is not None:
+            return None
+        try:
+            oldest_ms = await self._parts.audit_lag.oldest_ms()
+        except RedisUnavailable:
+            return None
+        return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)
+
+    async def request(self, call: Call) -> Answer:
+        """`GET /internal/requests/{id}`: Redis while it still knows the request, the audit afterwards."""
+        check_service_token(call.request.headers, self._parts.service_token)
+        document = await self._document(call.tail)
+        if document is None:
+            raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
+        return Answer.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+
+    async def _document(self, request_id: str) -> dict[str, Any] | None:
+        try:
+            created_ms(request_id)
+        except ValueError:
+            return None
+        try:
+            detail = await self._parts.results.request_detail(request_id)
+        except RedisUnavailable:
+            detail = None
+        if detail is not None:
+            return from_redis(detail)
+        return await self._stored(request_id)
+
+    async def _stored(self, request_id: str) -> dict[str, Any] | None:
+        if self._parts.find_stored is None:
+            return None
+        try:
+            row = await self._parts.find_stored(request_id)
+        except Exception as error:  # asyncpg has no one base for all that can go wrong on the way.
+            log.warning("the audit cannot be read: %s", type(error).__name__)
+            raise Refusal(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read right now; try again.") from error
+        return None if row is None else from_audit(row)

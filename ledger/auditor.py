@@ -1,0 +1,234 @@
+"""The auditor: the outbox in Redis becomes rows in PostgreSQL, each request exactly one.
+
+take -> fold -> write (commit) -> set bad ones aside -> drop. Killed anywhere, the taken entries are taken again and
+written again, which changes nothing. One auditor is active at a time: the one whose own session holds an advisory
+lock. It writes on that same session, so whoever has lost the lock can no longer write. (The lock needs a direct
+connection or a session pool; a transaction pool would share it.)
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from ledger import audit_writer
+from ledger.audit_chores import ChorePolicy, Chores
+from ledger.audit_rows import COLUMNS, Row, fold, to_row
+from ledger.backoff import Backoff
+from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
+from scheduler.audit import Record, decode_entry, encode_records
+from scheduler.errors import TierlaneError
+
+ID, CREATED_AT, KEY_ID = (COLUMNS.index(name) for name in ("id", "created_at", "api_key_id"))
+AUDITOR_LOCK = 7_436_002
+CONNECT_TIMEOUT_S = 3.0
+# A process that was stopped for longer loses its session and with it the lock, so that another can go on.
+HUNG_SESSION = {"idle_session_timeout": "15s", "idle_in_transaction_session_timeout": "10s"}
+
+
+class Entries(Protocol):
+    """The Redis side, scheduler.outbox.Outbox: taken entries come back until they are dropped."""
+
+    async def take(self, limit: int) -> list[bytes]: ...
+
+    async def drop(self, count: int) -> None: ...
+
+    async def depth(self) -> int: ...
+
+    async def set_aside(self, entries: Sequence[bytes]) -> None: ...
+
+
+class AuditPolicy(msgspec.Struct, frozen=True):
+    """How the auditor works. `interval_s`: pause once all is written, in which the two records of a request meet."""
+
+    take_limit: int = 200
+    interval_s: float = 0.2
+    standby_s: float = 1.0
+    statement_timeout_ms: int = 5000
+    chores: ChorePolicy = ChorePolicy()
+
+
+class AuditorStats(msgspec.Struct, frozen=True):
+    """How the audit stands, for health and metrics."""
+
+    active: bool  # This auditor holds the lock.
+    pending: int  # Outbox entries that wait.
+    lag_s: float  # Since everything was last written; 0 while another auditor is the active one.
+    rows_written: int
+    last_write_ms: float
+    closed: int  # Rows closed as abandoned.
+    set_aside: int
+    last_refusal: str | None  # Why something was last set aside.
+    last_error: str | None  # What is wrong now.
+
+
+class Auditor:
+    """One auditor of one pool. `run` until `stop`; `clock` gives monotonic seconds."""
+
+    def __init__(
+        self,
+        database_url: str,
+        outbox: Entries,
+        policy: AuditPolicy | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._url = database_url
+        self._outbox = outbox
+        self._policy = policy or AuditPolicy()
+        self._clock = clock
+        self._chores = Chores(self._policy.chores, clock)
+        self._backoff = Backoff(0.05, 2.0)
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ended.set()
+        self._stop_by = 0.0
+        self._active = False
+        self._pending = 0
+        self._drained_at = clock()
+        self._rows_written = 0
+        self._last_write_ms = 0.0
+        self._set_aside = 0
+        self._last_refusal: str | None = None
+        self._last_error: str | None = None
+
+    def lag(self, now: float | None = None) -> float:
+        """Seconds since every entry was last seen written."""
+        return max(0.0, (self._clock() if now is None else now) - self._drained_at)
+
+    def stats(self) -> AuditorStats:
+        """How it stands now."""
+        return AuditorStats(
+            active=self._active,
+            pending=self._pending,
+            lag_s=self.lag(),
+            rows_written=self._rows_written,
+            last_write_ms=self._last_write_ms,
+            closed=self._chores.closed,
+            set_aside=self._set_aside,
+            last_refusal=self._last_refusal,
+            last_error=self._last_error or self._chores.problem,
+        )
+
+    async def run(self) -> None:
+        """Audit until `stop`. PostgreSQL or Redis being away is waited out; entries stay where they are meanwhile."""
+        self._ended.clear()
+        try:
+            while not self._stopping.is_set():
+                try:
+                    await self._session()
+                except AWAY as error:
+                    self._last_error = f"PostgreSQL at {place_of(self._url)} cannot be written: {reason(error)}."
+                except Exception as error:  # noqa: BLE001 - the loop must outlive what nobody thought of.
+                    self._last_error = f"The auditor stumbled: {type(error).__name__}: {reason(error)}."
+                self._active = False
+                await self._pause(self._backoff.next_s())
+        finally:
+            self._active = False
+            self._ended.set()
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """Write what waits, for `grace_s` seconds at most, and end `run`; what remains waits for the next auditor."""
+        self._stop_by = self._clock() + grace_s
+        self._stopping.set()
+        await self._ended.wait()
+
+    async def _session(self) -> None:
+        connection = await connect(
+            self._url,
+            name="tierlane-auditor",
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            statement_timeout_ms=self._policy.statement_timeout_ms,
+            settings=HUNG_SESSION,
+        )
+        async with closing(connection):
+            if await self._lock(connection):
+                self._active = True
+                await audit_writer.prepare(connection)
+                await self._serve(connection)
+
+    async def _lock(self, connection: Connection) -> bool:
+        """Wait until this session is the auditor's. False: told to stop meanwhile."""
+        while not self._stopping.is_set():
+            if await connection.fetchval("SELECT pg_try_advisory_lock($1)", AUDITOR_LOCK):
+                return True
+            self._backoff.reset()
+            self._last_error = None
+            self._drained_at = self._clock()  # Whoever holds the lock answers for what waits.
+            await self._pause(self._policy.standby_s)
+        return False
+
+    async def _serve(self, connection: Connection) -> None:
+        while True:
+            try:
+                more = await self._step(connection)
+                self._last_error = None
+                self._backoff.reset()
+                wait_s = self._policy.interval_s
+            except TierlaneError as error:  # Redis is away: PostgreSQL's session and lock are kept.
+                self._last_error = str(error)
+                more, wait_s = False, self._backoff.next_s()
+            await self._chores.run_due(connection, self.lag())
+            if self._stopping.is_set() and (not more or self._clock() >= self._stop_by):
+                return
+            if not more:
+                await self._pause(wait_s)
+
+    async def _step(self, connection: Connection) -> bool:
+        """Take, write, drop. Returns whether more is likely to wait."""
+        began = self._clock()
+        entries = await self._outbox.take(self._policy.take_limit)
+        if entries:
+            bad = await self._write(connection, entries)
+            await self._outbox.set_aside(bad)
+            await self._outbox.drop(len(entries))
+            self._set_aside += len(bad)
+            self._last_write_ms = (self._clock() - began) * 1000
+        more = len(entries) >= self._policy.take_limit
+        if not more:
+            self._drained_at = began
+        self._pending = await self._outbox.depth()
+        return more
+
+    async def _write(self, connection: Connection, entries: Sequence[bytes]) -> list[bytes]:
+        """Commit what can be; returns what never can, each again an outbox entry."""
+        records, bad = _decoded(entries)
+        pairs = fold(records)
+        rows: list[Row] = []
+        for request_id, pair in pairs.items():
+            try:
+                rows.append(to_row(request_id, pair))
+            except (ValueError, OverflowError, OSError) as error:
+                bad.append(_entry_of(pair))
+                self._last_refusal = str(error)
+        refused = await audit_writer.write_rows(connection, rows, 2 * self._policy.statement_timeout_ms / 1000)
+        for row, why in refused:
+            bad.append(_entry_of(pairs[row[ID]]))
+            self._last_refusal = why
+        self._rows_written += len(rows) - len(refused)
+        bad_ids = {row[ID] for row, _ in refused}
+        self._chores.note_use((row[KEY_ID], row[CREATED_AT]) for row in rows if row[KEY_ID] and row[ID] not in bad_ids)
+        return bad
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+
+
+def _decoded(entries: Sequence[bytes]) -> tuple[list[Record], list[bytes]]:
+    records: list[Record] = []
+    bad: list[bytes] = []
+    for entry in entries:
+        read, unreadable = decode_entry(entry)
+        records += read
+        bad += unreadable
+    return records, bad
+
+
+def _entry_of(pair: Sequence[Record | None]) -> bytes:
+    """The records of one request as an outbox entry again, so that it can be looked at and put back."""
+    return encode_records([record for record in pair if record is not None])

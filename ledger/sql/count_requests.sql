@@ -1,0 +1,1 @@
+SELECT status, count(*) FROM requests GROUP BY status

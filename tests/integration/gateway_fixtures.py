@@ -1,0 +1,252 @@
+"""A gateway on loopback for tests: a literal catalog with real keys, and a worker that answers what is queued."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from redis.asyncio import Redis
+
+from gateway.app import Gateway
+from gateway.config import GatewayConfig
+from ledger.api_key import NewKey, mint, verify
+from ledger.requests import RequestRow
+from ledger.snapshot import Identity, Key, Model, Snapshot, Tier
+from scheduler.batches import Batches, ClaimedRequest, Outcome
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.keys import Keys
+from scheduler.observation import WorkerBeat
+from scheduler.payload import decode_payload
+from scheduler.presence import Presence
+
+SERVICE_TOKEN = "service-token-of-the-tests"
+TIERS = ("enterprise", "paid", "free")
+INFINITY = float("inf")
+
+
+def tier(name: str, priority: int, share: float, **changes: Any) -> Tier:
+    """A tier that stops nobody, unless `changes` say so."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "priority": priority,
+        "guaranteed_share": share,
+        "requests_per_second": 1000.0,
+        "burst": 1000.0,
+        "max_concurrency": 1000,
+        "tokens_per_minute": None,
+        "max_queue_depth": 1000,
+        "max_queue_ms": 2000,
+        "shed_depth": None,
+        "shed_wait_ms": None,
+    }
+    return Tier(**fields | changes)
+
+
+def model(name: str = "tiny", **changes: Any) -> Model:
+    """A model of the default pool."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "pool": "default",
+        "max_batch_size": 32,
+        "max_batch_tokens": None,
+        "max_wait_ms": 40,
+        "gpu_timeout_ms": 3000,
+        "rps_per_gpu": 1000.0,
+        "target_utilization": 0.8,
+        "cache_ttl_s": 0,
+        "enabled": True,
+    }
+    return Model(**fields | changes)
+
+
+class LiteralCatalog:
+    """A catalog whose snapshot is what the test says; keys are minted and verified as in production."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, NewKey] = {}
+        self.fresh = True
+        self.problem: str | None = None
+        self.snapshot: Snapshot | None = None
+        self.set()
+
+    def set(
+        self,
+        tiers: tuple[Tier, ...] | None = None,
+        models: tuple[Model, ...] | None = None,
+        key: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Replace the snapshot; `key` changes every key's identity, or its `revoked` and `suspended`."""
+        tiers = tiers or (tier("enterprise", 1, 0.05), tier("paid", 2, 0.25), tier("free", 3, 0.1))
+        models = (model(),) if models is None else models
+        rows = dict(self._key(each, dict(key or {})) for each in tiers)
+        self.snapshot = Snapshot(1, tiers, {}, rows, {each.name: each for each in models}, ())
+
+    def _key(self, row: Tier, changes: dict[str, Any]) -> tuple[str, Key]:
+        new = self.keys.setdefault(row.name, mint())
+        revoked, suspended = changes.pop("revoked", False), changes.pop("suspended", False)
+        fields: dict[str, Any] = {
+            "key_id": new.id,
+            "customer_id": f"customer-{row.name}",
+            "customer_name": row.name,
+            "tier": row.name,
+            "requests_per_second": row.requests_per_second,
+            "burst": row.burst,
+            "max_concurrency": row.max_concurrency,
+            "tokens_per_minute": None,
+            "max_queue_ms": row.max_queue_ms,
+        }
+        return new.id, Key(Identity(**fields | changes), new.secret_hash, INFINITY, revoked, suspended)
+
+    def age_s(self) -> float:
+        return 0.0
+
+    def identify(self, presented: str, wall_now: float) -> Identity:
+        if self.snapshot is None:
+            raise RequestError(ErrorCode.CATALOG_UNAVAILABLE)
+        return verify(presented, self.snapshot, wall_now, fresh=self.fresh)
+
+
+Answerer = Callable[[ClaimedRequest], Outcome]
+
+
+def reverse(member: ClaimedRequest) -> Outcome:
+    """The input backwards."""
+    text = decode_payload(member.body).input
+    return Outcome(member.id, "", 1.5, len(text), "v1", text[::-1])
+
+
+class TestWorker:
+    """Forms a batch of whatever waits and answers it by `answerer`; `hold` keeps it from taking anything."""
+
+    __test__ = False
+
+    def __init__(self, client: Redis, keys: Keys, answerer: Answerer = reverse) -> None:
+        self.batches = Batches(client, keys)
+        self.presence = Presence(client, keys)
+        self.answerer = answerer
+        self.hold = False
+        self.seen: list[str] = []
+        self._client = client
+        self._keys = keys
+        self._count = 0
+
+    async def beat(self, worker_id: str = "worker-1", status: str = "ready") -> None:
+        """Say that a worker lives."""
+        await self.presence.worker_beat(WorkerBeat(worker_id, status, 0.5, 0, 1000.0, 5.0, "simulated", "v1"))
+
+    async def run(self) -> None:
+        while True:
+            await self.beat()
+            if not self.hold:
+                await self.turn()
+            await asyncio.sleep(0.005)
+
+    async def turn(self) -> None:
+        """Form, claim and finish one batch."""
+        self._count += 1
+        await self.batches.form(f"batch-{self._count}", [(name, 32) for name in TIERS], 1, TIERS)
+        popped: bytes | None = await self._client.lpop(self._keys.batch_queue)  # type: ignore[assignment]
+        claimed = await self.batches.claim(popped.decode(), "worker-1", f"token-{self._count}") if popped else None
+        if claimed is not None and claimed.requests:
+            self.seen += [member.id for member in claimed.requests]
+            outcomes = [self.answerer(member) for member in claimed.requests]
+            await self.batches.finish(claimed.batch_id, claimed.token, outcomes)
+
+
+@dataclass
+class Stack:
+    """A running gateway with everything around it."""
+
+    gateway: Gateway
+    catalog: LiteralCatalog
+    worker: TestWorker
+    redis: Redis
+    http: aiohttp.ClientSession
+    stored: dict[str, RequestRow] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    def key(self, tier_name: str = "free") -> dict[str, str]:
+        """The Authorization header of the tier's customer."""
+        return {"Authorization": f"Bearer {self.catalog.keys[tier_name].text}"}
+
+    async def infer(
+        self, body: Any = None, tier_name: str = "free", **headers: str
+    ) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """POST an inference; status, document, headers with lower-case names. `body` may be bytes."""
+        raw = body if isinstance(body, bytes) else json.dumps({"input": "hello"} if body is None else body).encode()
+        sent = {"Content-Type": "application/json", **self.key(tier_name), **headers}
+        async with self.http.post(f"{self.url}/v1/inference", data=raw, headers=sent) as answer:
+            return answer.status, await answer.json(), {name.lower(): value for name, value in answer.headers.items()}
+
+    async def internal(self, path: str, token: str = SERVICE_TOKEN) -> tuple[int, dict[str, Any]]:
+        """GET behind the service token."""
+        headers = {"Authorization": f"Bearer {token}"}
+        async with self.http.get(self.url + path, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async def raw(self, data: bytes, *, wait_s: float = 5.0) -> bytes:
+        """Send bytes on a fresh connection and read until the server closes it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.gateway.port)
+        writer.write(data)
+        await writer.drain()
+        try:
+            async with asyncio.timeout(wait_s):
+                return await reader.read()
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def running_stack(client: Redis, redis_url: str, *, worker: bool = True, **changes: Any) -> AsyncIterator[Stack]:
+    """A ready gateway; `changes` go into its configuration."""
+    settings: dict[str, Any] = {
+        "gateway_id": "g1",
+        "redis_url": redis_url,
+        "service_token": SERVICE_TOKEN,
+        "port": 0,
+        "reuse_port": False,
+        "drain_ms": 0,
+    }
+    keys = Keys()
+    catalog = LiteralCatalog()
+    hands = TestWorker(client, keys)
+    await hands.beat()
+    stored: dict[str, RequestRow] = {}
+
+    async def find_stored(request_id: str) -> RequestRow | None:
+        return stored.get(request_id)
+
+    gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored)
+    await gateway.start()
+    tasks = [asyncio.create_task(hands.run())] if worker else []
+    try:
+        async with asyncio.timeout(5), aiohttp.ClientSession() as http:
+            await gateway.ready()
+            yield Stack(gateway, catalog, hands, client, http, stored)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await gateway.stop()
+
+
+def head_of(raw: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Status, headers with lower-case names, and JSON body of one raw HTTP response."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+    return int(lines[0].split(" ")[1]), headers, json.loads(body)
+
+
+def now_ms() -> int:
+    """Wall time in milliseconds."""
+    return int(time.time() * 1000)

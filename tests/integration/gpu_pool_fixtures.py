@@ -1,0 +1,140 @@
+"""A worker as a process of its own, started for a test, and what can be seen of it from outside."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from eventually import eventually
+from pool import TIERS, Pool
+
+from gpu_pool.config import WorkerConfig
+from scheduler.observation import WorkerView
+from scheduler.payload import Payload, encode_payload
+from scheduler.replies import Reply
+
+WORKER = """
+import json, sys, structlog, uvloop
+from gpu_pool.worker import WorkerConfig, run_worker
+from scheduler.errors import StartError
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+try:
+    sys.exit(uvloop.run(run_worker(WorkerConfig(**json.loads(sys.argv[1])))))
+except StartError as error:
+    sys.exit(f"refused: {error}")
+"""
+
+MODELS = """
+import os, time
+
+def reverse(texts): return [t[::-1] for t in texts]
+def picky(texts):
+    if "bad" in texts: raise ValueError
+    return reverse(texts)
+def hangs_once(texts):
+    if not os.path.exists(os.environ["HUNG_MARK"]):
+        open(os.environ["HUNG_MARK"], "w").close()
+        time.sleep(60)
+    return reverse(texts)
+class DiesWhileLoading:
+    def load(self): os._exit(9)
+    def predict(self, texts): return texts
+"""
+
+
+def ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class RunningWorker:
+    """A worker's process, and what can be seen of it."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, pool: Pool) -> None:
+        self.name = name
+        self.process = process
+        self._pool = pool
+
+    @property
+    def model_pid(self) -> int | None:
+        for child in psutil.Process(self.process.pid).children():
+            if child.status() != psutil.STATUS_ZOMBIE and "gpu_pool.model_process" in child.cmdline():
+                return child.pid
+        return None
+
+    async def view(self) -> WorkerView | None:
+        seen = await self._pool.presence.observe(TIERS)
+        return next((worker for worker in seen.workers if worker.id == self.name), None)
+
+    async def reaches(self, status: str, timeout_s: float = 10.0) -> WorkerView:
+        async def reached() -> WorkerView | None:
+            view = await self.view()
+            return view if view and view.status == status else None
+
+        return await eventually(reached, f"{self.name} is {status}", timeout_s)
+
+    async def stop(self, signum: int = signal.SIGTERM) -> int:
+        self.process.send_signal(signum)
+        async with asyncio.timeout(10):
+            return await self.process.wait()
+
+
+StartWorker = Callable[..., Awaitable[RunningWorker]]
+
+
+@pytest.fixture
+async def start_worker(
+    pool: Pool, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StartWorker]:
+    """Start workers; none outlives its test."""
+    (tmp_path / "faulty_models.py").write_text(MODELS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("HUNG_MARK", str(tmp_path / "hung"))
+    started: list[RunningWorker] = []
+
+    async def start(name: str = "w1", backend: str = "simulated:20", **changes: Any) -> RunningWorker:
+        config = WorkerConfig(redis_url=redis_url, worker_id=name, backend=backend, device="cpu", **changes)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WORKER, json.dumps(asdict(config)), stderr=asyncio.subprocess.PIPE
+        )
+        started.append(RunningWorker(name, process, pool))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        if worker.process.returncode is None:
+            worker.process.kill()
+        await worker.process.communicate()
+
+
+async def batch(pool: Pool, *texts: str, total_ms: int = 4000) -> list[str]:
+    """One formed batch of these texts; the ids of its requests."""
+    await pool.gateway_lives("g1")
+    submissions = [
+        pool.submission(body=encode_payload(Payload("m", text, {})), total_ms=total_ms, queue_ms=total_ms)
+        for text in texts
+    ]
+    await pool.admit(submissions)
+    await pool.form([("free", len(texts))])
+    return [submission.id for submission in submissions]
+
+
+async def replies(pool: Pool, ids: list[str], timeout_s: float = 10.0) -> list[Reply]:
+    async def all_there() -> list[Reply]:
+        found = [reply for reply in await pool.results.fetch(ids) if reply is not None]
+        return found if len(found) == len(ids) else []
+
+    return await eventually(all_there, "every request has its reply", timeout_s)
+
+
+async def running(pool: Pool, request_id: str) -> bool:
+    """Whether the request's batch is claimed: its attempt is counted."""
+    return await pool.client.hget(pool.keys.request(request_id), "tries") == b"1"

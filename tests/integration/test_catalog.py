@@ -1,0 +1,229 @@
+"""The catalog follows PostgreSQL within a second, and outlives it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from eventually import eventually
+from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
+from ledger.catalog import Catalog
+from ledger.catalog_load import CHANNEL
+from scheduler.errors import ErrorCode, RequestError
+from tierlane.embedded.postgres_server import EmbeddedPostgres
+
+__all__ = ["database_url", "db", "own_server", "postgres_server"]
+
+Connection = Any
+KILL_CATALOG = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tierlane-catalog' AND datname = current_database()"
+
+
+@pytest.fixture
+async def catalog(database_url: str) -> AsyncIterator[Catalog]:
+    """A started catalog on the test's own database."""
+    catalog = Catalog(database_url)
+    await catalog.start()
+    yield catalog
+    await catalog.stop()
+
+
+def burst(catalog: Catalog, tier: str = "free") -> float:
+    return catalog.snapshot.tier(tier).burst if catalog.snapshot else -1.0
+
+
+def code_of(catalog: Catalog, key: str) -> ErrorCode | None:
+    try:
+        catalog.identify(key, time.time())
+    except RequestError as error:
+        return error.code
+    return None
+
+
+async def issue(db: Connection) -> str:
+    await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid') ON CONFLICT DO NOTHING")
+    key: str = await db.fetchval("SELECT issue_api_key('acme', 'ci')")
+    return key
+
+
+async def changed_within(catalog: Catalog, db: Connection, value: float, limit_s: float) -> None:
+    """Set the burst of the tier free and see it arrive."""
+    await db.execute("UPDATE tiers SET burst = $1 WHERE name = 'free'", value)
+    await eventually(lambda: burst(catalog) == value, f"burst {value} arrives", limit_s)
+
+
+async def test_it_starts_with_everything(catalog: Catalog) -> None:
+    """After start() the snapshot is there and nothing is wrong."""
+    assert [tier.name for tier in catalog.snapshot.tiers] == ["enterprise", "paid", "free"]
+    assert catalog.problem is None
+    assert catalog.fresh
+    assert catalog.age_s() < 2
+
+
+async def test_a_notification_arrives_long_before_the_poll(database_url: str, db: Connection) -> None:
+    """With a poll once a minute only NOTIFY can have brought it."""
+    catalog = Catalog(database_url, poll_s=60)
+    await catalog.start()
+    await changed_within(catalog, db, 17, 1.0)
+    await changed_within(catalog, db, 18, 2.0)
+    await catalog.stop()
+
+
+async def test_without_notify_the_poll_brings_it(catalog: Catalog, db: Connection) -> None:
+    """NOTIFY can be lost; the version is asked for each second."""
+    await db.execute(
+        "CREATE OR REPLACE FUNCTION bump_catalog_version() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN UPDATE catalog_version SET version = version + 1; RETURN NULL; END $$"
+    )
+
+    await changed_within(catalog, db, 19, 2.0)
+
+
+async def test_a_killed_connection_is_made_again(catalog: Catalog, db: Connection) -> None:
+    """The change that falls into the gap is found by the version."""
+    assert await db.fetchval(KILL_CATALOG)
+
+    await changed_within(catalog, db, 20, 2.0)
+    await eventually(lambda: catalog.problem is None, "the problem is over")
+
+
+async def test_key_revocation_suspension_and_tier_change_arrive(catalog: Catalog, db: Connection) -> None:
+    """An admin's UPDATE is obeyed within a second, without a restart."""
+    key = await issue(db)
+    await eventually(lambda: code_of(catalog, key) is None, "the key is known", 1.0)
+
+    await db.execute("UPDATE customers SET tier = 'enterprise'")
+    await eventually(lambda: catalog.identify(key, time.time()).tier == "enterprise", "the tier changes", 1.0)
+    await db.execute("UPDATE customers SET status = 'suspended'")
+    await eventually(lambda: code_of(catalog, key) is ErrorCode.ACCOUNT_SUSPENDED, "it is suspended", 1.0)
+    await db.execute("UPDATE api_keys SET revoked_at = now()")
+    await eventually(lambda: code_of(catalog, key) is ErrorCode.INVALID_API_KEY, "it is revoked", 1.0)
+    await db.execute("DELETE FROM customers")
+    await eventually(lambda: not catalog.snapshot.keys, "it is gone", 1.0)
+
+
+async def test_a_bad_row_keeps_the_last_good_snapshot(catalog: Catalog, db: Connection) -> None:
+    """A constraint was dropped and nonsense got in: serving goes on as before, and the problem names the row."""
+    key = await issue(db)
+    await eventually(lambda: code_of(catalog, key) is None, "the key is known")
+    await db.execute("ALTER TABLE tiers DROP CONSTRAINT ck_tiers_burst")
+    await db.execute("UPDATE tiers SET burst = 'NaN' WHERE name = 'free'")
+
+    problem = await eventually(lambda: catalog.problem, "the problem is told", 2.0)
+
+    assert "tiers row 'free' has a burst of nan" in problem
+    assert burst(catalog) == 200
+    assert code_of(catalog, key) is None
+    await changed_within(catalog, db, 21, 2.0)
+    assert catalog.problem is None
+
+
+async def test_a_new_key_under_a_bad_row_is_unavailable_not_invalid(database_url: str, db: Connection) -> None:
+    """What the old snapshot does not know may be new."""
+    catalog = Catalog(database_url, poll_s=0.05)
+    await catalog.start()
+    await db.execute("ALTER TABLE tiers DROP CONSTRAINT ck_tiers_burst")
+    await db.execute("UPDATE tiers SET burst = 'NaN' WHERE name = 'free'")
+    key = await issue(db)
+
+    await eventually(lambda: code_of(catalog, key) is ErrorCode.CATALOG_UNAVAILABLE, "it answers unavailable")
+    await catalog.stop()
+
+
+async def test_an_unmigrated_database_is_a_problem_with_advice(database_url: str, db: Connection) -> None:
+    """Not an exception, and over as soon as the tables are there."""
+    await db.execute("ALTER TABLE catalog_version RENAME TO elsewhere")
+    catalog = Catalog(database_url)
+    await catalog.start()
+
+    assert catalog.snapshot is None
+    assert "tierlane migrate" in catalog.problem
+    await db.execute("ALTER TABLE elsewhere RENAME TO catalog_version")
+    await eventually(lambda: catalog.snapshot, "the catalog is read", 3.0)
+    await catalog.stop()
+
+
+async def test_postgres_away_keeps_known_keys_and_doubts_unknown_ones(own_server: EmbeddedPostgres) -> None:
+    """Known keys keep working for their time, an unknown one may be new; all is well again when it is back."""
+    now = [0.0]
+    catalog = Catalog(own_server.url, clock=lambda: now[0] + time.monotonic())
+    await own_server.stop()
+    await catalog.start()  # Does not fail.
+    assert catalog.snapshot is None
+    assert "does not answer" in catalog.problem
+    assert code_of(catalog, "tl_nonsense") is ErrorCode.INVALID_API_KEY
+
+    await own_server.start()
+    db = await asyncpg.connect(own_server.dsn)
+    known, unknown = await issue(db), await issue(db)
+    assert await db.execute("DELETE FROM api_keys WHERE id = $1", unknown[3:15]) == "DELETE 1"
+    await eventually(lambda: catalog.snapshot and code_of(catalog, known) is None, "the key is known", 5.0)
+    assert code_of(catalog, unknown) is ErrorCode.INVALID_API_KEY
+
+    await own_server.stop()
+    db.terminate()
+    await eventually(lambda: catalog.problem, "the problem is seen", 3.0)
+    now[0] += 10
+    assert code_of(catalog, known) is None
+    assert code_of(catalog, unknown) is ErrorCode.CATALOG_UNAVAILABLE
+    assert 10 < catalog.age_s() < 20
+    now[0] += 900
+    assert code_of(catalog, known) is ErrorCode.CATALOG_UNAVAILABLE
+
+    await own_server.start()
+    await eventually(lambda: code_of(catalog, known) is None and catalog.fresh, "it is good again", 3.0)
+    assert catalog.problem is None
+    await catalog.stop()
+
+
+async def test_a_locked_table_does_not_hang_the_catalog(database_url: str, db: Connection) -> None:
+    """A poll that gets no answer is given up, told, and tried again."""
+    catalog = Catalog(database_url, timeout_s=0.2, poll_s=0.1)
+    await catalog.start()
+    async with db.transaction():
+        await db.execute("LOCK TABLE catalog_version IN ACCESS EXCLUSIVE MODE")
+        await eventually(lambda: catalog.problem, "the problem is seen", 3.0)
+        assert catalog.snapshot is not None
+
+    await eventually(lambda: catalog.problem is None, "it goes on", 5.0)
+    await catalog.stop()
+
+
+async def test_many_changes_at_once_cost_few_loads(catalog: Catalog, db: Connection) -> None:
+    """A script of single UPDATEs ends with the last value, on one connection."""
+    for value in range(100, 300):
+        await db.execute("UPDATE tiers SET burst = $1 WHERE name = 'free'", float(value))
+
+    await eventually(lambda: burst(catalog) == 299, "the last value arrives", 2.0)
+    assert await db.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tierlane-catalog'") >= 1
+
+
+async def test_stop_leaves_no_connection(database_url: str, db: Connection) -> None:
+    """Starting twice makes one task, stopping twice is harmless."""
+    catalog = Catalog(database_url)
+    await asyncio.gather(catalog.start(), catalog.start())
+    mine = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ 'catalog'"
+    assert await db.fetchval(mine) == 1
+
+    await catalog.stop()
+    await catalog.stop()
+
+    async def none_left() -> bool:
+        return await db.fetchval(mine) == 0
+
+    await eventually(none_left, "the connection is closed")
+    assert catalog.snapshot is not None
+
+
+async def test_notifications_carry_the_version(database_url: str, db: Connection) -> None:
+    """Other listeners can tell which version is meant."""
+    heard: list[str] = []
+    listener = await asyncpg.connect(dsn(database_url))
+    await listener.add_listener(CHANNEL, lambda *event: heard.append(event[3]))
+    await db.execute("UPDATE tiers SET burst = 5")
+
+    await eventually(lambda: heard, "the notification")
+    await listener.close()
+    assert heard == [str(await db.fetchval("SELECT version FROM catalog_version"))]

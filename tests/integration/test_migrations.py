@@ -1,0 +1,164 @@
+"""The migrations, run from an empty database: they equal the metadata, and running them again or twice is harmless."""
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from integration.ledger_fixtures import database_url, db, dsn, empty_url, postgres_server
+from ledger.migration import current_revision, head_revision, is_current, is_ours, migrations_dir, upgrade_to_head
+from ledger.migration_sql import split_statements
+from ledger.tables import metadata
+from scheduler.errors import StartError
+from tierlane.roles import migrate
+
+__all__ = ["database_url", "db", "empty_url", "postgres_server"]
+
+# What two databases must agree on, as PostgreSQL itself writes it: so CHECKs and partial indexes are compared whole.
+SHAPE = {
+    "columns": """
+        SELECT c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
+               pg_get_expr(d.adbin, d.adrelid), col_description(c.oid, a.attnum)
+        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+        WHERE c.relname = ANY($1) AND c.relnamespace = 'public'::regnamespace ORDER BY 1, 2""",
+    "constraints": """
+        SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid), condeferrable, condeferred
+        FROM pg_constraint WHERE conrelid::regclass::text = ANY($1) AND contype <> 't' ORDER BY 1, 2""",
+    "indexes": """
+        SELECT tablename, indexname, indexdef FROM pg_indexes
+        WHERE tablename = ANY($1) AND schemaname = 'public' ORDER BY 1, 2""",
+    "tables": """
+        SELECT relname, relkind, pg_get_partkeydef(oid), obj_description(oid) FROM pg_class
+        WHERE relname = ANY($1) AND relnamespace = 'public'::regnamespace ORDER BY 1""",
+}
+
+
+@dataclass
+class OnlyDatabase:
+    """Settings of which a migration needs one."""
+
+    database_url: str
+
+
+async def shape_of(url: str) -> dict[str, list[tuple[object, ...]]]:
+    connection = await asyncpg.connect(dsn(url))
+    try:
+        tables = list(metadata.tables)
+        return {what: [tuple(row) for row in await connection.fetch(sql, tables)] for what, sql in SHAPE.items()}
+    finally:
+        await connection.close()
+
+
+async def test_migrations_from_empty_make_what_the_metadata_says(database_url: str, empty_url: str) -> None:
+    """Columns, types, defaults, comments, keys, checks and indexes: all the same, and none without a comment."""
+    engine = create_async_engine(empty_url)
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    await engine.dispose()
+
+    migrated, declared = await shape_of(database_url), await shape_of(empty_url)
+
+    assert migrated == declared
+    assert len(migrated["tables"]) == len(metadata.tables)
+    assert [column[:2] for column in migrated["columns"] if not column[-1]] == []
+
+
+async def test_alembic_finds_nothing_to_generate(database_url: str) -> None:
+    """`alembic revision --autogenerate` would be empty."""
+
+    def differences(connection: Connection) -> object:
+        options = {"compare_type": True, "compare_server_default": True, "include_name": is_ours}
+        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+
+    engine = create_async_engine(database_url)
+    async with engine.connect() as connection:
+        found = await connection.run_sync(differences)
+    await engine.dispose()
+
+    assert found == []
+
+
+async def test_the_upgrade_is_at_head_and_twice_is_harmless(database_url: str) -> None:
+    """A second run finds nothing to do."""
+    await upgrade_to_head(database_url)
+
+    assert await is_current(database_url)
+    assert await current_revision(database_url) == head_revision()
+
+
+async def test_an_empty_database_has_no_revision(empty_url: str) -> None:
+    """The start checks can tell it from a current one."""
+    assert await current_revision(empty_url) is None
+    assert not await is_current(empty_url)
+
+
+async def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
+    """The second waits for the first, then finds nothing to do."""
+    program = f"import sys; from ledger.migration import *; import asyncio; asyncio.run(upgrade_to_head({empty_url!r}))"
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-W", "error", "-c", program, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    outputs = [await process.communicate() for process in processes]
+
+    assert [(process.returncode, output[1]) for process, output in zip(processes, outputs, strict=True)] == [
+        (0, b"")
+    ] * 3
+    assert await is_current(empty_url)
+
+
+async def test_migrations_stop_short_of_nothing(empty_url: str) -> None:
+    """They run in one transaction: where one fails, nothing is left behind."""
+    connection = await asyncpg.connect(dsn(empty_url))
+    await connection.execute("CREATE VIEW tier_slo AS SELECT 1")  # In the way of 0005.
+
+    with pytest.raises(StartError, match="tier_slo"):
+        await upgrade_to_head(empty_url)
+    left = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    await connection.close()
+
+    assert left == []
+
+
+def test_the_role_says_in_one_line_why_it_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, and no password in the sentence."""
+    code = migrate.run(OnlyDatabase(f"postgresql+asyncpg://user:hunter2@/lane?host={tmp_path}"))
+    said = capsys.readouterr().err
+
+    assert code == 1
+    assert said.count("\n") == 1
+    assert "Cannot migrate PostgreSQL at" in said
+    assert "hunter2" not in said
+
+
+def test_the_role_needs_a_database(capsys: pytest.CaptureFixture[str]) -> None:
+    """The missing variable is named."""
+    assert migrate.run(OnlyDatabase("")) == 1
+    assert "TIERLANE_DATABASE_URL" in capsys.readouterr().err
+
+
+def test_revisions_are_one_line_and_carry_order_and_phase() -> None:
+    """The file names sort in the order in which they run, and each has its phase."""
+    names = sorted(path.stem for path in (migrations_dir() / "versions").glob("*.py"))
+
+    assert [name[:4] for name in names] == [f"{n + 1:04}" for n in range(len(names))]
+    assert all(name[5:].startswith(("pre_", "post_")) for name in names)
+    assert names[-1] == head_revision()
+
+
+def test_statements_are_split_outside_of_bodies() -> None:
+    """A semicolon inside a function's body or a comment ends nothing."""
+    sql = "-- one;\nSELECT 1;\nCREATE FUNCTION f() AS $$\nBEGIN;\nEND\n$$;\nSELECT\n 2;\n"
+
+    assert [statement.count(";") for statement in split_statements(sql)] == [2, 2, 1]
+    with pytest.raises(ValueError, match="semicolon"):
+        list(split_statements("SELECT 1"))

@@ -1,0 +1,138 @@
+"""What dies is started again, with backoff, and stack.json says so; what is killed leaves no orphan."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from eventually import eventually
+from up_harness import RunningUp, free_port, running
+
+
+@pytest.fixture
+async def up(tmp_path: Path) -> AsyncIterator[RunningUp]:
+    """A ready stack with one worker."""
+    stack = RunningUp(tmp_path / "data", free_port(), "workers=1")
+    await stack.ready()
+    await eventually(lambda: "worker-1-model" in stack.pids(), "the model process")
+    yield stack
+    if stack.process.poll() is None:
+        stack.process.kill()
+    stack.process.wait()
+
+
+@pytest.mark.parametrize("name", ["redis", "postgres", "worker-1", "gateway-1", "scheduler"])
+async def test_a_killed_process_is_back_under_its_name(up: RunningUp, name: str) -> None:
+    """SIGKILL of any process: soon another one has its name in stack.json, and the others are as before."""
+    before = up.pids()
+
+    os.kill(before[name], signal.SIGKILL)
+
+    after = await eventually(lambda: up.pids().get(name, before[name]) != before[name] and up.pids(), f"a new {name}")
+    others = set(before) - {name, "worker-1-model"}
+    assert {other: after[other] for other in others} == {other: before[other] for other in others}
+    assert f"{name} ended (signal 9); starting it again in 0.2 s" in up.text
+
+
+async def test_the_model_of_a_new_worker_is_written_down(up: RunningUp) -> None:
+    """The model's entry follows its worker."""
+    before = up.pids()
+
+    os.kill(before["worker-1"], signal.SIGKILL)
+
+    await eventually(
+        lambda: up.pids().get("worker-1-model", before["worker-1-model"]) != before["worker-1-model"], "a new model"
+    )
+
+
+async def test_repeated_deaths_are_restarted_ever_later(up: RunningUp) -> None:
+    """The delays double."""
+    for _ in range(3):
+        pid = up.pids()["scheduler"]
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda pid=pid: up.pids().get("scheduler", pid) != pid, "a new scheduler")
+
+    delays = re.findall(r"scheduler ended \(signal 9\); starting it again in ([0-9.]+) s", up.text)
+    assert delays == ["0.2", "0.4", "0.8"]
+
+
+async def test_nothing_survives_a_killed_up(up: RunningUp) -> None:
+    """SIGKILL of `up` alone: within 3 s every process is gone, the leash and an orphaned model too."""
+    orphan = psutil.Process(up.pids()["worker-1-model"])
+    os.kill(up.pids()["worker-1"], signal.SIGKILL)
+    assert orphan.is_running()
+    processes = [*up.all_processes(), orphan]
+
+    up.process.kill()
+    up.process.wait()
+
+    await eventually(lambda: not running(processes), f"the end of {processes}", 3.0)
+
+
+async def test_a_killed_leash_is_replaced(up: RunningUp) -> None:
+    """Even when somebody killed the leash first, SIGKILL of `up` leaves nothing."""
+    leash = _leash(up)
+    leash.kill()
+    await eventually(lambda: _leash(up) != leash and _leash(up), "another leash")
+    processes = up.all_processes()
+
+    up.process.kill()
+    up.process.wait()
+
+    await eventually(lambda: not running(processes), f"the end of {processes}", 3.0)
+
+
+async def test_a_start_right_after_a_kill_works_on_the_same_data(up: RunningUp) -> None:
+    """The next `up` waits until the leash has cleared away, recovers the servers' data, and has the same keys."""
+    before = up.stack() or {}
+    up.process.kill()
+    up.process.wait()
+    (up.data_dir / "stack.json").unlink()
+
+    again = RunningUp(up.data_dir, free_port(), "workers=1")
+
+    try:
+        assert (await again.ready())["keys"] == before["keys"]
+        assert await again.interrupt() == 0
+    finally:
+        again.process.kill()
+        again.process.wait()
+
+
+@pytest.mark.parametrize("delay_s", [0.15, 0.5, 1.0])
+async def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
+    """At whatever moment of the start `up` is killed, its processes go with it."""
+    up = RunningUp(tmp_path / "data", free_port())
+    begun = time.monotonic()
+    await eventually(lambda: time.monotonic() - begun > delay_s, "the moment of the kill")
+    processes = up.all_processes()
+
+    up.process.kill()
+    up.process.wait()
+
+    await eventually(lambda: not running(processes), f"the end of {processes}", 3.0)
+    await eventually(lambda: not _working_in(tmp_path), "no process works in the data directory", 3.0)
+
+
+def _leash(up: RunningUp) -> psutil.Process | None:
+    for child in psutil.Process(up.process.pid).children():
+        if "tierlane.up.leash" in child.cmdline():
+            return child
+    return None
+
+
+def _working_in(directory: Path) -> list[int]:
+    """Servers whose working directory is below `directory`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()).is_relative_to(directory):
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found

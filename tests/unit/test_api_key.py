@@ -1,0 +1,132 @@
+"""API keys: their form, their checksum, and who is let in."""
+
+import re
+from hashlib import sha256
+from math import inf
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.api_key import BASE62, checksum, mint, parse, verify
+from ledger.snapshot import Identity, Key, Snapshot
+from scheduler.errors import ErrorCode, RequestError
+
+NOW = 1_800_000_000.0
+IDENTITY = Identity("k", "c", "acme", "paid", 10.0, 10.0, 5, None, 2000)
+
+
+def snapshot_with(key_id: str, secret_hash: bytes, **changes: object) -> Snapshot:
+    fields = {"expires_at": inf, "revoked": False, "suspended": False} | changes
+    return Snapshot(1, (), {}, {key_id: Key(IDENTITY, secret_hash, **fields)}, {}, ())
+
+
+def refusal(presented: str, snapshot: Snapshot, **options: bool) -> ErrorCode:
+    with pytest.raises(RequestError) as refused:
+        verify(presented, snapshot, NOW, **options)
+    return refused.value.code
+
+
+def test_a_minted_key_has_the_published_form() -> None:
+    """Prefix, public id, secret and checksum, so that secret scanners can find it."""
+    key = mint()
+
+    assert re.fullmatch(r"tl_[a-z0-9]{12}_[0-9A-Za-z]{34}", key.text)
+    assert key.id == key.text[3:15]
+    assert key.secret_hash == sha256(key.text[16:44].encode()).digest()
+
+
+def test_the_secret_has_at_least_160_bits() -> None:
+    """Enough that a fast hash is no weakness."""
+    assert 62**28 > 2**160
+
+
+def test_no_two_keys_are_alike() -> None:
+    """Ids and secrets are random."""
+    keys = [mint() for _ in range(500)]
+
+    assert len({key.id for key in keys}) == len({key.secret_hash for key in keys}) == 500
+
+
+def test_the_checksum_is_crc32_in_six_base62_digits() -> None:
+    """Literal values, computed with another implementation (plain division)."""
+
+    def plainly(body: str) -> str:
+        value, digits = crc32(body.encode()), ""
+        for _ in range(6):
+            value, digit = divmod(value, 62)
+            digits = BASE62[digit] + digits
+        return digits
+
+    assert checksum("123456789") == "3jZRME"  # The check value of CRC-32, 0xCBF43926.
+    assert [checksum(f"tl_{n}") for n in range(50)] == [plainly(f"tl_{n}") for n in range(50)]
+
+
+@pytest.mark.parametrize("at", range(50))
+def test_any_changed_character_is_refused_before_a_lookup(at: int) -> None:
+    """CRC-32 finds every change of one character."""
+    key = mint().text
+    changed = key[:at] + ("1" if key[at] != "1" else "2") + key[at + 1 :]
+
+    assert parse(key) is not None
+    assert parse(changed) is None
+
+
+@given(st.text(max_size=80))
+def test_nonsense_is_never_a_key_and_never_an_error(text: str) -> None:
+    """Whatever a client sends, the answer is no."""
+    assert parse(text) is None
+
+
+@pytest.mark.parametrize("form", ["{0}\n", " {0}", "{0} ", "{0}0", "Bearer {0}", "{0}\u0660", ""])
+def test_a_key_with_anything_around_it_is_refused(form: str) -> None:
+    """The whole text is the key."""
+    assert parse(form.format(mint().text)) is None
+
+
+def test_a_known_key_gives_its_prebuilt_identity() -> None:
+    """The very object of the snapshot: nothing is built on the hot path."""
+    key = mint()
+
+    assert verify(key.text, snapshot_with(key.id, key.secret_hash), NOW) is IDENTITY
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"expires_at": NOW + 0.001}, None),
+        ({"expires_at": NOW}, ErrorCode.INVALID_API_KEY),
+        ({"expires_at": NOW - 1}, ErrorCode.INVALID_API_KEY),
+        ({"revoked": True}, ErrorCode.INVALID_API_KEY),
+        ({"suspended": True}, ErrorCode.ACCOUNT_SUSPENDED),
+        ({"suspended": True, "revoked": True}, ErrorCode.INVALID_API_KEY),
+    ],
+)
+def test_expired_revoked_and_suspended(changes: dict[str, object], code: ErrorCode | None) -> None:
+    """A key is good until, not at, its expiry; a suspended account is told so, if its key is good."""
+    key = mint()
+    snapshot = snapshot_with(key.id, key.secret_hash, **changes)
+
+    if code is None:
+        assert verify(key.text, snapshot, NOW) is IDENTITY
+    else:
+        assert refusal(key.text, snapshot) is code
+
+
+def test_a_wrong_secret_is_refused_even_where_the_account_is_suspended() -> None:
+    """Only who holds the secret learns about the account."""
+    key = mint()
+    snapshot = snapshot_with(key.id, bytes(32), suspended=True)
+
+    assert refusal(key.text, snapshot) is ErrorCode.INVALID_API_KEY
+
+
+def test_an_unknown_key_is_wrong_only_while_the_snapshot_is_fresh() -> None:
+    """With PostgreSQL away it may be newer than what we know."""
+    snapshot = snapshot_with("someoneelse0", bytes(32))
+    key = mint().text
+
+    assert refusal(key, snapshot) is ErrorCode.INVALID_API_KEY
+    assert refusal(key, snapshot, fresh=False) is ErrorCode.CATALOG_UNAVAILABLE
+    assert refusal("tl_nonsense", snapshot, fresh=False) is ErrorCode.INVALID_API_KEY

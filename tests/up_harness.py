@@ -1,0 +1,91 @@
+"""Runs `up` with stand-in roles as a process of its own, the way a user does, and looks at it from outside."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from eventually import eventually
+
+STAND_INS = Path(__file__).with_name("up_stand_ins.py")
+REPOSITORY = Path(__file__).parent.parent
+READY_S = 30.0
+
+
+class RunningUp:
+    """One `up` process. Everything that it ever started can be found by `all_processes`."""
+
+    def __init__(self, data_dir: Path, port: int, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self.output = data_dir.with_suffix(".out")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")}
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(STAND_INS), "up", str(data_dir), str(port), *flags],
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                cwd=REPOSITORY,
+                env=clean | (env or {}),
+            )
+
+    @property
+    def text(self) -> str:
+        """Everything printed so far."""
+        return self.output.read_text()
+
+    def stack(self) -> dict[str, Any] | None:
+        """The content of stack.json, None while there is none."""
+        path = self.data_dir / "stack.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def pids(self) -> dict[str, int]:
+        """The pids in stack.json by name."""
+        return {entry["name"]: entry["pid"] for entry in (self.stack() or {"processes": []})["processes"]}
+
+    async def ready(self) -> dict[str, Any]:
+        """Wait for stack.json and return it."""
+        try:
+            return await eventually(lambda: self.process.poll() is None and self.stack(), "stack.json", READY_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it printed:\n{self.text}") from None
+
+    def all_processes(self) -> list[psutil.Process]:
+        """The process itself, the leash and everything below."""
+        own = psutil.Process(self.process.pid)
+        return [own, *own.children(recursive=True)]
+
+    async def ended(self, within_s: float) -> int:
+        """Wait for the exit code."""
+        await eventually(lambda: self.process.poll() is not None, "the end of up", within_s)
+        return self.process.returncode
+
+    async def interrupt(self, within_s: float = 5.0) -> int:
+        """Ctrl-C; return the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return await self.ended(within_s)
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def running(processes: list[psutil.Process]) -> list[str]:
+    """The names of those that still run; a zombie has ended."""
+    left = []
+    for process in processes:
+        try:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(f"{process.pid} {process.name()}")
+        except psutil.Error:
+            continue
+    return left

@@ -1,0 +1,75 @@
+"""The gateway's process: the HTTP edge over a catalog that follows PostgreSQL."""
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from uuid_utils import uuid7
+
+from gateway.app import run_gateway
+from gateway.config import GatewayConfig
+from ledger.catalog import Catalog
+from ledger.postgres import connect
+from ledger.requests import RequestRow, find_request
+from tierlane.roles.log_output import configure_logs
+from tierlane.roles.process import run_role
+from tierlane.roles.start_checks import check_database
+
+if TYPE_CHECKING:
+    from tierlane.settings import Settings
+
+LOOK_TIMEOUT_MS = 500
+"""For the one look at the audit that `GET /internal/requests/{id}` may need."""
+
+
+def run(settings: "Settings") -> int:
+    """Run until SIGTERM; returns the exit code."""
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    configure_logs(settings.log_format, settings.log_level, "gateway", name)
+    return run_role(lambda: _serve(settings))
+
+
+def gateway_config(settings: "Settings") -> GatewayConfig:
+    """Plain values for the gateway. Its id is new with every start, so that no old answer meets a new connection."""
+    return GatewayConfig(
+        gateway_id=f"gw-{uuid7().hex}",
+        redis_url=settings.redis_url,
+        service_token=settings.service_token.get_secret_value(),
+        host=settings.host,
+        port=settings.port,
+        pool=settings.pool,
+        default_model=settings.default_model,
+        total_ms=settings.total_request_ms,
+        max_body_bytes=settings.max_body_bytes,
+        max_input_bytes=settings.max_body_bytes // 2,
+        header_timeout_s=settings.header_timeout_ms / 1000,
+        body_timeout_s=settings.body_timeout_ms / 1000,
+        idle_timeout_s=settings.idle_timeout_ms / 1000,
+        max_connections=settings.max_connections,
+        drain_timeout_s=settings.drain_ms / 1000,
+    )
+
+
+async def _serve(settings: "Settings") -> int:
+    await check_database(settings.database_url)
+    catalog = Catalog(settings.database_url)
+    await catalog.start()
+    try:
+        await run_gateway(gateway_config(settings), catalog, lambda request_id: _find(settings, request_id))
+    finally:
+        await catalog.stop()
+    return 0
+
+
+async def _find(settings: "Settings", request_id: str) -> RequestRow | None:
+    """One short connection a look: on-call asks rarely, and an idle pool would be one more thing that can hang."""
+    connection = await connect(
+        settings.database_url,
+        name="tierlane-gateway",
+        connect_timeout_s=LOOK_TIMEOUT_MS / 1000,
+        statement_timeout_ms=LOOK_TIMEOUT_MS,
+    )
+    try:
+        return await find_request(connection, request_id)
+    finally:
+        await connection.close(timeout=LOOK_TIMEOUT_MS / 1000)

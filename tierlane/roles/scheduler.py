@@ -1,0 +1,91 @@
+"""The scheduler's process: dispatcher, caretaker and auditor over one pool. Any number of them may run."""
+
+import asyncio
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from redis.asyncio import Redis
+from uuid_utils import uuid7
+
+from ledger.audit_chores import ChorePolicy
+from ledger.auditor import Auditor, AuditPolicy
+from ledger.catalog import Catalog
+from scheduler.batch_policy import BatchPolicy
+from scheduler.batches import Batches
+from scheduler.caretaker import Caretaker
+from scheduler.connections import blocking_client, check_server, command_client
+from scheduler.dispatcher import Dispatcher, Waker
+from scheduler.endings import Endings
+from scheduler.keys import Keys
+from scheduler.outbox import Outbox
+from scheduler.presence import Presence
+from tierlane.roles.log_output import configure_logs
+from tierlane.roles.pool_policy import batch_policy
+from tierlane.roles.process import run_role, stop_on_signals
+from tierlane.roles.start_checks import check_database
+
+if TYPE_CHECKING:
+    from tierlane.settings import Settings
+
+MIN_LEFT_MS = 50
+"""A lost batch is retried only for members with this much time left; the worker that claims them knows better."""
+
+
+def run(settings: "Settings") -> int:
+    """Run until SIGTERM; returns the exit code."""
+    configure_logs(settings.log_format, settings.log_level, "scheduler", f"{socket.gethostname()}-{os.getpid()}")
+    return run_role(lambda: _serve(settings))
+
+
+async def _serve(settings: "Settings") -> int:
+    stop = stop_on_signals()
+    client, blocking = command_client(settings.redis_url), blocking_client(settings.redis_url, 1.0)
+    catalog = Catalog(settings.database_url)
+    try:
+        await check_server(client)
+        await check_database(settings.database_url)
+        await catalog.start()
+        await _run_loops(settings, stop, catalog, client, blocking)
+    finally:
+        await catalog.stop()
+        await client.aclose()
+        await blocking.aclose()
+    return 0
+
+
+async def _run_loops(
+    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis
+) -> None:
+    keys = Keys(settings.pool)
+
+    def policy() -> BatchPolicy:
+        return batch_policy(catalog.snapshot, settings)
+
+    def tier_names() -> list[str]:
+        return [tier.name for tier in policy().tiers]
+
+    waker = Waker(blocking, keys)
+    dispatcher = Dispatcher(Batches(client, keys, lease_ms=settings.lease_ms), waker, policy, time.monotonic)
+    caretaker = Caretaker(
+        Endings(client, keys, lease_ms=settings.lease_ms),
+        Presence(client, keys, gone_ms=settings.gone_ms),
+        tier_names,
+        lambda: MIN_LEFT_MS,
+        settings.reap_ms,
+    )
+    auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
+    async with asyncio.TaskGroup() as group:
+        loops = [group.create_task(loop()) for loop in (waker.run, dispatcher.run, caretaker.run)]
+        group.create_task(auditor.run())
+        await stop.wait()
+        for loop in loops:
+            loop.cancel()
+        await auditor.stop()
+
+
+def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
+    chores = ChorePolicy(deadline_s=settings.total_request_ms / 1000, grace_s=settings.audit_grace_ms / 1000)
+    policy = AuditPolicy(take_limit=settings.audit_batch, interval_s=settings.audit_interval_ms / 1000, chores=chores)
+    return Auditor(settings.database_url, outbox, policy)

@@ -1,0 +1,90 @@
+"""`tierlane up` as a process: lock, port, signals, exit code. What is started is in `stack`.
+
+The first Ctrl-C (or SIGTERM, or a closed terminal) stops everything within five seconds, the second kills at once.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+
+from pydantic import SecretStr
+
+from tierlane.embedded import EmbeddedServerError
+from tierlane.settings import Settings
+from tierlane.up.data_dir import DataDir
+from tierlane.up.errors import StackError
+from tierlane.up.leash import MARK_VARIABLE, Leash
+from tierlane.up.log_lines import LogLines, standard_output
+from tierlane.up.ports import claim_port
+from tierlane.up.roles import Command, role_command
+from tierlane.up.stack import Stack
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FAILED = 1
+
+
+def run(settings: Settings, command: Command = role_command) -> int:
+    """Run the local stack until it is stopped; return the exit code. `command` gives the argv of a role."""
+    lines = standard_output()
+    try:
+        return _run_locked(settings, lines, command)
+    except (StackError, EmbeddedServerError) as error:
+        lines.say(f"cannot start: {error}")
+        return FAILED
+
+
+def _run_locked(settings: Settings, lines: LogLines, command: Command) -> int:
+    data_dir = DataDir(settings.data_dir)
+    try:
+        settings = _completed(settings, data_dir)
+        # Inherited by every process that is started from here on.
+        os.environ[MARK_VARIABLE] = secrets.token_hex(16)
+        leash = Leash(data_dir.lock_fd)
+        try:
+            asyncio.run(_serve(Stack(settings, data_dir, leash, lines, command), lines))
+        finally:
+            leash.release()
+    finally:
+        data_dir.release()
+    return 0
+
+
+def _completed(settings: Settings, data_dir: DataDir) -> Settings:
+    """Fill in what only `up` can: absolute path, a real port, a token."""
+    updates: dict[str, object] = {
+        "data_dir": data_dir.path,
+        "port": claim_port(settings.host, settings.port),
+    }
+    if not settings.service_token.get_secret_value():
+        updates["service_token"] = SecretStr(data_dir.service_token())
+    return settings.model_copy(update=updates)
+
+
+async def _serve(stack: Stack, lines: LogLines) -> None:
+    """Run the stack until a signal comes or it fails; in any case stop it. Raises what the stack raises."""
+    asked = asyncio.Event()
+
+    def on_signal() -> None:
+        if asked.is_set():
+            stack.kill()
+        else:
+            lines.say("stopping; once more to kill at once")
+            asked.set()
+
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    running = asyncio.create_task(stack.run(), name="stack")
+    waiting = asyncio.create_task(asked.wait(), name="signals")
+    try:
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        failed = running.done()
+        running.cancel()
+        waiting.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+        await stack.stop()
+        lines.say("stopped")
+    if failed:
+        running.result()

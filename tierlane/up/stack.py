@@ -1,0 +1,156 @@
+"""The local stack in readiness order: servers, migrations, demo data, scheduler, workers, gateways."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
+from tierlane.settings import Settings
+from tierlane.up.banner import banner
+from tierlane.up.data_dir import DataDir
+from tierlane.up.demo import demo_model, seed_demo
+from tierlane.up.errors import StackError
+from tierlane.up.leash import REMOVABLE_PREFIX, Leash
+from tierlane.up.log_lines import LogLines
+from tierlane.up.members import RoleMember, ServerMember
+from tierlane.up.models import ModelProcesses
+from tierlane.up.readiness import wait_until_ready
+from tierlane.up.roles import Command, RoleEnvironment
+from tierlane.up.stack_file import ProcessEntry, StackFile
+from tierlane.up.supervisor import Supervisor
+
+READY_TIMEOUT_S = 180.0  # Loading a large model from a cold disk takes minutes.
+LOOK_S = 0.25
+
+
+class Stack:
+    """One stack on one data directory. `run` returns only by cancellation or error; `stop` ends everything."""
+
+    def __init__(self, settings: Settings, data_dir: DataDir, leash: Leash, lines: LogLines, command: Command) -> None:
+        """`settings.port` is the real port, `settings.service_token` is set; `command` gives a role's argv."""
+        self._settings = settings
+        self._data_dir = data_dir
+        self._leash = leash
+        self._lines = lines
+        self._command = command
+        self._http_url = f"http://{_reachable(settings.host)}:{settings.port}"
+        self._file = StackFile(data_dir, self._http_url, settings.service_token.get_secret_value())
+        self._supervisor = Supervisor(leash, lines, self._update)
+        self._models = ModelProcesses()
+        self._temporary: Path | None = None
+
+    async def run(self) -> None:
+        """Start everything, then keep it running. Raises StackError or EmbeddedServerError when it cannot start."""
+        started = time.monotonic()
+        settings = await self._start_servers()
+        roles = RoleEnvironment(settings)
+        await self._migrate(roles)
+        model = demo_model(settings.backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
+        keys = await seed_demo(settings.database_url, self._data_dir, model)
+        await self._start_roles(roles)
+        self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
+        await self._supervisor.settle(self._ready())
+        self._file.serve(settings.redis_url, settings.database_url, keys)
+        self._update()
+        self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
+        self._lines.raw(banner(self._http_url, keys, model.name, str(self._data_dir.path)))
+        await self._watch()
+
+    async def stop(self) -> None:
+        """Stop everything in the reverse order; what resists is killed. The orphans of dead workers are the leash's."""
+        await self._supervisor.stop()
+        self._file.remove()
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Kill everything at once; a `stop` that is under way then ends quickly."""
+        self._supervisor.kill()
+
+    async def _start_servers(self) -> Settings:
+        """Start the servers whose URL is not set; return the settings with both URLs."""
+        urls = {}
+        home = self._server_home()
+        if not self._settings.redis_url:
+            redis = EmbeddedRedis(home, home / "run", ephemeral=self._settings.ephemeral)
+            await self._start_server(ServerMember("redis", redis))
+            urls["redis_url"] = redis.url
+        if not self._settings.database_url:
+            postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
+            await self._start_server(ServerMember("postgres", postgres))
+            urls["database_url"] = postgres.url
+        return self._settings.model_copy(update=urls)
+
+    def _server_home(self) -> Path:
+        if not self._settings.ephemeral:
+            return self._data_dir.path
+        self._temporary = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
+        self._leash.remove_at_end(self._temporary)
+        if os.geteuid() == 0:
+            self._temporary.chmod(0o711)  # For PostgreSQL's own user to pass through.
+        return self._temporary
+
+    async def _start_server(self, member: ServerMember) -> None:
+        started = time.monotonic()
+        await self._supervisor.add(member)
+        self._lines.say(f"{member.name} answers after {time.monotonic() - started:.2f} s")
+
+    async def _migrate(self, roles: RoleEnvironment) -> None:
+        code = await self._supervisor.run_once(self._member(roles, "migrate", "migrate"))
+        if code != 0:
+            raise StackError(f"The migrations failed (exit code {code}); the message is above.")
+
+    async def _start_roles(self, roles: RoleEnvironment) -> None:
+        settings = roles.settings
+        await self._supervisor.add(self._member(roles, "scheduler", "scheduler"))
+        for number in range(1, settings.workers + 1):
+            await self._supervisor.add(self._member(roles, "worker", f"worker-{number}"))
+        for number in range(1, settings.gateways + 1):
+            await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
+
+    def _member(self, roles: RoleEnvironment, role: str, name: str) -> RoleMember:
+        return RoleMember(role, name, self._command(role), roles.for_role(role, name), self._lines)
+
+    async def _ready(self) -> None:
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await wait_until_ready(self._http_url, self._settings.service_token.get_secret_value())
+        except TimeoutError:
+            raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; the reason is in the lines above.") from None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._leash.check()
+            self._update()
+
+    def _update(self) -> None:
+        """Write down what runs; a full disk must not take the stack down."""
+        try:
+            self._file.update(self._entries())
+        except OSError as error:
+            self._lines.say(f"cannot write stack.json: {error}")
+
+    def _entries(self) -> Iterator[ProcessEntry]:
+        for member in self._supervisor.members:
+            if not member.alive or member.role == "migrate":
+                continue
+            yield ProcessEntry(role=member.role, name=member.name, pid=member.pid)
+            if member.role == "worker":
+                yield from self._model_entries(member.name, member.pid)
+
+    def _model_entries(self, worker: str, pid: int) -> Iterator[ProcessEntry]:
+        for index, process in enumerate(self._models.of_worker(worker, pid)):
+            name = f"{worker}-model" + (f"-{index + 1}" if index else "")
+            yield ProcessEntry(role="model", name=name, pid=process.pid)
+
+
+def _reachable(host: str) -> str:
+    """The address to call a gateway that listens on `host`."""
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
