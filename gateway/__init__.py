@@ -1,0 +1,1 @@
+"""The edge: authenticates, admits, holds the connection, answers. The only package that knows aiohttp's server."""

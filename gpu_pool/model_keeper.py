@@ -92,12 +92,13 @@ class ModelKeeper:
         return ready_at
 
     async def _end_process(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return
         if not self._stopping:
             process.kill()
         await process.close()
+        self._process = None  # Not before: a stop in the middle of this begins it again, and reaps.
         if not self._stopping:
             log.error("model lost", pid=process.pid, reason=process.why_lost)
 

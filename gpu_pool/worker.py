@@ -29,7 +29,7 @@ __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
 BLOCK_S = 1.0
 LOOK_S = 0.25  # How often a pump that may not claim looks whether it should end.
-LAST_WORDS_S = 1.5
+LAST_WORDS_S = 0.75
 
 log = structlog.get_logger()
 

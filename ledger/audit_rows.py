@@ -7,6 +7,7 @@ one batch are folded into one row here; those in different batches meet in ledge
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, NamedTuple
 
 from scheduler.audit import Accepted, Ended, Record
@@ -144,7 +145,7 @@ def _error_code(record: Ended) -> str | None:
 
 def _time(milliseconds: float) -> float | None:
     # Written so that NaN, too, is None.
-    return milliseconds if milliseconds >= 0 else None
+    return milliseconds if 0 <= milliseconds < inf else None
 
 
 def _moment(epoch_ms: int) -> datetime | None:

@@ -16,6 +16,8 @@ from ledger.statements import statement
 
 ROWS_A_TRANSACTION = 4000
 STAGING = "audit_staging"
+# What the server says of a value that it cannot store, and what asyncpg says of one that it cannot even encode.
+REFUSALS = (asyncpg.DataError, ValueError, TypeError, OverflowError)
 
 
 class Refused(NamedTuple):
@@ -43,7 +45,7 @@ async def write_rows(connection: Connection, rows: Sequence[Row], timeout_s: flo
         try:
             async with asyncio.timeout(timeout_s):
                 await _write(connection, part)
-        except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
+        except (*REFUSALS, asyncpg.IntegrityConstraintViolationError) as error:
             if not _is_the_rows_fault(error):
                 raise
             if len(part) == 1:
@@ -60,6 +62,6 @@ async def _write(connection: Connection, rows: Sequence[Row]) -> None:
         await connection.execute(statement("merge_requests"))
 
 
-def _is_the_rows_fault(error: asyncpg.PostgresError) -> bool:
+def _is_the_rows_fault(error: Exception) -> bool:
     """A missing partition, too, is called a check violation, but one without a constraint; the row is good then."""
     return not isinstance(error, asyncpg.CheckViolationError) or bool(error.constraint_name)

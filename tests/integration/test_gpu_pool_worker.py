@@ -82,7 +82,7 @@ async def test_a_killed_model_process_costs_its_batch_one_attempt(pool: Pool, st
     os.kill(model_pid, signal.SIGKILL)
     answers = await replies(pool, ids)
 
-    assert time.monotonic() - killed_at < 0.5
+    assert time.monotonic() - killed_at < 1.0
     assert [(r.output, r.worker_id, r.attempts) for r in answers] == [("olleh", "w2", 2), ("dlrow", "w2", 2)]
     await victim.reaches("ready")
     assert victim.model_pid not in {None, model_pid}
@@ -96,7 +96,7 @@ async def test_a_lost_model_is_told_at_once_and_replaced(pool: Pool, start_worke
 
     os.kill(worker.model_pid, signal.SIGKILL)
 
-    await worker.reaches("down", timeout_s=0.5)
+    await worker.reaches("down", timeout_s=1.5)
     await worker.reaches("ready")
     (reply,) = await replies(pool, await batch(pool, "again"))
     assert reply.output == "niaga"

@@ -121,8 +121,11 @@ async def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, delay_s: f
 
 def _leash(up: RunningUp) -> psutil.Process | None:
     for child in psutil.Process(up.process.pid).children():
-        if "tierlane.up.leash" in child.cmdline():
-            return child
+        try:
+            if "tierlane.up.leash" in child.cmdline():
+                return child
+        except psutil.ZombieProcess:
+            continue  # Killed, and not reaped by `up` yet.
     return None
 
 

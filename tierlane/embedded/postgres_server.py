@@ -23,7 +23,7 @@ from tierlane.embedded.sockets import prepare_socket_dir, usable_socket_dir
 from tierlane.embedded.unprivileged import Identity, choose_identity, hand_over
 
 NAME = "tierlane"  # The superuser and the database.
-SOCKET_NAME = ".s.PGSQL.5432.lock"  # The longest path that the server makes in the socket directory.
+SOCKET_LOCK = ".s.PGSQL.5432.lock"  # The longest path that the server makes in the socket directory.
 START_TIMEOUT_S = 30.0  # Recovery after a crash replays the write-ahead log.
 INITDB_TIMEOUT_S = 60.0
 STOP_GRACE_S = 4.0
@@ -61,7 +61,7 @@ class EmbeddedPostgres:
     ) -> None:
         """`ephemeral`: no fsync, a crash may lose the data. `extra_args`: for `postgres`, appended, so they win."""
         self._home = data_dir.absolute() / "postgres"
-        self._socket_dir = usable_socket_dir(socket_dir, SOCKET_NAME)
+        self._socket_dir = usable_socket_dir(socket_dir, SOCKET_LOCK)
         self._ephemeral = ephemeral
         self._extra_args = tuple(extra_args)
         self._process = ServerProcess("Embedded PostgreSQL", self._home, log or data_dir.absolute() / "postgres.log")
@@ -133,8 +133,12 @@ class EmbeddedPostgres:
         pid_file = self._home / "postmaster.pid"
         pid = read_pid(pid_file)
         await self._process.clear_leftover(pid, ["postgres"])
-        # The server refuses to start when the number in a stale file now belongs to another process of its user.
+        # The server refuses to start when the number in a stale file belongs to any process now: to another one of
+        # its user, or to its own zombie where nobody reaps orphans (containers without an init process).
         pid_file.unlink(missing_ok=True)
+        lock = self._socket_dir / SOCKET_LOCK
+        if _owner_of_lock(lock) == str(self._home):
+            lock.unlink()
 
     def _create_cluster(self, bin_dir: Path, major: int, identity: Identity) -> None:
         # Made beside its place and renamed, so that an interrupted initdb never looks like a cluster.
@@ -209,6 +213,14 @@ class EmbeddedPostgres:
         finally:
             await connection.close()
         return True
+
+
+def _owner_of_lock(lock: Path) -> str | None:
+    """The data directory that the lock file of a socket names, in its second line."""
+    try:
+        return lock.read_text().splitlines()[1]
+    except (OSError, IndexError):
+        return None
 
 
 def _major_version(bin_dir: Path) -> int:

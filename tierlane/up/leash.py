@@ -61,6 +61,9 @@ class Leash:
         """Start the process again when somebody killed it, and tell it everything anew."""
         if self._popen.poll() is None:
             return
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._popen.stdin.close()
         self._popen = self._spawn()
         for line in self._lines:
             self._write(line)

@@ -1,0 +1,116 @@
+"""Workers die by SIGKILL in the middle of their batches: one answer and one audit row for each request all the same."""
+
+import asyncio
+import os
+import signal
+import time
+
+from redis.asyncio import Redis
+
+from eventually import eventually
+from load import Answer, load
+from scheduler.connections import command_client
+from scheduler.keys import Keys
+from stack import Stack
+
+TIERS = ("enterprise", "paid", "free")
+
+
+def verdict(answers: list[Answer]) -> dict[str, int]:
+    """What went wrong, by kind: all zero in a system that keeps its promise."""
+    ids = [a.request_id for a in answers]
+    return {
+        "unanswered": ids.count(None),
+        "duplicated": len(ids) - len(set(ids)),
+        "failed": sum(a.status != 200 for a in answers),
+        "crossed": sum(a.status == 200 and not a.echoed for a in answers),
+        "late": sum(a.seconds > 4.1 for a in answers),
+    }
+
+
+async def busy_worker(client: Redis) -> str:
+    """The name of a worker that runs a batch right now."""
+    for batch_id in await client.zrange(Keys().leases, 0, -1):
+        state, worker = await client.hmget(Keys().batch(batch_id.decode()), "state", "worker")
+        if state == b"running":
+            return str(worker.decode())
+    return ""
+
+
+async def killed_mid_batch(stack: Stack, role: str, times: int, every_s: float) -> list[int]:
+    """SIGKILL a worker, or its model, while it runs a batch; again and again."""
+    client = command_client(stack.redis_url)
+    gone = []
+    for _ in range(times):
+        await asyncio.sleep(every_s)
+        worker = await eventually(lambda: busy_worker(client), "a worker runs a batch")
+        pid = stack.pids(role)[worker if role == "worker" else f"{worker}-model"]
+        os.kill(pid, signal.SIGKILL)
+        gone.append(pid)
+    await client.aclose()
+    return gone
+
+
+async def under_fire(stack: Stack, role: str) -> list[Answer]:
+    """300 requests/s for six seconds while four processes of the role are killed."""
+    answers, gone = await asyncio.gather(load(stack, 300, 6.0, TIERS), killed_mid_batch(stack, role, 4, 1.2))
+    assert len(set(gone)) == 4
+    return answers
+
+
+async def one_row_each(stack: Stack, answers: list[Answer]) -> int:
+    """Every answered request has one closed row that says the same; returns how many needed a second attempt."""
+    rows = await stack.audited([a.request_id for a in answers if a.request_id])
+    assert {r["status"] for r in rows.values()} == {"completed"}
+    return sum(row["attempts"] > 1 for row in rows.values())
+
+
+async def test_killed_supervisors_lose_nothing(simulated: Stack) -> None:
+    """Supervisor and model die together; the lease runs out and another worker takes the batch."""
+    answers = await under_fire(simulated, "worker")
+
+    assert verdict(answers) == dict.fromkeys(verdict([]), 0)
+    assert await one_row_each(simulated, answers) > 0  # some really were in a killed worker's hands
+
+
+async def test_killed_models_lose_nothing(simulated: Stack) -> None:
+    """The model process dies alone; its supervisor sees it at once and releases the batch."""
+    answers = await under_fire(simulated, "model")
+
+    assert verdict(answers) == dict.fromkeys(verdict([]), 0)
+    assert await one_row_each(simulated, answers) > 0
+
+
+async def test_health_tells_the_truth_about_a_killed_worker(simulated: Stack) -> None:
+    """One of four is missing within two seconds and named; and all four count again once it is back."""
+    await simulated.healthy(4)
+    pid = simulated.pids("worker")["worker-2"]
+    os.kill(pid, signal.SIGSTOP)  # silent, and nobody restarts it: the hardest to see
+    began = time.monotonic()
+    try:
+
+        async def seen() -> dict[str, object]:
+            health = await simulated.health()
+            return health if health["healthy_gpus"] == 3 else {}
+
+        health = await eventually(seen, "three healthy GPUs", 5.0)
+        assert time.monotonic() - began < 2.0
+        assert health["status"] == "degraded"
+        assert "worker-2" in str(health["reasons"])
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    await simulated.healthy(4)
+
+
+async def test_a_killed_scheduler_is_only_a_pause(simulated: Stack) -> None:
+    """Whatever was queued or running when the scheduler died is served by the next one."""
+    (pid,) = simulated.pids("scheduler").values()
+    asyncio.get_running_loop().call_later(1.0, os.kill, pid, signal.SIGKILL)
+    answers = await load(simulated, 200, 3.0, TIERS)
+
+    counted = verdict(answers)
+    assert (counted["unanswered"], counted["duplicated"], counted["crossed"], counted["late"]) == (0, 0, 0, 0)
+    ids = [a.request_id for a in answers if a.status == 200 or a.status == 504]
+    rows = await simulated.audited([i for i in ids if i])
+    outcome = {a.request_id: a.status for a in answers}
+    assert {i: row["http_status"] for i, row in rows.items()} == {i: outcome[i] for i in rows}

@@ -1,0 +1,80 @@
+"""An auditor in a test's hands: records to write, and what the audit says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+from redis.asyncio import Redis
+
+from ledger.auditor import Auditor, AuditPolicy, Entries
+from scheduler.audit import Accepted, Ended, Record, encode_records
+from scheduler.keys import Keys
+from scheduler.outbox import Outbox
+from scheduler.request_id import created_ms, new_request_id
+
+CUSTOMER = str(UUID(int=1))
+KEYS = Keys()
+QUICK = AuditPolicy(interval_s=0.01, standby_s=0.05)
+
+
+def accepted(request_id: str, **fields: Any) -> Accepted:
+    values = {"customer_id": CUSTOMER, "api_key_id": "k" * 12, "tier": "paid", "model": "tiny", "gateway_id": "g1"}
+    return Accepted(id=request_id, **values | {"input_bytes": 5, "trace_id": ""} | fields)
+
+
+def ended(request_id: str, **fields: Any) -> Ended:
+    values: dict[str, Any] = {
+        "state": "completed",
+        "error_code": "",
+        "ended_at_ms": created_ms(request_id) + 60,
+        "latency_ms": 60.0,
+        "queue_ms": 5.0,
+        "gpu_ms": 50.0,
+        "batch_id": "b1",
+        "batch_size": 32,
+        "worker_id": "w1",
+        "attempts": 1,
+        "tokens_used": 5,
+        "output_bytes": 5,
+    }
+    return Ended(id=request_id, **values | fields)
+
+
+def new_ids(count: int) -> list[str]:
+    return [new_request_id() for _ in range(count)]
+
+
+async def put(client: Redis, *entries: Sequence[Record] | bytes) -> None:
+    """Add entries to the outbox, first one first."""
+    encoded = [entry if isinstance(entry, bytes) else encode_records(list(entry)) for entry in entries]
+    await client.lpush(KEYS.outbox, *encoded)
+
+
+async def put_requests(client: Redis, ids: Sequence[str], step: int = 50) -> None:
+    """What a busy pool writes: accepted by the call of admission, ended by the batch."""
+    for at in range(0, len(ids), step):
+        part = ids[at : at + step]
+        await put(client, [accepted(i) for i in part], [ended(i) for i in part])
+
+
+def auditor_for(url: str, client: Redis, name: str = "a1", outbox: Entries | None = None, **policy: Any) -> Auditor:
+    """An auditor that does not wait long for anything; `policy` may change that, chores by `chores=`."""
+    fields = {name: getattr(QUICK, name) for name in AuditPolicy.__struct_fields__} | policy
+    return Auditor(url, outbox or Outbox(client, KEYS, name), AuditPolicy(**fields))
+
+
+@asynccontextmanager
+async def running(auditor: Auditor) -> AsyncIterator[Auditor]:
+    """Run it in the background, and stop it at the end."""
+    task = asyncio.create_task(auditor.run())
+    try:
+        yield auditor
+        await auditor.stop()
+        await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+

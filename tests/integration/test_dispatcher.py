@@ -1,0 +1,163 @@
+"""The dispatcher and the caretaker over a real Redis: woken, not polling; two side by side are harmless."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from eventually import eventually
+from pool import TIERS, Pool, done
+from scheduler.batch_policy import BatchPolicy, TierPolicy
+from scheduler.caretaker import Caretaker
+from scheduler.connections import blocking_client
+from scheduler.dispatcher import IDLE_LOOK_S, Dispatcher, Waker
+from scheduler.errors import ErrorCode
+
+POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)])
+
+
+@contextmanager
+def running(*loops: asyncio.Task[None]) -> Iterator[None]:
+    """Endless loops for the length of a block."""
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.cancel()
+
+
+def caretaker_of(pool: Pool) -> Caretaker:
+    return Caretaker(pool.endings, pool.presence, lambda: TIERS, lambda: 0, 100)
+
+
+@pytest.fixture
+async def dispatcher(pool: Pool, redis_url: str) -> AsyncIterator[Dispatcher]:
+    """A running dispatcher with its waker."""
+    blocking = blocking_client(redis_url, 1.0)
+    waker = Waker(blocking, pool.keys)
+    dispatcher = Dispatcher(pool.batches, waker, lambda: POLICY, time.monotonic)
+    with running(asyncio.create_task(waker.run()), asyncio.create_task(dispatcher.run())):
+        yield dispatcher
+    await blocking.aclose()
+
+
+async def workers_are_counted(pool: Pool, count: int) -> None:
+    for i in range(count):
+        await pool.worker_beats(f"w{i}")
+    await pool.presence.census()
+
+
+async def ready(pool: Pool) -> int:
+    return int(await pool.client.llen(pool.keys.batch_queue))
+
+
+async def test_a_lone_request_leaves_as_soon_as_it_comes(pool: Pool, dispatcher: Dispatcher) -> None:
+    """An admission wakes the dispatcher; with an idle worker and nobody else coming there is no window to wait out."""
+    await workers_are_counted(pool, 1)
+    began = time.monotonic()
+
+    await pool.queue(1)
+    batch_id = await eventually(pool.pop, "a batch is ready", timeout_s=IDLE_LOOK_S / 2)
+
+    assert batch_id is not None
+    assert time.monotonic() - began < IDLE_LOOK_S / 2  # it was woken: a look by the clock would come later
+
+
+async def test_no_worker_no_batch(pool: Pool, dispatcher: Dispatcher) -> None:
+    """Without a healthy worker everything stays in the tier queues; the first worker that is counted wakes the dispatcher."""
+    await pool.queue(3)
+    assert await ready(pool) == 0
+
+    await workers_are_counted(pool, 1)
+
+    await eventually(lambda: ready(pool), "a batch is ready once a worker is there")
+
+
+async def test_late_binding_keeps_the_line_short(pool: Pool, dispatcher: Dispatcher) -> None:
+    """With a busy worker one batch stands ready, and an enterprise request goes into the very next one formed."""
+    await workers_are_counted(pool, 1)
+    await pool.queue(40, "free")
+    first = await eventually(pool.pop, "the first batch")
+    assert await pool.batches.claim(first or "", "w0", "t") is not None
+    await eventually(lambda: ready(pool), "one batch stands ready")
+
+    (urgent,) = await pool.queue(1, "enterprise")
+    assert await ready(pool) == 1
+    second = await pool.pop()
+    assert await pool.batches.claim(second or "", "w0", "t2") is not None
+    third = await eventually(pool.pop, "the next batch")
+    claimed = await pool.batches.claim(third or "", "w0", "t3")
+
+    assert claimed is not None
+    assert claimed.requests[0].id == urgent
+
+
+async def test_two_dispatchers_put_no_id_into_two_batches(pool: Pool, redis_url: str) -> None:
+    """Forming is one script, so a standby needs no leader."""
+    blocking = [blocking_client(redis_url, 1.0) for _ in range(2)]
+    wakers = [Waker(b, pool.keys) for b in blocking]
+    dispatchers = [Dispatcher(pool.batches, w, lambda: POLICY, time.monotonic) for w in wakers]
+    await workers_are_counted(pool, 8)
+    seen: list[str] = []
+    with running(*(asyncio.create_task(loop.run()) for loop in (*wakers, *dispatchers))):
+        ids = [i for _ in range(25) for i in await pool.queue(8)]
+
+        async def serve() -> bool:
+            batch_id = await pool.pop()
+            if batch_id:
+                claimed = await pool.batches.claim(batch_id, "w0", batch_id)
+                assert claimed is not None
+                seen.extend(r.id for r in claimed.requests)
+                await pool.batches.finish(batch_id, batch_id, [done(r.id) for r in claimed.requests])
+            return len(seen) >= len(ids)
+
+        await eventually(serve, "everything was served")
+    for client in blocking:
+        await client.aclose()
+
+    assert sorted(seen) == sorted(ids)
+
+
+async def test_the_caretaker_returns_what_a_silent_worker_held(pool: Pool) -> None:
+    """No word from the worker, the lease runs out, and the batch stands at the head of the line again."""
+    quick = Pool(pool.client, pool.keys, lease_ms=100, gone_ms=100)
+    await quick.worker_beats("w1")
+    claimed = await quick.running(2)
+    with running(asyncio.create_task(caretaker_of(quick).run())):
+        await eventually(lambda: ready(quick), "the batch is back in line", timeout_s=3)
+        await eventually(lambda: _count_is(quick, b"0"), "the silent worker no longer counts", timeout_s=3)
+
+    assert await pool.pop() == claimed.batch_id
+
+
+async def _count_is(pool: Pool, count: bytes) -> bool:
+    return bool(await pool.client.get(pool.keys.healthy_gpu_count) == count)
+
+
+async def test_the_caretaker_ends_what_waited_too_long(pool: Pool) -> None:
+    """With every worker gone nothing waits past its queue age."""
+    ids = await pool.overdue(await pool.queue(3))
+
+    await caretaker_of(pool).look_after()
+
+    assert [r.error_code for r in await pool.results.fetch(ids) if r] == [ErrorCode.QUEUE_TIMEOUT] * 3
+
+
+async def test_the_caretaker_outlives_a_redis_that_does_not_answer(pool: Pool) -> None:
+    """A pass that finds Redis silent ends in bounded time, and the next one works."""
+    caretaker = caretaker_of(pool)
+    await pool.worker_beats("w1")
+    await pool.client.client_pause(1000, all=True)
+    began = time.monotonic()
+
+    await caretaker.look_after()
+
+    assert time.monotonic() - began < 3 * 0.25 + 0.5
+    await eventually(lambda: _counted(caretaker), "the next pass counts the worker")
+
+
+async def _counted(caretaker: Caretaker) -> bool:
+    await caretaker.look_after()
+    return caretaker.healthy == 1

@@ -1,0 +1,57 @@
+"""Open-loop load for tests: every request carries a secret that its answer must echo, every outcome is kept."""
+
+import asyncio
+import secrets
+import time
+from typing import NamedTuple
+
+import aiohttp
+
+from stack import Stack
+
+
+class Answer(NamedTuple):
+    """What one request got: `request_id` is None where the connection gave no answer at all."""
+
+    tier: str
+    request_id: str | None
+    status: int
+    code: str | None
+    echoed: bool
+    seconds: float
+
+
+async def ask(session: aiohttp.ClientSession, stack: Stack, tier: str, key: str, url: str) -> Answer:
+    """One request, one answer."""
+    secret = secrets.token_hex(8)
+    began = time.monotonic()
+    try:
+        async with session.post(
+            f"{url}/v1/inference", json={"input": secret}, headers={"Authorization": f"Bearer {key}"}
+        ) as r:
+            body = await r.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError):
+        return Answer(tier, None, 0, None, False, time.monotonic() - began)
+    error = body.get("error") or {}
+    return Answer(
+        tier=tier,
+        request_id=r.headers["x-request-id"],
+        status=r.status,
+        code=error.get("code"),
+        echoed=body.get("output") == secret[::-1],
+        seconds=time.monotonic() - began,
+    )
+
+
+async def load(stack: Stack, rate: float, seconds: float, tiers: tuple[str, ...]) -> list[Answer]:
+    """`rate` requests/s for so long, the tiers in turn; returns every answer, in the order of sending."""
+    url, keys = stack.url, {tier: stack.key(tier) for tier in tiers}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
+        began = time.monotonic()
+        asked: list[asyncio.Task[Answer]] = []
+        for i in range(int(rate * seconds)):
+            await asyncio.sleep(max(0.0, began + i / rate - time.monotonic()))
+            tier = tiers[i % len(tiers)]
+            asked.append(asyncio.create_task(ask(session, stack, tier, keys[tier], url)))
+        return list(await asyncio.gather(*asked))

@@ -1,0 +1,116 @@
+"""A running stack in a test's hands: its addresses, its processes, its audit."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import asyncpg
+
+from eventually import eventually
+from ledger.postgres import asyncpg_dsn
+
+START_TIMEOUT_S = 90.0
+
+
+class Stack:
+    """What `stack.json` says, read anew whenever it is asked, since processes restart."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._file = data_dir / "stack.json"
+
+    def read(self) -> dict[str, Any]:
+        return json.loads(self._file.read_text())
+
+    @property
+    def url(self) -> str:
+        return str(self.read()["http_url"])
+
+    @property
+    def redis_url(self) -> str:
+        return str(self.read()["redis_url"])
+
+    def key(self, tier: str) -> str:
+        return str(self.read()["keys"][tier])
+
+    def pids(self, role: str) -> dict[str, int]:
+        return {p["name"]: p["pid"] for p in self.read()["processes"] if p["role"] == role}
+
+    def headers(self, tier: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key(tier)}"}
+
+    async def health(self) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self.read()['service_token']}"}
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/internal/health", headers=headers) as r:
+            return await r.json(content_type=None)
+
+    async def healthy(self, gpus: int, timeout_s: float = 20.0) -> None:
+        """Wait until health counts so many GPUs and no reason to worry."""
+
+        async def well() -> bool:
+            seen = await self.health()
+            return bool(seen["healthy_gpus"] == gpus and seen["status"] == "healthy")
+
+        await eventually(well, f"{gpus} healthy GPUs", timeout_s)
+
+    async def rows(self, ids: list[str]) -> dict[str, list[asyncpg.Record]]:
+        """The audit rows of these requests, by id."""
+        connection = await asyncpg.connect(asyncpg_dsn(self.read()["database_url"]))
+        try:
+            found = await connection.fetch("SELECT * FROM requests WHERE id = ANY($1)", ids)
+        finally:
+            await connection.close()
+        return {i: [row for row in found if row["id"] == i] for i in ids}
+
+    async def audited(self, ids: list[str]) -> dict[str, asyncpg.Record]:
+        """One closed audit row for each id, once they are all there; fails where one has none or several."""
+
+        async def closed() -> dict[str, asyncpg.Record]:
+            rows = await self.rows(ids)
+            several = [i for i, found in rows.items() if len(found) > 1]
+            assert several == []
+            whole = {i: found[0] for i, found in rows.items() if found and found[0]["status"] in ("completed", "failed")}
+            return whole if len(whole) == len(ids) else {}
+
+        return await eventually(closed, f"{len(ids)} closed audit rows", 20.0) if ids else {}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def start_stack(home: Path, *options: str) -> Iterator[Stack]:
+    """Run `tierlane up` until the block ends; its output is in `<home>/up.log`."""
+    data_dir, log = home / "data", home / "up.log"
+    command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", str(free_port())]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")}
+    with log.open("wb") as output:
+        up = subprocess.Popen(
+            [*command, "--data-dir", str(data_dir), *options], stdout=output, stderr=output, env=environment
+        )
+    try:
+        _wait_for(data_dir / "stack.json", up, log)
+        yield Stack(data_dir)
+    finally:
+        up.send_signal(signal.SIGINT)
+        assert up.wait(timeout=10) == 0, log.read_text()[-3000:]
+
+
+def _wait_for(file: Path, up: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not file.exists():
+        if up.poll() is not None or time.monotonic() > deadline:
+            up.kill()
+            raise AssertionError(f"the stack did not start:\n{log.read_text()[-3000:]}")
+        time.sleep(0.05)

@@ -1,0 +1,136 @@
+"""Audit records to rows: folding, and what becomes NULL."""
+
+from datetime import UTC, datetime
+from itertools import permutations
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from ledger.audit_rows import COLUMNS, Pair, fold, to_row
+from ledger.tables import requests
+from scheduler.audit import Accepted, Ended
+
+ID = "req_0199c0de00007000800000000000abcd"
+OTHER = "req_0199c0de00017000800000000000abcd"
+CREATED = datetime.fromtimestamp(0x0199C0DE0000 / 1000, tz=UTC)
+ACCEPTED = Accepted(ID, "c1", "k1", "paid", "tiny", "g1", 12, "trace")
+COMPLETED = Ended(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40)
+EXPIRED = Ended(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, -1.0, "", 0, "", 0, 0, 0)
+
+
+def row(accepted: Accepted | None, ended: Ended | None, request_id: str = ID) -> dict[str, Any]:
+    return dict(zip(COLUMNS, to_row(request_id, Pair(accepted, ended)), strict=True))
+
+
+def changed(record: Any, **fields: Any) -> Any:
+    return type(record)(**{name: getattr(record, name) for name in record.__struct_fields__} | fields)
+
+
+def test_the_columns_are_the_tables() -> None:
+    """In its order, all of them: the staging table and the merge have no others."""
+    assert list(COLUMNS) == [column.name for column in requests.columns]
+
+
+def test_accepted_and_ended_make_one_whole_row() -> None:
+    """Every column, literally; the creation time is the id's own."""
+    assert row(ACCEPTED, COMPLETED) == {
+        "id": ID,
+        "created_at": CREATED,
+        "customer_id": "c1",
+        "api_key_id": "k1",
+        "tier": "paid",
+        "model": "tiny",
+        "status": "completed",
+        "error_code": None,
+        "http_status": 200,
+        "completed_at": datetime(2025, 6, 15, 15, 6, 40, 123000, tzinfo=UTC),
+        "latency_ms": 61.5,
+        "queue_ms": 9.25,
+        "gpu_ms": 50.0,
+        "batch_id": "b1",
+        "batch_size": 32,
+        "worker_id": "w1",
+        "gateway_id": "g1",
+        "attempts": 1,
+        "tokens_used": 7,
+        "input_bytes": 12,
+        "output_bytes": 40,
+        "trace_id": "trace",
+    }
+
+
+def test_an_accepted_record_alone_is_an_open_row() -> None:
+    """Queued; nothing is known of its end."""
+    known = {name for name, value in row(ACCEPTED, None).items() if value is not None}
+
+    assert row(ACCEPTED, None)["status"] == "queued"
+    assert known == {
+        *("id", "created_at", "customer_id", "api_key_id", "tier", "model", "status"),
+        *("gateway_id", "input_bytes", "trace_id"),
+    }
+
+
+def test_an_ended_record_alone_is_a_row_without_its_beginning() -> None:
+    """What the accepted record would say is NULL until it comes; what never happened is NULL for good."""
+    made = row(None, EXPIRED)
+
+    known = {name: value for name, value in made.items() if value is not None and name not in {"id", "created_at"}}
+    assert known == {
+        "status": "failed",
+        "error_code": "queue_timeout",
+        "http_status": 504,
+        "completed_at": datetime(2025, 6, 15, 15, 6, 42, tzinfo=UTC),
+        "latency_ms": 2000.0,
+        "attempts": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"state": "failed", "error_code": ""}, {"error_code": "internal_error", "http_status": 500}),
+        ({"state": "failed", "error_code": "from_the_future"}, {"error_code": "from_the_future", "http_status": 500}),
+        ({"error_code": "gpu_timeout"}, {"status": "completed", "error_code": None, "http_status": 200}),
+        ({"latency_ms": nan, "queue_ms": inf, "gpu_ms": -0.5}, {"latency_ms": None, "queue_ms": None, "gpu_ms": None}),
+        ({"queue_ms": 0.0}, {"queue_ms": 0.0}),
+        ({"ended_at_ms": 0}, {"completed_at": None}),
+        ({"ended_at_ms": -1}, {"completed_at": None}),
+    ],
+)
+def test_odd_values_become_what_the_table_takes(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    """An audit row is not refused for a detail."""
+    made = row(ACCEPTED, changed(COMPLETED, **fields))
+
+    assert {name: made[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    ["", "req_", "job_0199c0de00007000800000000000abcd", ID.upper(), ID[:-1], ID + "0", ID.replace("7", "4", 1), "req_" + "f" * 12 + "7" + "f" * 19],
+)
+def test_an_id_that_is_not_ours_is_refused(request_id: str) -> None:
+    """It has no creation time, so no partition."""
+    with pytest.raises((ValueError, OverflowError)):
+        row(ACCEPTED, COMPLETED, request_id)
+
+
+@pytest.mark.parametrize("state", ["", "queued", "processing", "done"])
+def test_an_end_that_is_no_end_is_refused(state: str) -> None:
+    """Only completed and failed are terminal."""
+    with pytest.raises(ValueError, match="terminal"):
+        row(ACCEPTED, changed(COMPLETED, state=state))
+
+
+def test_records_fold_by_id_in_any_order() -> None:
+    """Accepted before ended, after it, apart: one pair each."""
+    stranger = changed(ACCEPTED, id=OTHER)
+
+    for order in permutations([ACCEPTED, COMPLETED, stranger]):
+        assert fold(order) == {ID: Pair(ACCEPTED, COMPLETED), OTHER: Pair(stranger, None)}
+
+
+def test_of_two_ends_the_first_stands() -> None:
+    """And a repeated record changes nothing."""
+    assert fold([ACCEPTED, COMPLETED, EXPIRED, ACCEPTED]) == {ID: Pair(ACCEPTED, COMPLETED)}
+    assert fold([]) == {}

@@ -1,0 +1,97 @@
+"""The request ids that answers carried, grouped by what the audit must know of them.
+
+Kept as 32 hex digits each in one byte array, since a set of a million texts would cost the generator 100 MB.
+"""
+
+from enum import Enum
+
+from scheduler.errors import ErrorCode
+from tierlane.bench.wire import Response, header
+
+PREFIX = b"req_"
+HEX_CHARACTERS = 32
+_BODY_START = b'{"request_id":"req_'
+_HEX_AT = len(_BODY_START)
+_HEX_END = _HEX_AT + HEX_CHARACTERS
+
+
+class Fate(Enum):
+    """What an answer says about the request's audit row."""
+
+    COMPLETED = "completed"
+    """200: one row, completed."""
+    FAILED = "failed"
+    """Failed after it was accepted: one row, failed."""
+    UNCLEAR = "unclear"
+    """The code does not tell whether it had been accepted: one row or none."""
+    REFUSED = "refused"
+    """Refused at the door: no row."""
+
+
+# Codes that only an accepted request can get, and codes that one may get before as well as after.
+_AFTER_ACCEPTANCE = frozenset({
+    ErrorCode.QUEUE_TIMEOUT,
+    ErrorCode.GPU_TIMEOUT,
+    ErrorCode.POISON_REQUEST,
+    ErrorCode.INVALID_OUTPUT,
+    ErrorCode.WORKER_LOST,
+})
+_EITHER = frozenset({
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.GATEWAY_LOST,
+    ErrorCode.NO_CAPACITY,
+    ErrorCode.DRAINING,
+    ErrorCode.CANCELLED,
+    ErrorCode.ABANDONED,
+    ErrorCode.INTERNAL_ERROR,
+})
+
+
+def fate_of(status: int, code: str) -> Fate:
+    """What an answer with this status and error code ("" = none) says."""
+    if status == 200:
+        return Fate.COMPLETED
+    if code in _AFTER_ACCEPTANCE:
+        return Fate.FAILED
+    # An error without a code of ours comes from something in between, which knows nothing of acceptance.
+    return Fate.UNCLEAR if code in _EITHER or not code else Fate.REFUSED
+
+
+def request_id_hex(response: Response) -> bytes:
+    """The 32 hex digits of the answer's request id, from the body of a 200 or the header; empty where it has none."""
+    body = response.body
+    if body.startswith(_BODY_START):
+        digits = body[_HEX_AT:_HEX_END]
+    else:
+        value = header(response.head, b"x-request-id") or b""
+        digits = value[len(PREFIX) :] if value.startswith(PREFIX) else b""
+    return digits if len(digits) == HEX_CHARACTERS else b""
+
+
+class AnswerIds:
+    """All ids of a run, warm-up included, by fate."""
+
+    def __init__(self) -> None:
+        self._digits = {fate: bytearray() for fate in Fate}
+        self.without_id = 0  # Answers whose id could not be read.
+
+    def add(self, fate: Fate, digits: bytes) -> None:
+        """Note the id of one answer, as `request_id_hex` gave it."""
+        if digits:
+            self._digits[fate] += digits
+        else:
+            self.without_id += 1
+
+    def count(self, fate: Fate) -> int:
+        """How many answers had this fate and an id."""
+        return len(self._digits[fate]) // HEX_CHARACTERS
+
+    def of(self, fate: Fate) -> list[str]:
+        """The ids of this fate as `req_...`, in the order of the answers."""
+        digits = self._digits[fate].decode("latin-1")
+        return ["req_" + digits[at : at + HEX_CHARACTERS] for at in range(0, len(digits), HEX_CHARACTERS)]
+
+    def repeated(self) -> int:
+        """Answers whose id another answer had before: the mark of one result given out twice."""
+        everything = [name for fate in Fate for name in self.of(fate)]
+        return len(everything) - len(set(everything))
