@@ -7,18 +7,16 @@ all are ended later, so that nothing runs for nobody.
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from gateway.cancels import Cancels
+from gateway.fault_log import log_fault
 from gateway.waiters import Waiter
 from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.states import Admission
-
-log = logging.getLogger(__name__)
 
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
@@ -91,8 +89,8 @@ class Admitter:
             verdicts = await self._ask([waiter.submission for waiter in batch])
         except RedisUnavailable:
             self._refuse(batch, ErrorCode.NO_CAPACITY)
-        except Exception:
-            log.exception("admission failed")
+        except Exception as error:  # noqa: BLE001  # no fault may end this loop
+            log_fault("admission failed", error)
             self._refuse(batch, ErrorCode.INTERNAL_ERROR)
         else:
             for waiter, verdict in zip(batch, verdicts, strict=True):

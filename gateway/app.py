@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import logging
 import random
 import signal
 import time
 from collections.abc import Callable
 
+import structlog
 from aiohttp import web
 
 from gateway.admitter import Admitter, Limits
@@ -18,6 +18,7 @@ from gateway.catalog_view import CatalogView
 from gateway.config import GatewayConfig
 from gateway.doors import Doors
 from gateway.edge import EdgeServer, check_parser, serve
+from gateway.endless import end_all
 from gateway.faults import Faults
 from gateway.inference import Inference, InferenceParts
 from gateway.internal import FindStored, Internal, InternalParts
@@ -35,7 +36,7 @@ from scheduler.keys import Keys
 from scheduler.presence import Presence
 from scheduler.replies import Results
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger("gateway")
 
 POLL_S = 0.02
 LAST_CANCELS_S = 0.5
@@ -106,7 +107,7 @@ class Gateway:
         try:
             await check_server(self._client)
         except RedisUnavailable as error:
-            log.warning("starting without Redis: %s", error)
+            log.warning("starting without Redis", reason=str(error))
         await self.beat.beat()
         edge = self._edge = EdgeServer(self._routes, self._faults, self.doors, self.config)
         loops = {
@@ -154,9 +155,7 @@ class Gateway:
         """Stop at once: what still runs is cut off."""
         if self._runner is not None:
             await self._runner.cleanup()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
         with contextlib.suppress(RedisUnavailable):
             await self._presence.gateway_gone(self.config.gateway_id)
         await self._client.aclose()

@@ -3,7 +3,7 @@
 from redis.asyncio import Redis
 
 from scheduler.audit import Ended, decode_entry
-from scheduler.connections import translated
+from scheduler.connections import bounded
 from scheduler.keys import Keys
 from scheduler.request_id import created_ms
 
@@ -20,7 +20,7 @@ class AuditLag:
 
         Raises RedisUnavailable.
         """
-        async with translated():
+        async with bounded():
             auditors: set[bytes] = await self._client.smembers(self._keys.auditors)  # type: ignore[assignment]
             pipeline = self._client.pipeline(transaction=False)
             for auditor in auditors:

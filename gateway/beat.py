@@ -5,18 +5,16 @@ and drops its queued work.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.catalog_view import CatalogView, SnapshotView
+from gateway.fault_log import log_fault
 from gateway.limits import LiveLimits
 from gateway.meter import Meter
 from scheduler.errors import TierlaneError
 from scheduler.observation import GatewayStats, Observation
-
-log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
 
@@ -64,8 +62,8 @@ class Beat:
             observation = await self._presence.observe(tiers)
         except TierlaneError as error:
             self._missed(str(error), snapshot)
-        except Exception as error:
-            log.exception("the heartbeat failed")
+        except Exception as error:  # noqa: BLE001  # no fault may end this loop
+            log_fault("the heartbeat failed", error)
             self._missed(f"{type(error).__name__} in the heartbeat", snapshot)
         else:
             self._seen(observation, snapshot)

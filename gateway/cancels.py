@@ -5,15 +5,13 @@ because the scheduler ends by deadline whatever is lost here.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gateway.fault_log import log_fault
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.replies import Reply
-
-log = logging.getLogger(__name__)
 
 MAX_IDS = 10_000
 CALL_SIZE = 256
@@ -72,8 +70,8 @@ class Cancels:
     async def _flushed(self) -> bool:
         try:
             return await self.flush()
-        except Exception:
-            log.exception("ending requests failed")
+        except Exception as error:  # noqa: BLE001  # no fault may end this loop
+            log_fault("ending requests failed", error)
             return False
 
     def _forget_old(self) -> None:

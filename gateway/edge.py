@@ -7,24 +7,24 @@ constant JSON; what the client sent is neither answered back nor logged.
 
 import asyncio
 import contextlib
-import logging
-import traceback
 from typing import Any, cast
 
 import aiohttp
+import structlog
 from aiohttp import http_parser, web
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.answer import Answer
 from gateway.config import GatewayConfig
 from gateway.doors import Doors
+from gateway.fault_log import log_fault
 from gateway.faults import Faults
 from gateway.routes import Call, Routes
 from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.request_id import new_request_id
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger("gateway")
 
 SWEEP_S = 0.25
 LINGER_S = 2.0  # How long the rest of a refused body is read, so that the client sees the answer and not a reset.
@@ -80,22 +80,24 @@ class EdgeServer(web.Server):
         return answer
 
     async def _routed(self, request: web.BaseRequest, request_id: str) -> Answer:
-        if request.message.upgrade:
-            raise RequestError(ErrorCode.INVALID_REQUEST, "This server does not upgrade connections.", "Upgrade")
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            error = RequestError(ErrorCode.INVALID_REQUEST, "This server does not upgrade connections.", "Upgrade")
+            answer = self.faults.answer(error, request_id)
+            answer.close = True  # What follows is of another protocol, and must not be read as requests.
+            return answer
         found = self.routes.find(request.raw_path)
         if found is None:
             raise RequestError(ErrorCode.NOT_FOUND)
         methods, tail = found
         handler = methods.get(request.method)
         if handler is None:
-            error = RequestError(ErrorCode.METHOD_NOT_ALLOWED)
-            return self.faults.answer(error, request_id, [("Allow", ", ".join(sorted(methods)))])
+            allowed = [("Allow", ", ".join(sorted(methods)))]
+            return self.faults.answer(RequestError(ErrorCode.METHOD_NOT_ALLOWED), request_id, allowed)
         return await handler(Call(request, request_id, tail))
 
     def failed(self, error: BaseException | None, request_id: str) -> Answer:
         """Answer 500 for a fault of ours, and log where it happened: the message may hold what a client sent."""
-        where = "".join(traceback.format_tb(error.__traceback__)) if error else ""
-        log.error("request %s failed with %s at\n%s", request_id, type(error).__name__, where)
+        log_fault("request failed", error, request_id=request_id)
         return self.faults.answer(RequestError(ErrorCode.INTERNAL_ERROR), request_id)
 
     def sweep(self, now: float) -> None:
@@ -196,7 +198,7 @@ class EdgeConnection(RequestHandler):
 
     def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ARG002  # aiohttp's signature
         """Aiohttp logs whole exceptions, which may quote the client; only the kind is worth a line."""
-        log.warning("connection closed after %s", type(kw.get("exc_info")).__name__)
+        log.warning("connection closed after a fault", error=type(kw.get("exc_info")).__name__)
 
 
 async def serve(server: EdgeServer, config: GatewayConfig) -> tuple[web.ServerRunner, int]:

@@ -130,8 +130,8 @@ def _redis(inputs: HealthInputs) -> Finding:
     age_s = inputs.look_age_s
     if inputs.redis_problem is None and age_s is not None and age_s <= STALE_LOOK_S:
         return Finding("redis:look_age", "datastore", "healthy", round(age_s, 2), "s")
-    since = "never" if age_s is None else f"{age_s:.1f} s ago"
-    reason = f"Redis was last looked at {since}: {inputs.redis_problem or 'this gateway has just begun to look'}."
+    since = "has not been looked at yet" if age_s is None else f"was last looked at {age_s:.1f} s ago"
+    reason = f"Redis {since}: {_clause(inputs.redis_problem, 'this gateway has just begun')}."
     # A single missed look is no outage; two seconds of them are.
     level: Status = "degraded" if age_s is not None and age_s <= STALE_LOOK_S else "down"
     return Finding("redis:look_age", "datastore", level, age_s, "s", reason)
@@ -141,12 +141,17 @@ def _catalog(inputs: HealthInputs) -> Finding:
     age_s = round(inputs.catalog_age_s, 1)
     problem = inputs.catalog_problem
     if not inputs.catalog_loaded:
-        reason = f"The catalog was never loaded: {problem or 'PostgreSQL has not answered yet'}."
+        reason = f"The catalog was never loaded: {_clause(problem, 'PostgreSQL has not answered yet')}."
         return Finding("catalog:age", "datastore", "down", None, "s", reason)
     if problem or not inputs.catalog_fresh:
-        reason = f"The catalog is {age_s} s old: {problem or 'PostgreSQL does not answer'}."
+        reason = f"The catalog is {age_s} s old: {_clause(problem, 'PostgreSQL does not answer')}."
         return Finding("catalog:age", "datastore", "degraded", age_s, "s", reason)
     return Finding("catalog:age", "datastore", "healthy", age_s, "s")
+
+
+def _clause(problem: str | None, otherwise: str) -> str:
+    """A problem without its full stop, to end a longer sentence."""
+    return (problem or otherwise).rstrip(".")
 
 
 def _subscriber(inputs: HealthInputs) -> Finding:

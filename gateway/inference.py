@@ -96,7 +96,7 @@ class Inference:
             api_key_id=identity.key_id,
             nonce=secrets.token_hex(8),
             model=payload.model,
-            input_bytes=len(encoded),
+            input_bytes=len(payload.input.encode()),
             total_ms=self._parts.config.total_ms,
             queue_ms=identity.max_queue_ms,
             rate=rate,
@@ -135,7 +135,7 @@ class Inference:
         if isinstance(outcome, ErrorCode):
             raise self._shed(identity, RequestError(outcome))
         if outcome.state != State.COMPLETED:
-            raise RequestError(_error_code(outcome))
+            raise _failure(outcome)
         now = self._parts.clock()
         latency_ms = (now - waiter.started) * 1000
         self._parts.meter.answered(identity.tier, latency_ms, now)
@@ -186,8 +186,12 @@ def trace_id(headers: CIMultiDictProxy[str]) -> str:
     return found[1]
 
 
-def _error_code(reply: Reply) -> ErrorCode:
+def _failure(reply: Reply) -> RequestError:
+    """What a failed reply says to the client: the backend's own sentence only where it refused the parameters."""
     try:
-        return ErrorCode(reply.error_code)
+        code = ErrorCode(reply.error_code)
     except ValueError:  # Written by a newer version.
-        return ErrorCode.INTERNAL_ERROR
+        code = ErrorCode.INTERNAL_ERROR
+    if code is ErrorCode.INVALID_REQUEST and reply.output:
+        return RequestError(code, reply.output, "parameters")
+    return RequestError(code)

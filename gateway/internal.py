@@ -1,6 +1,5 @@
 """What operators and load balancers ask: `/internal/*` behind the service token, `/livez` and `/readyz` without one."""
 
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from gateway.bearer import check_service_token
 from gateway.beat import Beat
 from gateway.catalog_view import CatalogView
 from gateway.doors import Doors
+from gateway.fault_log import log_fault
 from gateway.faults import Refusal
 from gateway.health import HealthInputs, health
 from gateway.limits import LiveLimits
@@ -23,8 +23,6 @@ from ledger.requests import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.replies import RequestDetail
 from scheduler.request_id import created_ms
-
-log = logging.getLogger(__name__)
 
 FindStored = Callable[[str], Awaitable[RequestRow | None]]
 """From a request id to its row of the audit, or None: `ledger.requests.find_request` on some connection pool."""
@@ -136,6 +134,6 @@ class Internal:
         try:
             row = await self._parts.find_stored(request_id)
         except Exception as error:  # asyncpg has no one base for all that can go wrong on the way.
-            log.warning("the audit cannot be read: %s", type(error).__name__)
+            log_fault("the audit cannot be read", error)
             raise Refusal(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read right now; try again.") from error
         return None if row is None else from_audit(row)

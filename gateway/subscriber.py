@@ -6,21 +6,22 @@ whoever has waited that long, the stored results are read. Nothing that comes in
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
+from gateway.fault_log import log_fault
 from gateway.waiters import Waiters
 from scheduler.backoff import Backoff
 from scheduler.connections import translated
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.replies import Reply, decode_replies
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger("gateway")
 
 PING_EVERY_S = 1.0
 PONG_WITHIN_S = 0.5
@@ -64,9 +65,9 @@ class Subscriber:
             try:
                 await self._session()
             except RedisUnavailable as error:
-                log.warning("subscription to %s is lost: %s", self._channel, error)
-            except Exception:
-                log.exception("subscription to %s failed", self._channel)
+                log.warning("subscription lost", channel=self._channel, reason=str(error))
+            except Exception as error:  # noqa: BLE001  # no fault may end this loop
+                log_fault("subscription failed", error, channel=self._channel)
             if self.subscribed.is_set():
                 self.subscribed.clear()
                 backoff.reset()
@@ -81,8 +82,8 @@ class Subscriber:
                 await self.catch_up(self._clock() - CATCH_UP_EVERY_S)
             except TierlaneError:
                 continue  # The next round, or the deadline, will do.
-            except Exception:
-                log.exception("reading stored results failed")
+            except Exception as error:  # noqa: BLE001  # no fault may end this loop
+                log_fault("reading stored results failed", error)
 
     async def catch_up(self, started_before: float) -> None:
         """Read the stored results of all who have waited since before that moment. Raises RedisUnavailable."""

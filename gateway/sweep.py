@@ -5,15 +5,13 @@ wins over the timeout. When Redis does not say in time, the client is told 504 a
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 
 from gateway.cancels import CALL_SIZE, CancelCall, Cancels
+from gateway.fault_log import log_fault
 from gateway.waiters import Waiter, Waiters
 from scheduler.errors import ErrorCode, TierlaneError
-
-log = logging.getLogger(__name__)
 
 TICK_S = 0.025
 GRACE_S = 0.05  # How long after the deadline Redis may still say what stands. With two ticks: under 100 ms.
@@ -64,7 +62,7 @@ class DeadlineSweep:
         except TierlaneError:
             for waiter in asked:
                 self._cancels.add(waiter.id, ErrorCode.DEADLINE_EXCEEDED)
-        except Exception:
-            log.exception("ending overdue requests failed")
+        except Exception as error:  # noqa: BLE001  # no fault may end this loop
+            log_fault("ending overdue requests failed", error)
         for waiter in group:
             waiter.finish(ErrorCode.DEADLINE_EXCEEDED)

@@ -18,6 +18,7 @@ from gpu_pool.frames import HEADER, Done, Fatal, FrameError, Progress, Ready, Ru
 from scheduler.errors import StartError, TierlaneError
 
 _WORKER_LOG = 2  # The supervisor's stderr, by number: what a model prints belongs into the worker's log.
+_LAST_BREATH_S = 0.1  # From the end of the socket to the end of the process.
 _OUR_SETTINGS = "TIERLANE_"  # Connections and tokens: the model has no use for them.
 
 
@@ -113,7 +114,11 @@ class ModelProcess:
         return said
 
     def kill(self) -> None:
-        """SIGKILL; works on a hung and on a stopped process too. Harmless when it has ended."""
+        """SIGKILL; works on a hung and on a stopped process too. Harmless when it has ended.
+
+        A process that is ending anyway is better waited for: sending a signal makes subprocess look for the exit code,
+        and where it finds it first, asyncio's own watcher is told none.
+        """
         with suppress(ProcessLookupError):
             self._process.kill()
 
@@ -121,10 +126,7 @@ class ModelProcess:
         """Let an idle process end by itself at the end of its socket, kill it after `grace_s`, and reap it."""
         self._closing = True
         self._writer.close()
-        try:
-            async with asyncio.timeout(grace_s):
-                await self._process.wait()
-        except TimeoutError:
+        if not await self._exits_within(grace_s):
             self.kill()
             await self._process.wait()
         for watcher in self._watchers:
@@ -132,14 +134,22 @@ class ModelProcess:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self._lose()
 
+    async def _exits_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def _listen(self) -> None:
         with suppress(OSError, EOFError, FrameError):
             while True:
                 header = await self._reader.readexactly(HEADER.size)
                 self._take(read_said(await self._reader.readexactly(body_length(header))))
-        if not self._closing:
-            self.kill()  # With its connection gone or broken it is of no more use.
         self._lose()
+        if not self._closing and not await self._exits_within(_LAST_BREATH_S):
+            self.kill()  # With its connection gone or broken it is of no more use.
 
     async def _await_exit(self) -> None:
         await self._process.wait()

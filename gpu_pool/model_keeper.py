@@ -95,8 +95,6 @@ class ModelKeeper:
         process = self._process
         if process is None:
             return
-        if not self._stopping:
-            process.kill()
         await process.close()
         self._process = None  # Not before: a stop in the middle of this begins it again, and reaps.
         if not self._stopping:

@@ -57,7 +57,7 @@ class BatchPipeline:
     @property
     def service_p95_ms(self) -> float:
         """Of batches like the last one; 0 while nothing was measured."""
-        return self.service.needed_ms(self._last_size)
+        return self.service.typical_p95_ms(self._last_size)
 
     async def take(self, batch_id: str) -> None:
         """Claim and run one batch; returns when the model is free again. Raises RedisUnavailable."""
@@ -105,6 +105,7 @@ class BatchPipeline:
     async def _outcomes(self, plan: Plan) -> list[Outcome]:
         """Run what of the plan is to run. Raises ModelLost and ModelHung."""
         if not plan.items:
+            self.service.forget(len(plan.early))
             return plan.early
         model = self._keeper.model
         if model is None:
@@ -194,7 +195,7 @@ class BatchPipeline:
             self._set_room()
             self.in_flight -= size
             if not task.cancelled() and task.exception() is not None:
-                log.error("batch was not settled", error=repr(task.exception()))
+                log.error("batch was not settled", error=type(task.exception()).__name__)
 
         task.add_done_callback(settled)
 

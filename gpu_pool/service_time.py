@@ -47,7 +47,10 @@ class ServiceTime:
         self._classes.setdefault(size.bit_length(), _SizeClass()).record(size, ms)
 
     def forget(self, size: int) -> None:
-        """Drop what is known of this size: a batch was killed by a cap that may have been too tight by now."""
+        """Drop what is known of this size, since it stopped a batch, and nothing that is stopped is measured.
+
+        Else a model that became slower would be killed at its old cap, or refused for its new p95, for ever.
+        """
         self._classes.pop(size.bit_length(), None)
 
     def p95(self, size: int) -> float | None:
@@ -59,9 +62,12 @@ class ServiceTime:
         return self._percentile(size, 0.99)
 
     def needed_ms(self, size: int) -> float:
-        """What a run of this size should be given: the p95, else the fit, else 0 where nothing was measured."""
-        known = self.p95(size)
-        return known if known is not None else self.predicted_ms(size)
+        """What a run of this size must be given: the p95; 0 while too few were seen, so that they are tried."""
+        return self.p95(size) or 0.0
+
+    def typical_p95_ms(self, size: int) -> float:
+        """What is told of this size: the p95, else the fit, else 0 where nothing was measured."""
+        return self.p95(size) or self.predicted_ms(size)
 
     def predicted_ms(self, size: int) -> float:
         """The fit at this size; 0 while nothing was measured."""

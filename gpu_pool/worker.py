@@ -40,7 +40,7 @@ async def run_worker(config: WorkerConfig) -> int:
     Raises StartError for a backend that no restart can help: an unknown form, a module that is not there.
     """
     check_form(config.backend)
-    commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url, BLOCK_S)
+    commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url)
     keys = Keys(config.pool)
     worker = Worker(config, Batches(commands, keys), ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys))
     loop = asyncio.get_running_loop()

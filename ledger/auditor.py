@@ -25,6 +25,9 @@ from scheduler.errors import TierlaneError
 ID, CREATED_AT, KEY_ID = (COLUMNS.index(name) for name in ("id", "created_at", "api_key_id"))
 AUDITOR_LOCK = 7_436_002
 CONNECT_TIMEOUT_S = 3.0
+RECORDS_A_TURN = 250
+"""After so many records other tasks get a turn: the auditor lives in one process with those that others wait for."""
+
 # A process that was stopped for longer loses its session and with it the lock, so that another can go on.
 HUNG_SESSION = {"idle_session_timeout": "15s", "idle_in_transaction_session_timeout": "10s"}
 
@@ -195,10 +198,12 @@ class Auditor:
 
     async def _write(self, connection: Connection, entries: Sequence[bytes]) -> list[bytes]:
         """Commit what can be; returns what never can, each again an outbox entry."""
-        records, bad = _decoded(entries)
+        records, bad = await _decoded(entries)
         pairs = fold(records)
         rows: list[Row] = []
-        for request_id, pair in pairs.items():
+        for number, (request_id, pair) in enumerate(pairs.items()):
+            if number % RECORDS_A_TURN == 0:
+                await asyncio.sleep(0)
             try:
                 rows.append(to_row(request_id, pair))
             except (ValueError, OverflowError, OSError) as error:
@@ -219,13 +224,17 @@ class Auditor:
                 await self._stopping.wait()
 
 
-def _decoded(entries: Sequence[bytes]) -> tuple[list[Record], list[bytes]]:
+async def _decoded(entries: Sequence[bytes]) -> tuple[list[Record], list[bytes]]:
     records: list[Record] = []
     bad: list[bytes] = []
+    turn = 0
     for entry in entries:
         read, unreadable = decode_entry(entry)
         records += read
         bad += unreadable
+        if len(records) // RECORDS_A_TURN > turn:
+            turn = len(records) // RECORDS_A_TURN
+            await asyncio.sleep(0)
     return records, bad
 
 

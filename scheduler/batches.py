@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.connections import translated
+from scheduler.connections import bounded
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
 from scheduler.observation import Queues
@@ -41,7 +41,7 @@ class ClaimedBatch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the model made of one request; an empty error code means that it completed."""
+    """What the model made of one request. With an error code, `output` is a sentence for the client, or empty."""
 
     id: str
     error_code: str
@@ -124,7 +124,7 @@ class Batches:
 
 def _head(outcome: Outcome) -> tuple[str, str, float, int, int]:
     """What the script itself reads of an outcome."""
-    size = len(outcome.output.encode()) if outcome.output else 0
+    size = 0 if outcome.error_code else len(outcome.output.encode())
     return outcome.id, outcome.error_code, round(outcome.gpu_ms, 3), outcome.tokens_used, size
 
 
@@ -147,6 +147,6 @@ class ReadyBatches:
 
     async def pop(self) -> str | None:
         """The next ready batch, or None after `block_s`. Raises RedisUnavailable, at the latest a second after that."""
-        async with translated(), asyncio.timeout(self._block_s + 1.0):
+        async with bounded(self._block_s + 1.0):
             found: Any = await self._client.blpop([self._key], timeout=self._block_s)
         return str(found[1].decode()) if found else None

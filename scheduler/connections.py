@@ -3,7 +3,13 @@
 redis-py's defaults would break the deadline (10 retries, 5 s socket timeout: one GET on a stopped Redis blocked 59 s)
 and exactly-once (a re-sent LPUSH runs twice). So commands give up after 0.25 s with the outcome unknown, and what is
 not idempotent is never sent twice.
+
+The timeouts are ours, around each call, not redis-py's `socket_timeout`: that one sends through `asyncio.wait_for`,
+which on Python 3.11 starts a task for every command and can swallow a cancel (CPython gh-86296), after which a role
+would not stop.
 """
+
+import asyncio
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,12 +26,12 @@ MINIMUM_VERSION = (7, 0)
 _POOL_SIZE = 16
 
 
-def _client(url: str, socket_timeout_s: float, size: int) -> Redis:
+def _client(url: str, size: int) -> Redis:
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=size,
         timeout=COMMAND_TIMEOUT_S,
-        socket_timeout=socket_timeout_s,
+        socket_timeout=None,
         socket_connect_timeout=COMMAND_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
@@ -34,23 +40,30 @@ def _client(url: str, socket_timeout_s: float, size: int) -> Redis:
 
 
 def command_client(url: str) -> Redis:
-    """For commands and scripts: each call ends within 0.25 s."""
-    return _client(url, COMMAND_TIMEOUT_S, _POOL_SIZE)
+    """For commands and scripts, each inside `bounded()`."""
+    return _client(url, _POOL_SIZE)
 
 
-def blocking_client(url: str, block_s: float) -> Redis:
-    """For one blocking read of at most `block_s`: the socket outlives it by a second."""
-    return _client(url, block_s + 1.0, 1)
+def blocking_client(url: str) -> Redis:
+    """For one blocking read at a time, inside `bounded(block + 1 s)`."""
+    return _client(url, 1)
 
 
 def subscriber_client(url: str) -> Redis:
     """For one subscription; its reader sets deadlines of its own, since silence is normal on a channel."""
-    return _client(url, 3600.0, 1)
+    return _client(url, 1)
+
+
+@asynccontextmanager
+async def bounded(timeout_s: float = COMMAND_TIMEOUT_S) -> AsyncIterator[None]:
+    """A call on Redis ends within `timeout_s`. Raises RedisUnavailable."""
+    async with translated(), asyncio.timeout(timeout_s):
+        yield
 
 
 @asynccontextmanager
 async def translated() -> AsyncIterator[None]:
-    """Every way in which Redis can be away becomes RedisUnavailable."""
+    """Every way in which Redis can be away becomes RedisUnavailable; the caller sets deadlines of its own."""
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
@@ -59,7 +72,7 @@ async def translated() -> AsyncIterator[None]:
 
 async def check_server(client: Redis) -> None:
     """Refuse a server that could lose the queue. Raises StartError, or RedisUnavailable where nobody answers."""
-    async with translated():
+    async with bounded():
         info = await client.info()
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:

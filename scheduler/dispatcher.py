@@ -15,7 +15,7 @@ from scheduler.arrivals import ArrivalRate
 from scheduler.backoff import Backoff
 from scheduler.batch_policy import BatchPolicy, Decision, Snapshot, Waiting, decide
 from scheduler.batches import Batches
-from scheduler.connections import translated
+from scheduler.connections import bounded
 from scheduler.errors import RedisUnavailable
 from scheduler.keys import Keys
 from scheduler.observation import Queues
@@ -40,7 +40,7 @@ class Waker:
         backoff = Backoff()
         while True:
             try:
-                async with translated(), asyncio.timeout(self._block_s + 1.0):
+                async with bounded(self._block_s + 1.0):
                     token = await self._client.blpop([self._key], timeout=self._block_s)
                 backoff.reset()
             except RedisUnavailable:

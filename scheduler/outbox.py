@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from redis.asyncio import Redis
 
-from scheduler.connections import translated
+from scheduler.connections import bounded
 from scheduler.keys import Keys
 from scheduler.scripts import Script
 
@@ -32,12 +32,12 @@ class Outbox:
 
     async def drop(self, count: int) -> None:
         """Forget the `count` oldest taken entries: they are committed."""
-        async with translated():
+        async with bounded():
             await self._client.rpop(self._own, count)
 
     async def depth(self) -> int:
         """Entries that wait, the taken ones included."""
-        async with translated():
+        async with bounded():
             pipeline = self._client.pipeline(transaction=False)
             pipeline.llen(self._keys.outbox)
             pipeline.llen(self._own)
@@ -48,7 +48,7 @@ class Outbox:
         """Keep entries that nobody can write, newest first, bounded."""
         if not entries:
             return
-        async with translated():
+        async with bounded():
             pipeline = self._client.pipeline(transaction=True)
             pipeline.lpush(self._keys.outbox_bad, *entries)
             pipeline.ltrim(self._keys.outbox_bad, 0, BAD_CAP - 1)

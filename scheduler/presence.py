@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.connections import translated
+from scheduler.connections import bounded
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
 from scheduler.scripts import Script
@@ -59,7 +59,7 @@ class Presence:
         await self._forget(self._keys.gateways, gateway_id, self._keys.gateway(gateway_id))
 
     async def _forget(self, index: str, member: str, key: str) -> None:
-        async with translated():
+        async with bounded():
             pipeline = self._client.pipeline(transaction=True)
             pipeline.zrem(index, member)
             pipeline.delete(key)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.connections import translated
+from scheduler.connections import bounded
 from scheduler.keys import Keys
 
 
@@ -26,7 +26,7 @@ class Reply(msgspec.Struct, array_like=True, frozen=True):
     gpu_ms: float  # -1: it never ran to an end
     tokens_used: int
     model_version: str
-    output: str
+    output: str  # with an error code: a sentence for the client, or ""
 
 
 class RequestDetail(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Results:
         """The stored reply of each id; None where it has not ended, or is not known. Raises RedisUnavailable."""
         if not ids:
             return []
-        async with translated():
+        async with bounded():
             pipeline = self._client.pipeline(transaction=False)
             for request_id in ids:
                 pipeline.hget(self._keys.request(request_id), "reply")
@@ -83,7 +83,7 @@ class Results:
     async def request_detail(self, request_id: str) -> RequestDetail | None:
         """Where a request stands, or None where Redis does not (or no longer) know it. Raises RedisUnavailable."""
         fields = ("state", "tier", "cust", "code", "tries", "at", "formed", "ended")
-        async with translated():
+        async with bounded():
             row: list[Any] = await self._client.hmget(self._keys.request(request_id), fields)
         state, tier, customer, code, tries, at, formed, ended = (None if v is None else v.decode() for v in row)
         if state is None or tier is None or customer is None or at is None:

@@ -14,7 +14,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
-from scheduler.connections import translated
+from scheduler.connections import bounded
 from scheduler.errors import TierlaneError
 from scheduler.keys import Keys
 
@@ -54,7 +54,7 @@ class Script:
 
     async def __call__(self, *args: str | bytes | float) -> Any:
         """Run it. Raises RedisFull, or RedisUnavailable where the outcome is not known."""
-        async with translated():
+        async with bounded():
             try:
                 return await self._send(args)
             except OutOfMemoryError as error:

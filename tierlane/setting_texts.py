@@ -77,6 +77,10 @@ GATEWAY = {
         "20000", "Open connections of one gateway; more are closed. Each costs a file descriptor."
     ),
     "total_request_ms": number("4000", "Milliseconds from accepting a request to its answer, retries included."),
+    "notice_ms": number(
+        "2000",
+        "Milliseconds that a stopping gateway still serves while /readyz says no. Too short: load balancers still send.",
+    ),
     "drain_ms": number("4000", "Milliseconds that open requests get at shutdown. Longer makes a rollout slower."),
     "default_model": Text(
         "", "Model that serves requests which name none. Unset: the only enabled model, if there is one."
@@ -107,6 +111,10 @@ WORKER = {
     "worker_id": Text("", "Name of this worker in Redis, unique in its pool. Unset: generated from host and process."),
     "device": Text("auto", "Device for the model: auto (CUDA when there is one), cpu, cuda or cuda:N."),
     "torch_threads": number("", "CPU threads of the model. Unset: torch's choice, too many when workers share a host."),
+    "max_batch_size": number(
+        "",
+        "Requests in one batch. Unset: 8 for tiny, else 32. Larger is faster but later.",
+    ),
     "heartbeat_ms": number(
         "250", "Milliseconds between heartbeats of a worker. Shorter shows a loss sooner, at more load."
     ),
@@ -139,10 +147,6 @@ UP = {
         "1", "Gateways that `tierlane up` starts, all on one port. More than one for each two cores is waste."
     ),
     "workers": number("2", "Workers that `tierlane up` starts. Each loads the model once, in a process of its own."),
-    "max_batch_size": number(
-        "",
-        "Requests in one batch of the demo model. Unset: 8 for tiny, else 32. Larger is faster but later.",
-    ),
     "ephemeral": Text("false", "Keep nothing: the embedded servers use a temporary directory without fsync."),
 }
 

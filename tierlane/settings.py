@@ -62,6 +62,7 @@ class Settings(BaseSettings):
     idle_timeout_ms: Milliseconds = 75_000
     max_connections: Count = 20_000
     total_request_ms: Milliseconds = 4000
+    notice_ms: Annotated[int, Field(ge=0, le=600_000)] = 2000
     drain_ms: Milliseconds = 4000
     default_model: str | None = None
 
@@ -74,6 +75,7 @@ class Settings(BaseSettings):
     worker_id: Name | None = None
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:[0-9]+)$")] = "auto"
     torch_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     heartbeat_ms: Milliseconds = 250
     gone_ms: Milliseconds = 1000
     renew_ms: Milliseconds = 150
@@ -85,7 +87,6 @@ class Settings(BaseSettings):
 
     gateways: Annotated[int, Field(ge=1, le=64)] = 1
     workers: Annotated[int, Field(ge=1, le=256)] = 2
-    max_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     ephemeral: bool = False
 
     @field_validator("redis_url")
@@ -182,10 +183,14 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown_variables() -> None:
-    known = {variable(name) for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    known = {variable(name).removeprefix(PREFIX) for name in (*Settings.model_fields, "config")}
     for name in os.environ:
-        if name.startswith(PREFIX) and name not in known and not name.startswith(FOREIGN_PREFIXES):
-            raise SettingsError(unknown_name(name, get_close_matches(name, sorted(known), 1)))
+        if name.startswith(PREFIX) and not name.startswith(FOREIGN_PREFIXES):
+            own = name.removeprefix(PREFIX)
+            if own not in known:
+                # Compared without the prefix, which would make everything look similar.
+                similar = [PREFIX + match for match in get_close_matches(own, sorted(known), 1)]
+                raise SettingsError(unknown_name(name, similar))
 
 
 def _is_set(value: object) -> bool:

@@ -3,9 +3,10 @@
     training/fetch_text.sh build/text
     python training/train_tiny.py --text build/text/jargon.dict.dz --out build/tiny.safetensors --minutes 35
 
-Two CPU cores are enough. The run is seeded, but its schedule follows the clock when `--minutes` ends it before
-`--steps`, so two runs give sister models rather than equal bytes. The best validation loss wins; the SHA-256 to
-put into `gpu_pool/tiny/weights.py` is printed at the end.
+Two idle CPU cores are enough; shared ones slow it down out of all proportion, since its threads wait for each
+other. The run is seeded, but its schedule follows the clock when `--minutes` ends it before `--steps`, so two runs
+give sister models rather than equal bytes. The best validation loss wins; the SHA-256 to put into
+`gpu_pool/tiny/weights.py` is printed at the end.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def parse_plan(arguments: Sequence[str] | None = None) -> Plan:
     parser.add_argument("--steps", type=int, default=100_000, help="steps after which the run ends")
     parser.add_argument("--batch-bytes", type=int, default=4096, help="bytes of text in one step")
     parser.add_argument("--seed", type=int, default=20031229)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="torch threads; no more than idle cores")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--every", type=int, default=100, help="steps between validations, each of which may save")
     return Plan(**vars(parser.parse_args(arguments)))

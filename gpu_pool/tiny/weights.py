@@ -16,7 +16,7 @@ from safetensors.torch import load
 from gpu_pool.tiny.model import Network, Shape
 
 VERSION: Final = "tiny-1"
-SHA256: Final = "4c789b8041872a261ce7eb68590c932f9488857db7a52bd6593b3970ac65c6e7"
+SHA256: Final = "96a25fd5bbf8a2cb969b2e377f809f0efa72260f476aa611d9fe0d5a6fff5383"
 PATH: Final = Path(__file__).with_name("tiny.safetensors")
 
 

@@ -140,7 +140,7 @@ async def test_renew_moves_the_lease_of_the_owner_only(pool: Pool) -> None:
 
 async def test_the_blocking_read_takes_the_head_or_comes_back_empty(pool: Pool, redis_url: str) -> None:
     """BLPOP has a client of its own and an end."""
-    blocking = blocking_client(redis_url, 0.05)
+    blocking = blocking_client(redis_url)
     ready = ReadyBatches(blocking, pool.keys, block_s=0.05)
     try:
         assert await ready.pop() is None

@@ -76,5 +76,3 @@ async def running(auditor: Auditor) -> AsyncIterator[Auditor]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-

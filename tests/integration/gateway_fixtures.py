@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
+from gateway.endless import end_all
 from ledger.api_key import NewKey, mint, verify
 from ledger.requests import RequestRow
 from ledger.snapshot import Identity, Key, Model, Snapshot, Tier
@@ -229,13 +230,11 @@ async def running_stack(client: Redis, redis_url: str, *, worker: bool = True, *
     await gateway.start()
     tasks = [asyncio.create_task(hands.run())] if worker else []
     try:
-        async with asyncio.timeout(5), aiohttp.ClientSession() as http:
+        async with aiohttp.ClientSession() as http:
             await gateway.ready()
             yield Stack(gateway, catalog, hands, client, http, stored)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(tasks)
         await gateway.stop()
 
 

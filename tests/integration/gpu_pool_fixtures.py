@@ -74,7 +74,7 @@ class RunningWorker:
         seen = await self._pool.presence.observe(TIERS)
         return next((worker for worker in seen.workers if worker.id == self.name), None)
 
-    async def reaches(self, status: str, timeout_s: float = 10.0) -> WorkerView:
+    async def reaches(self, status: str, timeout_s: float = 20.0) -> WorkerView:
         async def reached() -> WorkerView | None:
             view = await self.view()
             return view if view and view.status == status else None
@@ -83,7 +83,7 @@ class RunningWorker:
 
     async def stop(self, signum: int = signal.SIGTERM) -> int:
         self.process.send_signal(signum)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             return await self.process.wait()
 
 
@@ -112,7 +112,8 @@ async def start_worker(
     for worker in started:
         if worker.process.returncode is None:
             worker.process.kill()
-        await worker.process.communicate()
+        _, said = await worker.process.communicate()
+        sys.stderr.write(said.decode())  # pytest shows it where the test failed.
 
 
 async def batch(pool: Pool, *texts: str, total_ms: int = 4000) -> list[str]:
@@ -127,8 +128,12 @@ async def batch(pool: Pool, *texts: str, total_ms: int = 4000) -> list[str]:
     return [submission.id for submission in submissions]
 
 
-async def replies(pool: Pool, ids: list[str], timeout_s: float = 10.0) -> list[Reply]:
+async def replies(pool: Pool, ids: list[str], timeout_s: float = 20.0) -> list[Reply]:
+    """The replies of these ids. What a busy machine made a worker hand back meanwhile is formed again."""
+
     async def all_there() -> list[Reply]:
+        if await pool.depth("free"):
+            await pool.form([("free", len(ids))])
         found = [reply for reply in await pool.results.fetch(ids) if reply is not None]
         return found if len(found) == len(ids) else []
 

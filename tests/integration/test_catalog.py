@@ -7,9 +7,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
+
 from ledger.catalog import Catalog
 from ledger.catalog_load import CHANNEL
 from scheduler.errors import ErrorCode, RequestError
@@ -191,13 +191,12 @@ async def test_a_locked_table_does_not_hang_the_catalog(database_url: str, db: C
     await catalog.stop()
 
 
-async def test_many_changes_at_once_cost_few_loads(catalog: Catalog, db: Connection) -> None:
-    """A script of single UPDATEs ends with the last value, on one connection."""
+async def test_many_changes_at_once_end_with_the_last(catalog: Catalog, db: Connection) -> None:
+    """A script of single UPDATEs notifies faster than anybody loads; the last value is what stands."""
     for value in range(100, 300):
         await db.execute("UPDATE tiers SET burst = $1 WHERE name = 'free'", float(value))
 
     await eventually(lambda: burst(catalog) == 299, "the last value arrives", 2.0)
-    assert await db.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tierlane-catalog'") >= 1
 
 
 async def test_stop_leaves_no_connection(database_url: str, db: Connection) -> None:

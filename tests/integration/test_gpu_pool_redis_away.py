@@ -101,7 +101,7 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedRedis]:
 async def scene(server: EmbeddedRedis, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     """A running worker; the marker's parameters replace its parts."""
     parts: dict[str, Callable[..., object]] = getattr(request, "param", {})
-    keys, commands, blocking = Keys(), command_client(server.url), blocking_client(server.url, BLOCK_S)
+    keys, commands, blocking = Keys(), command_client(server.url), blocking_client(server.url)
     batches, presence = parts.get("batches", Batches)(commands, keys), parts.get("presence", Presence)(commands, keys)
     assert isinstance(batches, Batches)
     assert isinstance(presence, Presence)

@@ -6,7 +6,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-
 from integration.ledger_fixtures import database_url, db, postgres_server
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -177,7 +176,12 @@ async def test_customer_limits_shows_own_or_the_tiers(db: Connection, acme: str)
 async def test_usage_and_slo_views_add_up(db: Connection, acme: str) -> None:
     """Usage by customer and hour; a client that left is no failure of the service."""
     for n, (status, code, http) in enumerate(
-        [("completed", None, 200), ("completed", None, 200), ("failed", "cancelled", 499), ("failed", "gpu_timeout", 504)]
+        [
+            ("completed", None, 200),
+            ("completed", None, 200),
+            ("failed", "cancelled", 499),
+            ("failed", "gpu_timeout", 504),
+        ]
     ):
         await db.execute(
             "INSERT INTO requests (id, created_at, customer_id, tier, model, status, error_code, http_status, "

@@ -129,7 +129,7 @@ async def test_a_role_that_refuses_its_settings_ends_the_start(tmp_path: Path, s
     assert await up.ended(within_s=20.0) == 1
 
     assert "scheduler | TIERLANE_LEASE_MS: must be larger" in up.text
-    assert "A role refuses to start" in up.text
+    assert "scheduler does not run (exit code 2)" in up.text
 
 
 async def test_roles_that_ignore_sigterm_do_not_delay_ctrl_c(tmp_path: Path, stacks: list[RunningUp]) -> None:

@@ -107,7 +107,16 @@ def test_odd_values_become_what_the_table_takes(fields: dict[str, Any], expected
 
 @pytest.mark.parametrize(
     "request_id",
-    ["", "req_", "job_0199c0de00007000800000000000abcd", ID.upper(), ID[:-1], ID + "0", ID.replace("7", "4", 1), "req_" + "f" * 12 + "7" + "f" * 19],
+    [
+        "",
+        "req_",
+        "job_0199c0de00007000800000000000abcd",
+        ID.upper(),
+        ID[:-1],
+        ID + "0",
+        ID.replace("7", "4", 1),
+        "req_" + "f" * 12 + "7" + "f" * 19,
+    ],
 )
 def test_an_id_that_is_not_ours_is_refused(request_id: str) -> None:
     """It has no creation time, so no partition."""

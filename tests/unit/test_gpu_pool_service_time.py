@@ -91,17 +91,16 @@ def test_a_slower_model_is_noticed() -> None:
     assert pytest.approx(100.0, rel=0.02) == service.predicted_ms(32)
 
 
-def test_what_a_run_needs_is_its_p95_else_the_fit_else_nothing() -> None:
-    """Nothing measured asks for no time at all, so the first requests are tried."""
-    assert (
-        ServiceTime().needed_ms(8),
-        measured((8, 50.0), times=1).needed_ms(8),
-        measured((8, 50.0)).needed_ms(8),
-    ) == (0.0, 50.0, 50.0)
+@pytest.mark.parametrize(("times", "needed", "told"), [(0, 0.0, 0.0), (19, 0.0, 50.0), (20, 50.0, 50.0)])
+def test_what_a_run_needs_is_its_p95_once_that_is_known(times: int, needed: float, told: float) -> None:
+    """Too few samples refuse nobody, so that they become more; heartbeats tell the fit meanwhile."""
+    service = measured((8, 50.0), times=times)
+
+    assert (service.needed_ms(8), service.typical_p95_ms(8)) == (needed, told)
 
 
-def test_a_killed_size_is_measured_afresh() -> None:
-    """A cap that may have become too tight is lifted until new samples are there, for that size only."""
+def test_a_stopped_size_is_measured_afresh() -> None:
+    """What stopped a batch is not believed until new samples are there, for that size only."""
     service = measured((8, 50.0), (1, 20.0))
 
     service.forget(8)

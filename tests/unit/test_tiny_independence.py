@@ -22,7 +22,7 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def model() -> TinyModel:
-    """The shipped model on the CPU."""
+    """The shipped model on the CPU, with the one thread that it sets by itself."""
     return TinyModel.load("cpu")
 
 
@@ -83,6 +83,7 @@ def test_rows_beyond_the_largest_batch_are_answered_in_order(model: TinyModel) -
     assert [answer.tokens_in for answer in answers] == [len(prompt) for prompt in prompts]
 
 
+@pytest.mark.usefixtures("model")
 def test_scores_move_less_than_the_noise_allowed_for() -> None:
     """Cached, padded, batched scores stay within a fifth of NOISE of those of the row alone."""
     network = load_network(torch.device("cpu"))

@@ -80,10 +80,13 @@ def test_a_refused_token_is_never_drawn() -> None:
         (b"the cat sat on the cat ", "s"),
         (b"the cat sat, the cat ran, the cat ", "sr"),
         (b"the cat sat on the dog ", ""),
+        (b"the program ", "p"),
+        (b"alpha bravo is charlie of delta echo ", "bcde"),
+        (b"alpha bravo is charlie of delta ech", ""),
     ],
 )
-def test_a_third_word_does_not_follow_the_same_two_again(drawn: bytes, refused: str) -> None:
-    """The repetition rule refuses first bytes of words and nothing within a word."""
+def test_a_greedy_text_does_not_repeat_itself(drawn: bytes, refused: str) -> None:
+    """Refused are a third word after the same two, and the last four long words; nothing within a word."""
     assert refused_bytes(drawn) == {ord(letter) for letter in refused}
 
 

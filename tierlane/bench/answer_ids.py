@@ -29,22 +29,26 @@ class Fate(Enum):
 
 
 # Codes that only an accepted request can get, and codes that one may get before as well as after.
-_AFTER_ACCEPTANCE = frozenset({
-    ErrorCode.QUEUE_TIMEOUT,
-    ErrorCode.GPU_TIMEOUT,
-    ErrorCode.POISON_REQUEST,
-    ErrorCode.INVALID_OUTPUT,
-    ErrorCode.WORKER_LOST,
-})
-_EITHER = frozenset({
-    ErrorCode.DEADLINE_EXCEEDED,
-    ErrorCode.GATEWAY_LOST,
-    ErrorCode.NO_CAPACITY,
-    ErrorCode.DRAINING,
-    ErrorCode.CANCELLED,
-    ErrorCode.ABANDONED,
-    ErrorCode.INTERNAL_ERROR,
-})
+_AFTER_ACCEPTANCE = frozenset(
+    {
+        ErrorCode.QUEUE_TIMEOUT,
+        ErrorCode.GPU_TIMEOUT,
+        ErrorCode.POISON_REQUEST,
+        ErrorCode.INVALID_OUTPUT,
+        ErrorCode.WORKER_LOST,
+    }
+)
+_EITHER = frozenset(
+    {
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.GATEWAY_LOST,
+        ErrorCode.NO_CAPACITY,
+        ErrorCode.DRAINING,
+        ErrorCode.CANCELLED,
+        ErrorCode.ABANDONED,
+        ErrorCode.INTERNAL_ERROR,
+    }
+)
 
 
 def fate_of(status: int, code: str) -> Fate:

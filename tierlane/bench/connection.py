@@ -46,6 +46,11 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still carry a request."""
+        return self._transport is not None
+
     def send(self, pending: Pending, request: bytes) -> None:
         """Send a request. The connection must be open and free."""
         self.pending = pending
@@ -53,6 +58,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         pending = self.pending
+        if self._transport is None:
+            return  # Given up; what still comes is of no interest.
         if pending is None:
             self._owner.stray(self)
             self.abort()
@@ -72,6 +79,10 @@ class Connection(asyncio.Protocol):
     def expire(self) -> None:
         """Give up what it carries: the answer took too long."""
         self._end(Silence.TIMEOUT, "")
+
+    def stop(self) -> None:
+        """Give up what it carries: the run is over."""
+        self._end(Silence.STOPPED, "")
 
     def abort(self) -> None:
         """Close at once; the owner hears `broken` without a request."""

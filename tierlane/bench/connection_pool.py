@@ -73,10 +73,7 @@ class ConnectionPool:
         for pending in backlog:
             self._on_silence(pending, Silence.STOPPED, "")
         for connection in list(self._open):
-            pending, connection.pending = connection.pending, None
-            connection.abort()
-            if pending is not None:
-                self._on_silence(pending, Silence.STOPPED, "")
+            connection.stop()
 
     def answered(self, connection: Connection, pending: Pending, response: Response) -> None:
         """Called by a connection."""
@@ -120,14 +117,21 @@ class ConnectionPool:
                     lambda: Connection(self), *self._address
                 )
         except (OSError, TimeoutError) as error:
-            if self._backlog:
-                self._on_silence(self._backlog.popleft(), Silence.CONNECT, f"Cannot connect: {error}.")
+            self._refused(f"Cannot connect: {error or 'no answer in time'}.")
+            return
+        if not connection.is_open:
+            self._refused("Cannot connect: the server closed the new connection.")
             return
         self._open.add(connection)
         if self._backlog:
             self._send(connection, self._backlog.popleft())
         else:
             self._free.append(connection)
+
+    def _refused(self, detail: str) -> None:
+        """A connection that could not be opened costs one request, or a dead server would cost none until its timeout."""
+        if self._backlog:
+            self._on_silence(self._backlog.popleft(), Silence.CONNECT, detail)
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)

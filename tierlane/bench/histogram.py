@@ -20,12 +20,12 @@ _LAST = int(math.log(HIGHEST_S * _PER_LOWEST) * _PER_LOG)
 class Histogram:
     """Counts times in seconds from a microsecond to an hour; what is outside counts at the edge."""
 
-    __slots__ = ("_counts", "_square_sum", "_sum", "count", "largest", "least")
+    __slots__ = ("count", "counts", "largest", "least", "square_sum", "sum")
 
     def __init__(self) -> None:
-        self._counts = [0] * (_LAST + 1)
-        self._sum = 0.0
-        self._square_sum = 0.0
+        self.counts = [0] * (_LAST + 1)
+        self.sum = 0.0
+        self.square_sum = 0.0
         self.count = 0
         self.least = math.inf
         self.largest = 0.0
@@ -33,11 +33,11 @@ class Histogram:
     def record(self, seconds: float) -> None:
         """Count one time; called once a request, so everything that can wait is left to the reader."""
         bucket = int(math.log(seconds * _PER_LOWEST) * _PER_LOG) if seconds > LOWEST_S else 0
-        self._counts[bucket if bucket < _LAST else _LAST] += 1
+        self.counts[bucket if bucket < _LAST else _LAST] += 1  # noqa: FURB136  # min() costs a call on the hot path
         self.count += 1
-        self._sum += seconds
-        self._square_sum += seconds * seconds
-        if seconds > self.largest:  # noqa: PLR1730  # max() costs a call on the hot path
+        self.sum += seconds
+        self.square_sum += seconds * seconds
+        if seconds > self.largest:  # noqa: PLR1730  # as above
             self.largest = seconds
         if seconds < self.least:  # noqa: PLR1730  # as above
             self.least = seconds
@@ -53,7 +53,7 @@ class Histogram:
 
     def _bucket_of(self, rank: int) -> int:
         seen = 0
-        for bucket, count in enumerate(self._counts):
+        for bucket, count in enumerate(self.counts):
             seen += count
             if seen >= rank:
                 return bucket
@@ -66,24 +66,24 @@ class Histogram:
     @property
     def mean(self) -> float | None:
         """The mean in seconds; None without samples."""
-        return self._sum / self.count if self.count else None
+        return self.sum / self.count if self.count else None
 
     @property
     def deviation(self) -> float | None:
         """The standard deviation in seconds; None without samples."""
         if not self.count:
             return None
-        mean = self._sum / self.count
-        return math.sqrt(max(0.0, self._square_sum / self.count - mean * mean))
+        mean = self.sum / self.count
+        return math.sqrt(max(0.0, self.square_sum / self.count - mean * mean))
 
     @classmethod
     def merged(cls, parts: Iterable["Histogram"]) -> "Histogram":
         """One histogram with the samples of all."""
         whole = cls()
         for part in parts:
-            whole._counts = [mine + theirs for mine, theirs in zip(whole._counts, part._counts, strict=True)]
-            whole._sum += part._sum
-            whole._square_sum += part._square_sum
+            whole.counts = [mine + theirs for mine, theirs in zip(whole.counts, part.counts, strict=True)]
+            whole.sum += part.sum
+            whole.square_sum += part.square_sum
             whole.count += part.count
             whole.least = min(whole.least, part.least)
             whole.largest = max(whole.largest, part.largest)

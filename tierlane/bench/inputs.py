@@ -40,5 +40,5 @@ class Inputs:
         return self._reversed_start + nonce[::-1] + b'"'
 
     def reversed_text(self, nonce: bytes) -> str:
-        """This input reversed, as text."""
+        """The same as text."""
         return self._reversed_filler + nonce[::-1].decode("ascii")

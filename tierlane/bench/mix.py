@@ -43,7 +43,8 @@ def parse_mix(text: str) -> Mix:
     total = sum(kept.values())
     if not total:
         raise MixError("at least one tier must have a weight above 0")
-    return Mix(tuple(kept), tuple(weight / total for weight in kept.values()))
+    # Rounded, because 0.3 should be told as 0.3.
+    return Mix(tuple(kept), tuple(round(weight / total, 12) for weight in kept.values()))
 
 
 def _weight(tier: str, value: str) -> float:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tierlane.bench.inputs import NONCE_CHARACTERS, Inputs, json_text
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 16 * 1024 * 1024
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"\r\ncontent-length:"
 _BODYLESS = (204, 304)
@@ -111,6 +112,8 @@ def _body_length(head: bytes, status: int) -> int:
     value = head[at + len(_LENGTH) : end if end >= 0 else len(head)].strip()
     if not value.isdigit():
         raise WireError(f"The answer's Content-Length is not a number: {value[:20]!r}.")
+    if int(value) > MAX_BODY_BYTES:
+        raise WireError(f"The answer's body is larger than {MAX_BODY_BYTES} bytes.")
     return int(value)
 
 

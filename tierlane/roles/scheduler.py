@@ -41,7 +41,7 @@ def run(settings: "Settings") -> int:
 
 async def _serve(settings: "Settings") -> int:
     stop = stop_on_signals()
-    client, blocking = command_client(settings.redis_url), blocking_client(settings.redis_url, 1.0)
+    client, blocking = command_client(settings.redis_url), blocking_client(settings.redis_url)
     catalog = Catalog(settings.database_url)
     try:
         await check_server(client)

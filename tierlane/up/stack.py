@@ -47,11 +47,10 @@ class Stack:
         """Start everything, then keep it running. Raises StackError or EmbeddedServerError when it cannot start."""
         started = time.monotonic()
         settings = await self._start_servers()
-        roles = RoleEnvironment(settings)
-        await self._migrate(roles)
+        await self._migrate(RoleEnvironment(settings))
         model = demo_model(settings.backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
         keys = await seed_demo(settings.database_url, self._data_dir, model)
-        await self._start_roles(roles)
+        await self._start_roles(RoleEnvironment(settings.model_copy(update={"max_batch_size": model.max_batch_size})))
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
         await self._supervisor.settle(self._ready())
         self._file.serve(settings.redis_url, settings.database_url, keys)

@@ -13,13 +13,13 @@ from tierlane.up.members import Member
 
 WATCH_S = 0.05
 USAGE_EXIT_CODE = 2  # A role that refuses its settings would refuse them again.
+TRIALS = 4  # So often may a process end by itself before the stack is ready.
 
 # Who is stopped together, in this order, with the seconds each group has before it is killed; under 5 in all.
 # Gateways first, while there is still something behind them that can answer what they have accepted.
 STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"gateway"}), 2.0),
-    (frozenset({"worker"}), 1.2),
-    (frozenset({"scheduler", "migrate"}), 0.6),
+    (frozenset({"worker", "scheduler", "migrate"}), 1.5),
     (frozenset({"redis", "postgres"}), 0.8),
 )
 
@@ -34,6 +34,7 @@ class Supervisor:
         self._changed = changed
         self._keepers: list[asyncio.Task[None]] = []
         self._refused = asyncio.Event()
+        self._refusal = ""
         self.members: list[Member] = []
 
     async def add(self, member: Member) -> None:
@@ -51,13 +52,13 @@ class Supervisor:
         return member.returncode or 0
 
     async def settle(self, ready: Coroutine[None, None, None]) -> None:
-        """Wait for `ready`; until then a role that refuses its settings ends the start. Raises StackError."""
+        """Wait for `ready`; a role that keeps refusing to run ends the waiting. Raises StackError."""
         waiting = asyncio.create_task(ready)
         refused = asyncio.create_task(self._refused.wait())
         try:
             await asyncio.wait([waiting, refused], return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                raise StackError("A role refuses to start (exit code 2); its message is above.")
+                raise StackError(self._refusal)
             await waiting
         finally:
             waiting.cancel()
@@ -84,10 +85,13 @@ class Supervisor:
 
     async def _keep(self, member: Member) -> None:
         backoff = Backoff()
+        refusals = 0
         while True:
             started = time.monotonic()
             await _ended(member)
-            if member.returncode == USAGE_EXIT_CODE:
+            refusals += (member.returncode or 0) > 0
+            if member.returncode == USAGE_EXIT_CODE or refusals >= TRIALS:
+                self._refusal = f"{member.name} does not run ({_cause(member.returncode)}); its message is above."
                 self._refused.set()
             delay = backoff.delay_after(time.monotonic() - started)
             self._lines.say(f"{member.name} ended ({_cause(member.returncode)}); starting it again in {delay:.1f} s")

@@ -1,0 +1,90 @@
+# One entry for everything; `make` alone shows what there is. Works with GNU make 3.81, the one of macOS.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ARGS ?=
+
+# Where torch comes from. Empty: the configured package index, which on Linux x86_64 brings the build for CUDA (several
+# GB). For the much smaller build for CPU, name an index that has it: make install TORCH_INDEX_URL=...
+TORCH_INDEX_URL ?=
+TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
+
+# Each stamp stands for one finished step; a step runs again only when what it was made from is newer.
+MADE := $(VENV)/.made
+LOCKED := $(VENV)/.locked
+TORCH := $(VENV)/.torch
+INSTALLED := $(VENV)/.installed
+TEST_READY := $(VENV)/.test-ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install up test lint types bench chaos lock docs clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  ARGS='...' is handed on, for example: make up ARGS='--backend simulated:50 --workers 4'"
+
+install: $(INSTALLED) ## Make .venv with the tierlane command in it
+
+up: $(INSTALLED) ## Start everything on this machine; Ctrl-C stops it
+	@$(BIN)/tierlane up $(ARGS)
+
+test: $(TEST_READY) ## Run all tests but the long ones
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(TEST_READY) ## Check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(TEST_READY) ## Check the types
+	$(BIN)/mypy
+
+bench: $(INSTALLED) ## Load a running stack and show what came back
+	@$(BIN)/tierlane bench $(ARGS)
+
+chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
+	$(BIN)/python -m pytest -m chaos $(ARGS)
+
+# Versions that are already locked stay; delete a lock file first to move everything to the newest.
+PIP_COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-header \
+	--no-emit-index-url --no-emit-trusted-host --no-emit-find-links
+LOCK_INPUT := pyproject.toml requirements/torch-needs.in requirements/build.in requirements/older-python.in
+
+lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.toml
+	$(PIP) install --quiet 'pip-tools>=7.5'
+	$(PIP_COMPILE) --extra local --output-file requirements/lock.txt $(LOCK_INPUT)
+	$(PIP_COMPILE) --extra local --extra test --constraint requirements/lock.txt \
+		--output-file requirements/lock-test.txt $(LOCK_INPUT)
+
+docs: $(INSTALLED) ## Write the generated pages of docs/ anew
+	$(BIN)/python -m tierlane.settings > docs/configuration.md
+
+clean: ## Remove .venv and all caches; the data in .tierlane stays
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Tierlane needs Python 3.11 or newer; name one with: make install PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "This Python cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(LOCKED): requirements/lock.txt $(MADE)
+	$(PIP) install --require-hashes -r requirements/lock.txt
+	@touch $@
+
+$(TORCH): requirements/torch.txt $(LOCKED)
+	$(PIP) install $(TORCH_INDEX) -r requirements/torch.txt
+	@touch $@
+
+$(INSTALLED): pyproject.toml $(LOCKED) $(TORCH)
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(TEST_READY): requirements/lock-test.txt $(INSTALLED)
+	$(PIP) install --require-hashes -r requirements/lock-test.txt
+	@touch $@

@@ -1,0 +1,109 @@
+"""The command line: quick help, complete flags, exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from tierlane.cli import app
+from tierlane.setting_texts import TEXTS, flag, variable
+
+VERBS = ("up", "gateway", "scheduler", "worker", "migrate", "bench")
+HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
+IMPORTED = """
+import sys
+from tierlane.cli import app
+try:
+    app(sys.argv[1:], standalone_mode=False)
+except SystemExit:
+    pass
+print("IMPORTED", *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["worker", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    """Building and showing the help loads none of the libraries that the verbs need."""
+    shown = subprocess.run(
+        [sys.executable, "-c", IMPORTED, *arguments], capture_output=True, text=True, check=True, timeout=30
+    )
+
+    *text, imported = shown.stdout.splitlines()
+    assert text
+    assert imported.startswith("IMPORTED ")
+    assert not HEAVY & set(imported.split())
+
+
+def test_the_help_lists_every_verb() -> None:
+    """Each verb has a line in the help."""
+    shown = CliRunner().invoke(app, ["--help"])
+
+    assert shown.exit_code == 0
+    listed = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].splitlines() if line.strip()]
+    assert set(VERBS) <= set(listed)
+
+
+@pytest.mark.parametrize("verb", ["up", "gateway", "scheduler", "worker", "migrate"])
+def test_every_flag_shows_its_variable_and_default(verb: str) -> None:
+    """Each flag of a verb is followed by [env: X] [default: Y]."""
+    shown = " ".join(CliRunner().invoke(app, [verb, "--help"]).stdout.split())
+
+    for name, text in TEXTS.items():
+        if f"{flag(name)} " in shown:
+            assert f"[env: {variable(name)}] [default: {text.default or 'none'}]" in shown
+
+
+@pytest.mark.parametrize(
+    "name", ["port", "gateways", "workers", "backend", "data_dir", "ephemeral", "max_batch_size", "log_format"]
+)
+def test_up_has_the_promised_flags(name: str) -> None:
+    """The options of the contract are there."""
+    shown = CliRunner().invoke(app, ["up", "--help"]).stdout
+
+    assert f"{flag(name)} " in shown
+
+
+def test_secrets_have_no_flag() -> None:
+    """URLs and the token are never on a command line."""
+    for verb in VERBS[:-1]:
+        shown = CliRunner().invoke(app, [verb, "--help"]).stdout
+        assert "--redis-url" not in shown
+        assert "--database-url" not in shown
+        assert "--service-token" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["gateway", "--port", "abc"],
+            "TIERLANE_PORT: must be an integer from 0 to 65535, got 'abc' (set by --port)\n",
+        ),
+        (
+            ["worker", "--config", "absent.toml"],
+            "TIERLANE_CONFIG: cannot read absent.toml: No such file or directory\n",
+        ),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:
+    """Nothing but the line is printed."""
+    shown = CliRunner().invoke(app, arguments)
+
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (2, "", line)
+
+
+@pytest.mark.parametrize("arguments", [["no-such-verb"], ["up", "--no-such-flag"], []])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    """As other command lines do."""
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_a_missing_required_setting_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A role that is started alone says what it lacks."""
+    monkeypatch.delenv("TIERLANE_REDIS_URL", raising=False)
+
+    shown = CliRunner().invoke(app, ["worker"])
+
+    assert shown.exit_code == 2
+    assert shown.stderr.startswith("TIERLANE_REDIS_URL: is not set; ")

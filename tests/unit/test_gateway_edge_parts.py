@@ -1,0 +1,68 @@
+"""The parts of the edge that need no socket: deadline watches, routes, the parser check."""
+
+import pytest
+from aiohttp import http_parser
+
+from gateway.answer import Answer
+from gateway.edge import check_parser
+from gateway.routes import Call, Routes
+from gateway.watch import Watch
+from scheduler.errors import StartError
+
+
+def test_a_watch_gives_back_what_is_due_in_order() -> None:
+    """An item that waits keeps its first deadline; one that was stopped never expires."""
+    watch: Watch[str] = Watch(5.0)
+    watch.start("a", 0.0)
+    watch.start("b", 1.0)
+    watch.start("a", 2.0)
+    watch.start("c", 2.0)
+    watch.stop("b")
+
+    assert watch.expired(4.9) == []
+    assert watch.expired(5.0) == ["a"]
+    assert watch.expired(100.0) == ["c"]
+    assert len(watch) == 0
+
+
+async def answer(call: Call) -> Answer:
+    return Answer(200, call.tail.encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "found", "tail"),
+    [
+        ("/livez", True, ""),
+        ("/livez?x=1", True, ""),
+        ("/livez/", False, ""),
+        ("/", False, ""),
+        ("", False, ""),
+        ("/requests/req_1", True, "req_1"),
+        ("/requests/req_1?x=/y", True, "req_1"),
+        ("/requests/", False, ""),
+        ("/requests", False, ""),
+        ("/requests/a/b", False, ""),
+    ],
+)
+def test_paths_are_exact_or_have_one_last_segment(path: str, found: bool, tail: str) -> None:
+    """A query is ignored; nothing else is."""
+    routes = Routes()
+    routes.add("GET", "/livez", answer)
+    routes.add("GET", "/requests/{id}", answer)
+
+    result = routes.find(path)
+
+    assert (result is not None) is found
+    assert result is None or (result[1] == tail and set(result[0]) == {"GET"})
+
+
+def test_the_pure_python_parser_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed aiohttp passes; without its C parser, or when it is old, the gateway does not start."""
+    check_parser()
+    with monkeypatch.context() as patched:
+        patched.setattr(http_parser, "HttpRequestParser", http_parser.HttpRequestParserPy)
+        with pytest.raises(StartError, match="C parser"):
+            check_parser()
+    monkeypatch.setattr("aiohttp.__version__", "3.14.2")
+    with pytest.raises(StartError, match="too old"):
+        check_parser()

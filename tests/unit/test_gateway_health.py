@@ -1,0 +1,141 @@
+"""Health as a pure function: status, figures and the sentences for the person on call."""
+
+from typing import Any
+
+import pytest
+
+from gateway.health import HealthInputs, health
+from scheduler.observation import GatewayStats, Observation, TierDepth, TierStats, WorkerView
+
+
+def worker(number: int, *, healthy: bool = True, status: str = "busy", age_ms: float = 100.0) -> WorkerView:
+    return WorkerView(f"worker-{number}", status, 0.5, 1, age_ms, healthy, 100.0, 50.0, "tiny", "v1")
+
+
+def looking(*workers: WorkerView) -> Observation:
+    stats = [
+        GatewayStats("g1", 100.0, {"free": TierStats(90.0, 1.5, 60.0)}),
+        GatewayStats("g2", 50.0, {"free": TierStats(40.0, 0.5, 80.0), "paid": TierStats(10.0, 0.0, 20.0)}),
+    ]
+    tiers = {"free": TierDepth("free", 7, 12.34), "paid": TierDepth("paid", 2, 1.0)}
+    return Observation(0, tiers, list(workers), stats, 0, 0, 3, 4)
+
+
+def inputs(**changes: Any) -> HealthInputs:
+    fields: dict[str, Any] = {
+        "observation": looking(worker(1), worker(2)),
+        "look_age_s": 0.1,
+        "redis_problem": None,
+        "catalog_loaded": True,
+        "catalog_fresh": True,
+        "catalog_age_s": 0.5,
+        "catalog_problem": None,
+        "subscribed": True,
+        "leaving": False,
+        "capacity_rps": 160.0,
+        "factors": {"paid": 1.0, "free": 1.0},
+        "audit_lag_ms": 20,
+        "time": "now",
+    }
+    return HealthInputs(**fields | changes)
+
+
+def test_a_well_system_shows_its_figures() -> None:
+    """Sums over gateways and tiers, the mean utilization of healthy GPUs, the worst gateway's p95."""
+    status, document = health(inputs())
+
+    assert (status, document["status"], document["reasons"]) == (200, "healthy", [])
+    figures = ("gpu_utilization", "queue_depth", "requests_per_second", "healthy_gpus", "total_gpus", "capacity_rps")
+    assert [document[name] for name in figures] == [0.5, 9, 150.0, 2, 2, 160.0]
+    assert (document["dlq"], document["audit_lag_ms"]) == (4, 20)
+    assert document["tiers"] == {
+        "paid": {"depth": 2, "oldest_ms": 1.0, "effective_limit_ratio": 1.0, "shed_per_second": 0.0, "p95_ms": 20.0},
+        "free": {"depth": 7, "oldest_ms": 12.3, "effective_limit_ratio": 1.0, "shed_per_second": 2.0, "p95_ms": 80.0},
+    }
+
+
+LOST = worker(2, healthy=False, age_ms=1400.0)
+STARTING = worker(3, healthy=False, status="starting", age_ms=50.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "reason"),
+    [
+        (
+            {"observation": looking(worker(1), LOST, worker(3), worker(4))},
+            "degraded",
+            "1 of 4 GPUs is not healthy: worker-2 was last seen 1.4 s ago.",
+        ),
+        (
+            {"observation": looking(worker(1), LOST, STARTING)},
+            "degraded",
+            "2 of 3 GPUs are not healthy: worker-2 was last seen 1.4 s ago; worker-3 is starting, last seen 0.1 s ago.",
+        ),
+        (
+            {"observation": looking(*(worker(n, healthy=False, status="down") for n in range(7)), worker(9))},
+            "degraded",
+            "7 of 8 GPUs are not healthy: "
+            + "; ".join(f"worker-{n} is down, last seen 0.1 s ago" for n in range(5))
+            + "; and 2 more.",
+        ),
+        ({"observation": looking(LOST)}, "down", "1 of 1 GPUs is not healthy: worker-2 was last seen 1.4 s ago."),
+        ({"observation": looking()}, "down", "No GPU is known: no worker has said that it lives."),
+        (
+            {"redis_problem": "no answer", "look_age_s": 1.0},
+            "degraded",
+            "Redis was last looked at 1.0 s ago: no answer.",
+        ),
+        ({"redis_problem": "no answer", "look_age_s": 2.5}, "down", "Redis was last looked at 2.5 s ago: no answer."),
+        (
+            {"catalog_loaded": False},
+            "down",
+            "The catalog was never loaded: PostgreSQL has not answered yet.",
+        ),
+        (
+            {"catalog_fresh": False, "catalog_age_s": 12.34},
+            "degraded",
+            "The catalog is 12.3 s old: PostgreSQL does not answer.",
+        ),
+        ({"catalog_problem": "a bad row"}, "degraded", "The catalog is 0.5 s old: a bad row."),
+        (
+            {"subscribed": False},
+            "degraded",
+            "This gateway is not subscribed to its answers; they come late, by reading the stored results.",
+        ),
+        (
+            {"audit_lag_ms": 15_000},
+            "degraded",
+            "The audit's lag is 15.0 s: entries wait in Redis for PostgreSQL.",
+        ),
+        ({"audit_lag_ms": None}, "degraded", "The audit's lag is not known."),
+        ({"factors": {"paid": 1.0, "free": 0.4}}, "degraded", "Limits are lowered: free to 40%."),
+        ({"leaving": True}, "degraded", "This gateway is shutting down."),
+    ],
+)
+def test_every_fault_has_a_level_and_a_sentence(changes: dict[str, Any], status: str, reason: str) -> None:
+    """One fault, one reason; only `down` is a 503; the check that found it does not pass."""
+    code, document = health(inputs(**changes))
+
+    assert (code, document["status"], document["reasons"]) == (503 if status == "down" else 200, status, [reason])
+    results = {check["status"] for checks in document["checks"].values() for check in checks}
+    assert results == {"pass", "fail" if status == "down" else "warn"}
+
+
+def test_before_the_first_look_everything_is_said_to_be_down() -> None:
+    """Nothing was observed yet: no figure is invented."""
+    code, document = health(inputs(observation=None, look_age_s=None))
+
+    assert (code, document["status"]) == (503, "down")
+    assert (document["healthy_gpus"], document["queue_depth"], document["capacity_rps"]) == (0, 0, 0.0)
+    assert document["reasons"][1] == "Redis has not been looked at yet: this gateway has just begun."
+
+
+def test_checks_have_the_drafts_shape() -> None:
+    """Every check is a list of objects with component type, value, status and time."""
+    _, document = health(inputs())
+
+    assert set(document["checks"]) == {
+        "gpus:healthy", "redis:look_age", "catalog:age", "responses:subscribed", "audit:lag", "limits:lowest",
+    }  # fmt: skip
+    for checks in document["checks"].values():
+        assert all({"componentType", "observedValue", "status", "time"} <= set(check) for check in checks)

@@ -1,0 +1,330 @@
+"""Waiters, coalesced admission, cancels and the deadline sweep, on a fake at the seam of Admissions and Endings."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.admitter import Admitter, Limits
+from gateway.cancels import MAX_IDS, Cancels
+from gateway.endless import end_all
+from gateway.sweep import GRACE_S, DeadlineSweep
+from gateway.waiters import Waiter, Waiters
+from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
+from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.replies import Reply
+from scheduler.states import Admission
+
+ACCEPTED = Verdict(Admission.ACCEPTED, 5.0, 100, 0, 1)
+REFUSED = Verdict(Admission.KEY_LIMIT, 0.0, 100, 50, 1)
+
+
+def waiter(request_id: str, started: float = 0.0, customer: str = "c", nonce: str = "n") -> Waiter:
+    submission = Submission(
+        id=request_id,
+        tier="free",
+        customer_id=customer,
+        api_key_id="k",
+        nonce=nonce,
+        model="m",
+        input_bytes=1,
+        total_ms=4000,
+        queue_ms=2000,
+        rate=1.0,
+        burst=1.0,
+        body=b"",
+    )
+    return Waiter(submission, started, asyncio.get_running_loop().create_future())
+
+
+def reply(request_id: str, customer: str = "c", nonce: str = "n", output: str = "out") -> Reply:
+    return Reply(request_id, customer, nonce, "completed", "", 1, 1.0, "b", 1, "w", 1.0, 1, "v1", output)
+
+
+class FakeRedis:
+    """Answers admissions and cancels as told; `gate` holds the next calls until it is set."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures = 0
+        self.verdict = ACCEPTED
+        self.admitted: list[list[str]] = []
+        self.cancelled: list[list[tuple[str, ErrorCode]]] = []
+        self.standing: dict[str, Reply] = {}
+
+    async def admit(
+        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission]
+    ) -> list[Verdict]:
+        self.admitted.append([submission.id for submission in submissions])
+        await self._answer()
+        return [self.verdict for _ in submissions]
+
+    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
+        self.cancelled.append(list(requests))
+        await self._answer()
+        return [self.standing.get(request_id) for request_id, _ in requests]
+
+    async def _answer(self) -> None:
+        await self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise RedisUnavailable("away")
+
+
+async def settled() -> None:
+    """Let everything run that can run without time passing."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "resolved", "unknown", "refused"),
+    [
+        (("a", "c", "n"), True, 0, 0),
+        (("x", "c", "n"), False, 1, 0),
+        (("a", "other", "n"), False, 0, 1),
+        (("a", "c", "other"), False, 0, 1),
+    ],
+)
+async def test_a_reply_must_match_id_customer_and_nonce(
+    sent: tuple[str, str, str], resolved: bool, unknown: int, refused: int
+) -> None:
+    """Anything else is dropped and counted, and the waiter goes on waiting."""
+    waiters, waiting = Waiters(), waiter("a")
+    waiters.add(waiting)
+
+    assert waiters.resolve(reply(*sent)) is resolved
+    assert (waiters.unknown_replies, waiters.refused_replies) == (unknown, refused)
+    assert waiting.future.done() is resolved
+
+
+async def test_the_first_outcome_stands_and_late_replies_are_counted() -> None:
+    """A second reply changes nothing, and one after removal is unknown."""
+    waiters, waiting = Waiters(), waiter("a")
+    waiters.add(waiting)
+    waiters.resolve_all([reply("a", output="first"), None, reply("a", output="second")])
+
+    outcome = await waiting.future
+    assert isinstance(outcome, Reply)
+    assert outcome.output == "first"
+    waiters.remove(waiting)
+    assert not waiters.resolve(reply("a"))
+    assert (len(waiters), waiters.unknown_replies) == (0, 1)
+
+
+async def test_waiters_are_found_by_age() -> None:
+    """Due are those past their deadline; older ones are found for the slow look."""
+    waiters = Waiters()
+    for index, started in enumerate((0.0, 1.0, 2.0)):
+        waiters.add(waiter(f"w{index}", started))
+
+    assert [w.id for w in waiters.due(5.5)] == ["w0", "w1"]
+    assert [w.id for w in waiters.started_before(2.0)] == ["w0", "w1"]
+
+
+def limits() -> Limits:
+    return Limits((), 10.0)
+
+
+async def test_what_arrives_during_a_call_shares_the_next_one() -> None:
+    """The first goes at once; all that came meanwhile go together, at most 256 a call."""
+    redis = FakeRedis()
+    admitter = Admitter(redis, limits, Cancels(redis))
+    task = asyncio.create_task(admitter.run())
+    redis.gate.clear()
+    assert admitter.submit(waiter("first"))
+    await settled()
+    for index in range(MAX_SUBMISSIONS + 3):
+        assert admitter.submit(waiter(f"w{index}"))
+    redis.gate.set()
+    await settled()
+    await end_all([task])
+
+    assert [len(call) for call in redis.admitted] == [1, MAX_SUBMISSIONS, 3]
+
+
+async def test_refusals_end_the_waiting_and_acceptance_does_not() -> None:
+    """An accepted request waits for its reply; a refused one has its verdict as the outcome."""
+    redis = FakeRedis()
+    admitter = Admitter(redis, limits, Cancels(redis))
+    task = asyncio.create_task(admitter.run())
+    accepted, refused = waiter("a"), waiter("b")
+    admitter.submit(accepted)
+    await settled()
+    redis.verdict = REFUSED
+    admitter.submit(refused)
+    await settled()
+    await end_all([task])
+
+    assert (accepted.verdict, accepted.future.done()) == (ACCEPTED, False)
+    assert await refused.future == REFUSED
+
+
+async def test_pending_is_bounded() -> None:
+    """Beyond the bound nobody is taken."""
+    admitter = Admitter(FakeRedis(), limits, Cancels(FakeRedis()), max_pending=2)
+
+    assert [admitter.submit(waiter(name)) for name in "abc"] == [True, True, False]
+
+
+async def test_a_lost_call_is_sent_once_more_under_the_same_ids() -> None:
+    """One failure is invisible; admission is idempotent."""
+    redis = FakeRedis()
+    redis.failures = 1
+    admitter = Admitter(redis, limits, Cancels(redis))
+    task = asyncio.create_task(admitter.run())
+    waiting = waiter("a")
+    admitter.submit(waiting)
+    await settled()
+    await end_all([task])
+
+    assert redis.admitted == [["a"], ["a"]]
+    assert waiting.verdict == ACCEPTED
+
+
+async def test_redis_away_refuses_the_call_and_everybody_behind_it() -> None:
+    """Two failures: 503 for all; only ids that were sent may exist, and are to be ended."""
+    redis = FakeRedis()
+    redis.failures = 2
+    redis.gate.clear()
+    cancels = Cancels(redis)
+    admitter = Admitter(redis, limits, cancels)
+    task = asyncio.create_task(admitter.run())
+    sent, behind = waiter("sent"), waiter("behind")
+    admitter.submit(sent)
+    await settled()
+    admitter.submit(behind)
+    redis.gate.set()
+    await settled()
+    await end_all([task])
+
+    assert (await sent.future, await behind.future) == (ErrorCode.NO_CAPACITY, ErrorCode.NO_CAPACITY)
+    assert await cancels.flush()
+    assert redis.cancelled == [[("sent", ErrorCode.NO_CAPACITY)]]
+
+
+async def test_a_client_that_left_during_admission_is_cancelled_after_it() -> None:
+    """A cancel that came before the admission would find nothing, and the request would run for nobody."""
+    redis = FakeRedis()
+    redis.gate.clear()
+    cancels, waiters = Cancels(redis), Waiters()
+    admitter = Admitter(redis, limits, cancels)
+    task = asyncio.create_task(admitter.run())
+    left, never_sent = waiter("left"), waiter("never-sent")
+    for each in (left, never_sent):
+        waiters.add(each)
+    admitter.submit(left)
+    await settled()
+    admitter.submit(never_sent)
+    waiters.remove(left)
+    waiters.remove(never_sent)
+    redis.gate.set()
+    await settled()
+    await end_all([task])
+    await cancels.flush()
+
+    assert redis.admitted == [["left"]]
+    assert redis.cancelled == [[("left", ErrorCode.CANCELLED)]]
+
+
+async def test_cancels_gather_while_a_call_is_under_way() -> None:
+    """Many disconnects are few calls."""
+    redis = FakeRedis()
+    redis.gate.clear()
+    cancels = Cancels(redis)
+    task = asyncio.create_task(cancels.run())
+    cancels.add("first", ErrorCode.CANCELLED)
+    await settled()
+    for index in range(100):
+        cancels.add(f"c{index}", ErrorCode.CANCELLED)
+    redis.gate.set()
+    await settled()
+    await end_all([task])
+
+    assert [len(call) for call in redis.cancelled] == [1, 100]
+    assert len(cancels) == 0
+
+
+async def test_cancels_are_kept_while_redis_is_away_but_not_for_ever() -> None:
+    """A failed call keeps its ids; after ten seconds the scheduler has ended them by deadline."""
+    redis, now = FakeRedis(), [0.0]
+    cancels = Cancels(redis, clock=lambda: now[0])
+    cancels.add("old", ErrorCode.CANCELLED)
+    redis.failures = 1
+    assert not await cancels.flush()
+    now[0] = 11.0
+    cancels.add("new", ErrorCode.CANCELLED)
+    assert await cancels.flush()
+
+    assert redis.cancelled[-1] == [("new", ErrorCode.CANCELLED)]
+    assert cancels.dropped == 1
+
+
+async def test_cancels_are_bounded() -> None:
+    """The oldest goes when there are too many."""
+    cancels = Cancels(FakeRedis())
+    for index in range(MAX_IDS + 5):
+        cancels.add(str(index), ErrorCode.CANCELLED)
+
+    assert (len(cancels), cancels.dropped) == (MAX_IDS, 5)
+
+
+def sweeping(redis: FakeRedis) -> tuple[DeadlineSweep, Waiters, Cancels]:
+    waiters, cancels = Waiters(), Cancels(redis)
+    return DeadlineSweep(waiters, redis, cancels), waiters, cancels
+
+
+async def test_all_that_are_due_are_ended_in_one_call() -> None:
+    """Nobody is asked about before the deadline; at it the stored result wins over the timeout."""
+    redis = FakeRedis()
+    sweep, waiters, _ = sweeping(redis)
+    done, late, early = waiter("done"), waiter("late"), waiter("early", started=3.0)
+    for each in (done, late, early):
+        each.sent = True
+        waiters.add(each)
+    redis.standing["done"] = reply("done", output="in time")
+
+    sweep.sweep(3.999)
+    sweep.sweep(4.0)
+    sweep.sweep(4.01)
+    await settled()
+
+    assert redis.cancelled == [[("done", ErrorCode.DEADLINE_EXCEEDED), ("late", ErrorCode.DEADLINE_EXCEEDED)]]
+    assert await done.future == reply("done", output="in time")
+    assert await late.future is ErrorCode.DEADLINE_EXCEEDED
+    assert not early.future.done()
+
+
+async def test_a_silent_redis_does_not_hold_the_504() -> None:
+    """Within the grace the client is answered whatever Redis does; the ids are ended later."""
+    redis = FakeRedis()
+    sweep, waiters, cancels = sweeping(redis)
+    late = waiter("late")
+    late.sent = True
+    waiters.add(late)
+    redis.gate.clear()
+    redis.failures = 1
+
+    sweep.sweep(4.0)
+    await settled()
+    assert not late.future.done()
+    sweep.sweep(4.0 + GRACE_S)
+    assert await late.future is ErrorCode.DEADLINE_EXCEEDED
+    redis.gate.set()
+    await settled()
+    assert (len(cancels), sweep.overrun) == (1, 1)
+
+
+async def test_what_was_never_sent_is_not_asked_about() -> None:
+    """A request that admission has not seen is answered without Redis."""
+    redis = FakeRedis()
+    sweep, waiters, _ = sweeping(redis)
+    waiting = waiter("pending")
+    waiters.add(waiting)
+
+    sweep.sweep(4.0)
+    await settled()
+
+    assert await waiting.future is ErrorCode.DEADLINE_EXCEEDED
+    assert redis.cancelled == [[]]

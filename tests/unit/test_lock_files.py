@@ -1,0 +1,58 @@
+"""The lock files: complete for every platform that is promised, hashed, and free of anybody's package index."""
+
+import re
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REQUIREMENTS = Path(__file__).parent.parent.parent / "requirements"
+LOCKS = ("lock.txt", "lock-test.txt")
+PLATFORMS = [
+    {"python_version": version[:4], "python_full_version": version, "sys_platform": system, "platform_system": name}
+    for version in ("3.11.2", "3.11.9", "3.12.4", "3.13.1")
+    for system, name in (("linux", "Linux"), ("darwin", "Darwin"))
+]
+
+
+def _locked(lock: str) -> dict[str, str]:
+    lines = (REQUIREMENTS / lock).read_text().splitlines()
+    pins = [re.match(r"([A-Za-z0-9._-]+)==([^ ;\\]+)", line) for line in lines]
+    return {canonicalize_name(pin[1]): pin[2] for pin in pins if pin}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_line_is_a_pin_with_hashes(lock: str) -> None:
+    """Nothing floats, and nothing names a server."""
+    text = (REQUIREMENTS / lock).read_text()
+
+    assert "://" not in text
+    assert "--index" not in text
+    assert "--find-links" not in text
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", text.strip())
+    assert all("==" in block and "--hash=sha256:" in block for block in blocks if not block.startswith("#"))
+
+
+def test_the_locks_agree() -> None:
+    """The tests run on the versions that are installed without them."""
+    base, test = _locked("lock.txt"), _locked("lock-test.txt")
+
+    assert {name: test.get(name) for name in base} == base
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_is_closed_on_every_platform(lock: str) -> None:
+    """Whatever a locked package asks for on a promised Python or system is locked too, or hashes refuse to install."""
+    locked = _locked(lock)
+    missing = set()
+    for distribution in distributions():
+        name = canonicalize_name(distribution.metadata["Name"])
+        for text in (distribution.requires or []) if name in locked else []:
+            needed = Requirement(text)
+            wanted = any(needed.marker is None or needed.marker.evaluate({**p, "extra": ""}) for p in PLATFORMS)
+            if wanted and canonicalize_name(needed.name) not in locked:
+                missing.add(f"{name} needs {text}")
+
+    assert not missing

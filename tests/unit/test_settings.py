@@ -1,0 +1,166 @@
+"""The settings: precedence, one-line errors, rules between timings, and the generated page."""
+
+from pathlib import Path
+
+import pytest
+
+from tierlane.configuration_page import configuration_page
+from tierlane.setting_errors import SettingsError
+from tierlane.setting_texts import SECRET_SETTINGS, SECTIONS, TEXTS, variable
+from tierlane.settings import Settings, load_settings
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No settings from outside: neither variables nor a file in the current directory."""
+    for name in [*TEXTS, "config"]:
+        monkeypatch.delenv(variable(name), raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_each_source_is_overridden_by_the_one_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Precedence is flag > environment > file > default."""
+    assert load_settings().port == 8080
+    (tmp_path / "tierlane.toml").write_text("port = 1001\nlease_ms = 700\n")
+    assert load_settings().port == 1001
+    monkeypatch.setenv("TIERLANE_PORT", "1002")
+    assert load_settings().port == 1002
+
+    settings = load_settings({"port": "1003", "host": None})
+
+    assert (settings.port, settings.host, settings.lease_ms) == (1003, "127.0.0.1", 700)
+
+
+def test_the_named_file_wins_over_the_one_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """--config is preferred to TIERLANE_CONFIG, and that to ./tierlane.toml."""
+    for number, name in enumerate(("tierlane.toml", "by_variable.toml", "by_flag.toml"), start=1):
+        (tmp_path / name).write_text(f"port = {number}\n")
+    assert load_settings().port == 1
+    monkeypatch.setenv("TIERLANE_CONFIG", "by_variable.toml")
+    assert load_settings().port == 2
+
+    assert load_settings(config=Path("by_flag.toml")).port == 3
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose files and shells pass empty variables for absent ones."""
+    monkeypatch.setenv("TIERLANE_TORCH_THREADS", "")
+
+    assert load_settings().torch_threads is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("TIERLANE_PORT", "abc", "TIERLANE_PORT: must be an integer from 0 to 65535, got 'abc'"),
+        ("TIERLANE_PORT", "70000", "TIERLANE_PORT: must be an integer from 0 to 65535, got '70000'"),
+        ("TIERLANE_TORCH_THREADS", "0", "TIERLANE_TORCH_THREADS: must be an integer from 1 to 1024, got '0'"),
+        ("TIERLANE_LOG_FORMAT", "xml", "TIERLANE_LOG_FORMAT: must be one of auto, console, json, got 'xml'"),
+        ("TIERLANE_EPHEMERAL", "maybe", "TIERLANE_EPHEMERAL: must be true or false, got 'maybe'"),
+        ("TIERLANE_POOL", "{a}", "TIERLANE_POOL: must match ^[A-Za-z0-9_.-]{1,64}$, got '{a}'"),
+        (
+            "TIERLANE_RENEW_MS",
+            "700",
+            "TIERLANE_RENEW_MS: must be less than TIERLANE_LEASE_MS (600), got 700, or a lease runs out before it is renewed",
+        ),
+        ("TIERLANE_PROT", "1", "TIERLANE_PROT: is not a setting of Tierlane; did you mean TIERLANE_PORT?"),
+        ("TIERLANE_XYZZY_PLUGH", "1", "TIERLANE_XYZZY_PLUGH: is not a setting of Tierlane"),
+        ("TIERLANE_CONFIG", "absent.toml", "TIERLANE_CONFIG: cannot read absent.toml: No such file or directory"),
+    ],
+)
+def test_a_bad_variable_is_one_line(monkeypatch: pytest.MonkeyPatch, name: str, value: str, line: str) -> None:
+    """The message names the variable, what it must be and what it was."""
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TIERLANE_REDIS_URL", "http://user:hunter2@host"),
+        ("TIERLANE_DATABASE_URL", "postgresql://user:hunter2@host/db"),
+        ("TIERLANE_SERVICE_TOKEN", "hunter2"),
+    ],
+)
+def test_a_bad_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """What may hold a password never gets into a message."""
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(SettingsError) as error:
+        load_settings()
+
+    assert str(error.value).startswith(f"{name}: must ")
+    assert "hunter2" not in str(error.value)
+
+
+def test_secrets_are_not_in_the_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings may be logged as a whole."""
+    monkeypatch.setenv("TIERLANE_REDIS_URL", "redis://:hunter2@host")
+    monkeypatch.setenv("TIERLANE_SERVICE_TOKEN", "hunter2-hunter2-hunter2")
+
+    assert "hunter2" not in repr(load_settings())
+
+
+def test_the_message_says_where_a_setting_was_set(tmp_path: Path) -> None:
+    """A flag and a file are named beside the variable."""
+    with pytest.raises(SettingsError, match=r"^TIERLANE_PORT: .* \(set by --port\)$"):
+        load_settings({"port": "x"})
+    (tmp_path / "tierlane.toml").write_text("port = -1\n")
+    with pytest.raises(SettingsError, match=r"^TIERLANE_PORT: .* got -1 \(set in tierlane.toml\)$"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("prot = 1", r"^tierlane.toml: prot: is not a setting of Tierlane; did you mean port\?$"),
+        ("port = ", r"^TIERLANE_CONFIG: tierlane.toml is not valid TOML: "),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    """A typo in the file is told like a typo in a variable."""
+    (tmp_path / "tierlane.toml").write_text(text)
+
+    with pytest.raises(SettingsError, match=line):
+        load_settings()
+
+
+def test_a_required_setting_is_named_with_its_meaning() -> None:
+    """A role without its database says which variable is missing."""
+    with pytest.raises(SettingsError, match=r"^TIERLANE_DATABASE_URL: is not set; PostgreSQL to use"):
+        load_settings(required=("database_url",))
+
+
+def test_the_log_format_is_decided_at_loading() -> None:
+    """Auto never reaches a role; the output of a test is no terminal."""
+    assert load_settings().log_format == "json"
+
+
+def test_every_setting_has_a_text_with_the_right_default() -> None:
+    """Texts and types are two tables of the same settings."""
+    assert set(TEXTS) == set(Settings.model_fields)
+    shown = {name: text.default for name, text in TEXTS.items()}
+    real = {name: field.default for name, field in Settings.model_fields.items()}
+    for name, value in real.items():
+        text = "" if value is None or name in SECRET_SETTINGS else str(value)
+        assert shown[name] == (text.lower() if isinstance(value, bool) else text), name
+
+
+def test_every_time_says_its_unit() -> None:
+    """A name that ends in _ms has a description in milliseconds."""
+    for name, text in TEXTS.items():
+        assert name.endswith("_ms") == ("Milliseconds" in text.description), name
+
+
+def test_the_page_is_current() -> None:
+    """`make docs` writes docs/configuration.md; it holds every setting."""
+    page = configuration_page()
+
+    assert PAGE.read_text() == page
+    assert all(variable(name) in page for section in SECTIONS.values() for name in section)

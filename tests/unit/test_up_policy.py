@@ -1,0 +1,127 @@
+"""The pure parts of `up`: backoff, the demo model's row, environments of roles, prefixes of lines."""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from tierlane.settings import Settings
+from tierlane.up.backoff import Backoff
+from tierlane.up.demo import demo_model
+from tierlane.up.leash import Held
+from tierlane.up.log_lines import LogLines
+from tierlane.up.roles import RoleEnvironment, role_command
+
+
+@pytest.mark.parametrize(
+    ("alive_s", "delays_s"),
+    [
+        ([0, 0, 0, 0, 0, 0, 0], [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]),
+        ([0, 9.9, 0], [0.2, 0.4, 0.8]),
+        ([0, 0, 10.0, 0], [0.2, 0.4, 0.2, 0.4]),
+    ],
+)
+def test_delays_double_and_start_over_after_a_steady_run(alive_s: list[float], delays_s: list[float]) -> None:
+    """0.2 s doubling to 5 s; ten seconds alive make it 0.2 s again."""
+    backoff = Backoff()
+
+    assert [round(backoff.delay_after(seconds), 1) for seconds in alive_s] == delays_s
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "name", "size", "rate"),
+    [
+        ("tiny", None, "tiny", 8, 20.0),
+        ("simulated", None, "simulated", 32, 640.0),
+        ("simulated:100", None, "simulated", 32, 320.0),
+        ("simulated:100", 64, "simulated", 64, 640.0),
+        ("simulated:x", None, "simulated", 32, 640.0),
+        ("pkg.module:function", None, "function", 32, 20.0),
+        ("hf:/models/my model/", None, "my-model", 32, 20.0),
+        ("openai:http://host/v1", None, "openai", 32, 20.0),
+    ],
+)
+def test_a_backend_gives_a_model_row(backend: str, given: int | None, name: str, size: int, rate: float) -> None:
+    """The row has a name that the table accepts, a batch size and a first guess of the rate."""
+    model = demo_model(backend, "default", 3000, given)
+
+    assert (model.name, model.max_batch_size, model.wanted_batch_size, model.rps_per_gpu) == (name, size, given, rate)
+
+
+def test_secrets_reach_roles_by_environment_only() -> None:
+    """The token is in the environment of a role and not in its command."""
+    settings = Settings(service_token=SecretStr("a-token-of-some-length"), redis_url="redis://:secret@host")
+
+    env = RoleEnvironment(settings).for_role("gateway", "gateway-1")
+
+    assert env["TIERLANE_SERVICE_TOKEN"] == "a-token-of-some-length"
+    assert env["TIERLANE_REDIS_URL"] == "redis://:secret@host"
+    assert "secret" not in " ".join(role_command("gateway"))
+
+
+def test_roles_get_their_own_directory_and_workers_their_name() -> None:
+    """One writer for each spool; the worker in Redis is called as in stack.json."""
+    roles = RoleEnvironment(Settings(data_dir=Path("/data"), workers=2))
+
+    assert roles.for_role("gateway", "gateway-2")["TIERLANE_DATA_DIR"] == "/data/gateway-2"
+    worker = roles.for_role("worker", "worker-1")
+    assert worker["TIERLANE_WORKER_ID"] == "worker-1"
+    assert worker["TIERLANE_TORCH_THREADS"] == str(max(1, (os.cpu_count() or 1) // 2))
+
+
+def test_what_a_role_is_given_is_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A role that loads its settings from its environment has the values of `up`."""
+    settings = Settings(port=1234, lease_ms=900, drain_ms=60_000, default_model="tiny")
+    env = RoleEnvironment(settings).for_role("gateway", "gateway-1")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+
+    read = Settings()
+
+    assert (read.port, read.lease_ms, read.default_model) == (1234, 900, "tiny")
+    assert (read.notice_ms, read.drain_ms) == (0, 1500)
+
+
+def test_only_a_worker_can_import_from_the_current_directory() -> None:
+    """A folder called `gateway` beside the user's files must not shadow ours; a backend of the user must be found."""
+    assert "-P" in role_command("gateway")
+    assert "-P" not in role_command("worker")
+
+
+@pytest.mark.parametrize(
+    ("coloured", "expected"),
+    [
+        (False, b"worker-1  | one\ngateway-1 | two\n"),
+        (True, b"\x1b[36mworker-1  | \x1b[0mone\n\x1b[33mgateway-1 | \x1b[0mtwo\n"),
+    ],
+)
+def test_lines_carry_the_name_of_their_writer(coloured: bool, expected: bytes) -> None:
+    """Names are aligned; colours only when asked for."""
+    stream = io.BytesIO()
+    lines = LogLines(stream, coloured=coloured)
+
+    lines.write("worker-1", b"one\n")
+    lines.write("gateway-1", b"two\r\n")
+
+    assert stream.getvalue() == expected
+
+
+def test_a_closed_output_does_not_stop_anything() -> None:
+    """`up | head` goes on when head has ended."""
+    stream = io.BytesIO()
+    stream.close()
+
+    LogLines(stream, coloured=False).say("nobody reads this")
+
+
+@pytest.mark.parametrize("line", ["", "pid", "pid x", "pid 99999999", "remove /", "remove /etc", "strange 1", "pid -1"])
+def test_the_leash_ignores_strange_lines(line: str) -> None:
+    """It deletes nothing but our temporary directories, and a bad line is not its end."""
+    held = Held("")
+
+    held.note(line)
+
+    assert not held._directories
+    held.clear_away()

@@ -1,0 +1,83 @@
+"""CPU seconds by role, read from the processes themselves, so that the system cannot flatter itself.
+
+A reading costs milliseconds and is taken off the event loop. What a process used before it was replaced cannot be read
+any more; such processes are named instead.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+
+from tierlane.bench.stack_info import ProcessInfo
+
+WITH_CHILDREN = frozenset({"postgres"})
+"""Roles whose work is done in child processes that the stack file does not list."""
+
+
+@dataclass(frozen=True)
+class ProcessCpu:
+    """One process at one moment. `started` tells it from a later one with the same pid."""
+
+    role: str
+    name: str
+    pid: int
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """CPU seconds by role between two readings, and the processes for which that is not the whole truth."""
+
+    by_role: dict[str, float] = field(default_factory=dict)
+    incomplete: tuple[str, ...] = ()
+
+
+def read_cpu(processes: Iterable[ProcessInfo]) -> list[ProcessCpu]:
+    """The CPU time of each process since it began, user and system; the gone and the forbidden are left out."""
+    readings = []
+    for info in processes:
+        with suppress(psutil.Error):
+            process = psutil.Process(info.pid)
+            seconds = _tree_seconds(process) if info.role in WITH_CHILDREN else _seconds(process)
+            readings.append(ProcessCpu(info.role, info.name, info.pid, process.create_time(), seconds))
+    return readings
+
+
+def cpu_between(before: Iterable[ProcessCpu], after: Iterable[ProcessCpu]) -> CpuUse:
+    """What was used from one reading to the next. A process that is new counts from its own beginning."""
+    earlier = {reading.name: reading for reading in before}
+    later = {reading.name: reading for reading in after}
+    by_role: defaultdict[str, float] = defaultdict(float)
+    incomplete = {name for name in earlier if name not in later}
+    for name, reading in later.items():
+        base = earlier.get(name)
+        same = base is not None and (base.pid, base.started) == (reading.pid, reading.started)
+        if not same:
+            incomplete.add(name)
+        # Children that were reaped in between may leave a sum a tick behind.
+        by_role[reading.role] += max(0.0, reading.seconds - (base.seconds if base and same else 0.0))
+    return CpuUse(dict(by_role), tuple(sorted(incomplete)))
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _tree_seconds(process: psutil.Process) -> float:
+    """One process, its living descendants, and those that it has reaped (where the system counts them)."""
+    total = _with_reaped(process)
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            total += _with_reaped(child)
+    return total
+
+
+def _with_reaped(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    reaped = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return float(times.user + times.system + reaped)

@@ -1,0 +1,148 @@
+"""The result as a document for machines: stable names, those of `vllm bench serve` where it has them.
+
+Times end in `_ms` or `_s`; `e2el` is the latency of 200 answers from their scheduled time to the last byte.
+"""
+
+import platform
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from tierlane.bench.histogram import Histogram
+from tierlane.bench.measurement import Measurement
+from tierlane.bench.plan import Plan
+from tierlane.bench.slo import ALL
+from tierlane.bench.tally import TierTally
+from tierlane.bench.verdict import error_rate, faults, judgements, warnings
+
+QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+GENERATOR = "generator"
+
+Document = dict[str, Any]
+
+
+def document(plan: Plan, url: str, found: Measurement) -> Document:
+    """Everything that was measured."""
+    problems = faults(plan, found)
+    return {
+        "passed": not problems,
+        "faults": problems,
+        "warnings": warnings(found),
+        "started_at": found.started_at.isoformat(),
+        "duration_s": found.window_s,
+        **_all_tiers(found),
+        "error_rate": error_rate(found),
+        "crossed": found.crossed,
+        "verified": found.verified,
+        "repeated_ids": found.repeated_ids,
+        "stray_answers": found.strays,
+        "answers_without_id": found.without_id,
+        "tiers": _tiers(found),
+        "warmup": _counts(TierTally.merged(ALL, found.warmup)),
+        **_cpu(found),
+        "lag_ms": _times(found.lag),
+        "waited_for_connection": found.waited_for_connection,
+        "slo": [
+            {"objective": j.objective.text, "bound": j.objective.bound, "actual": j.actual, "met": j.met}
+            for j in judgements(plan, found)
+        ],
+        "audit": {**asdict(found.audit), "ok": found.audit.ok} if found.audit else None,
+        "seed": plan.seed,
+        "settings": _settings(plan, url, found),
+        "versions": _versions(),
+    }
+
+
+def _all_tiers(found: Measurement) -> Document:
+    completed = sum(ok for ok, _ in found.window_completed)
+    good = sum(good for _, good in found.window_completed)
+    return _figures(TierTally.merged(ALL, found.measured), completed, good, found.window_s)
+
+
+def _tiers(found: Measurement) -> Document:
+    return {
+        tally.name: _figures(tally, completed, good, found.window_s)
+        for tally, (completed, good) in zip(found.measured, found.window_completed, strict=True)
+    }
+
+
+def _figures(tally: TierTally, completed: int, good: int, window_s: float) -> Document:
+    """Counts and latencies of requests that were due in the window; rates of answers that came in it."""
+    return {
+        **_counts(tally),
+        "request_throughput": completed / window_s if window_s else 0.0,
+        "request_goodput": good / window_s if window_s else 0.0,
+        **_e2el(tally.latency),
+        "error_latency_ms": _times(tally.error_latency),
+    }
+
+
+def _counts(tally: TierTally) -> Document:
+    return {
+        "scheduled": tally.scheduled,
+        "sent": tally.sent,
+        "answered": tally.answered,
+        "completed": tally.ok,
+        "good": tally.good,
+        "failed": tally.scheduled - tally.ok,
+        "unanswered": tally.missing,
+        "unanswered_by_cause": {why.value: count for why, count in tally.silent.most_common()},
+        "errors": _errors(tally.errors),
+    }
+
+
+def _errors(errors: Counter[tuple[int, str]]) -> list[Document]:
+    return [{"status": status, "code": code, "count": count} for (status, code), count in errors.most_common()]
+
+
+def _e2el(latency: Histogram) -> Document:
+    return {f"{name.replace('deviation', 'std')}_e2el_ms": value for name, value in _times(latency).items()}
+
+
+def _times(times: Histogram) -> Document:
+    quantiles = {name: _ms(times.quantile(share)) for name, share in QUANTILES.items()}
+    largest = times.largest if times.count else None
+    return {"mean": _ms(times.mean), "deviation": _ms(times.deviation), **quantiles, "max": _ms(largest)}
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 4)
+
+
+def _cpu(found: Measurement) -> Document:
+    seconds = {role: round(used, 4) for role, used in sorted(found.cpu.by_role.items())}
+    servers = _per_thousand(seconds.values(), found)
+    seconds[GENERATOR] = round(found.own_cpu_s, 4)
+    return {
+        "cpu_seconds": seconds,
+        "cpu_seconds_per_1000": {role: _per_thousand([used], found) for role, used in seconds.items()},
+        "server_cpu_seconds_per_1000": servers,
+        "cpu_incomplete": list(found.cpu.incomplete),
+        "cpu_answers": found.window_answers,
+    }
+
+
+def _per_thousand(seconds: Iterable[float], found: Measurement) -> float | None:
+    return round(sum(seconds) * 1000 / found.window_answers, 6) if found.window_answers else None
+
+
+def _settings(plan: Plan, url: str, found: Measurement) -> Document:
+    mix = dict(zip(plan.mix.tiers, plan.mix.shares, strict=True))
+    values = {name: getattr(plan, name) for name in ("rate", "duration", "warmup", "connections", "timeout", "model")}
+    return {
+        "url": url,
+        **values,
+        "mix": mix,
+        "arrivals": plan.arrivals.value,
+        "filler_bytes": len(plan.filler.encode()),
+        "verify": found.verify,
+        "slo": [objective.text for objective in plan.slo],
+        "max_error_rate": plan.max_error_rate,
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("tierlane", "uvloop", "msgspec", "psutil")}
+    return {"python": platform.python_version(), "platform": platform.platform(), **packages}

@@ -1,0 +1,34 @@
+"""Everything that one run found: what the tables, the document and the verdict are made from."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from tierlane.bench.audit_check import AuditResult
+from tierlane.bench.cpu import CpuUse
+from tierlane.bench.histogram import Histogram
+from tierlane.bench.tally import Silence, TierTally
+
+
+@dataclass
+class Measurement:
+    """Everything that one run found."""
+
+    started_at: datetime
+    warmup: list[TierTally]
+    measured: list[TierTally]
+    lag: Histogram = field(default_factory=Histogram)
+    window_s: float = 0.0  # How long the window was measured in truth.
+    window_answers: int = 0  # Answers that came in it, which its CPU seconds are divided by.
+    window_completed: list[tuple[int, int]] = field(default_factory=list)  # By tier: 200 answers in it, good ones.
+    cpu: CpuUse = field(default_factory=CpuUse)
+    own_cpu_s: float = 0.0
+    waited_for_connection: int = 0
+    verify: str = ""
+    verified: int = 0
+    crossed: int = 0
+    strays: int = 0
+    repeated_ids: int = 0
+    without_id: int = 0
+    details: dict[Silence, str] = field(default_factory=dict)
+    audit: AuditResult | None = None
+    interrupted: bool = False

@@ -1,0 +1,46 @@
+"""What every option of `tierlane bench` means, as `--help` shows it. Only the standard library, so that help is quick."""
+
+from tierlane.setting_texts import PREFIX, Text, flag, number
+
+BENCH_PREFIX = PREFIX + "BENCH_"
+
+OPTIONS: dict[str, Text] = {
+    "url": Text("", "Where to send, as http://HOST:PORT. Unset: http_url of the stack file.", "URL"),
+    "stack": Text(
+        ".tierlane/stack.json",
+        "Stack file of `tierlane up`: keys by tier, processes for CPU, database for the audit check.",
+        "FILE",
+    ),
+    "rate": Text("1000", "Requests a second over all tiers, sent on schedule whatever comes back (open loop).", "RATE"),
+    "duration": Text("60", "Seconds that are measured.", "SECONDS"),
+    "warmup": Text("3", "Seconds of the same load before, not measured.", "SECONDS"),
+    "mix": Text("enterprise=0.3,paid=0.6,free=0.1", "Share of each tier; each needs a key in the stack file.", "MIX"),
+    "arrivals": Text("poisson", "poisson (independent users, bursts included) or constant (equal gaps).", "KIND"),
+    "input_bytes": number("32", "Size of each input in bytes, at least 15; each begins with a number of its own."),
+    "input": Text("", "Text of each input, after the number of its own. Wins over --input-bytes."),
+    "model": Text("", "Model to name in each request. Unset: the gateway's default."),
+    "connections": number("128", "Keep-alive connections at most. When all are busy, waiting counts as latency."),
+    "timeout": Text("10", "Seconds from its scheduled time after which a request counts as unanswered.", "SECONDS"),
+    "verify": Text(
+        "auto", "reversed (outputs must be the inputs reversed), off, or auto: reversed if the first ones are.", "KIND"
+    ),
+    "audit_wait": Text("15", "Seconds to wait at the end for the audit rows.", "SECONDS"),
+    "seed": number("", "Seed of the schedule. Unset: drawn, and told in the report."),
+    "slo": Text(
+        "",
+        "Objectives that fail the run, such as enterprise.p99=250ms,enterprise.success=99.9%. Tier `all` is the sum.",
+        "LIST",
+    ),
+    "max_error_rate": Text("", "Largest share of requests without a 200, such as 1%; more fails the run.", "SHARE"),
+    "json": Text("", "Write everything that was measured to this file.", "FILE"),
+}
+
+
+def bench_variable(option: str) -> str:
+    """The environment variable of an option."""
+    return BENCH_PREFIX + option.upper()
+
+
+def both_names(option: str) -> str:
+    """The option as errors name it."""
+    return f"{flag(option)} ({bench_variable(option)})"

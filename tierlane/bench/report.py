@@ -1,0 +1,99 @@
+"""The result for people: tables and sentences from the document."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tierlane.bench.document import Document
+from tierlane.bench.slo import ALL
+
+LATENCIES = ("median", "p95", "p99", "p99.9", "max")
+
+
+def show(console: Console, result: Document) -> None:
+    """Print the whole report."""
+    console.print(_tier_table(result))
+    if errors := _error_rows(result):
+        console.print(_table(("tier", "status", "code", "count"), errors))
+    console.print(_cpu_table(result))
+    for line in _lines(result):
+        console.print(line, highlight=False)
+    for sentence in result["warnings"]:
+        console.print(f"[yellow]note[/] {escape(sentence)}", highlight=False)
+    for sentence in result["faults"]:
+        console.print(f"[red]fault[/] {escape(sentence)}", highlight=False)
+    console.print("[green]passed[/]" if result["passed"] else "[red]failed[/]", highlight=False)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _tier_table(result: Document) -> Table:
+    columns = ("tier", "due", "ok", "failed", "silent", "ok/s", "good/s", *(f"{name} ms" for name in LATENCIES))
+    figures = [*result["tiers"].items(), (ALL, result)]
+    return _table(columns, [_tier_row(name, tier) for name, tier in figures])
+
+
+def _tier_row(name: str, figures: Document) -> list[str]:
+    refused = figures["failed"] - figures["unanswered"]
+    counts = [figures["scheduled"], figures["completed"], refused, figures["unanswered"]]
+    rates = [figures["request_throughput"], figures["request_goodput"]]
+    times = [figures[f"{latency}_e2el_ms"] for latency in LATENCIES]
+    return [name, *map(str, counts), *(f"{rate:.1f}" for rate in rates), *map(_ms, times)]
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _error_rows(result: Document) -> list[list[str]]:
+    rows = []
+    for name, tier in result["tiers"].items():
+        rows += [[name, str(e["status"]), e["code"] or "-", str(e["count"])] for e in tier["errors"]]
+        rows += [[name, "-", why, str(count)] for why, count in tier["unanswered_by_cause"].items()]
+    return rows
+
+
+def _cpu_table(result: Document) -> Table:
+    per_thousand = result["cpu_seconds_per_1000"]
+    rows = [
+        [role, f"{seconds:.2f}", _share(seconds, result["duration_s"]), _microseconds(per_thousand[role])]
+        for role, seconds in result["cpu_seconds"].items()
+    ]
+    rows.append(["all servers", "", "", _microseconds(result["server_cpu_seconds_per_1000"])])
+    return _table(("CPU", "seconds", "of a core", "us a request"), rows)
+
+
+def _share(seconds: float, window_s: float) -> str:
+    return f"{seconds / window_s * 100:.0f}%" if window_s else "-"
+
+
+def _microseconds(per_thousand: float | None) -> str:
+    # Seconds per 1,000 requests times 1,000 are microseconds per request.
+    return "-" if per_thousand is None else f"{per_thousand * 1000:.1f}"
+
+
+def _lines(result: Document) -> list[str]:
+    lag = result["lag_ms"]
+    late = ", ".join(f"{_ms(lag[name])} ms ({name})" for name in ("median", "p99", "max"))
+    lines = [
+        f"schedule: seed {result['seed']}, generator late by {late}",
+        f"answers: {result['verified']} verified, {result['crossed']} crossed",
+    ]
+    if audit := result["audit"]:
+        lines.append(
+            f"audit: {audit['expected']} accepted, {audit['rows']} rows, {audit['missing']} missing, "
+            f"{audit['duplicated']} duplicated, completed {audit['completed_answers']} answers and "
+            f"{audit['completed_rows']} rows, after {audit['waited_s']:.1f} s"
+        )
+    return lines + [
+        f"objective {escape(slo['objective'])}: {'met' if slo['met'] else 'missed'}" for slo in result["slo"]
+    ]
