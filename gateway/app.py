@@ -40,10 +40,11 @@ log = structlog.get_logger("gateway")
 
 POLL_S = 0.02
 LAST_CANCELS_S = 0.5
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Gateway:
-    """One gateway process. `start` listens, `drain` leaves with every accepted request answered."""
+    """One gateway process. `start` listens, `drain` answers every accepted request, `stop` ends it."""
 
     def __init__(self, config: GatewayConfig, catalog: CatalogView, find_stored: FindStored | None = None) -> None:
         self.config = config
@@ -133,7 +134,7 @@ class Gateway:
             task.result()
 
     async def drain(self) -> None:
-        """Leave: announce, close the doors, wait for those inside, answer the rest 503, stop."""
+        """Leave: announce, close the doors, wait for those inside, answer the rest 503. `stop` comes after it."""
         self.doors.leaving = True
         await asyncio.sleep(self.config.drain_ms / 1000)
         await self._close_doors()
@@ -142,14 +143,14 @@ class Gateway:
             self.cancels.add(waiter.id, ErrorCode.DRAINING)
             waiter.finish(ErrorCode.DRAINING)
         await self._within(LAST_CANCELS_S, lambda: not len(self.waiters) and not len(self.cancels))
-        await self.stop()
 
     async def _close_doors(self) -> None:
         self.doors.closed = True
-        if self._runner is not None and self._runner.server is not None:
+        if self._runner is not None and self._edge is not None:
             for site in self._runner.sites:
                 await site.stop()
-            self._runner.server.pre_shutdown()  # Connections that wait for a request are closed now.
+            await asyncio.sleep(0)  # What has just been read becomes a request that is answered.
+            self._edge.leave()
 
     async def stop(self) -> None:
         """Stop at once: what still runs is cut off."""
@@ -201,16 +202,17 @@ async def run_gateway(
     """
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
+    for sign in SIGNALS:
         loop.add_signal_handler(sign, leave.set)
     gateway = Gateway(config, catalog, find_stored)
     try:
         await gateway.start()
         await _serve_until(gateway, leave, on_ready)
-    except BaseException:
+        await gateway.drain()
+    finally:
         await gateway.stop()
-        raise
-    await gateway.drain()
+        for sign in SIGNALS:
+            loop.remove_signal_handler(sign)
 
 
 async def _tell(gateway: Gateway, on_ready: Callable[[int], None] | None) -> None:

@@ -109,6 +109,11 @@ class EdgeServer(web.Server):
         for connection in self.write_watch.expired(now):
             connection.abort()
 
+    def leave(self) -> None:
+        """Close idle connections now, and the others after the answer that they wait for."""
+        for connection in self.connections:
+            cast("EdgeConnection", connection).leave()
+
     async def sweep_forever(self) -> None:
         """The one timer of all connections."""
         while True:
@@ -173,6 +178,13 @@ class EdgeConnection(RequestHandler):
         """Wake the handler that waits for the rest of a body with a timeout."""
         if self._current_request is not None:
             self._current_request.content.set_exception(RequestError(ErrorCode.REQUEST_TIMEOUT))
+
+    def leave(self) -> None:
+        """The gateway goes: close when nothing is asked here, else after the answer."""
+        if self._current_request is None and not self._messages:
+            self.force_close()
+        else:
+            self.close()
 
     def abort(self) -> None:
         """Drop a client that does not read."""

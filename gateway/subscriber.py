@@ -25,6 +25,7 @@ log = structlog.get_logger("gateway")
 
 PING_EVERY_S = 1.0
 PONG_WITHIN_S = 0.5
+LAST_LOOK_S = 0.02  # Once more after the deadline: if this process stood still, the answer is there unread.
 SUBSCRIBE_WITHIN_S = 0.5
 CATCH_UP_EVERY_S = 1.0
 FETCH_SIZE = 256
@@ -113,13 +114,13 @@ class Subscriber:
         pong_by: float | None = None
         while True:
             now = self._clock()
-            if pong_by is not None and now >= pong_by:
-                raise RedisUnavailable(f"Redis did not answer a ping within {PONG_WITHIN_S} s.")
             if pong_by is None and now >= ping_at:
-                async with asyncio.timeout(PONG_WITHIN_S):
+                async with asyncio.timeout(PING_EVERY_S):
                     await pubsub.ping()
                 pong_by = now + PONG_WITHIN_S
-            message = await pubsub.get_message(timeout=max(0.001, (pong_by or ping_at) - now))
+            message = await pubsub.get_message(timeout=max(LAST_LOOK_S, (pong_by or ping_at) - now))
+            if message is None and pong_by is not None and now >= pong_by:
+                raise RedisUnavailable(f"Redis did not answer a ping within {PONG_WITHIN_S} s.")
             if _is(message, "message"):
                 self.deliver(message["data"])
             elif _is(message, "pong"):

@@ -17,9 +17,9 @@ import msgspec
 from ledger import audit_writer
 from ledger.audit_chores import ChorePolicy, Chores
 from ledger.audit_rows import COLUMNS, Row, fold, to_row
-from ledger.backoff import Backoff
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from scheduler.audit import Record, decode_entry, encode_records
+from scheduler.backoff import Backoff
 from scheduler.errors import TierlaneError
 
 ID, CREATED_AT, KEY_ID = (COLUMNS.index(name) for name in ("id", "created_at", "api_key_id"))

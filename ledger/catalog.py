@@ -13,11 +13,11 @@ from math import inf
 from typing import Any
 
 from ledger.api_key import parse, verify
-from ledger.backoff import Backoff
 from ledger.catalog_load import CHANNEL, load, read_version
 from ledger.catalog_rows import BadCatalogRow
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from ledger.snapshot import Identity, Snapshot
+from scheduler.backoff import Backoff
 from scheduler.errors import ErrorCode, RequestError
 
 STATEMENT_TIMEOUT_MS = 5000

@@ -65,6 +65,18 @@ async def current_revision(database_url: str) -> str | None:
         return await connection.run_sync(_revision)
 
 
+def is_behind(revision: str | None) -> bool:
+    """Whether a database at `revision` lacks a migration of this installation.
+
+    A revision that is not known here was written by a newer version, whose migrations old code must bear: a rolling
+    upgrade migrates first.
+    """
+    if revision is None:
+        return True
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    return revision in known and revision != head_revision()
+
+
 async def is_current(database_url: str) -> bool:
     """Whether the database is at this installation's newest revision. Raises StartError where it cannot be asked."""
     return await current_revision(database_url) == head_revision()

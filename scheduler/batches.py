@@ -1,6 +1,5 @@
 """The life of a batch: formed by a scheduler, claimed, renewed and finished by a worker, or failed, or handed back."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

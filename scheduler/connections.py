@@ -10,7 +10,6 @@ would not stop.
 """
 
 import asyncio
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -77,7 +77,9 @@ class Stack:
             rows = await self.rows(ids)
             several = [i for i, found in rows.items() if len(found) > 1]
             assert several == []
-            whole = {i: found[0] for i, found in rows.items() if found and found[0]["status"] in ("completed", "failed")}
+            whole = {
+                i: found[0] for i, found in rows.items() if found and found[0]["status"] in ("completed", "failed")
+            }
             return whole if len(whole) == len(ids) else {}
 
         return await eventually(closed, f"{len(ids)} closed audit rows", 20.0) if ids else {}

@@ -89,3 +89,15 @@ def running(processes: list[psutil.Process]) -> list[str]:
         except psutil.Error:
             continue
     return left
+
+
+def working_in(directory: Path) -> list[int]:
+    """The pids of all processes whose working directory is `directory` or below it."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()).is_relative_to(directory):
+                found.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return found

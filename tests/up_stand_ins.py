@@ -4,7 +4,7 @@
 `python up_stand_ins.py <role>` is such a role.
 """
 
-# ruff: noqa: PLC0415, T201 - a role imports what it needs only, and speaks by printing
+# ruff: noqa: PLC0415 - a role imports what it needs only, and speaks by printing
 
 import asyncio
 import json
@@ -48,12 +48,13 @@ def migrate() -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Ready, and healthy for who has the token."""
+    """Ready, and healthy for who has the token; never ready when the scheduler refuses to run."""
 
     def do_GET(self) -> None:
         """Answer /readyz and /internal/health."""
         authorized = self.headers.get("Authorization") == f"Bearer {os.environ['TIERLANE_SERVICE_TOKEN']}"
-        self.send_response(200 if self.path == "/readyz" or authorized else 401)
+        allowed = self.path == "/readyz" or authorized
+        self.send_response(503 if os.environ.get("STAND_IN_REFUSES") else 200 if allowed else 401)
         self.end_headers()
         self.wfile.write(json.dumps({"healthy_gpus": 1}).encode())
 

@@ -112,8 +112,8 @@ def learning_rate_factor(progress: float) -> float:
 
 
 def window_at(progress: float) -> int:
-    """Short windows first, since attention costs less in them and early lessons are local; the full context last."""
-    return 128 if progress < 0.3 else 256 if progress < 0.75 else Shape().context
+    """Bytes in a training window: short ones first, since attention costs less in them and early lessons are local."""
+    return 128 if progress < 0.3 else 256
 
 
 def loss_of(network: Network, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -141,6 +141,7 @@ def save(network: Network, path: Path, note: dict[str, str]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".part")
     save_file(tensors, scratch, metadata=note)
+    scratch.chmod(0o644)  # safetensors writes 0600, with which the next user could not read what root installed
     scratch.replace(path)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 

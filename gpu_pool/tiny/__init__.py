@@ -18,7 +18,7 @@ __all__ = ["Generation", "GenerationParameters", "ParameterError", "TinyModel", 
 def __getattr__(name: str) -> Any:
     """Import the torch half on first use (PEP 562)."""
     if name == "TinyModel":
-        from gpu_pool.tiny.generate import TinyModel
+        from gpu_pool.tiny.generate import TinyModel  # noqa: PLC0415 - here, since it brings torch
 
         return TinyModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,8 +36,9 @@ class TinyModel:
         """Load the shipped weights onto `device`: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA where there is one).
 
         `threads` sets torch's CPU threads for the whole process, 1 where it is None: the matrices are so small that a
-        second thread gains a quarter on idle cores and loses tenfold on busy ones, waiting at each barrier. Raises `WeightsError` when the weights are not those
-        of this version, `RuntimeError` from torch when the device does not exist.
+        second thread gains a quarter on idle cores and loses tenfold on busy ones, where each waits for the other.
+        Raises `WeightsError` when the weights are not those of this version, `RuntimeError` from torch when the device
+        does not exist.
         """
         torch.set_num_threads(1 if threads is None else threads)
         name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -102,7 +103,7 @@ class TinyModel:
 
     def _score_alone(self, row: Row) -> Tensor:
         """Score the next token from the row's whole text, without cache or neighbours: the same in every batch."""
-        return cast(Tensor, self._network(torch.tensor([row.tokens], device=self._device)))[:, -1]
+        return cast("Tensor", self._network(torch.tensor([row.tokens], device=self._device)))[:, -1]
 
 
 def _choose(rows: list[Row], scores: Tensor) -> tuple[list[int], list[bool]]:

@@ -2,7 +2,7 @@
 
 The same `forward` trains (no cache: whole windows) and generates (with a cache: each row of the batch stands at
 its own position). Rows of a batch start at slot 0 of the cache and are padded on the right, so a real token never
-has padding before it: the causal rule "slot <= my position" is the only mask there is.
+has padding before it: the rule "my own slot and the nearest ones behind it" is the only mask there is.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from gpu_pool.tiny import vocabulary
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that fix the network; they are part of what the weights' hash pins."""
+    """The sizes that fix the network.
+
+    `window` is how many tokens back each layer looks, itself included. Positions enter only as distances, and none is
+    ever longer than those of training, so text at the end of the context is as good as at its start.
+    """
 
     context: int = 512
+    window: int = 128
     width: int = 192
     layers: int = 6
     heads: int = 6
@@ -100,12 +105,10 @@ class Attention(nn.Module):
         queries, keys, values = mixed.permute(2, 0, 3, 1, 4)
         queries = rotate(norm(queries), place.cos, place.sin)
         keys = rotate(norm(keys), place.cos, place.sin)
-        if place.cache is None:
-            seen = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        else:
+        if place.cache is not None:
             keys, values = place.cache.write(layer, place, keys, values)
-            seen = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=place.mask)
-        return cast(Tensor, self.outward(seen.transpose(1, 2).reshape(rows, tokens, width)))
+        seen = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=place.mask)
+        return cast("Tensor", self.outward(seen.transpose(1, 2).reshape(rows, tokens, width)))
 
 
 class Block(nn.Module):
@@ -122,7 +125,7 @@ class Block(nn.Module):
         """Return x after both residual steps."""
         x = x + self.dropout(self.attention(norm(x), place, layer))
         lifted = functional.relu(self.up(norm(x))).square()
-        return x + cast(Tensor, self.dropout(self.down(lifted)))
+        return x + cast("Tensor", self.dropout(self.down(lifted)))
 
 
 class Network(nn.Module):
@@ -144,9 +147,9 @@ class Network(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Score whole windows (rows, tokens) that start at position 0; returns (rows, tokens, vocabulary)."""
         reach = tokens.shape[1]
-        nothing = tokens.new_empty(0)
-        place = Place(self.cos[:reach], self.sin[:reach], nothing, nothing, None)
-        return cast(Tensor, self.scores(norm(self._through(tokens, place))))
+        positions = torch.arange(reach, device=tokens.device)
+        place = Place(self.cos[:reach], self.sin[:reach], positions, self._visible(positions, reach), None)
+        return cast("Tensor", self.scores(norm(self._through(tokens, place))))
 
     def step(self, tokens: Tensor, positions: Tensor, reach: int, cache: Cache, last: Tensor) -> Tensor:
         """Score the token after each row's `last` one, with what the cache knows of the tokens before.
@@ -154,12 +157,16 @@ class Network(nn.Module):
         `tokens` and `positions` are (rows, tokens); `reach` is the number of cache slots that may be looked at;
         `last` (rows) indexes each row's last real token within this call. Returns (rows, vocabulary).
         """
-        slots = torch.arange(reach, device=tokens.device)
-        mask = (slots <= positions.unsqueeze(-1)).unsqueeze(1)
+        mask = self._visible(positions, reach).unsqueeze(1)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         x = self._through(tokens, Place(cos, sin, positions, mask, cache))
         rows = torch.arange(tokens.shape[0], device=tokens.device)
-        return cast(Tensor, self.scores(norm(x[rows, last])))
+        return cast("Tensor", self.scores(norm(x[rows, last])))
+
+    def _visible(self, positions: Tensor, reach: int) -> Tensor:
+        """Which of the first `reach` slots each position may look at: its own and those behind it, within the window."""
+        behind = positions.unsqueeze(-1) - torch.arange(reach, device=positions.device)
+        return (behind >= 0) & (behind < self.shape.window)
 
     def _through(self, tokens: Tensor, place: Place) -> Tensor:
         x = norm(self.embedding(tokens))

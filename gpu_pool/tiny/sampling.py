@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 NOISE: Final = 1e-4
-"""How far a score may move between batches: some ten times the most that was measured in float32."""
+"""How far a score may move between batches: some seven times the most that was measured in float32."""
 
 
 @dataclass(frozen=True)

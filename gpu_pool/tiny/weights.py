@@ -32,7 +32,7 @@ def load_network(device: torch.device, path: Path = PATH, sha256: str = SHA256) 
     tensors = {name: tensor.float() for name, tensor in load(_read_verified(path, sha256)).items()}
     network = Network(Shape())
     network.load_state_dict(tensors)
-    return network.to(device).eval().requires_grad_(False)
+    return network.to(device).eval().requires_grad_(requires_grad=False)
 
 
 def _read_verified(path: Path, sha256: str) -> bytes:

@@ -84,7 +84,13 @@ def test_every_module_imports_alone() -> None:
     alone = [n for n in names if n.split(".")[0] in {"ratelimit", "scheduler", "gpu_pool"} and ".tiny" not in n]
 
     result = subprocess.run(
-        [sys.executable, "-c", probe], input="\n".join(alone), capture_output=True, text=True, cwd=ROOT, timeout=100
+        [sys.executable, "-c", probe],
+        input="\n".join(alone),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=100,
+        check=False,
     )
 
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
@@ -102,7 +108,7 @@ def test_size_and_name(path: Path) -> None:
     ]
 
     assert long == []
-    assert text.count("\n") <= 250 or path.name in {"settings.py"}
+    assert text.count("\n") <= 250
     assert path.stem not in BANNED_NAMES
     assert ast.get_docstring(tree), "the first lines must say which idea the file owns"
 
@@ -119,7 +125,7 @@ def test_lua_files(path: Path) -> None:
 
     assert text.count("\n") <= 60
     if path.parent.name == "includes" or path.parts[-3] == "ratelimit":
-        assert text.startswith(f"-- {path.stem}: ") or text.startswith(f"-- {path.stem}(")
+        assert text.startswith((f"-- {path.stem}: ", f"-- {path.stem}("))
     else:
         assert text.startswith("#!lua")
         assert f"\n-- {path.stem}: " in text

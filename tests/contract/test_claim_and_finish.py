@@ -58,7 +58,9 @@ async def test_finish_stores_notes_clears_and_publishes(pool: Pool) -> None:
         await channel.get_message(timeout=1)
         await pool.client.delete(pool.keys.wake)
 
-        stale = await pool.batches.finish("b1", "token", [done(r.id, f"out-{i}") for i, r in enumerate(claimed.requests)])
+        stale = await pool.batches.finish(
+            "b1", "token", [done(r.id, f"out-{i}") for i, r in enumerate(claimed.requests)]
+        )
 
         message = await channel.get_message(timeout=1)
     assert stale == 0
@@ -68,7 +70,20 @@ async def test_finish_stores_notes_clears_and_publishes(pool: Pool) -> None:
     assert told == await pool.results.fetch(ids)
     first = told[0]
     assert first == Reply(
-        ids[0], "customer", "0123456789abcdef", "completed", "", 1, first.queue_ms, "b1", 3, "w1", 50.0, 5, "v1", "out-0"
+        ids[0],
+        "customer",
+        "0123456789abcdef",
+        "completed",
+        "",
+        1,
+        first.queue_ms,
+        "b1",
+        3,
+        "w1",
+        50.0,
+        5,
+        "v1",
+        "out-0",
     )
     assert await pool.inflight() == {}
     assert await pool.client.exists(pool.keys.batch("b1")) == 0

@@ -22,7 +22,9 @@ async def test_a_failed_batch_goes_to_the_head_of_the_line(pool: Pool) -> None:
     again = await pool.batches.claim("b1", "w2", "token-2")
     assert again is not None
     assert [(r.id, r.attempt) for r in again.requests] == [(r.id, 2) for r in claimed.requests]
-    assert await pool.batches.finish("b1", "token", [done(r.id) for r in claimed.requests]) == 2  # the old owner is stale
+    assert (
+        await pool.batches.finish("b1", "token", [done(r.id) for r in claimed.requests]) == 2
+    )  # the old owner is stale
     assert await pool.batches.finish("b1", "token-2", [done(r.id) for r in again.requests]) == 0
 
 
@@ -112,7 +114,9 @@ async def test_two_reapers_at_once_are_harmless(pool: Pool) -> None:
     passes = await asyncio.gather(*(pool.endings.reap(0) for _ in range(4)))
 
     assert sum(p.retried for p in passes) == 5
-    assert sorted([await pool.pop() for _ in range(6)], key=str) == sorted([c.batch_id for c in claimed] + [None], key=str)
+    assert sorted([await pool.pop() for _ in range(6)], key=str) == sorted(
+        [c.batch_id for c in claimed] + [None], key=str
+    )
 
 
 async def test_a_lease_without_a_batch_is_forgotten(pool: Pool) -> None:

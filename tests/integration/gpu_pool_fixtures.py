@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-from eventually import eventually
-from pool import TIERS, Pool
 
+from eventually import eventually
 from gpu_pool.config import WorkerConfig
+from pool import TIERS, Pool
 from scheduler.observation import WorkerView
 from scheduler.payload import Payload, encode_payload
 from scheduler.replies import Reply

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
+
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
-from redis.asyncio import Redis
-
 from ledger.audit_chores import ChorePolicy
 from ledger.requests import count_requests, find_request
 from scheduler.audit import decode_entry

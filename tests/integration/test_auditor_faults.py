@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+from redis.asyncio import Redis
+
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
-from redis.asyncio import Redis
-
 from ledger.audit_chores import ChorePolicy
 from ledger.requests import count_requests
 from scheduler.connections import command_client

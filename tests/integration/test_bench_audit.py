@@ -6,9 +6,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, postgres_server
-
 from scheduler.request_id import created_at, new_request_id
 from tierlane.bench.answer_ids import AnswerIds, Fate
 from tierlane.bench.audit_check import AuditResult, Window, check_audit

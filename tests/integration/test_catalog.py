@@ -7,9 +7,9 @@ from typing import Any
 
 import asyncpg
 import pytest
+
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
-
 from ledger.catalog import Catalog
 from ledger.catalog_load import CHANNEL
 from scheduler.errors import ErrorCode, RequestError

@@ -7,9 +7,10 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from redis.asyncio import Redis
+
 from eventually import eventually
 from integration.gateway_fixtures import Stack, head_of, running_stack
-from redis.asyncio import Redis
 
 BODY = b'{"input":"hello"}'
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from eventually import eventually
-from integration.gateway_fixtures import TIERS, Stack, running_stack, tier
 from redis.asyncio import Redis
 
+from eventually import eventually
+from integration.gateway_fixtures import TIERS, Stack, running_stack, tier
 from ledger.api_key import mint
 from scheduler.audit import Accepted, decode_entry
 from scheduler.batches import Outcome

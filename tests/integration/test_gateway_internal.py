@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from eventually import eventually
-from integration.gateway_fixtures import Stack, running_stack
 from redis.asyncio import Redis
 
+from eventually import eventually
+from integration.gateway_fixtures import Stack, running_stack
 from ledger.requests import RequestRow
 from scheduler.request_id import created_at, new_request_id
 
@@ -63,7 +63,9 @@ async def test_health_counts_requests_and_queues(stack: Stack) -> None:
     async def shown() -> bool:
         _, document = await stack.internal("/internal/health")
         free = document["tiers"]["free"]
-        return bool(document["queue_depth"] == free["depth"] == 3 and document["requests_per_second"] and free["p95_ms"])
+        return bool(
+            document["queue_depth"] == free["depth"] == 3 and document["requests_per_second"] and free["p95_ms"]
+        )
 
     await eventually(shown, "health shows three waiting, a rate and a p95", 3.0)
     stack.worker.hold = False

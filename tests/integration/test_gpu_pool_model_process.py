@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from eventually import eventually
-from integration.gpu_pool_fixtures import ended
 
+from eventually import eventually
 from gpu_pool.backend import Item, ItemResult
 from gpu_pool.model_handle import ModelLaunch, ModelLost, ModelProcess
 from gpu_pool.watchdog import ModelHung, run_watched
+from integration.gpu_pool_fixtures import ended
 from scheduler.errors import StartError
 
 MODELS = """

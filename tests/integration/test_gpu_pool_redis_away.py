@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from eventually import eventually
-from pool import TIERS, Pool
 
+from eventually import eventually
 from gpu_pool.config import WorkerConfig
 from gpu_pool.worker import BLOCK_S, Worker
+from pool import TIERS, Pool
 from scheduler.batches import Batches, ClaimedBatch, ReadyBatches
 from scheduler.connections import blocking_client, command_client
 from scheduler.errors import RedisUnavailable

@@ -4,10 +4,10 @@ import os
 import signal
 
 import psutil
+
 from eventually import eventually
 from integration.gpu_pool_fixtures import RunningWorker, StartWorker, batch, ended, replies, running, start_worker
 from pool import TIERS, Pool
-
 from scheduler.observation import WorkerView
 
 __all__ = ["start_worker"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+
 from integration.ledger_fixtures import database_url, db, postgres_server
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from integration.ledger_fixtures import database_url, db, dsn, empty_url, postgres_server
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from integration.ledger_fixtures import database_url, db, dsn, empty_url, postgres_server
 from ledger.migration import current_revision, head_revision, is_current, is_ours, migrations_dir, upgrade_to_head
 from ledger.migration_sql import split_statements
 from ledger.tables import metadata

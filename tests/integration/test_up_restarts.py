@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from eventually import eventually
-from up_harness import RunningUp, free_port, running
+from up_harness import RunningUp, free_port, running, working_in
 
 
 @pytest.fixture
@@ -24,6 +24,7 @@ async def up(tmp_path: Path) -> AsyncIterator[RunningUp]:
     if stack.process.poll() is None:
         stack.process.kill()
     stack.process.wait()
+    await eventually(lambda: not working_in(tmp_path), "the end of every server", 3.0)
 
 
 @pytest.mark.parametrize("name", ["redis", "postgres", "worker-1", "gateway-1", "scheduler"])
@@ -74,6 +75,20 @@ async def test_nothing_survives_a_killed_up(up: RunningUp) -> None:
     await eventually(lambda: not running(processes), f"the end of {processes}", 3.0)
 
 
+@pytest.mark.parametrize("name", ["redis", "postgres"])
+async def test_a_server_that_is_just_starting_does_not_survive_either(up: RunningUp, name: str) -> None:
+    """`up` is killed while it brings a server back: before it could name the new process to the leash."""
+    before = up.pids()[name]
+    os.kill(before, signal.SIGKILL)
+    workdir = up.data_dir / name
+    await eventually(lambda: set(working_in(workdir)) - {before}, "the new server's process")
+
+    up.process.kill()
+    up.process.wait()
+
+    await eventually(lambda: not working_in(workdir), "the end of the new server", 3.0)
+
+
 async def test_a_killed_leash_is_replaced(up: RunningUp) -> None:
     """Even when somebody killed the leash first, SIGKILL of `up` leaves nothing."""
     leash = _leash(up)
@@ -116,7 +131,7 @@ async def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, delay_s: f
     up.process.wait()
 
     await eventually(lambda: not running(processes), f"the end of {processes}", 3.0)
-    await eventually(lambda: not _working_in(tmp_path), "no process works in the data directory", 3.0)
+    await eventually(lambda: not working_in(tmp_path), "no process works in the data directory", 3.0)
 
 
 def _leash(up: RunningUp) -> psutil.Process | None:
@@ -127,15 +142,3 @@ def _leash(up: RunningUp) -> psutil.Process | None:
         except psutil.ZombieProcess:
             continue  # Killed, and not reaped by `up` yet.
     return None
-
-
-def _working_in(directory: Path) -> list[int]:
-    """Servers whose working directory is below `directory`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if Path(process.cwd()).is_relative_to(directory):
-                found.append(process.pid)
-        except (psutil.Error, OSError):
-            continue
-    return found

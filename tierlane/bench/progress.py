@@ -28,9 +28,13 @@ class Progress:
             return
         # Drawn by us, because rich's own thread would take the processor when it likes.
         with _bar(self._console) as bar, suppress(asyncio.CancelledError):
-            task = bar.add_task("warm-up", total=self._total_s)
+            task = bar.add_task("", total=self._total_s)
+            at_s, answers = 0.0, 0
             while True:
-                bar.update(task, completed=min(load.elapsed_s(), self._total_s), description=_figures(measured))
+                now_s, now_answers = load.elapsed_s(), load.answers
+                rate = (now_answers - answers) / max(now_s - at_s, REFRESH_S)
+                at_s, answers = now_s, now_answers
+                bar.update(task, completed=min(now_s, self._total_s), description=_figures(rate, measured))
                 bar.refresh()
                 await asyncio.sleep(REFRESH_S)
 
@@ -45,10 +49,10 @@ def _bar(console: Console) -> RichProgress:
     return RichProgress(*columns, console=console, auto_refresh=False, transient=True)
 
 
-def _figures(measured: Sequence[TierTally]) -> str:
+def _figures(rate: float, measured: Sequence[TierTally]) -> str:
     ok = sum(tally.ok for tally in measured)
     errors = sum(tally.failures + tally.missing for tally in measured)
     if not ok + errors:
-        return "warm-up"
+        return f"{rate:.0f}/s, warm-up"
     p95 = Histogram.merged(tally.latency for tally in measured).quantile(0.95)
-    return f"{ok} ok, {errors} errors, p95 {(p95 or 0) * 1000:.0f} ms"
+    return f"{rate:.0f}/s, {ok} ok, {errors} errors, p95 {(p95 or 0) * 1000:.0f} ms"

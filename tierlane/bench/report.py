@@ -37,15 +37,17 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _tier_table(result: Document) -> Table:
-    columns = ("tier", "due", "ok", "failed", "silent", "ok/s", "good/s", *(f"{name} ms" for name in LATENCIES))
+    # Without an objective every 200 is good, and the column would say nothing.
+    good = ("good/s",) if result["slo"] else ()
+    columns = ("tier", "due", "ok", "failed", "silent", "ok/s", *good, *LATENCIES)
     figures = [*result["tiers"].items(), (ALL, result)]
-    return _table(columns, [_tier_row(name, tier) for name, tier in figures])
+    return _table(columns, [_tier_row(name, tier, len(good)) for name, tier in figures])
 
 
-def _tier_row(name: str, figures: Document) -> list[str]:
+def _tier_row(name: str, figures: Document, good_columns: int) -> list[str]:
     refused = figures["failed"] - figures["unanswered"]
     counts = [figures["scheduled"], figures["completed"], refused, figures["unanswered"]]
-    rates = [figures["request_throughput"], figures["request_goodput"]]
+    rates = [figures["request_throughput"], figures["request_goodput"]][: 1 + good_columns]
     times = [figures[f"{latency}_e2el_ms"] for latency in LATENCIES]
     return [name, *map(str, counts), *(f"{rate:.1f}" for rate in rates), *map(_ms, times)]
 
@@ -83,8 +85,10 @@ def _microseconds(per_thousand: float | None) -> str:
 
 def _lines(result: Document) -> list[str]:
     lag = result["lag_ms"]
+    scheduled = "latencies are milliseconds from the scheduled time to the last byte of a 200"
     late = ", ".join(f"{_ms(lag[name])} ms ({name})" for name in ("median", "p99", "max"))
     lines = [
+        scheduled,
         f"schedule: seed {result['seed']}, generator late by {late}",
         f"answers: {result['verified']} verified, {result['crossed']} crossed",
     ]

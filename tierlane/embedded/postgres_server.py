@@ -16,7 +16,7 @@ from pathlib import Path
 import asyncpg
 
 from tierlane.child_process import POLL_S
-from tierlane.embedded.binaries import find_postgres
+from tierlane.embedded.binaries import POSTGRES_SERVER, find_postgres
 from tierlane.embedded.errors import EmbeddedServerError
 from tierlane.embedded.server_process import ServerProcess, read_pid
 from tierlane.embedded.sockets import prepare_socket_dir, usable_socket_dir
@@ -60,11 +60,11 @@ class EmbeddedPostgres:
         extra_args: Sequence[str] = (),
     ) -> None:
         """`ephemeral`: no fsync, a crash may lose the data. `extra_args`: for `postgres`, appended, so they win."""
-        self._home = data_dir.absolute() / "postgres"
+        self.home = data_dir.absolute() / "postgres"
         self._socket_dir = usable_socket_dir(socket_dir, SOCKET_LOCK)
         self._ephemeral = ephemeral
         self._extra_args = tuple(extra_args)
-        self._process = ServerProcess("Embedded PostgreSQL", self._home, log or data_dir.absolute() / "postgres.log")
+        self._process = ServerProcess("Embedded PostgreSQL", self.home, log or data_dir.absolute() / "postgres.log")
         self.url = self.url_for(NAME)
         self.dsn = self.dsn_for(NAME)
 
@@ -104,7 +104,7 @@ class EmbeddedPostgres:
         major = _major_version(bin_dir)
         identity = self._prepare_directories(bin_dir)
         await self._clear_leftover()
-        if not (self._home / "PG_VERSION").exists():
+        if not (self.home / "PG_VERSION").exists():
             await asyncio.to_thread(self._create_cluster, bin_dir, major, identity)
         self._check_version(major)
         self._process.run([str(bin_dir / "postgres"), *self._arguments(major)], identity)
@@ -124,32 +124,32 @@ class EmbeddedPostgres:
 
     def _prepare_directories(self, bin_dir: Path) -> Identity:
         # Under root the server is another user, who must be able to enter the data directory but not to list it.
-        self._home.parent.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+        self.home.parent.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         prepare_socket_dir(self._socket_dir)
         hand_over(self._socket_dir)
-        return choose_identity(bin_dir, _catalog_file(bin_dir), [self._home.parent, self._socket_dir])
+        return choose_identity(bin_dir, _catalog_file(bin_dir), [self.home.parent, self._socket_dir])
 
     async def _clear_leftover(self) -> None:
-        pid_file = self._home / "postmaster.pid"
+        pid_file = self.home / "postmaster.pid"
         pid = read_pid(pid_file)
-        await self._process.clear_leftover(pid, ["postgres"])
+        await self._process.clear_leftover(pid, [POSTGRES_SERVER])
         # The server refuses to start when the number in a stale file belongs to any process now: to another one of
         # its user, or to its own zombie where nobody reaps orphans (containers without an init process).
         pid_file.unlink(missing_ok=True)
         lock = self._socket_dir / SOCKET_LOCK
-        if _owner_of_lock(lock) == str(self._home):
+        if _owner_of_lock(lock) == str(self.home):
             lock.unlink()
 
     def _create_cluster(self, bin_dir: Path, major: int, identity: Identity) -> None:
         # Made beside its place and renamed, so that an interrupted initdb never looks like a cluster.
-        building = self._home.with_suffix(".new")
+        building = self.home.with_suffix(".new")
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(mode=0o700)
         hand_over(building)
         self._run_initdb(bin_dir, building, major, identity)
-        if self._home.exists():
-            self._home.rmdir()
-        building.rename(self._home)
+        if self.home.exists():
+            self.home.rmdir()
+        building.rename(self.home)
 
     def _run_initdb(self, bin_dir: Path, directory: Path, major: int, identity: Identity) -> None:
         options = ["--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={NAME}", "--no-instructions"]
@@ -175,10 +175,10 @@ class EmbeddedPostgres:
             raise EmbeddedServerError(f"initdb failed:\n{made.stderr.decode(errors='replace').strip()}")
 
     def _check_version(self, major: int) -> None:
-        found = (self._home / "PG_VERSION").read_text().strip()
+        found = (self.home / "PG_VERSION").read_text().strip()
         if found != str(major):
             raise EmbeddedServerError(
-                f"{self._home} was made by PostgreSQL {found}, but the server found is version {major}: "
+                f"{self.home} was made by PostgreSQL {found}, but the server found is version {major}: "
                 "use another data directory, or remove this one if its data is not needed."
             )
 
@@ -189,7 +189,7 @@ class EmbeddedPostgres:
         if major >= 18:
             settings["io_method"] = "sync"  # Three helper processes less.
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return ["-D", str(self._home), *options, *self._extra_args]
+        return ["-D", str(self.home), *options, *self._extra_args]
 
     async def _ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

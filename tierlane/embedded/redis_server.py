@@ -38,11 +38,11 @@ class EmbeddedRedis:
         extra_args: Sequence[str] = (),
     ) -> None:
         """`ephemeral`: keep nothing on disk. `extra_args`: appended to the command line, so they win."""
-        self._home = data_dir.absolute() / "redis"
+        self.home = data_dir.absolute() / "redis"
         self._socket_dir = usable_socket_dir(socket_dir, SOCKET_NAME)
         self._ephemeral = ephemeral
         self._extra_args = tuple(extra_args)
-        self._process = ServerProcess("Embedded Redis", self._home, log or data_dir.absolute() / "redis.log")
+        self._process = ServerProcess("Embedded Redis", self.home, log or data_dir.absolute() / "redis.log")
         self.socket = self._socket_dir / SOCKET_NAME
         self.url = f"unix://{self.socket}"
 
@@ -68,7 +68,7 @@ class EmbeddedRedis:
         if self.alive:
             return
         binary = find_redis()
-        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         prepare_socket_dir(self._socket_dir)
         await self._process.clear_leftover(read_pid(self._pid_file), REDIS_NAMES)
         self._process.run([str(binary), *self._arguments()])
@@ -89,14 +89,14 @@ class EmbeddedRedis:
 
     @property
     def _pid_file(self) -> Path:
-        return self._home / "redis.pid"
+        return self.home / "redis.pid"
 
     def _arguments(self) -> list[str]:
         options = {
             "port": "0",
             "unixsocket": str(self.socket),
             "unixsocketperm": "700",
-            "dir": str(self._home),
+            "dir": str(self.home),
             "pidfile": str(self._pid_file),
             "daemonize": "no",
             "maxmemory": str(min(MEMORY_LIMIT_BYTES, psutil.virtual_memory().total // 2)),

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import psutil
@@ -52,7 +52,7 @@ class ServerProcess(ChildProcess):
         """
         if pid is None:
             return
-        ours = [process for process in psutil.process_iter() if _is_ours(process, self._workdir, names)]
+        ours = [process for process in psutil.process_iter() if is_server_of(process, self._workdir, names)]
         leftovers = [member for process in ours for member in family(process.pid)]
         kill_all(leftovers)
         deadline = time.monotonic() + KILL_WAIT_S
@@ -74,7 +74,8 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _is_ours(process: psutil.Process, workdir: Path, names: Sequence[str]) -> bool:
+def is_server_of(process: psutil.Process, workdir: Path, names: Container[str]) -> bool:
+    """Whether a process runs one of the programs `names` inside `workdir`."""
     try:
         return process.name() in names and _works_in(process, workdir)
     except (psutil.Error, OSError):

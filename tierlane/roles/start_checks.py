@@ -2,7 +2,7 @@
 
 import structlog
 
-from ledger.migration import current_revision, head_revision
+from ledger.migration import current_revision, head_revision, is_behind
 from scheduler.errors import StartError
 
 log = structlog.get_logger("process")
@@ -18,7 +18,7 @@ async def check_database(database_url: str) -> None:
     except StartError as error:
         log.warning("database_away", error=str(error))
         return
-    if revision != head_revision():
+    if is_behind(revision):
         raise StartError(
             f"The database is at revision {revision or 'none'}, not {head_revision()}: run `tierlane migrate`."
         )

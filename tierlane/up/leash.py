@@ -3,10 +3,12 @@
 It is started first, in a session of its own, and holds the read end of a pipe whose only write end is in `up`; when
 `up` ends in whatever way, SIGKILL included, the kernel closes that end. What it then kills: every process that was
 named to it, the descendants of those, and every process that carries the stack's mark in its environment. The mark
-covers what `up` started but could not name any more, and the orphans of a worker that died before. It also holds the
-lock of the data directory, so that the next `up` waits until everything is gone.
+covers what `up` started but could not name any more, and the orphans of a worker that died before. Servers overwrite
+their environment with a title, so they are also known by their working directory. It holds the lock of the data
+directory too, so that the next `up` waits until everything is gone.
 
-Lines on the pipe: `pid N` to watch over a process, `remove DIR` to delete a temporary directory at the end.
+Lines on the pipe: `pid N` to watch over a process, `server DIR` over the servers that work in a directory, `remove DIR`
+to delete a temporary directory at the end.
 """
 
 import contextlib
@@ -23,9 +25,12 @@ from pathlib import Path
 import psutil
 
 from tierlane.child_process import family, kill_all, still_runs
+from tierlane.embedded.binaries import POSTGRES_SERVER, REDIS_NAMES
+from tierlane.embedded.server_process import is_server_of
 
 # Without the prefix of settings, which refuse what they do not know.
 MARK_VARIABLE = "_TIERLANE_STACK_MARK"
+SERVER_NAMES = (*REDIS_NAMES, POSTGRES_SERVER)
 REMOVABLE_PREFIX = "tierlane-up-"
 KILL_WITHIN_S = 2.0
 POLL_S = 0.02
@@ -52,6 +57,10 @@ class Leash:
     def hold(self, pid: int) -> None:
         """Have `pid` and its descendants killed when this process ends."""
         self._tell(f"pid {pid}")
+
+    def hold_servers_of(self, workdir: Path) -> None:
+        """Have the servers that work in `workdir` killed when this process ends, from before they are started."""
+        self._tell(f"server {workdir}")
 
     def remove_at_end(self, directory: Path) -> None:
         """Have a temporary directory deleted when this process ends."""
@@ -91,6 +100,7 @@ class Held:
         """`mark`: the value that the stack's processes carry in their environment, "" for none."""
         self._mark = mark
         self._processes: list[psutil.Process] = []
+        self._workdirs: list[Path] = []
         self._directories: list[Path] = []
 
     def note(self, line: str) -> None:
@@ -100,6 +110,8 @@ class Held:
             if verb == "pid":
                 # The object remembers the creation time, so that a later process of that number is not hit.
                 self._processes.append(psutil.Process(int(value)))
+            elif verb == "server":
+                self._workdirs.append(Path(value))
             elif verb == "remove" and _is_removable(Path(value)):
                 self._directories.append(Path(value))
 
@@ -116,15 +128,19 @@ class Held:
         for process in self._processes:
             if still_runs(process):
                 yield from family(process.pid)
-        if self._mark:
-            yield from (process for process in psutil.process_iter() if self._is_marked(process))
+        for process in psutil.process_iter():
+            if process.pid != os.getpid() and (self._is_marked(process) or self._is_server(process)):
+                yield process
 
     def _is_marked(self, process: psutil.Process) -> bool:
         try:
-            marked = process.environ().get(MARK_VARIABLE) == self._mark
+            marked = bool(self._mark) and process.environ().get(MARK_VARIABLE) == self._mark
         except (psutil.Error, OSError):
             return False
-        return marked and process.pid != os.getpid() and still_runs(process)
+        return marked and still_runs(process)
+
+    def _is_server(self, process: psutil.Process) -> bool:
+        return any(is_server_of(process, workdir, SERVER_NAMES) for workdir in self._workdirs)
 
 
 def _is_removable(directory: Path) -> bool:

@@ -76,10 +76,12 @@ class Stack:
         home = self._server_home()
         if not self._settings.redis_url:
             redis = EmbeddedRedis(home, home / "run", ephemeral=self._settings.ephemeral)
+            self._leash.hold_servers_of(redis.home)
             await self._start_server(ServerMember("redis", redis))
             urls["redis_url"] = redis.url
         if not self._settings.database_url:
             postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
+            self._leash.hold_servers_of(postgres.home)
             await self._start_server(ServerMember("postgres", postgres))
             urls["database_url"] = postgres.url
         return self._settings.model_copy(update=urls)

@@ -57,7 +57,7 @@ class Supervisor:
         refused = asyncio.create_task(self._refused.wait())
         try:
             await asyncio.wait([waiting, refused], return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
+            if self._refused.is_set():
                 raise StackError(self._refusal)
             await waiting
         finally:
