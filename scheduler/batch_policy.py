@@ -58,11 +58,14 @@ class Snapshot:
 class Decision:
     """Form a batch of `picks` now; or, with no picks, look again after `wait_ms` or when something changes (None).
 
-    `ready_limit` is repeated to `form_batch`, which refuses above it, and `credit` is what the guarantee owes from now.
+    `wake_depth` is how many waiting requests are worth another look before that: 0 where only a worker can change
+    anything. `ready_limit` is repeated to `form_batch`, which refuses above it, and `credit` is what the guarantee owes
+    from now on.
     """
 
     picks: Sequence[tuple[str, int]]
     wait_ms: float | None
+    wake_depth: int
     ready_limit: int
     credit: Mapping[str, float]
 
@@ -83,15 +86,17 @@ def decide(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float])
     """
     waiting = sum(tier.depth for tier in snapshot.tiers.values())
     limit = ready_limit(snapshot, policy.lookahead_workers)
-    if waiting == 0 or snapshot.workers == 0 or snapshot.ready_batches >= limit:
-        return Decision((), None, limit, credit)
+    if waiting == 0:
+        return Decision((), None, 1, limit, credit)
+    if snapshot.workers == 0 or snapshot.ready_batches >= limit:
+        return Decision((), None, 0, limit, credit)
     if waiting < policy.max_batch_size:
         idle = snapshot.workers - snapshot.leased_batches
         left_ms = due_in_ms(snapshot, policy) if idle > 0 else None
         if left_ms is None or left_ms > 0:
-            return Decision((), left_ms, limit, credit)
+            return Decision((), left_ms, policy.max_batch_size, limit, credit)
     picks, owed = choose(snapshot.tiers, policy, credit)
-    return Decision(picks, None, limit, owed)
+    return Decision(picks, None, 0, limit, owed)
 
 
 def due_in_ms(snapshot: Snapshot, policy: BatchPolicy) -> float:

@@ -69,6 +69,7 @@ class Batches:
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
         self._lease_ms = lease_ms
         self._look = Script("look", client, keys)
+        self._sleep = Script("sleep", client, keys)
         self._form = Script("form_batch", client, keys)
         self._claim = Script("claim", client, keys)
         self._renew = Script("renew", client, keys)
@@ -80,6 +81,10 @@ class Batches:
     async def look(self, tiers: Sequence[str]) -> Queues:
         """What waits in these tiers, and what runs."""
         return _queues.decode(await self._look(_encode(tiers)))
+
+    async def sleep(self, wake_depth: int, hold_ms: int, tiers: Sequence[str]) -> int:
+        """Ask to be woken once `wake_depth` requests wait (0: only by workers), for `hold_ms`; returns how many wait."""
+        return int(await self._sleep(wake_depth, hold_ms, _encode(tiers)))
 
     async def form(
         self, batch_id: str, picks: Sequence[tuple[str, int]], lookahead: int, tiers: Sequence[str]

@@ -23,6 +23,12 @@ from scheduler.observation import Queues
 IDLE_LOOK_S = 1.0
 """The longest sleep without a look, should a wake token be lost with the scheduler that popped it."""
 
+REFUSED_LOOK_S = 0.02
+"""The pause after a batch was refused: another dispatcher was first, or the look-ahead was reached meanwhile."""
+
+WAKE_HOLDS_MS = 2000
+"""How long a wish to be woken stands; without one, every admission wakes."""
+
 log = structlog.get_logger("scheduler")
 
 
@@ -80,30 +86,37 @@ class Dispatcher:
         backoff = Backoff()
         while True:
             try:
-                wait_ms = await self.turn()
+                wait_s = await self.turn()
                 backoff.reset()
             except RedisUnavailable as error:
                 log.warning("redis_away", error=str(error))
                 await backoff.sleep()
                 continue
-            await self._waker.wait(IDLE_LOOK_S if wait_ms is None else wait_ms / 1000)
+            await self._waker.wait(wait_s)
 
-    async def turn(self) -> float | None:
-        """Form every batch that should leave now; returns after how many ms to look again (None: when woken)."""
+    async def turn(self) -> float:
+        """Form every batch that should leave now; returns after how many seconds to look again, unless woken."""
         policy = self._policy()
         names = [tier.name for tier in policy.tiers]
         queues = await self._batches.look(names)
         while True:
             decision = self._decide(queues, policy)
             if not decision.picks:
-                return decision.wait_ms
+                return await self._sleep(decision, names)
             before = queues.depth
             formed = await self._batches.form(uuid7().hex, decision.picks, decision.ready_limit, names)
             self._credit, queues = decision.credit, formed.queues
             self._depth_left = queues.depth
             self.formed += formed.size
             if not formed.size and queues.depth >= before:
-                return None  # another dispatcher was first, or the look-ahead is reached: somebody will wake us
+                return REFUSED_LOOK_S
+
+    async def _sleep(self, decision: Decision, tiers: list[str]) -> float:
+        """Say what is worth waking for; 0 where it has come already, since nobody would push a token for it now."""
+        depth = await self._batches.sleep(decision.wake_depth, WAKE_HOLDS_MS, tiers)
+        if decision.wake_depth and depth >= decision.wake_depth:
+            return 0.0
+        return IDLE_LOOK_S if decision.wait_ms is None else decision.wait_ms / 1000
 
     def _decide(self, queues: Queues, policy: BatchPolicy) -> Decision:
         now_s = self._clock_s()

@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     renew_ms: Milliseconds = 150
     gpu_timeout_ms: Milliseconds = 3000
 
-    audit_batch: Count = 1000
+    audit_batch: Count = 200
     audit_interval_ms: Milliseconds = 200
     audit_grace_ms: Milliseconds = 10_000
 

@@ -51,6 +51,8 @@ if #accepted > 0 then
   for name, ids in pairs(pushes) do if #ids > 0 then redis.call('LPUSH', P .. 'queue:' .. name, unpack(ids)) end end
   redis.call('LPUSH', P .. 'outbox', cmsgpack.pack(accepted))
   save_buckets()
-  wake()
+  local waiting = 0
+  for _, count in pairs(depth) do waiting = waiting + count end
+  wake_at(waiting)
 end
 return cmsgpack.pack(verdicts)

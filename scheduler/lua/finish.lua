@@ -21,5 +21,5 @@ each_member(batch, function(id, row)
 end)
 drop_batch(batch)
 flush()
-wake()
+if redis.call('LLEN', P .. 'batch_queue') == 0 then wake() end -- else this worker takes that one, and its claim wakes
 return stale

@@ -23,22 +23,22 @@ def waiting(enterprise: int = 0, paid: int = 0, free: int = 0, oldest_ms: float 
 
 
 @pytest.mark.parametrize(
-    ("free", "oldest_ms", "rate", "workers", "ready", "leased", "leaves", "wait_ms"),
+    ("free", "oldest_ms", "rate", "workers", "ready", "leased", "leaves", "wait_ms", "wake_depth"),
     [
-        # waiting, its age, arrivals/s, workers, ready, leased -> leaves?, look again in
-        (0, 0.0, 0.0, 4, 0, 0, False, None),  # nothing waits
-        (32, 1.0, 900.0, 4, 0, 0, True, None),  # full: leaves at once
-        (32, 1.0, 900.0, 4, 0, 4, True, None),  # full, all busy: one may stand ready
-        (32, 1.0, 900.0, 4, 1, 5, False, None),  # full, all busy, one ready: late binding
-        (99, 1.0, 900.0, 0, 0, 0, False, None),  # no worker at all
-        (1, 1.0, 0.0, 4, 0, 0, True, None),  # nobody else comes: waiting would not pay
-        (1, 1.0, 20.0, 4, 0, 0, True, None),  # 0.78 expected in the window: under one
-        (1, 1.0, 900.0, 4, 0, 0, False, 39.0),  # 35 expected: waits out the window
-        (9, 40.0, 900.0, 4, 0, 0, True, None),  # the window is over
-        (9, 55.0, 900.0, 4, 0, 4, False, None),  # part batch, every worker busy: waiting is free
-        (9, 55.0, 900.0, 4, 1, 4, False, None),  # the one idle worker has a batch ready
-        (32, 1.0, 900.0, 4, 3, 3, True, None),  # three ready for four idle workers: one more
-        (32, 1.0, 900.0, 4, 4, 4, False, None),  # one ready for each idle worker
+        # waiting, its age, arrivals/s, workers, ready, leased -> leaves?, look again in, or at so many
+        (0, 0.0, 0.0, 4, 0, 0, False, None, 1),  # nothing waits
+        (32, 1.0, 900.0, 4, 0, 0, True, None, 0),  # full: leaves at once
+        (32, 1.0, 900.0, 4, 0, 4, True, None, 0),  # full, all busy: one may stand ready
+        (32, 1.0, 900.0, 4, 1, 5, False, None, 0),  # full, all busy, one ready: late binding
+        (99, 1.0, 900.0, 0, 0, 0, False, None, 0),  # no worker at all
+        (1, 1.0, 0.0, 4, 0, 0, True, None, 0),  # nobody else comes: waiting would not pay
+        (1, 1.0, 20.0, 4, 0, 0, True, None, 0),  # 0.78 expected in the window: under one
+        (1, 1.0, 900.0, 4, 0, 0, False, 39.0, 32),  # 35 expected: waits out the window
+        (9, 40.0, 900.0, 4, 0, 0, True, None, 0),  # the window is over
+        (9, 55.0, 900.0, 4, 0, 4, False, None, 32),  # part batch, every worker busy: waiting is free
+        (9, 55.0, 900.0, 4, 1, 4, False, None, 0),  # the one idle worker has a batch ready
+        (32, 1.0, 900.0, 4, 3, 3, True, None, 0),  # three ready for four idle workers: one more
+        (32, 1.0, 900.0, 4, 4, 4, False, None, 0),  # one ready for each idle worker
     ],
 )
 def test_full_or_due(
@@ -50,6 +50,7 @@ def test_full_or_due(
     leased: int,
     leaves: bool,
     wait_ms: float | None,
+    wake_depth: int,
 ) -> None:
     """A full batch leaves at once, a part batch for an idle worker when waiting would not pay, none beyond need."""
     snapshot = Snapshot(waiting(free=free, oldest_ms=oldest_ms), ready, leased, workers, rate)
@@ -58,6 +59,7 @@ def test_full_or_due(
 
     assert bool(decision.picks) is leaves
     assert decision.wait_ms == wait_ms
+    assert decision.wake_depth == wake_depth
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,65 @@
+"""Wake tokens: a sleeping dispatcher is woken for what it asked for, once, and never left asleep over work."""
+
+import pytest
+
+from pool import TIERS, Pool, done
+
+
+async def tokens(pool: Pool) -> int:
+    return int(await pool.client.llen(pool.keys.wake))
+
+
+@pytest.mark.parametrize(
+    ("asked", "admitted", "woken"),
+    [
+        (None, 1, 1),  # nobody asked (Redis came back empty, say): every admission wakes
+        (1, 1, 1),
+        (4, 3, 0),  # a part batch that waits out its window
+        (4, 4, 1),  # now it is full
+        (4, 9, 1),  # one token, however much comes
+        (0, 9, 0),  # only a worker can change anything
+    ],
+)
+async def test_an_admission_wakes_at_the_depth_asked_for(
+    pool: Pool, asked: int | None, admitted: int, woken: int
+) -> None:
+    """The dispatcher sleeps through what would not change its mind."""
+    if asked is not None:
+        assert await pool.batches.sleep(asked, 2000, TIERS) == 0
+
+    await pool.queue(admitted)
+
+    assert await tokens(pool) == woken
+
+
+async def test_going_to_sleep_shows_what_came_meanwhile(pool: Pool) -> None:
+    """An admission between the last look and the sleep pushed no token, so the sleeper must see it itself."""
+    await pool.batches.sleep(0, 2000, TIERS)
+    await pool.queue(3)
+
+    assert await pool.batches.sleep(1, 2000, TIERS) == 3
+    assert await tokens(pool) == 0
+
+
+async def test_the_wish_ages_out(pool: Pool) -> None:
+    """A dispatcher that died asleep does not keep the others from being woken."""
+    await pool.batches.sleep(0, 2000, TIERS)
+
+    assert 0 < await pool.client.pttl("wake_at") <= 2000
+
+
+async def test_a_worker_that_has_nothing_ready_wakes(pool: Pool) -> None:
+    """A claim makes room in the line, a finish makes a worker idle: both wake, unless the next batch stands ready."""
+    claimed = await pool.running(2)
+    assert await tokens(pool) == 1
+    await pool.client.delete(pool.keys.wake)
+
+    await pool.batches.finish(claimed.batch_id, "token", [done(r.id) for r in claimed.requests])
+    assert await tokens(pool) == 1
+
+    second = await pool.running(1)
+    await pool.queue(1)
+    await pool.form([("free", 1)])
+    await pool.client.delete(pool.keys.wake)
+    await pool.batches.finish(second.batch_id, "token", [done(r.id) for r in second.requests])
+    assert await tokens(pool) == 0
