@@ -11,7 +11,6 @@ def banner(http_url: str, keys: Mapping[str, str], model: str, data_dir: str) ->
     parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
     parts.append(
         f"\nHealth  curl -s -H \"Authorization: Bearer $(cat '{data_dir}/service-token')\" {http_url}/internal/health"
-        f"\nMetrics {http_url}/metrics"
         f"\nState   {data_dir}/stack.json"
         "\nStop    Ctrl-C\n\n"
     )
