@@ -55,3 +55,25 @@ async def load(stack: Stack, rate: float, seconds: float, tiers: tuple[str, ...]
             tier = tiers[i % len(tiers)]
             asked.append(asyncio.create_task(ask(session, stack, tier, keys[tier], url)))
         return list(await asyncio.gather(*asked))
+
+
+def verdict(answers: list[Answer]) -> dict[str, int]:
+    """What went wrong, by kind: all zero in a system that keeps its promise."""
+    ids = [a.request_id for a in answers]
+    return {
+        "unanswered": ids.count(None),
+        "duplicated": len(ids) - len(set(ids)),
+        "failed": sum(a.status != 200 for a in answers),
+        "crossed": sum(a.status == 200 and not a.echoed for a in answers),
+        "late": sum(a.seconds > 4.1 for a in answers),
+    }
+
+
+ALL_WELL = dict.fromkeys(verdict([]), 0)
+
+
+async def one_row_each(stack: Stack, answers: list[Answer]) -> int:
+    """Every answered request has one closed row that says the same; returns how many needed a second attempt."""
+    rows = await stack.audited([a.request_id for a in answers if a.request_id])
+    assert {r["status"] for r in rows.values()} == {"completed"}
+    return sum(row["attempts"] > 1 for row in rows.values())

@@ -132,7 +132,8 @@ WORKER = {
 
 AUDITOR = {
     "audit_batch": number(
-        "200", "Outbox entries taken at once; each holds the records of one admission call or batch. Larger is cheaper, and later after a restart."
+        "200",
+        "Outbox entries taken at once; each holds the records of one admission call or batch. Larger is cheaper, and later after a restart.",
     ),
     "audit_interval_ms": number(
         "200", "Milliseconds that audit entries may wait for a fuller batch. Longer makes rows appear later."

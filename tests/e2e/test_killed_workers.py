@@ -5,50 +5,12 @@ import os
 import signal
 import time
 
-from redis.asyncio import Redis
-
 from eventually import eventually
-from load import Answer, load
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from faults import killed_mid_batch
+from load import ALL_WELL, Answer, load, one_row_each, verdict
 from stack import Stack
 
 TIERS = ("enterprise", "paid", "free")
-
-
-def verdict(answers: list[Answer]) -> dict[str, int]:
-    """What went wrong, by kind: all zero in a system that keeps its promise."""
-    ids = [a.request_id for a in answers]
-    return {
-        "unanswered": ids.count(None),
-        "duplicated": len(ids) - len(set(ids)),
-        "failed": sum(a.status != 200 for a in answers),
-        "crossed": sum(a.status == 200 and not a.echoed for a in answers),
-        "late": sum(a.seconds > 4.1 for a in answers),
-    }
-
-
-async def busy_worker(client: Redis) -> str:
-    """The name of a worker that runs a batch right now."""
-    for batch_id in await client.zrange(Keys().leases, 0, -1):
-        state, worker = await client.hmget(Keys().batch(batch_id.decode()), "state", "worker")
-        if state == b"running":
-            return str(worker.decode())
-    return ""
-
-
-async def killed_mid_batch(stack: Stack, role: str, times: int, every_s: float) -> list[int]:
-    """SIGKILL a worker, or its model, while it runs a batch; again and again."""
-    client = command_client(stack.redis_url)
-    gone = []
-    for _ in range(times):
-        await asyncio.sleep(every_s)
-        worker = await eventually(lambda: busy_worker(client), "a worker runs a batch")
-        pid = stack.pids(role)[worker if role == "worker" else f"{worker}-model"]
-        os.kill(pid, signal.SIGKILL)
-        gone.append(pid)
-    await client.aclose()
-    return gone
 
 
 async def under_fire(stack: Stack, role: str) -> list[Answer]:
@@ -58,18 +20,11 @@ async def under_fire(stack: Stack, role: str) -> list[Answer]:
     return answers
 
 
-async def one_row_each(stack: Stack, answers: list[Answer]) -> int:
-    """Every answered request has one closed row that says the same; returns how many needed a second attempt."""
-    rows = await stack.audited([a.request_id for a in answers if a.request_id])
-    assert {r["status"] for r in rows.values()} == {"completed"}
-    return sum(row["attempts"] > 1 for row in rows.values())
-
-
 async def test_killed_supervisors_lose_nothing(simulated: Stack) -> None:
     """Supervisor and model die together; the lease runs out and another worker takes the batch."""
     answers = await under_fire(simulated, "worker")
 
-    assert verdict(answers) == dict.fromkeys(verdict([]), 0)
+    assert verdict(answers) == ALL_WELL
     assert await one_row_each(simulated, answers) > 0  # some really were in a killed worker's hands
 
 
@@ -77,7 +32,7 @@ async def test_killed_models_lose_nothing(simulated: Stack) -> None:
     """The model process dies alone; its supervisor sees it at once and releases the batch."""
     answers = await under_fire(simulated, "model")
 
-    assert verdict(answers) == dict.fromkeys(verdict([]), 0)
+    assert verdict(answers) == ALL_WELL
     assert await one_row_each(simulated, answers) > 0
 
 
