@@ -1,0 +1,43 @@
+"""From catalog rows to the batch policy of a pool."""
+
+import pytest
+
+from ledger.snapshot import Model, Snapshot, Tier
+from scheduler.batch_policy import BatchPolicy, TierPolicy
+from tierlane.roles.pool_policy import DEFAULT_TIERS, batch_policy, pool_model
+from tierlane.settings import Settings
+
+SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000)
+
+
+def model(name: str, pool: str = "default", size: int = 8, enabled: bool = True) -> Model:
+    return Model(name, pool, size, None, 25, 3000, 20.0, 0.85, 0, enabled)
+
+
+@pytest.mark.parametrize(
+    ("models", "chosen"),
+    [
+        ([], None),
+        ([model("a", enabled=False)], None),
+        ([model("a", pool="other")], None),
+        ([model("a", size=8), model("b", size=4), model("c", size=2, enabled=False)], "b"),  # fits each of them
+    ],
+)
+def test_the_model_that_rules_the_batches(models: list[Model], chosen: str | None) -> None:
+    """Only enabled models of the pool count; with several, a batch must fit each."""
+    found = pool_model(models, "default")
+
+    assert (found.name if found else None) == chosen
+
+
+def test_rows_become_a_policy() -> None:
+    """Size and window come from the model's row, tiers from theirs, the rest from the settings."""
+    gold = Tier("gold", 1, 0.5, 10.0, 10.0, 5, None, 100, 2000, None, None)
+    snapshot = Snapshot(3, (gold,), {}, {}, {"tiny": model("tiny")}, ())
+
+    assert batch_policy(snapshot, SETTINGS) == BatchPolicy(8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),))
+
+
+def test_without_a_catalog_queued_work_still_moves() -> None:
+    """A scheduler that starts while PostgreSQL is away forms batches by the documented defaults."""
+    assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS)
