@@ -55,7 +55,7 @@ class Gateway:
         results = Results(self._client, keys)
         endings = Endings(self._client, keys)
         admissions = Admissions(self._client, keys, config.gateway_id)
-        self._presence = Presence(self._client, keys)
+        self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
         self.doors = Doors()
         self.waiters = Waiters()
         self.cancels = Cancels(endings)

@@ -24,8 +24,11 @@ def check_media(request: web.BaseRequest, max_bytes: int) -> None:
     if media_type not in JSON_TYPES:
         message = "Content-Type must be application/json."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Type")
-    if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+    if any(encoding.strip().lower() != "identity" for encoding in headers.getall("Content-Encoding", ())):
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, param="Content-Encoding")
+    if headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        message = "No transfer encoding but chunked is accepted."
+        raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Transfer-Encoding")
     if (request.content_length or 0) > max_bytes:
         raise _too_large(max_bytes)
 

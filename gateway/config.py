@@ -17,6 +17,7 @@ class GatewayConfig:
     default_model: str | None = None  # What a request without `model` gets; None: the pool's only enabled model.
 
     total_ms: int = 4000
+    gone_ms: int = 1000  # A worker that was silent for so long does not count; the same in every role of the pool.
     max_body_bytes: int = 262_144
     max_input_bytes: int = 131_072  # UTF-8 bytes of `input`.
     max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.

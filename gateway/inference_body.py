@@ -7,14 +7,16 @@ bodies that fail this count, because of colons in other places, are parsed a sec
 """
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from scheduler.errors import ErrorCode, RequestError
 
-Scalar = str | int | float | bool | None
+# Whatever runs the model reads 64 bits; a larger number would be refused much later, or be a float by then.
+Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Scalar = str | Integer | float | bool | None
 Parameters = dict[str, Scalar | list[Scalar]]
 
 MAX_PARAMETERS = 32
@@ -32,6 +34,7 @@ class InferenceBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(InferenceBody)
+_NO_NUMBER = object()  # Stands for NaN and Infinity while their field is looked for.
 
 
 def decode_inference(raw: bytes, max_input_bytes: int) -> InferenceBody:
@@ -41,7 +44,7 @@ def decode_inference(raw: bytes, max_input_bytes: int) -> InferenceBody:
     except msgspec.ValidationError as error:
         raise _validation_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise RequestError(ErrorCode.INVALID_REQUEST, "The body is not valid JSON in UTF-8.") from None
+        raise _not_json(raw) from None
     _check_input(body.input, max_input_bytes)
     if body.model is not UNSET and len(body.model) > MAX_MODEL_CHARACTERS:
         raise RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
@@ -49,6 +52,24 @@ def decode_inference(raw: bytes, max_input_bytes: int) -> InferenceBody:
         _check_parameters(body.parameters)
     _check_duplicates(raw, body)
     return body
+
+
+def _not_json(raw: bytes) -> RequestError:
+    """The error for a body that is not JSON: with its field where a NaN is at fault, since many encoders write it."""
+    try:
+        json.loads(raw, object_pairs_hook=_refuse_no_number, parse_constant=lambda _: _NO_NUMBER)
+    except RequestError as error:
+        return error
+    except (ValueError, RecursionError):
+        pass
+    return _invalid(None, "The body is not valid JSON in UTF-8.")
+
+
+def _refuse_no_number(pairs: list[tuple[str, Any]]) -> None:
+    for name, value in pairs:
+        if value is _NO_NUMBER or (isinstance(value, list) and _NO_NUMBER in value):
+            field = name[:MAX_NAME_CHARACTERS]
+            raise _invalid(field, f"`{field}` is NaN or infinite, which JSON has no word for.")
 
 
 def _check_input(text: str, max_input_bytes: int) -> None:

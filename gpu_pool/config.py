@@ -19,7 +19,9 @@ class WorkerConfig:
     """The model's full batch: the size for which the measured rate is reported."""
     heartbeat_ms: int = 250
     renew_ms: int = 150
-    """How often the lease of the running batch is renewed; well under half of the lease, which is 600."""
+    """How often the lease of the running batch is renewed; well under half of `lease_ms`."""
+    lease_ms: int = 600
+    """What a claim and each renewal lend the batch for; the same in every role of the pool."""
     gpu_timeout_ms: int = 3000
     """The longest that any batch may run; measured service times lower it."""
     drain_ms: int = 3000

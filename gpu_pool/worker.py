@@ -42,7 +42,8 @@ async def run_worker(config: WorkerConfig) -> int:
     check_form(config.backend)
     commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url)
     keys = Keys(config.pool)
-    worker = Worker(config, Batches(commands, keys), ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys))
+    batches = Batches(commands, keys, lease_ms=config.lease_ms)
+    worker = Worker(config, batches, ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys))
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, worker.drain)

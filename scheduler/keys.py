@@ -1,4 +1,4 @@
-"""The keyspace: every Redis name has its one owner here. The table with types and lifetimes is in docs/architecture.md.
+"""The keyspace: every Redis name has its one owner here. The table with types and lifetimes is in docs/redis-keys.md.
 
 The default pool has no prefix. Any other pool has `{<pool>}:`, whose braces keep all of a pool's keys in one slot of
 a Redis Cluster. Lua builds the same names from the prefix.
@@ -26,6 +26,7 @@ class Keys:
         self.auditors = self.prefix + "auditors"
         self.dlq = self.prefix + "dlq"
         self.wake = self.prefix + "wake"
+        self.wake_at = self.prefix + "wake_at"
         self.epoch = self.prefix + "epoch"
         self.gpus = self.prefix + "gpus"
         self.gateways = self.prefix + "gateways"

@@ -68,7 +68,10 @@ class Stack:
             found = await connection.fetch("SELECT * FROM requests WHERE id = ANY($1)", ids)
         finally:
             await connection.close()
-        return {i: [row for row in found if row["id"] == i] for i in ids}
+        rows: dict[str, list[asyncpg.Record]] = {i: [] for i in ids}
+        for row in found:
+            rows[row["id"]].append(row)
+        return rows
 
     async def audited(self, ids: list[str]) -> dict[str, asyncpg.Record]:
         """One closed audit row for each id, once they are all there; fails where one has none or several."""

@@ -20,6 +20,7 @@ from tierlane.setting_texts import (
     CONFIG_VARIABLE,
     DEFAULT_CONFIG_FILE,
     GATEWAY,
+    POOL_TIMES,
     SCHEDULER,
     TEXTS,
     WORKER,
@@ -139,7 +140,9 @@ def up(settings: "Settings") -> int:
     return run(settings)
 
 
-@verb(flags=[*GATEWAY, "pool", "data_dir", *LOGGING], required=("redis_url", "database_url", "service_token"))
+@verb(
+    flags=[*GATEWAY, *POOL_TIMES, "pool", "data_dir", *LOGGING], required=("redis_url", "database_url", "service_token")
+)
 def gateway(settings: "Settings") -> int:
     """Run one gateway, the HTTP edge."""
     from tierlane.roles.gateway import run
@@ -147,7 +150,7 @@ def gateway(settings: "Settings") -> int:
     return run(settings)
 
 
-@verb(flags=[*SCHEDULER, *AUDITOR, "pool", *LOGGING], required=("redis_url", "database_url"))
+@verb(flags=[*SCHEDULER, *AUDITOR, *POOL_TIMES, "pool", *LOGGING], required=("redis_url", "database_url"))
 def scheduler(settings: "Settings") -> int:
     """Run one scheduler, with the reaper and the auditor."""
     from tierlane.roles.scheduler import run
@@ -155,7 +158,7 @@ def scheduler(settings: "Settings") -> int:
     return run(settings)
 
 
-@verb(flags=[*WORKER, "pool", *LOGGING], required=("redis_url",))
+@verb(flags=[*WORKER, *POOL_TIMES, "pool", *LOGGING], required=("redis_url",))
 def worker(settings: "Settings") -> int:
     """Run one worker, with its model process."""
     from tierlane.roles.worker import run

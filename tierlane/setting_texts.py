@@ -62,6 +62,16 @@ SHARED = {
     "log_level": Text("info", "Least severe level that is logged: debug, info, warning or error. debug costs speed."),
 }
 
+# Roles that disagree on these would take each other's live work for lost.
+POOL_TIMES = {
+    "lease_ms": number(
+        "600", "Milliseconds a batch is lent to a worker. Shorter finds a dead worker sooner, at more load."
+    ),
+    "gone_ms": number(
+        "1000", "Milliseconds without a heartbeat that make a worker count as gone. Shorter risks false alarms."
+    ),
+}
+
 GATEWAY = {
     "host": Text("127.0.0.1", "Address to listen on. 0.0.0.0 opens the gateway to the network."),
     "port": number("8080", "TCP port to listen on, shared by several gateways of one host; 0 lets the system choose."),
@@ -88,9 +98,6 @@ GATEWAY = {
 }
 
 SCHEDULER = {
-    "lease_ms": number(
-        "600", "Milliseconds a batch is lent to a worker. Shorter finds a dead worker sooner, at more load."
-    ),
     "reap_ms": number(
         "100", "Milliseconds between looks for leases that ran out. Shorter retries sooner, at more load."
     ),
@@ -106,20 +113,17 @@ SCHEDULER = {
 
 WORKER = {
     "backend": Text(
-        "tiny", "Model to run: tiny, simulated[:MS], pkg.module:function, hf:DIR, or openai:URL (a fixed endpoint)."
+        "tiny", "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), or pkg.module:function."
     ),
     "worker_id": Text("", "Name of this worker in Redis, unique in its pool. Unset: generated from host and process."),
     "device": Text("auto", "Device for the model: auto (CUDA when there is one), cpu, cuda or cuda:N."),
     "torch_threads": number("", "CPU threads of the model. Unset: torch's choice, too many when workers share a host."),
     "max_batch_size": number(
         "",
-        "Requests in one batch. Unset: 8 for tiny, else 32. Larger is faster but later.",
+        "Requests in a full batch, as in the model's row. Unset: 8 for tiny, else 32. Larger is faster but later.",
     ),
     "heartbeat_ms": number(
         "250", "Milliseconds between heartbeats of a worker. Shorter shows a loss sooner, at more load."
-    ),
-    "gone_ms": number(
-        "1000", "Milliseconds without a heartbeat that make a worker count as gone. Shorter risks false alarms."
     ),
     "renew_ms": number(
         "150", "Milliseconds between renewals of a running batch's lease; several must fit into the lease."
@@ -133,7 +137,7 @@ WORKER = {
 AUDITOR = {
     "audit_batch": number(
         "200",
-        "Outbox entries taken at once; each holds the records of one admission call or batch. Larger is cheaper, and later after a restart.",
+        "Outbox entries taken at once; each holds the records of one admission call or batch. Larger is cheaper.",
     ),
     "audit_interval_ms": number(
         "200", "Milliseconds that audit entries may wait for a fuller batch. Longer makes rows appear later."
@@ -153,6 +157,7 @@ UP = {
 
 SECTIONS: dict[str, dict[str, Text]] = {
     "Shared": SHARED,
+    "Times that every role of a pool must share": POOL_TIMES,
     "Gateway": GATEWAY,
     "Scheduler": SCHEDULER,
     "Worker": WORKER,

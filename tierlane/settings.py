@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     redis_url: Annotated[str, Field(repr=False)] = ""
     database_url: Annotated[str, Field(repr=False)] = ""
     service_token: Annotated[SecretStr, Field(repr=False)] = SecretStr("")
-    pool: Name = "default"
+    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "default"
     data_dir: Path = Path(".tierlane")
     # Never "auto" after loading.
     log_format: Annotated[Literal["auto", "console", "json"], Field(validate_default=True)] = "auto"

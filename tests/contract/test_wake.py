@@ -45,7 +45,7 @@ async def test_the_wish_ages_out(pool: Pool) -> None:
     """A dispatcher that died asleep does not keep the others from being woken."""
     await pool.batches.sleep(0, 2000, TIERS)
 
-    assert 0 < await pool.client.pttl("wake_at") <= 2000
+    assert 0 < await pool.client.pttl(pool.keys.wake_at) <= 2000
 
 
 async def test_a_worker_that_has_nothing_ready_wakes(pool: Pool) -> None:

@@ -59,7 +59,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("TIERLANE_TORCH_THREADS", "0", "TIERLANE_TORCH_THREADS: must be an integer from 1 to 1024, got '0'"),
         ("TIERLANE_LOG_FORMAT", "xml", "TIERLANE_LOG_FORMAT: must be one of auto, console, json, got 'xml'"),
         ("TIERLANE_EPHEMERAL", "maybe", "TIERLANE_EPHEMERAL: must be true or false, got 'maybe'"),
-        ("TIERLANE_POOL", "{a}", "TIERLANE_POOL: must match ^[A-Za-z0-9_.-]{1,64}$, got '{a}'"),
+        ("TIERLANE_POOL", "{a}", "TIERLANE_POOL: must match ^[A-Za-z0-9_-]{1,64}$, got '{a}'"),
         (
             "TIERLANE_RENEW_MS",
             "700",

@@ -40,6 +40,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         pool=settings.pool,
         default_model=settings.default_model,
         total_ms=settings.total_request_ms,
+        gone_ms=settings.gone_ms,
         max_body_bytes=settings.max_body_bytes,
         max_input_bytes=settings.max_body_bytes // 2,
         header_timeout_s=settings.header_timeout_ms / 1000,

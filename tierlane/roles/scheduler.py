@@ -15,7 +15,7 @@ from ledger.catalog import Catalog
 from scheduler.batch_policy import BatchPolicy
 from scheduler.batches import Batches
 from scheduler.caretaker import Caretaker
-from scheduler.connections import blocking_client, check_server, command_client
+from scheduler.connections import blocking_client, command_client
 from scheduler.dispatcher import Dispatcher, Waker
 from scheduler.endings import Endings
 from scheduler.keys import Keys
@@ -24,7 +24,7 @@ from scheduler.presence import Presence
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.pool_policy import batch_policy
 from tierlane.roles.process import run_role, stop_on_signals
-from tierlane.roles.start_checks import check_database
+from tierlane.roles.start_checks import check_database, check_redis
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -44,7 +44,7 @@ async def _serve(settings: "Settings") -> int:
     client, blocking = command_client(settings.redis_url), blocking_client(settings.redis_url)
     catalog = Catalog(settings.database_url)
     try:
-        await check_server(client)
+        await check_redis(settings.redis_url)
         await check_database(settings.database_url)
         await catalog.start()
         await _run_loops(settings, stop, catalog, client, blocking)

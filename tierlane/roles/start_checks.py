@@ -1,18 +1,30 @@
-"""What a role stands on: a database at the newest revision. A database that is away does not stop a role."""
+"""What a role stands on: a Redis that cannot lose work, a database that is migrated.
+
+A server that is away is no reason to refuse: it may come back, and the roles are built to go on meanwhile.
+"""
 
 import structlog
 
 from ledger.migration import current_revision, head_revision, is_behind
-from scheduler.errors import StartError
+from scheduler.connections import check_server, command_client
+from scheduler.errors import RedisUnavailable, StartError
 
 log = structlog.get_logger("process")
 
 
-async def check_database(database_url: str) -> None:
-    """Refuse an old schema. PostgreSQL being away is no reason to refuse: queued work goes on without it.
+async def check_redis(redis_url: str) -> None:
+    """Refuse a Redis that is too old or may evict queued work. Raises StartError."""
+    client = command_client(redis_url)
+    try:
+        await check_server(client)
+    except RedisUnavailable as error:
+        log.warning("redis_away", error=str(error))
+    finally:
+        await client.aclose()
 
-    Raises StartError.
-    """
+
+async def check_database(database_url: str) -> None:
+    """Refuse an old schema. Raises StartError."""
     try:
         revision = await current_revision(database_url)
     except StartError as error:

@@ -5,13 +5,13 @@ import socket
 from typing import TYPE_CHECKING
 
 from gpu_pool.worker import WorkerConfig, run_worker
+from tierlane.batch_sizes import default_batch_size
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.process import run_role
+from tierlane.roles.start_checks import check_redis
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
-
-DEFAULT_BATCH_SIZE = 32
 
 
 def run(settings: "Settings") -> int:
@@ -25,9 +25,15 @@ def run(settings: "Settings") -> int:
         pool=settings.pool,
         device=settings.device,
         torch_threads=settings.torch_threads or max(1, os.cpu_count() or 1),
-        max_batch_size=settings.max_batch_size or DEFAULT_BATCH_SIZE,
+        max_batch_size=settings.max_batch_size or default_batch_size(settings.backend),
         heartbeat_ms=settings.heartbeat_ms,
         renew_ms=settings.renew_ms,
+        lease_ms=settings.lease_ms,
         gpu_timeout_ms=settings.gpu_timeout_ms,
     )
-    return run_role(lambda: run_worker(config))
+    return run_role(lambda: _serve(config))
+
+
+async def _serve(config: WorkerConfig) -> int:
+    await check_redis(config.redis_url)
+    return await run_worker(config)

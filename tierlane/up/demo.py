@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from tierlane.batch_sizes import default_batch_size
 from tierlane.up.data_dir import DataDir
 from tierlane.up.errors import StackError
 
@@ -18,8 +19,6 @@ KEY_NAME = "demo"
 MAX_WAIT_MS = 40
 TARGET_UTILIZATION = 0.85
 DEFAULT_SIMULATED_MS = 50.0
-TINY_BATCH_SIZE = 8
-BATCH_SIZE = 32
 # Requests per second of one worker until it is measured: on the low side, since limits tighten faster than they relax.
 TINY_RPS = 20.0
 OTHER_RPS = 20.0
@@ -47,7 +46,7 @@ class DemoModel:
 def demo_model(backend: str, pool: str, gpu_timeout_ms: int, max_batch_size: int | None) -> DemoModel:
     """Return the model row for the backend of `--backend`; sizes that were not given get a default."""
     kind, _, rest = backend.partition(":")
-    size = max_batch_size or (TINY_BATCH_SIZE if kind == "tiny" else BATCH_SIZE)
+    size = max_batch_size or default_batch_size(backend)
     rate = _prior_rate(kind, rest, size)
     return DemoModel(_model_name(kind, rest), pool, size, max_batch_size, gpu_timeout_ms, rate)
 
