@@ -38,7 +38,12 @@ class Chores:
         self._last_used_due = now + policy.last_used_every_s
         self._last_used: dict[str, datetime] = {}
         self.closed = 0
-        self.problem: str | None = None
+        self._problems: dict[str, str] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """What could not be done when it was last due; one chore's success does not hide another's failure."""
+        return next(iter(self._problems.values()), None)
 
     def note_use(self, uses: Iterable[tuple[str, datetime]]) -> None:
         """Remember when keys were used: pairs of key id and time, of requests that are committed."""
@@ -70,9 +75,9 @@ class Chores:
         except asyncpg.PostgresError as error:
             if connection.is_closed():
                 raise
-            self.problem = f"The auditor cannot {what}: {reason(error)}."
+            self._problems[what] = f"The auditor cannot {what}: {reason(error)}."
             return False
-        self.problem = None
+        self._problems.pop(what, None)
         return True
 
     async def _make_partitions(self, connection: Connection) -> None:
