@@ -86,7 +86,9 @@ class Admitter:
         for waiter in batch:
             waiter.sent = True
         try:
-            verdicts = await self._ask([waiter.submission for waiter in batch])
+            limits = self._limits()
+            batch = _of_known_tiers(batch, limits)
+            verdicts = await self._ask(limits, [waiter.submission for waiter in batch])
         except RedisUnavailable:
             self._refuse(batch, ErrorCode.NO_CAPACITY)
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
@@ -96,8 +98,7 @@ class Admitter:
             for waiter, verdict in zip(batch, verdicts, strict=True):
                 self._judged(waiter, verdict)
 
-    async def _ask(self, submissions: Sequence[Submission]) -> list[Verdict]:
-        limits = self._limits()
+    async def _ask(self, limits: Limits, submissions: Sequence[Submission]) -> list[Verdict]:
         self.calls += 1
         try:
             return await self._admissions.admit(limits.tiers, limits.capacity_rps, submissions)
@@ -121,3 +122,12 @@ class Admitter:
         for waiter in self._pending:
             waiter.finish(code)
         self._pending.clear()
+
+
+def _of_known_tiers(batch: list[Waiter], limits: Limits) -> list[Waiter]:
+    """Those whose tier is there. One that an admin took away since the key was looked at must not fail the others."""
+    names = {tier.name for tier in limits.tiers}
+    for waiter in batch:
+        if waiter.submission.tier not in names:
+            waiter.finish(ErrorCode.CATALOG_UNAVAILABLE)
+    return [waiter for waiter in batch if waiter.submission.tier in names]

@@ -7,5 +7,7 @@ class Doors:
     __slots__ = ("closed", "leaving")
 
     def __init__(self) -> None:
-        self.leaving = False  # Not ready any more, but serving: load balancers need a moment to notice.
-        self.closed = False  # New requests are refused, and every answer ends its connection.
+        # Not ready any more, but serving: load balancers need a moment to notice. Every answer ends its connection, so
+        # that few clients are left to ask on a connection that closes at that moment.
+        self.leaving = False
+        self.closed = False  # New requests are refused.

@@ -74,17 +74,17 @@ class EdgeServer(web.Server):
             answer = self.faults.answer(error, request_id)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets our 500
             answer = self.failed(error, request_id)
-        # The rest of an unread body would be taken for the next request.
-        if self.doors.closed or not request.content.is_eof():
+        # The rest of an unread body would be taken for the next request, and aiohttp's parser drops or misreads what
+        # comes in one piece with an Upgrade, whatever the protocol.
+        if self.doors.leaving or not request.content.is_eof() or "Upgrade" in request.headers:
             answer.close = True
+        # A body that was ended by an error gives only that error again.
+        answer.abort = request.content.exception() is not None
         return answer
 
     async def _routed(self, request: web.BaseRequest, request_id: str) -> Answer:
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            error = RequestError(ErrorCode.INVALID_REQUEST, "This server does not upgrade connections.", "Upgrade")
-            answer = self.faults.answer(error, request_id)
-            answer.close = True  # What follows is of another protocol, and must not be read as requests.
-            return answer
+            raise RequestError(ErrorCode.INVALID_REQUEST, "This server does not upgrade connections.", "Upgrade")
         found = self.routes.find(request.raw_path)
         if found is None:
             raise RequestError(ErrorCode.NOT_FOUND)
@@ -105,7 +105,7 @@ class EdgeServer(web.Server):
         for connection in self.headers_watch.expired(now):
             connection.refuse(RequestError(ErrorCode.REQUEST_TIMEOUT))
         for connection in self.body_watch.expired(now):
-            connection.expire_body()
+            connection.fail_body(RequestError(ErrorCode.REQUEST_TIMEOUT))
         for connection in self.write_watch.expired(now):
             connection.abort()
 
@@ -147,8 +147,18 @@ class EdgeConnection(RequestHandler):
         super().data_received(data)
         if self._request_count != before:
             self._edge.headers_watch.stop(self)
-        elif data and self._waiter is not None and not self._waiter.done():
+            # The parser reports a broken chunk as a message of its own, of which the waiting handler would not hear.
+            self.fail_body(web.RequestPayloadError())
+        elif data and self._is_idle():
             self._edge.headers_watch.start(self, self._loop.time())
+
+    def _is_idle(self) -> bool:
+        """Whether nothing that was asked here is unanswered.
+
+        Between taking a message and running its handler aiohttp shows neither; but it waits for a message only when it
+        has none, or has not begun to wait at all.
+        """
+        return not self._messages and (self._waiter is not None or not self._request_count)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -174,17 +184,20 @@ class EdgeConnection(RequestHandler):
         """The body is there, or nobody waits for it any more."""
         self._edge.body_watch.stop(self)
 
-    def expire_body(self) -> None:
-        """Wake the handler that waits for the rest of a body with a timeout."""
-        if self._current_request is not None:
-            self._current_request.content.set_exception(RequestError(ErrorCode.REQUEST_TIMEOUT))
+    def fail_body(self, error: Exception) -> None:
+        """Wake the handler that waits for the rest of a body with this error, unless the rest has come."""
+        request = self._current_request
+        if request is not None and not request.content.is_eof():
+            request.content.set_exception(error)
 
     def leave(self) -> None:
-        """The gateway goes: close when nothing is asked here, else after the answer."""
-        if self._current_request is None and not self._messages:
+        """The gateway goes: close when nothing is asked here, else after the answer; no body is waited for."""
+        if self._is_idle():
             self.force_close()
-        else:
-            self.close()
+            return
+        self.close()
+        if self in self._edge.body_watch:
+            self.fail_body(RequestError(ErrorCode.DRAINING))
 
     def abort(self) -> None:
         """Drop a client that does not read."""

@@ -41,8 +41,6 @@ class Faults:
         answer.headers = [("x-request-id", request_id), *(headers or ()), *_retry_headers(error.code, retry_after_ms)]
         if row.status == 401:
             answer.headers.append(("WWW-Authenticate", "Bearer"))
-        # Whoever sends so slowly would send the rest as slowly.
-        answer.abort = error.code is ErrorCode.REQUEST_TIMEOUT
         return answer
 
     def _retry_after_ms(self, error: RequestError) -> int:

@@ -62,29 +62,38 @@ class Inference:
 
     async def __call__(self, call: Call) -> Answer:
         """Answer one request. Raises RequestError only for who is not known; other errors carry the key's limits."""
-        identity = self._parts.catalog.identify(bearer_token(call.request.headers), time.time())
+        identity = self._identify(call)
         waiter: Waiter | None = None
         try:
-            waiter = await self._prepared(call, identity)
+            came_whole = call.request.content.is_eof()
+            raw = await self._read(call)
+            if not came_whole:  # It took up to seconds, in which the key may have been revoked or moved.
+                identity = self._identify(call)
+            waiter = self._waiter(call, identity, self._payload(raw))
             outcome = await self._outcome(waiter)
             return self._answer(identity, waiter, outcome)
         except RequestError as error:
             verdict = waiter.verdict if waiter else None
             return self._parts.faults.answer(error, call.request_id, self._rate_headers(identity, verdict))
 
-    async def _prepared(self, call: Call, identity: IdentityView) -> Waiter:
-        """Read and check everything that the client sent. Raises RequestError."""
-        parts, request = self._parts, call.request
-        if parts.doors.closed:
+    def _identify(self, call: Call) -> IdentityView:
+        return self._parts.catalog.identify(bearer_token(call.request.headers), time.time())
+
+    async def _read(self, call: Call) -> bytes:
+        """The body. Raises RequestError where it is not to be read, or does not come as it should."""
+        if self._parts.doors.closed:
             raise RequestError(ErrorCode.DRAINING)
-        check_media(request, parts.config.max_body_bytes)
-        raw = await read_body(request, parts.config.max_body_bytes)
+        check_media(call.request, self._parts.config.max_body_bytes)
+        return await read_body(call.request, self._parts.config.max_body_bytes)
+
+    def _payload(self, raw: bytes) -> Payload:
+        """What the client asks for. Raises RequestError."""
+        parts = self._parts
         body = decode_inference(raw, parts.config.max_input_bytes)
         snapshot = parts.catalog.snapshot
         models = snapshot.models if snapshot else {}
         model = choose_model(models, parts.config.pool, body.model, parts.config.default_model)
-        payload = Payload(model, body.input, {} if body.parameters is UNSET else dict(body.parameters))
-        return self._waiter(call, identity, payload)
+        return Payload(model, body.input, {} if body.parameters is UNSET else dict(body.parameters))
 
     def _waiter(self, call: Call, identity: IdentityView, payload: Payload) -> Waiter:
         rate, burst = self._effective(identity)

@@ -35,12 +35,20 @@ class Routes:
         table.setdefault(key, {})[method] = handler
 
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
-        """The methods of a path and its tail, or None when there is nothing. A query string is ignored."""
+        """The methods of a path and its tail, or None when there is nothing. Query, scheme and host are ignored."""
         if methods := self._exact.get(raw_path):
             return methods, ""
-        path = raw_path.partition("?")[0]
+        path = _origin_form(raw_path).partition("?")[0]
         if methods := self._exact.get(path):
             return methods, ""
         prefix, slash, tail = path.rpartition("/")
         methods = self._prefixes.get(prefix + slash)
         return (methods, tail) if methods and tail else None
+
+
+def _origin_form(target: str) -> str:
+    """A request target without scheme and host, which a client that takes us for a proxy sends along."""
+    if target.startswith("/"):
+        return target
+    _, slash, path = target.partition("://")[2].partition("/")
+    return slash + path

@@ -14,7 +14,7 @@ from gateway.waiters import Waiter, Waiters
 from scheduler.errors import ErrorCode, TierlaneError
 
 TICK_S = 0.025
-GRACE_S = 0.05  # How long after the deadline Redis may still say what stands. With two ticks: under 100 ms.
+GRACE_S = 0.05  # How long Redis has to say what stands. With two ticks: under 100 ms after the deadline.
 
 
 class DeadlineSweep:
@@ -37,19 +37,23 @@ class DeadlineSweep:
             self.sweep(self._clock())
 
     def sweep(self, now: float) -> None:
-        """One look: settle what is newly due, answer what Redis was asked about too long ago."""
-        due = self._waiters.due(now)
-        for waiter in due:
-            if waiter.deadline + GRACE_S <= now and not waiter.future.done():
+        """One look: settle what is newly due, answer what Redis was asked about too long ago.
+
+        The grace counts from the asking: a process that stood still may be long past the deadline with the result there.
+        """
+        fresh: list[Waiter] = []
+        for waiter in self._waiters.due(now):
+            if waiter.settling_since is None:
+                fresh.append(waiter)
+            elif waiter.settling_since + GRACE_S <= now and not waiter.future.done():
                 self.overrun += 1
                 waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
-        fresh = [waiter for waiter in due if not waiter.settling]
         for start in range(0, len(fresh), CALL_SIZE):
-            self._begin(fresh[start : start + CALL_SIZE])
+            self._begin(fresh[start : start + CALL_SIZE], now)
 
-    def _begin(self, group: list[Waiter]) -> None:
+    def _begin(self, group: list[Waiter], now: float) -> None:
         for waiter in group:
-            waiter.settling = True
+            waiter.settling_since = now
         task = asyncio.get_running_loop().create_task(self._settle(group))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -14,14 +14,19 @@ _CODES = {
 }
 
 
+# A hint from a short line says a few milliseconds, whose jitter would spread nobody who comes back.
+_LEAST_RETRY_MS = {Admission.SHED: 100, Admission.QUEUE_FULL: 100}
+
+
 def refusal(verdict: Verdict, *, base_limit_allows: bool) -> Refusal:
     """The error for a verdict that refuses.
 
     A key that is stopped only because its tier's limits are lowered is told so: the client did nothing wrong.
     """
+    retry_ms = max(verdict.retry_after_ms, _LEAST_RETRY_MS.get(verdict.outcome, 0))
     if verdict.outcome is Admission.KEY_LIMIT and base_limit_allows:
-        return Refusal(ErrorCode.REDUCED_CAPACITY, retry_after_ms=verdict.retry_after_ms)
-    return Refusal(_CODES[verdict.outcome], retry_after_ms=verdict.retry_after_ms)
+        return Refusal(ErrorCode.REDUCED_CAPACITY, retry_after_ms=retry_ms)
+    return Refusal(_CODES[verdict.outcome], retry_after_ms=retry_ms)
 
 
 def for_want_of_capacity(code: ErrorCode) -> bool:

@@ -18,7 +18,7 @@ Outcome = Reply | Verdict | ErrorCode
 class Waiter:
     """One waiting request. Times are monotonic seconds."""
 
-    __slots__ = ("deadline", "future", "gone", "sent", "settling", "started", "submission", "verdict")
+    __slots__ = ("deadline", "future", "gone", "sent", "settling_since", "started", "submission", "verdict")
 
     def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome]") -> None:
         self.submission = submission
@@ -28,7 +28,7 @@ class Waiter:
         self.verdict: Verdict | None = None
         self.sent = False  # Admission was asked, so Redis may know it.
         self.gone = False  # Nobody waits any more.
-        self.settling = False  # The deadline sweep is at it.
+        self.settling_since: float | None = None  # When the deadline sweep took it up.
 
     @property
     def id(self) -> str:

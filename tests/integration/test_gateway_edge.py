@@ -10,9 +10,17 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
+from gateway.answer import Answer
+from gateway.config import GatewayConfig
+from gateway.doors import Doors
+from gateway.edge import EdgeServer, serve
+from gateway.faults import Faults
+from gateway.routes import Call, Routes
 from integration.gateway_fixtures import Stack, head_of, running_stack
 
 BODY = b'{"input":"hello"}'
+EXPECT = b"Expect: 100-continue"  # Its answer says that the handler waits for the body now.
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @pytest.fixture
@@ -55,7 +63,12 @@ async def test_a_plain_raw_request_is_answered_and_kept_alive(stack: Stack) -> N
 
 @pytest.mark.parametrize(
     "partial",
-    [b"P", b"POST /v1/inference HTTP/1.1\r\n", b"POST /v1/inference HTTP/1.1\r\nHost: gateway\r\nX: y"],
+    [
+        b"P",
+        b"\r\n" * 100,
+        b"POST /v1/inference HTTP/1.1\r\n",
+        b"POST /v1/inference HTTP/1.1\r\nHost: gateway\r\nX: y",
+    ],
 )
 async def test_headers_that_do_not_end_get_408(stack: Stack, partial: bytes) -> None:
     """Within the header deadline plus a sweep the connection is told and closed."""
@@ -103,6 +116,14 @@ async def test_slow_clients_do_not_slow_others(stack: Stack) -> None:
 
     assert (status, document["metadata"]["latency_ms"] < 1000) == (200, True)
     assert {head_of(answer)[0] for answer in await asyncio.gather(*hanging)} == {408}
+
+
+async def test_answers_of_a_leaving_gateway_end_their_connections(stack: Stack) -> None:
+    """Served still, but sent elsewhere for the next request."""
+    stack.gateway.doors.leaving = True
+    status, headers, _ = head_of(await stack.raw(post(stack)))
+
+    assert (status, headers["connection"]) == (200, "close")
 
 
 async def test_an_idle_connection_is_closed_without_a_word(stack: Stack) -> None:
@@ -169,15 +190,58 @@ async def test_a_broken_chunk_is_a_bad_request(stack: Stack) -> None:
     assert (status, document["error"]["code"]) == (400, "invalid_request")
 
 
+async def test_a_chunk_that_breaks_later_is_told_at_once(stack: Stack) -> None:
+    """The handler waits already when the parser finds the fault; it does not wait on for the deadline."""
+    head = post(stack, EXPECT, body=b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
+    writer.write(head)
+    assert await reader.readuntil(b"\r\n\r\n") == CONTINUE
+    writer.write(b'5\r\n{"inp\r\nzz\r\n')
+    status, headers, document = head_of(await reader.read())
+    writer.close()
+
+    assert (status, document["error"]["code"], headers["connection"]) == (400, "invalid_request", "close")
+
+
+@pytest.mark.parametrize(
+    ("line", "param"),
+    [
+        (b"Content-Encoding: identity\r\nContent-Encoding: gzip", "Content-Encoding"),
+        (b"Transfer-Encoding: gzip, chunked", "Transfer-Encoding"),
+    ],
+)
+async def test_encodings_do_not_hide_behind_others(stack: Stack, line: bytes, param: str) -> None:
+    """Every encoding that is named counts, of the content and of the transfer."""
+    raw = post(stack, line, b"Connection: close")
+    if param == "Transfer-Encoding":
+        raw = raw.replace(b"Content-Length: 17\r\n", b"").replace(BODY, b"11\r\n" + BODY + b"\r\n0\r\n\r\n")
+    status, _, document = head_of(await stack.raw(raw))
+
+    assert (status, document["error"]["code"]) == (415, "unsupported_encoding")
+    assert document["error"]["param"] == param
+
+
+async def test_a_key_revoked_while_its_body_comes_is_refused(stack: Stack) -> None:
+    """A slow body does not hold a door open that was shut meanwhile."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
+    writer.write(post(stack, EXPECT, body=b"", length=len(BODY)))
+    assert await reader.readuntil(b"\r\n\r\n") == CONTINUE
+    stack.catalog.set(key={"revoked": True})
+    writer.write(BODY)
+    head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+
+    assert (head.startswith(b"HTTP/1.1 401 "), stack.gateway.admitter.calls) == (True, 0)
+
+
 async def test_a_large_body_is_refused_before_it_is_sent(stack: Stack) -> None:
     """A client that asks to continue is told 413 at once; a small one is told to go on."""
-    expect = b"Expect: 100-continue"
-    status, headers, document = head_of(await stack.raw(post(stack, expect, body=b"", length=1_000_000)))
+    status, headers, document = head_of(await stack.raw(post(stack, EXPECT, body=b"", length=1_000_000)))
     assert (status, document["error"]["code"], headers["connection"]) == (413, "request_too_large", "close")
 
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
-    writer.write(post(stack, expect, b"Connection: close", body=b"", length=len(BODY)))
-    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(post(stack, EXPECT, b"Connection: close", body=b"", length=len(BODY)))
+    assert await reader.readuntil(b"\r\n\r\n") == CONTINUE
     writer.write(BODY)
     assert head_of(await reader.read())[0] == 200
     writer.close()
@@ -190,6 +254,16 @@ async def test_an_upgrade_is_refused(stack: Stack) -> None:
 
     assert head_of(raw)[0] == 400
     assert raw.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket, h2c"])
+async def test_an_offer_to_upgrade_is_ignored_and_ends_the_connection(stack: Stack, protocol: bytes) -> None:
+    """Java's client and curl offer HTTP/2: served as HTTP/1.1, and what follows is not left waiting for an answer."""
+    lines = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: " + protocol, b"HTTP2-Settings: AA")
+    raw = await stack.raw(post(stack, *lines) + b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+
+    status, headers, _ = head_of(raw)
+    assert (raw.count(b"HTTP/1.1"), status, headers["connection"]) == (1, 200, "close")
 
 
 @pytest.mark.parametrize(
@@ -242,3 +316,32 @@ async def test_more_connections_than_the_cap_are_turned_away(stack: Stack) -> No
         return b"200 OK" in await stack.raw(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
 
     await eventually(room, "there is room again")
+
+
+async def ok(call: Call) -> Answer:
+    return Answer(200, b"{}", [("x-request-id", call.request_id)])
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_what_was_just_read_when_the_gateway_leaves_is_answered(turns: int) -> None:
+    """Between reading a request and running its handler the loop turns a few times; leaving at any of them is safe."""
+    routes = Routes()
+    routes.add("GET", "/ok", ok)
+    config = GatewayConfig(gateway_id="g1", redis_url="", service_token="", port=0, reuse_port=False)
+    server = EdgeServer(routes, Faults(lambda: 0.0), Doors(), config)
+    runner, port = await serve(server, config)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    request = b"GET /ok HTTP/1.1\r\nHost: a\r\n\r\n"
+    writer.write(request)
+    assert b"200 OK" in await reader.readuntil(b"{}")
+    (connection,) = server.connections
+    connection.data_received(request)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    server.leave()
+    async with asyncio.timeout(2.0):
+        answer = await reader.read()
+    writer.close()
+    await runner.cleanup()
+
+    assert answer.endswith(b"{}")

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from gateway.app import run_gateway
 from gateway.config import GatewayConfig
-from integration.gateway_fixtures import SERVICE_TOKEN, LiteralCatalog, Stack, TestWorker, running_stack
+from integration.gateway_fixtures import SERVICE_TOKEN, LiteralCatalog, Stack, TestWorker, head_of, running_stack
 from scheduler.keys import Keys
 from tierlane.embedded.redis_server import EmbeddedRedis
 
@@ -258,3 +258,26 @@ async def test_idle_connections_are_closed_when_the_doors_close(client: Redis, r
         assert (await reader.read()).endswith(b'{"status":"ok"}')
     writer.close()
     await leaving.task
+
+
+async def test_a_body_that_is_on_its_way_when_the_doors_close_is_answered(client: Redis, redis_url: str) -> None:
+    """Its rest is not waited for: the client is told to try again, and not cut off."""
+    await TestWorker(client, Keys()).beat()
+    leaving = Leaving(redis_url, drain_ms=0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", await leaving.port)
+    lines = [
+        "POST /v1/inference HTTP/1.1",
+        "Host: gateway",
+        f"Authorization: Bearer {leaving.catalog.keys['free'].text}",
+        "Content-Length: 17",
+        "Expect: 100-continue\r\n\r\n",
+    ]
+    writer.write("\r\n".join(lines).encode())
+    assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(2.0):
+        status, headers, document = head_of(await reader.read())
+    writer.close()
+    await leaving.task
+
+    assert (status, document["error"]["code"], headers["connection"]) == (503, "draining", "close")

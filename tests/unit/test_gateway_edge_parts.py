@@ -34,6 +34,10 @@ async def answer(call: Call) -> Answer:
     [
         ("/livez", True, ""),
         ("/livez?x=1", True, ""),
+        ("http://gateway:8080/livez?x=1", True, ""),
+        ("http://gateway", False, ""),
+        ("//livez", False, ""),
+        ("*", False, ""),
         ("/livez/", False, ""),
         ("/", False, ""),
         ("", False, ""),
@@ -45,7 +49,7 @@ async def answer(call: Call) -> Answer:
     ],
 )
 def test_paths_are_exact_or_have_one_last_segment(path: str, found: bool, tail: str) -> None:
-    """A query is ignored; nothing else is."""
+    """Query, scheme and host are ignored; nothing else is."""
     routes = Routes()
     routes.add("GET", "/livez", answer)
     routes.add("GET", "/requests/{id}", answer)

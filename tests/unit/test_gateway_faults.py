@@ -71,18 +71,25 @@ def test_the_wait_is_what_was_measured_and_up_to_a_quarter_more(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "base_limit_allows", "code"),
+    ("outcome", "base_limit_allows", "code", "retry_ms"),
     [
-        (Admission.KEY_LIMIT, False, ErrorCode.RATE_LIMIT_EXCEEDED),
-        (Admission.KEY_LIMIT, True, ErrorCode.REDUCED_CAPACITY),
-        (Admission.TIER_LIMIT, False, ErrorCode.REDUCED_CAPACITY),
-        (Admission.SHED, False, ErrorCode.SHED_FOR_PRIORITY),
-        (Admission.QUEUE_FULL, True, ErrorCode.QUEUE_FULL),
-        (Admission.BACKPRESSURE, False, ErrorCode.BACKPRESSURE),
+        (Admission.KEY_LIMIT, False, ErrorCode.RATE_LIMIT_EXCEEDED, 70),
+        (Admission.KEY_LIMIT, True, ErrorCode.REDUCED_CAPACITY, 70),
+        (Admission.TIER_LIMIT, False, ErrorCode.REDUCED_CAPACITY, 70),
+        (
+            Admission.SHED,
+            False,
+            ErrorCode.SHED_FOR_PRIORITY,
+            100,
+        ),  # never less: its jitter must spread those who come back
+        (Admission.QUEUE_FULL, True, ErrorCode.QUEUE_FULL, 100),
+        (Admission.BACKPRESSURE, False, ErrorCode.BACKPRESSURE, 70),
     ],
 )
-def test_refusals_of_admission_have_their_codes(outcome: Admission, base_limit_allows: bool, code: ErrorCode) -> None:
+def test_refusals_of_admission_have_their_codes(
+    outcome: Admission, base_limit_allows: bool, code: ErrorCode, retry_ms: int
+) -> None:
     """A key that only its lowered limit stopped is told of lowered capacity, not of its own rate."""
     error = refusal(Verdict(outcome, 0.0, 0, 70, 3), base_limit_allows=base_limit_allows)
 
-    assert (error.code, error.retry_after_ms) == (code, 70)
+    assert (error.code, error.retry_after_ms) == (code, retry_ms)

@@ -19,10 +19,10 @@ ACCEPTED = Verdict(Admission.ACCEPTED, 5.0, 100, 0, 1)
 REFUSED = Verdict(Admission.KEY_LIMIT, 0.0, 100, 50, 1)
 
 
-def waiter(request_id: str, started: float = 0.0, customer: str = "c", nonce: str = "n") -> Waiter:
+def waiter(request_id: str, started: float = 0.0, customer: str = "c", nonce: str = "n", tier: str = "free") -> Waiter:
     submission = Submission(
         id=request_id,
-        tier="free",
+        tier=tier,
         customer_id=customer,
         api_key_id="k",
         nonce=nonce,
@@ -124,7 +124,7 @@ async def test_waiters_are_found_by_age() -> None:
 
 
 def limits() -> Limits:
-    return Limits((), 10.0)
+    return Limits([TierLimit("free", 1.0, 1.0, 1, ["free"])], 10.0)
 
 
 async def test_what_arrives_during_a_call_shares_the_next_one() -> None:
@@ -202,6 +202,21 @@ async def test_redis_away_refuses_the_call_and_everybody_behind_it() -> None:
     assert (await sent.future, await behind.future) == (ErrorCode.NO_CAPACITY, ErrorCode.NO_CAPACITY)
     assert await cancels.flush()
     assert redis.cancelled == [[("sent", ErrorCode.NO_CAPACITY)]]
+
+
+async def test_a_tier_that_is_gone_fails_only_its_own() -> None:
+    """An admin took the tier away after the key was looked at: that one may try again, the others are admitted."""
+    redis = FakeRedis()
+    admitter = Admitter(redis, limits, Cancels(redis))
+    stray, other = waiter("stray", tier="removed"), waiter("other")
+    admitter.submit(stray)
+    admitter.submit(other)
+    task = asyncio.create_task(admitter.run())
+    await settled()
+    await end_all([task])
+
+    assert await stray.future is ErrorCode.CATALOG_UNAVAILABLE
+    assert (redis.admitted, other.verdict) == ([["other"]], ACCEPTED)
 
 
 async def test_a_client_that_left_during_admission_is_cancelled_after_it() -> None:
@@ -314,6 +329,22 @@ async def test_a_silent_redis_does_not_hold_the_504() -> None:
     redis.gate.set()
     await settled()
     assert (len(cancels), sweep.overrun) == (1, 1)
+
+
+async def test_after_standing_still_the_result_is_asked_for_before_the_504() -> None:
+    """The process stood still past deadline and grace; the result that came meanwhile is the answer."""
+    redis = FakeRedis()
+    sweep, waiters, _ = sweeping(redis)
+    waiting = waiter("done")
+    waiting.sent = True
+    waiters.add(waiting)
+    redis.standing["done"] = reply("done")
+
+    sweep.sweep(10.0)
+    await settled()
+
+    assert await waiting.future == reply("done")
+    assert sweep.overrun == 0
 
 
 async def test_what_was_never_sent_is_not_asked_about() -> None:

@@ -1,9 +1,12 @@
 """The gateway's process: the HTTP edge over a catalog that follows PostgreSQL."""
 
+import contextlib
 import os
+import resource
 import socket
 from typing import TYPE_CHECKING
 
+import structlog
 from uuid_utils import uuid7
 
 from gateway.app import run_gateway
@@ -20,6 +23,12 @@ if TYPE_CHECKING:
 
 LOOK_TIMEOUT_MS = 500
 """For the one look at the audit that `GET /internal/requests/{id}` may need."""
+
+
+SPARE_FILES = 64
+"""Beside the connections: servers, logs, the event loop."""
+
+log = structlog.get_logger("gateway")
 
 
 def run(settings: "Settings") -> int:
@@ -52,7 +61,22 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
     )
 
 
+def raise_file_limit(wanted: int) -> None:
+    """Allow as many open files as the system lets us, since each connection is one.
+
+    At the soft limit, often 1024, new connections would be closed without a word.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # macOS says "infinity" and refuses it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted + SPARE_FILES:
+        log.warning("few_files", allowed=allowed, wanted=wanted + SPARE_FILES)
+
+
 async def _serve(settings: "Settings") -> int:
+    raise_file_limit(settings.max_connections)
     await check_database(settings.database_url)
     catalog = Catalog(settings.database_url)
     await catalog.start()
