@@ -7,9 +7,12 @@ all are ended later, so that nothing runs for nobody.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from gateway.cancels import Cancels
 from gateway.fault_log import log_fault
@@ -18,6 +21,7 @@ from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.states import Admission
 
+WORTH_TELLING_MS = 20  # Waits under this are not worth a copy of the submission.
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
@@ -40,13 +44,19 @@ class Admitter:
     """Takes waiters, gives each a verdict. `limits` is asked before each call."""
 
     def __init__(
-        self, admissions: AdmitCall, limits: Callable[[], Limits], cancels: Cancels, max_pending: int = 4096
+        self,
+        admissions: AdmitCall,
+        limits: Callable[[], Limits],
+        cancels: Cancels,
+        max_pending: int = 4096,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._admissions = admissions
         self._limits = limits
         self._cancels = cancels
         self._pending: deque[Waiter] = deque()
         self._max_pending = max_pending
+        self._clock = clock
         self._wake = asyncio.Event()
         self.calls = 0
         self.failed_calls = 0
@@ -88,7 +98,8 @@ class Admitter:
         try:
             limits = self._limits()
             batch = _of_known_tiers(batch, limits)
-            verdicts = await self._ask(limits, [waiter.submission for waiter in batch])
+            now = self._clock()
+            verdicts = await self._ask(limits, [_with_time_left(waiter, now) for waiter in batch])
         except RedisUnavailable:
             self._refuse(batch, ErrorCode.NO_CAPACITY)
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
@@ -110,7 +121,7 @@ class Admitter:
         waiter.verdict = verdict
         if verdict.outcome not in ENTERED:
             waiter.finish(verdict)
-        elif waiter.gone:  # The client left while the call was under way.
+        elif waiter.gone or waiter.future.done():  # The client left, or was answered, while the call was under way.
             self._cancels.add(waiter.id, ErrorCode.CANCELLED)
 
     def _refuse(self, batch: list[Waiter], code: ErrorCode) -> None:
@@ -122,6 +133,14 @@ class Admitter:
         for waiter in self._pending:
             waiter.finish(code)
         self._pending.clear()
+
+
+def _with_time_left(waiter: Waiter, now: float) -> Submission:
+    """The submission with what is left of its deadline, which began with its arrival and not with its admission."""
+    left_ms = int((waiter.deadline - now) * 1000)
+    if left_ms >= waiter.submission.total_ms - WORTH_TELLING_MS:
+        return waiter.submission
+    return msgspec.structs.replace(waiter.submission, total_ms=max(1, left_ms))
 
 
 def _of_known_tiers(batch: list[Waiter], limits: Limits) -> list[Waiter]:

@@ -1,6 +1,6 @@
 """The auditor: the outbox in Redis becomes rows in PostgreSQL, each request exactly one.
 
-take -> fold -> write (commit) -> set bad ones aside -> drop. Killed anywhere, the taken entries are taken again and
+take -> fold -> write (commit) -> drop, with the bad ones set aside. Killed anywhere, the taken entries are taken again and
 written again, which changes nothing. One auditor is active at a time: the one whose own session holds an advisory
 lock. It writes on that same session, so whoever has lost the lock can no longer write. (The lock needs a direct
 connection or a session pool; a transaction pool would share it.)
@@ -8,6 +8,7 @@ connection or a session pool; a transaction pool would share it.)
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -37,11 +38,9 @@ class Entries(Protocol):
 
     async def take(self, limit: int) -> list[bytes]: ...
 
-    async def drop(self, count: int) -> None: ...
+    async def drop(self, count: int, bad: Sequence[bytes] = ()) -> None: ...
 
     async def depth(self) -> int: ...
-
-    async def set_aside(self, entries: Sequence[bytes]) -> None: ...
 
 
 class AuditPolicy(msgspec.Struct, frozen=True):
@@ -90,6 +89,7 @@ class Auditor:
         self._ended.set()
         self._stop_by = 0.0
         self._active = False
+        self._drained = False  # Whether this auditor, since it is active, has seen the end of the outbox.
         self._pending = 0
         self._drained_at = clock()
         self._rows_written = 0
@@ -149,7 +149,7 @@ class Auditor:
         )
         async with closing(connection):
             if await self._lock(connection):
-                self._active = True
+                self._active, self._drained = True, False
                 await audit_writer.prepare(connection)
                 await self._serve(connection)
 
@@ -174,7 +174,7 @@ class Auditor:
             except TierlaneError as error:  # Redis is away: PostgreSQL's session and lock are kept.
                 self._last_error = str(error)
                 more, wait_s = False, self._backoff.next_s()
-            await self._chores.run_due(connection, self.lag())
+            await self._chores.run_due(connection, self.lag() if self._drained else math.inf)
             if self._stopping.is_set() and (not more or self._clock() >= self._stop_by):
                 return
             if not more:
@@ -186,13 +186,12 @@ class Auditor:
         entries = await self._outbox.take(self._policy.take_limit)
         if entries:
             bad = await self._write(connection, entries)
-            await self._outbox.set_aside(bad)
-            await self._outbox.drop(len(entries))
+            await self._outbox.drop(len(entries), bad)
             self._set_aside += len(bad)
             self._last_write_ms = (self._clock() - began) * 1000
         more = len(entries) >= self._policy.take_limit
         if not more:
-            self._drained_at = began
+            self._drained_at, self._drained = began, True
         self._pending = await self._outbox.depth()
         return more
 

@@ -18,6 +18,9 @@ LEASE_MS = 600
 RETRY_BUDGET = 2
 """Lost workers that one request may survive; the third loss ends it and puts it on the DLQ."""
 
+GATEWAY_GONE_MS = 2000
+"""A gateway that was silent for so long is dead: its queued work is dropped before the GPU."""
+
 BATCH_KEEP_MS = 60_000
 """How long the keys of a batch outlive its last renewal, should everybody who cares for it be gone."""
 
@@ -82,20 +85,25 @@ class Batches:
         """What waits in these tiers, and what runs."""
         return _queues.decode(await self._look(_encode(tiers)))
 
-    async def sleep(self, wake_depth: int, hold_ms: int, tiers: Sequence[str]) -> int:
-        """Ask to be woken once `wake_depth` requests wait (0: only by workers), for `hold_ms`; returns how many wait."""
-        return int(await self._sleep(wake_depth, hold_ms, _encode(tiers)))
+    async def sleep(self, sleeper: str, wake_depth: int, hold_ms: int, tiers: Sequence[str]) -> int:
+        """Ask to be woken once `wake_depth` requests wait (0: only by workers), for `hold_ms`; returns how many wait.
+
+        Each dispatcher has a wish of its own under its id `sleeper`.
+        """
+        return int(await self._sleep(sleeper, wake_depth, hold_ms, _encode(tiers)))
 
     async def form(
         self, batch_id: str, picks: Sequence[tuple[str, int]], lookahead: int, tiers: Sequence[str]
     ) -> Formed:
         """Move up to `picks` ids a tier into one ready batch, unless `lookahead` batches stand ready already."""
-        packed = await self._form(batch_id, _encode(picks), lookahead, self._lease_ms, _encode(tiers), BATCH_KEEP_MS)
+        packed = await self._form(
+            batch_id, _encode(picks), lookahead, self._lease_ms, _encode(tiers), BATCH_KEEP_MS, GATEWAY_GONE_MS
+        )
         return Formed(*_formed.decode(packed))
 
     async def claim(self, batch_id: str, worker_id: str, token: str) -> ClaimedBatch | None:
         """Take a ready batch; None where somebody else has it or it is gone."""
-        row: list[bytes] | None = await self._claim(batch_id, worker_id, token, self._lease_ms)
+        row: list[bytes] | None = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS)
         if row is None:
             return None
         members = [

@@ -51,7 +51,7 @@ class Caretaker:
             log.warning("redis_away", error=str(error))
 
     async def _reap(self) -> None:
-        reaped = await self._endings.reap(self._min_left_ms())
+        reaped = await self._endings.reap(self._min_left_ms(), round(self._pass_s * 1000))
         if reaped.pushed_again or reaped.retried or reaped.unknown:
             log.warning("reaped", pushed_again=reaped.pushed_again, retried=reaped.retried, unknown=reaped.unknown)
 

@@ -72,6 +72,7 @@ class Dispatcher:
     def __init__(
         self, batches: Batches, waker: Waker, policy: Callable[[], BatchPolicy], clock_s: Callable[[], float]
     ) -> None:
+        self._id = uuid7().hex
         self._batches = batches
         self._waker = waker
         self._policy = policy
@@ -113,7 +114,7 @@ class Dispatcher:
 
     async def _sleep(self, decision: Decision, tiers: list[str]) -> float:
         """Say what is worth waking for; 0 where it has come already, since nobody would push a token for it now."""
-        depth = await self._batches.sleep(decision.wake_depth, WAKE_HOLDS_MS, tiers)
+        depth = await self._batches.sleep(self._id, decision.wake_depth, WAKE_HOLDS_MS, tiers)
         if decision.wake_depth and depth >= decision.wake_depth:
             return 0.0
         return IDLE_LOOK_S if decision.wait_ms is None else decision.wait_ms / 1000

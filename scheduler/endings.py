@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from scheduler.batches import LEASE_MS, RETRY_BUDGET
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
-from scheduler.replies import Reply, decode_reply
+from scheduler.replies import Reply, readable
 from scheduler.scripts import Script
 
 REAP_LIMIT = 100
@@ -48,13 +48,16 @@ class Endings:
         if not requests:
             return []
         stored: list[bytes] = await self._cancel(_encode(requests))
-        return [decode_reply(reply) if reply else None for reply in stored]
+        return [readable(reply) for reply in stored]
 
     async def expire(self, tiers: Sequence[str]) -> tuple[int, int]:
         """End what waited longer than its queue age: (ended, dead entries swept)."""
         ended, swept = await self._expire(_encode(tiers), EXPIRE_LIMIT)
         return ended, swept
 
-    async def reap(self, min_left_ms: int) -> Reaped:
-        """Look after every batch whose lease ran out; members with less time left than `min_left_ms` end."""
-        return Reaped(*await self._reap(REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms))
+    async def reap(self, min_left_ms: int, pass_ms: int = 100) -> Reaped:
+        """Look after every batch whose lease ran out; members with less time left than `min_left_ms` end.
+
+        `pass_ms` is how often this is done: where it is late by half a lease, running batches get one more lease.
+        """
+        return Reaped(*await self._reap(REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms, pass_ms))

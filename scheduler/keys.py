@@ -26,6 +26,7 @@ class Keys:
         self.auditors = self.prefix + "auditors"
         self.dlq = self.prefix + "dlq"
         self.wake = self.prefix + "wake"
+        self.reaped_at = self.prefix + "reaped_at"
         self.wake_at = self.prefix + "wake_at"
         self.epoch = self.prefix + "epoch"
         self.gpus = self.prefix + "gpus"

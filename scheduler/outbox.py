@@ -1,6 +1,7 @@
 """The audit outbox: entries wait here until PostgreSQL has them. The ledger's auditor is the only reader."""
 
 from collections.abc import Sequence
+from hashlib import sha1
 
 from redis.asyncio import Redis
 
@@ -20,7 +21,9 @@ class Outbox:
         self._keys = keys
         self._own = keys.auditor_outbox(auditor_id)
         self._auditor_id = auditor_id
+        self._oldest = ""
         self._take = Script("audit_take", client, keys)
+        self._drop = Script("audit_drop", client, keys)
 
     async def take(self, limit: int) -> list[bytes]:
         """Move up to `limit` entries into the own list, dead auditors' first, and return that list, oldest first.
@@ -28,12 +31,12 @@ class Outbox:
         Entries taken before and not dropped are returned again. Only the auditor that holds the lock may call this.
         """
         entries: list[bytes] = await self._take(self._auditor_id, limit)
+        self._oldest = sha1(entries[0], usedforsecurity=False).hexdigest() if entries else ""
         return entries
 
-    async def drop(self, count: int) -> None:
-        """Forget the `count` oldest taken entries: they are committed."""
-        async with bounded():
-            await self._client.rpop(self._own, count)
+    async def drop(self, count: int, bad: Sequence[bytes] = ()) -> None:
+        """Forget the `count` oldest entries of the last take: they are committed, but for `bad`, kept for a look."""
+        await self._drop(self._auditor_id, count, self._oldest, BAD_CAP, *bad)
 
     async def depth(self) -> int:
         """Entries that wait, the taken ones included."""
@@ -43,13 +46,3 @@ class Outbox:
             pipeline.llen(self._own)
             waiting, taken = await pipeline.execute()
         return int(waiting) + int(taken)
-
-    async def set_aside(self, entries: Sequence[bytes]) -> None:
-        """Keep entries that nobody can write, newest first, bounded."""
-        if not entries:
-            return
-        async with bounded():
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.lpush(self._keys.outbox_bad, *entries)
-            pipeline.ltrim(self._keys.outbox_bad, 0, BAD_CAP - 1)
-            await pipeline.execute()

@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 from redis.asyncio import Redis
 
+from scheduler.batches import GATEWAY_GONE_MS
 from scheduler.connections import bounded
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
@@ -13,9 +14,6 @@ from scheduler.scripts import Script
 
 GONE_MS = 1000
 """A worker that was silent for so long does not count."""
-
-GATEWAY_GONE_MS = 2000
-"""A gateway that was silent for so long is dead: its queued work is dropped before the GPU."""
 
 _GPU_KEEP_MS = 300_000
 _COUNT_HOLDS_MS = 3000

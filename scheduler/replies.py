@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import structlog
 from redis.asyncio import Redis
 
 from scheduler.connections import bounded
@@ -42,6 +43,8 @@ class RequestDetail(msgspec.Struct, frozen=True):
     ended_ms: int | None
 
 
+log = structlog.get_logger("scheduler")
+
 _one = msgspec.msgpack.Decoder(Reply)
 _many = msgspec.msgpack.Decoder(list[Reply])
 
@@ -52,6 +55,15 @@ def decode_reply(stored: bytes) -> Reply:
         return _one.decode(stored)
     except msgspec.MsgspecError as error:
         raise ValueError(f"not a reply: {error}") from error
+
+
+def readable(stored: bytes | None) -> Reply | None:
+    """The stored reply, or None where there is none that can be read: one bad reply must not cost its neighbours."""
+    try:
+        return decode_reply(stored) if stored else None
+    except ValueError:
+        log.warning("unreadable_reply", size=len(stored or b""))
+        return None
 
 
 def decode_replies(message: bytes) -> list[Reply]:
@@ -78,7 +90,7 @@ class Results:
             for request_id in ids:
                 pipeline.hget(self._keys.request(request_id), "reply")
             stored = await pipeline.execute()
-        return [decode_reply(reply) if reply else None for reply in stored]
+        return [readable(reply) for reply in stored]
 
     async def request_detail(self, request_id: str) -> RequestDetail | None:
         """Where a request stands, or None where Redis does not (or no longer) know it. Raises RedisUnavailable."""

@@ -75,6 +75,11 @@ class Pool:
             await self.client.hset(self.keys.request(request_id), field, 1)
         return list(ids)
 
+    async def aged(self, ids: Sequence[str], ms: int) -> None:
+        """As if these had been accepted so long ago."""
+        for request_id in ids:
+            await self.client.hincrby(self.keys.request(request_id), "at", -ms)
+
     async def form(self, picks: Sequence[tuple[str, int]], lookahead: int = 100) -> str:
         """Form a batch; its id."""
         self._formed += 1

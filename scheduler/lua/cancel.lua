@@ -15,6 +15,10 @@ for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
       redis.call('LREM', P .. 'inflight:' .. row[TIER] .. ':' .. row[BATCH], 1, id)
     end
     close(id, row, 'failed', code, batch, NO_RUN)
+  elseif not row[STATE] and code ~= 'cancelled' then
+    -- An admission that is still under way must find this one ended: its client has been answered.
+    redis.call('HSET', P .. 'request:' .. id, 'state', 'failed', 'code', code)
+    redis.call('PEXPIRE', P .. 'request:' .. id, 10000)
   end
   out[i] = redis.call('HGET', P .. 'request:' .. id, 'reply') or ''
 end

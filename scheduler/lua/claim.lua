@@ -1,19 +1,24 @@
 #!lua flags=allow-oom
 -- claim: a worker takes a ready batch: owner, fencing token, running lease, one attempt counted.
--- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 worker id, 4 token, 5 lease ms.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 worker id, 4 token, 5 lease ms,
+--   6 ms of silence after which a gateway is gone.
 -- Returns nil where the batch is not there to be claimed, else {id, ms left, attempt, body, id, ...}: the members
---   that may run; those whose time is up end here, and a batch that is left empty is closed.
+--   that may run; the others (no time left, nobody waits) end here, and a batch that is left empty is closed.
 -- include: prelude, wake, ending, batch
 local batch = load_batch(ARGV[2])
-if not batch or batch.state ~= 'formed' then return false end
+if not batch or batch.state ~= 'formed' then
+  wake() -- a finish pushed no token because this id stood in line
+  return false
+end
 redis.call('HSET', P .. 'batch:' .. batch.id, 'state', 'running', 'worker', ARGV[3], 'token', ARGV[4])
 batch.worker = ARGV[3]
 lease(batch, tonumber(ARGV[5]))
-local out = {}
+local out, gone_ms = {}, tonumber(ARGV[6])
 each_member(batch, function(id, row, list)
-  local left = row[DEADLINE] - now
-  if left <= 0 then
-    close(id, row, 'failed', 'deadline_exceeded', batch, NO_RUN)
+  local left, code = row[DEADLINE] - now, abandoned(row, gone_ms) and 'gateway_lost'
+  if left <= 0 then code = 'deadline_exceeded' end
+  if code then
+    close(id, row, 'failed', code, batch, NO_RUN)
     redis.call('LREM', list, 1, id)
     return
   end

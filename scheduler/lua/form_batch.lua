@@ -2,22 +2,17 @@
 -- form_batch: move the picked ids of the tier queues into one new batch and make it ready, all or nothing.
 -- Refuses while enough batches stand ready (late binding). Ids that must not run any more end here instead.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 packed picks {{tier, count}...}, 4 look-ahead in batches, 5 lease ms,
---   6 packed tier names, 7 ms that a batch is kept.
+--   6 packed tier names, 7 ms that a batch is kept, 8 ms of silence after which a gateway is gone.
 -- Returns packed {size, dropped, queues}: members of the new batch, ids that ended instead, and what waits now.
 -- include: prelude, ending, queues
 local id, lookahead, lease_ms, keep_ms = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[7])
-local size, dropped, used, alive = 0, 0, {}, {}
-
-local function owner_alive(gateway)
-  if alive[gateway] == nil then alive[gateway] = redis.call('EXISTS', P .. 'gateway:' .. gateway) == 1 end
-  return alive[gateway]
-end
+local size, dropped, used = 0, 0, {}
 
 -- unfit(row) -> the error code that ends a queued request now, or nil where it may run.
 local function unfit(row)
   if now >= tonumber(row[DEADLINE]) then return 'deadline_exceeded' end
   if now >= tonumber(row[QUEUE_DEADLINE]) then return 'queue_timeout' end
-  if not owner_alive(row[GATEWAY]) then return 'gateway_lost' end
+  if abandoned(row, tonumber(ARGV[8])) then return 'gateway_lost' end
 end
 
 -- take(tier) -> true: the oldest id joined the batch; false: it ended or had ended before; nil: the queue is empty.

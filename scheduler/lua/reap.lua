@@ -1,20 +1,41 @@
 #!lua flags=allow-oom
 -- reap: batches whose lease ran out. Never claimed: renewed while it stands in line, pushed again when it was popped
 -- and lost, neither costs an attempt. Claimed: its worker is lost, and its members are retried or ended.
--- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 least ms left for a retry, 5 lease ms.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 least ms left for a retry, 5 lease ms,
+--   6 ms between passes.
 -- Returns {renewed, pushed again, retried, batches without a trace}.
 -- include: prelude, wake, ending, batch, retry
 local rule = {budget = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5])}
 local renewed, pushed, retried, unknown = 0, 0, 0, 0
+-- A pass that is late by half a lease: Redis or the schedulers stood still, and workers may not have been able to renew.
+local last = tonumber(redis.call('GET', P .. 'reaped_at') or now)
+local stood_still = now - last > tonumber(ARGV[6]) + rule.lease_ms / 2
+redis.call('SET', P .. 'reaped_at', now, 'PX', 60000)
+
+-- still_wanted(batch): ends the members whose time is up; false where none is left, and the batch is dropped.
+local function still_wanted(batch)
+  local left = 0
+  each_member(batch, function(id, row, list)
+    if now < tonumber(row[DEADLINE]) then left = left + 1 return end
+    close(id, row, 'failed', 'deadline_exceeded', batch, NO_RUN)
+    redis.call('LREM', list, 1, id)
+  end)
+  if left == 0 then drop_batch(batch) end
+  return left > 0
+end
+
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'LIMIT', 0, ARGV[2])) do
   local batch = load_batch(id)
   if not batch then
     redis.call('ZREM', P .. 'leases', id)
     unknown = unknown + 1
+  elseif batch.state == 'running' and stood_still then
+    lease(batch, rule.lease_ms)
+    renewed = renewed + 1
   elseif batch.state == 'running' then
     retry(batch, 'worker_lost', rule)
     retried = retried + 1
-  else
+  elseif still_wanted(batch) then
     lease(batch, rule.lease_ms)
     if redis.call('LPOS', P .. 'batch_queue', id) then renewed = renewed + 1
     else

@@ -8,7 +8,7 @@ if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -
 local back = {}
 each_member(batch, function(id, row)
   redis.call('HINCRBY', P .. 'request:' .. id, 'tries', -1)
-  redis.call('HSET', P .. 'request:' .. id, 'state', 'queued')
+  redis.call('HSET', P .. 'request:' .. id, 'state', 'queued', 'qdl', row[DEADLINE]) -- it was picked in time
   redis.call('HDEL', P .. 'request:' .. id, 'batch', 'formed')
   back[#back + 1] = {P .. 'queue:' .. row[TIER], id}
 end)

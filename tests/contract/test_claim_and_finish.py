@@ -50,6 +50,20 @@ async def test_members_out_of_time_end_at_the_claim(pool: Pool) -> None:
     assert await pool.client.zcard(pool.keys.leases) == 0
 
 
+async def test_a_batch_of_a_dead_gateway_is_not_run(pool: Pool) -> None:
+    """The owner died after the batch was formed: nobody would read the answer."""
+    ids = await pool.queue(1)
+    batch_id = await pool.form([("free", 1)])
+    await pool.aged(ids, 2100)
+    await pool.client.delete(pool.keys.gateway("g1"))
+
+    claimed = await pool.batches.claim(batch_id, "w1", "token")
+
+    assert claimed is not None
+    assert claimed.requests == []
+    assert [r.error_code for r in await pool.results.fetch(ids) if r] == ["gateway_lost"]
+
+
 async def test_finish_stores_notes_clears_and_publishes(pool: Pool) -> None:
     """One finish: results stored, audit noted, batch gone, one message to the gateway, the scheduler woken."""
     claimed = await pool.running(3)

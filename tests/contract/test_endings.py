@@ -68,6 +68,41 @@ async def test_expire_ends_the_oldest_first_and_stops_at_the_living(pool: Pool) 
     assert await pool.depth("free") == 2
 
 
+async def test_expire_looks_behind_one_that_may_wait_longer(pool: Pool) -> None:
+    """Customers of one tier may differ in queue age: the oldest does not hide others whose time is up."""
+    (patient,) = await pool.queue(1)
+    hasty = await pool.overdue(await pool.queue(2))
+
+    assert await pool.endings.expire(TIERS) == (2, 0)
+
+    assert await pool.states([patient, *hasty]) == ["queued", "failed", "failed"]
+    assert await pool.depth("free") == 3  # dead entries, until they are the oldest
+
+
+async def test_an_admission_after_its_end_does_nothing(pool: Pool) -> None:
+    """The client was answered while the call was on its way: what arrives late must not run for nobody."""
+    submission = pool.submission()
+    assert await pool.endings.cancel([(submission.id, ErrorCode.NO_CAPACITY)]) == [None]
+
+    (verdict,) = await pool.admit([submission])
+
+    assert verdict.outcome == "duplicate"
+    assert await pool.depth("free") == 0
+    assert await pool.audit() == ([], [])
+
+
+async def test_an_unreadable_reply_costs_only_itself(pool: Pool) -> None:
+    """One stored reply of a newer version, say, does not keep the others from their waiters."""
+    claimed = await pool.running(2)
+    first, second = (r.id for r in claimed.requests)
+    await pool.batches.finish("b1", "token", [done(first), done(second)])
+    await pool.client.hset(pool.keys.request(first), "reply", b"\xc1")
+
+    replies = await pool.results.fetch([first, second])
+
+    assert [r.id if r else None for r in replies] == [None, second]
+
+
 async def test_expire_sweeps_entries_that_ended_in_the_queue(pool: Pool) -> None:
     """A cancelled id at the head of the queue is removed without being ended twice."""
     ids = await pool.queue(2)

@@ -65,6 +65,7 @@ async def test_what_waited_too_long_ends_instead(pool: Pool) -> None:
 async def test_work_of_a_dead_gateway_is_dropped(pool: Pool) -> None:
     """Nobody waits for it, so the GPU never sees it."""
     (request_id,) = await pool.queue(1)
+    await pool.aged([request_id], 2100)
     await pool.client.delete(pool.keys.gateway("g1"))
 
     formed = await pool.batches.form("b1", [("free", 1)], 1, TIERS)
@@ -73,6 +74,16 @@ async def test_work_of_a_dead_gateway_is_dropped(pool: Pool) -> None:
     (reply,) = await pool.results.fetch([request_id])
     assert reply is not None
     assert reply.error_code == "gateway_lost"
+
+
+async def test_a_young_request_shows_that_its_gateway_lives(pool: Pool) -> None:
+    """Redis came back empty and the next heartbeat is still to come: what was just admitted is not a dead gateway's."""
+    (request_id,) = await pool.queue(1)
+    await pool.client.delete(pool.keys.gateway("g1"))
+
+    await pool.form([("free", 1)])
+
+    assert await pool.inflight() == {"inflight:free:b1": [request_id]}
 
 
 async def test_dead_entries_are_skipped(pool: Pool) -> None:

@@ -106,6 +106,44 @@ async def test_a_batch_popped_and_never_claimed_is_pushed_again(pool: Pool) -> N
     assert claimed.requests[0].attempt == 1
 
 
+async def test_a_standstill_is_nobodys_fault(pool: Pool) -> None:
+    """After Redis stood still no worker could renew: running batches get one more lease instead of a lost attempt."""
+    await pool.endings.reap(0)
+    await pool.running(2)
+    await pool.expire_leases()
+    await pool.client.decrby(pool.keys.reaped_at, 700)
+
+    assert await pool.endings.reap(0) == Reaped(1, 0, 0, 0)
+
+    await pool.expire_leases()
+    assert await pool.endings.reap(0) == Reaped(0, 0, 1, 0)
+
+
+async def test_a_batch_that_nobody_will_claim_ends_in_time(pool: Pool) -> None:
+    """Every worker is gone: the members of a formed batch end with their deadline instead of waiting for ever."""
+    ids = await pool.queue(2)
+    await pool.form([("free", 2)])
+    await pool.overdue(ids, "dl")
+    await pool.expire_leases()
+
+    await pool.endings.reap(0)
+
+    assert [r.error_code for r in await pool.results.fetch(ids) if r] == ["deadline_exceeded"] * 2
+    assert await pool.inflight() == {}
+    assert await pool.client.zcard(pool.keys.leases) == 0
+
+
+async def test_a_released_request_was_picked_in_time(pool: Pool) -> None:
+    """The time in a worker's hands does not count as waiting: a hand-back never dies of queue age."""
+    claimed = await pool.running(1)
+    ids = await pool.overdue([r.id for r in claimed.requests])
+    await pool.batches.release(claimed.batch_id, "token")
+
+    again = await pool.form([("free", 1)])
+
+    assert await pool.inflight() == {f"inflight:free:{again}": ids}
+
+
 async def test_two_reapers_at_once_are_harmless(pool: Pool) -> None:
     """Every batch is retried once, whoever comes first."""
     claimed = [(await pool.running(2, token=f"t{i}")) for i in range(5)]

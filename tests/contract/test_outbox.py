@@ -43,9 +43,27 @@ async def test_depth_counts_what_waits_and_what_is_taken(pool: Pool) -> None:
 
 
 async def test_bad_entries_are_kept_bounded(pool: Pool) -> None:
-    """Somebody can look at them; they cannot fill Redis."""
-    await pool.outbox.set_aside([b"x"] * 600)
-    await pool.outbox.set_aside([b"y"] * 600)
-    await pool.outbox.set_aside([])
+    """Somebody can look at them; they cannot fill Redis, and a full Redis does not stop the audit."""
+    for text in (b"x", b"y"):
+        await pool.queue(1)
+        await pool.outbox.take(1)
+        await pool.client.config_set("maxmemory", 1)
+        await pool.outbox.drop(1, [text] * 600)
+        await pool.client.config_set("maxmemory", 0)
 
     assert await pool.client.llen(pool.keys.outbox_bad) == BAD_CAP
+    assert await pool.outbox.depth() == 0
+
+
+async def test_a_late_drop_drops_nothing(pool: Pool) -> None:
+    """A drop whose reply was lost may run after the next take: what it would drop by then is not committed."""
+    for _ in range(3):
+        await pool.queue(1)
+    late = Outbox(pool.client, pool.keys, "auditor")
+    await late.take(1)
+    await late.drop(1)
+    await pool.outbox.take(2)
+
+    await late.drop(1)
+
+    assert len(await pool.outbox.take(2)) == 2

@@ -25,7 +25,7 @@ async def test_an_admission_wakes_at_the_depth_asked_for(
 ) -> None:
     """The dispatcher sleeps through what would not change its mind."""
     if asked is not None:
-        assert await pool.batches.sleep(asked, 2000, TIERS) == 0
+        assert await pool.batches.sleep("d1", asked, 2000, TIERS) == 0
 
     await pool.queue(admitted)
 
@@ -34,16 +34,16 @@ async def test_an_admission_wakes_at_the_depth_asked_for(
 
 async def test_going_to_sleep_shows_what_came_meanwhile(pool: Pool) -> None:
     """An admission between the last look and the sleep pushed no token, so the sleeper must see it itself."""
-    await pool.batches.sleep(0, 2000, TIERS)
+    await pool.batches.sleep("d1", 0, 2000, TIERS)
     await pool.queue(3)
 
-    assert await pool.batches.sleep(1, 2000, TIERS) == 3
+    assert await pool.batches.sleep("d1", 1, 2000, TIERS) == 3
     assert await tokens(pool) == 0
 
 
 async def test_the_wish_ages_out(pool: Pool) -> None:
     """A dispatcher that died asleep does not keep the others from being woken."""
-    await pool.batches.sleep(0, 2000, TIERS)
+    await pool.batches.sleep("d1", 0, 2000, TIERS)
 
     assert 0 < await pool.client.pttl(pool.keys.wake_at) <= 2000
 
@@ -63,3 +63,26 @@ async def test_a_worker_that_has_nothing_ready_wakes(pool: Pool) -> None:
     await pool.client.delete(pool.keys.wake)
     await pool.batches.finish(second.batch_id, "token", [done(r.id) for r in second.requests])
     assert await tokens(pool) == 0
+
+
+async def test_each_dispatcher_has_a_wish_of_its_own(pool: Pool) -> None:
+    """One that sleeps over a full line does not overwrite the wish of another that waits for the next request."""
+    await pool.batches.sleep("d1", 1, 2000, TIERS)
+    await pool.batches.sleep("d2", 0, 2000, TIERS)
+
+    await pool.queue(1)
+
+    assert await tokens(pool) == 1
+
+
+async def test_a_refused_claim_wakes(pool: Pool) -> None:
+    """A dead id in the line kept a finish from waking: whoever pops it must do so instead."""
+    claimed = await pool.running(1)
+    await pool.client.rpush(pool.keys.batch_queue, claimed.batch_id)
+    await pool.client.delete(pool.keys.wake)
+    await pool.batches.finish(claimed.batch_id, "token", [done(r.id) for r in claimed.requests])
+    assert await tokens(pool) == 0
+
+    assert await pool.batches.claim((await pool.pop()) or "", "w1", "t2") is None
+
+    assert await tokens(pool) == 1

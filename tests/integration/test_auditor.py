@@ -179,12 +179,27 @@ async def test_nothing_is_closed_while_entries_wait(client: Redis, database_url:
     await put(client, *([accepted(i)] for i in aged))
     await put(client, *([ended(i)] for i in aged))
     auditor = auditor_for(database_url, client, take_limit=1)
-    auditor._drained_at -= 60  # As after an outage of a minute.
     async with running(auditor):
         await eventually(lambda: drained(client), "the outbox is empty")
 
     assert await count_requests(db) == {"completed": 20}
     assert auditor.stats().closed == 0
+
+
+async def test_a_real_end_replaces_abandoned(client: Redis, database_url: str, db: Connection) -> None:
+    """That nobody would end it was only a guess: clocks differ, and an end may come late. A real end is never replaced."""
+    (request_id,) = new_ids(1)
+    aged = "req_" + f"{int(request_id[4:16], 16) - 60_000:012x}" + request_id[16:]
+    await put(client, [accepted(aged)])
+    auditor = auditor_for(database_url, client)
+    async with running(auditor):
+        await eventually(lambda: auditor.stats().closed == 1, "it is closed as abandoned")
+        await put(client, [ended(aged)])
+        await eventually(lambda: drained(client), "its real end is written")
+
+    row = await find_request(db, aged)
+    assert row is not None
+    assert (row.status, row.error_code, row.http_status) == ("completed", None, 200)
 
 
 async def test_the_last_use_of_keys_is_sampled(client: Redis, database_url: str, db: Connection) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from scheduler.keys import Keys
 from scheduler.outbox import Outbox
 
 class Hanging(Outbox):
-    async def drop(self, count):
+    async def drop(self, count, bad=()):
         print("committed", flush=True)
         await asyncio.Event().wait()
 
@@ -54,11 +55,11 @@ class FailsToDrop(Outbox):
 
     failures = 3
 
-    async def drop(self, count: int) -> None:
+    async def drop(self, count: int, bad: Sequence[bytes] = ()) -> None:
         if self.failures:
             self.failures -= 1
             raise RedisUnavailable("Redis did not answer: cut off between commit and drop")
-        await super().drop(count)
+        await super().drop(count, bad)
 
 
 async def nothing_waits(client: Redis) -> bool:

@@ -3,7 +3,7 @@
 local STATE, TIER, GATEWAY, CUSTOMER, NONCE, AT, FORMED, TRIES, BATCH, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
 local NO_BATCH = {id = '', size = 0, worker = ''}
 local NO_RUN = {gpu_ms = -1, tokens = 0, bytes = 0, tail = cmsgpack.pack(-1, 0, '', '')}
-local ended, mail = {}, {}
+local ended, mail, alive = {}, {}, {}
 
 local function read(id)
   return redis.call('HMGET', P .. 'request:' .. id, 'state', 'tier', 'gw', 'cust', 'nonce', 'at', 'formed', 'tries', 'batch', 'dl', 'qdl')
@@ -25,6 +25,15 @@ local function close(id, row, state, code, batch, run)
   local box = mail[row[GATEWAY]] or {}
   mail[row[GATEWAY]], box[#box + 1] = box, reply
   return true
+end
+
+-- abandoned(row, gone_ms): nobody waits for it any more. A request younger than that shows itself that its gateway
+-- lived, whatever Redis has forgotten meanwhile.
+local function abandoned(row, gone_ms)
+  if now - row[AT] < gone_ms then return false end
+  local gateway = row[GATEWAY]
+  if alive[gateway] == nil then alive[gateway] = redis.call('EXISTS', P .. 'gateway:' .. gateway) == 1 end
+  return not alive[gateway]
 end
 
 local function flush()

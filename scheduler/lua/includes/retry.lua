@@ -21,6 +21,7 @@ local function retry(batch, cause, rule)
   if kept == 0 then drop_batch(batch) return 0 end
   redis.call('HSET', P .. 'batch:' .. batch.id, 'state', 'formed', 'size', kept, 'worker', '', 'token', '')
   lease(batch, rule.lease_ms)
+  redis.call('LREM', P .. 'batch_queue', 0, batch.id) -- a short list, where it may still stand from before its claim
   redis.call('LPUSH', P .. 'batch_queue', batch.id)
   return kept
 end

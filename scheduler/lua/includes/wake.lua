@@ -3,8 +3,16 @@ local function wake()
   if redis.call('LLEN', P .. 'wake') == 0 then redis.call('LPUSH', P .. 'wake', 1) end
 end
 
--- wake_at(depth): a token only where a scheduler asked to be woken at this many waiting requests, or never asked.
+-- wake_at(depth): a token where any dispatcher asked to be woken at this many waiting requests, or none is asleep.
 local function wake_at(depth)
-  local at = tonumber(redis.call('GET', P .. 'wake_at') or 1)
-  if at > 0 and depth >= at then wake() end
+  local wishes, asleep = redis.call('HGETALL', P .. 'wake_at'), false
+  for i = 1, #wishes, 2 do
+    local at, holds = string.match(wishes[i + 1], '^(%d+) (%d+)')
+    if tonumber(holds) < now then redis.call('HDEL', P .. 'wake_at', wishes[i])
+    else
+      asleep = true
+      if tonumber(at) > 0 and depth >= tonumber(at) then return wake() end
+    end
+  end
+  if not asleep then wake() end
 end

@@ -1,0 +1,13 @@
+#!lua flags=allow-oom
+-- audit_drop: forget taken entries that are committed, and keep aside those that nobody can write.
+-- The oldest of them is named by its hash: a call that arrives late, after others were taken, drops nothing.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 auditor id, 3 entries to drop, 4 SHA-1 of the oldest, 5 cap of the bad list, 6... bad.
+-- Returns 1, or 0 where the oldest entry is another one.
+-- include: prelude
+local own = P .. 'outbox:' .. ARGV[2]
+local oldest = redis.call('LINDEX', own, -1)
+if not oldest or redis.sha1hex(oldest) ~= ARGV[4] then return 0 end
+for i = 6, #ARGV do redis.call('LPUSH', P .. 'outbox_bad', ARGV[i]) end
+redis.call('LTRIM', P .. 'outbox_bad', 0, tonumber(ARGV[5]) - 1)
+redis.call('RPOP', own, tonumber(ARGV[3]))
+return 1
