@@ -5,8 +5,7 @@ import contextlib
 import io
 import os
 import sys
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -14,45 +13,13 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
+from bench_stand_in import KEYS, StandIn, error_answer, reversed_answer
 from tierlane.bench.conduct import measure
 from tierlane.bench.document import Document, document
 from tierlane.bench.plan import read_address, read_plan
 from tierlane.bench.progress import Progress
 from tierlane.bench.stack_info import read_stack
 from tierlane.bench.tally import Silence
-
-KEYS = {"enterprise": "tl_e_x", "paid": "tl_p_x", "free": "tl_f_x"}
-Behaviour = Callable[[int, str, web.Request], Awaitable[web.Response]]
-
-
-def reversed_answer(text: str) -> web.Response:
-    body = {"request_id": f"req_{uuid.uuid4().hex}", "output": text[::-1], "metadata": {}}
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
-
-
-def error_answer(status: int, code: str) -> web.Response:
-    return web.json_response({"error": {"message": "No.", "code": code}}, status=status)
-
-
-class StandIn:
-    """Answers each request by `behaviour(number, input, request)`, number from 1 in order of arrival."""
-
-    def __init__(self) -> None:
-        self.behaviour: Behaviour = self.obey
-        self.number = 0
-        self.keys: list[str] = []
-        self.connections: set[object] = set()
-        self.url = ""
-
-    async def obey(self, number: int, text: str, request: web.Request) -> web.Response:
-        return reversed_answer(text)
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        text = (await request.json())["input"]
-        self.number += 1
-        self.keys.append(request.headers["Authorization"].removeprefix("Bearer "))
-        self.connections.add(request.transport)
-        return await self.behaviour(self.number, text, request)
 
 
 @pytest.fixture
