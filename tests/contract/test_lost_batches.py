@@ -28,6 +28,16 @@ async def test_a_failed_batch_goes_to_the_head_of_the_line(pool: Pool) -> None:
     assert await pool.batches.finish("b1", "token-2", [done(r.id) for r in again.requests]) == 0
 
 
+async def test_a_retried_batch_stands_in_line_once(pool: Pool) -> None:
+    """The reaper pushed it again before its slow claim came: the entry that was left there is not doubled."""
+    await pool.running(1)
+    await pool.client.rpush(pool.keys.batch_queue, "b1")
+
+    await pool.batches.fail("b1", "token", ErrorCode.WORKER_LOST, 0)
+
+    assert [await pool.pop(), await pool.pop()] == ["b1", None]
+
+
 async def test_only_the_owner_can_fail_a_batch(pool: Pool) -> None:
     """A supervisor that lost its batch cannot give it away a second time."""
     await pool.running(1)

@@ -50,6 +50,7 @@ class FakeRedis:
         self.failures = 0
         self.verdict = ACCEPTED
         self.admitted: list[list[str]] = []
+        self.total_ms: list[int] = []
         self.cancelled: list[list[tuple[str, ErrorCode]]] = []
         self.standing: dict[str, Reply] = {}
 
@@ -57,6 +58,7 @@ class FakeRedis:
         self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission]
     ) -> list[Verdict]:
         self.admitted.append([submission.id for submission in submissions])
+        self.total_ms += [submission.total_ms for submission in submissions]
         await self._answer()
         return [self.verdict for _ in submissions]
 
@@ -217,6 +219,38 @@ async def test_a_tier_that_is_gone_fails_only_its_own() -> None:
 
     assert await stray.future is ErrorCode.CATALOG_UNAVAILABLE
     assert (redis.admitted, other.verdict) == ([["other"]], ACCEPTED)
+
+
+@pytest.mark.parametrize(("arrived", "left_ms"), [(10.0, 4000), (9.99, 4000), (9.5, 3500), (5.0, 1)])
+async def test_the_deadline_counts_from_the_arrival(arrived: float, left_ms: int) -> None:
+    """Time spent waiting for admission is taken off what Redis is told, so that no run outlives the client's 504."""
+    redis = FakeRedis()
+    admitter = Admitter(redis, limits, Cancels(redis), clock=lambda: 10.0)
+    admitter.submit(waiter("a", started=arrived))
+    task = asyncio.create_task(admitter.run())
+    await settled()
+    await end_all([task])
+
+    assert redis.total_ms == [left_ms]
+
+
+async def test_an_acceptance_after_the_answer_is_cancelled() -> None:
+    """The sweep answered 504 while the call was under way: the request must not run for nobody."""
+    redis = FakeRedis()
+    redis.gate.clear()
+    cancels = Cancels(redis)
+    admitter = Admitter(redis, limits, cancels)
+    answered = waiter("answered")
+    admitter.submit(answered)
+    task = asyncio.create_task(admitter.run())
+    await settled()
+    answered.finish(ErrorCode.DEADLINE_EXCEEDED)
+    redis.gate.set()
+    await settled()
+    await end_all([task])
+    await cancels.flush()
+
+    assert redis.cancelled == [[("answered", ErrorCode.CANCELLED)]]
 
 
 async def test_a_client_that_left_during_admission_is_cancelled_after_it() -> None:
