@@ -34,6 +34,9 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     burst: float
     trace_id: str = ""
+    idempotency: str = ""  # What names the client's Idempotency-Key, unique over customers; "": none was sent.
+    fingerprint: str = ""  # Of the body, so that a key that is used for another body is noticed.
+    again: bool = False  # It was accepted before, and Redis may have lost it: no limit is asked or spent again.
     body: bytes
 
 
@@ -61,6 +64,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     reset_ms: int
     retry_after_ms: int
     depth: int
+    stored_id: str = ""  # Whose stored answer is to be replayed.
 
 
 _encode = msgspec.msgpack.Encoder().encode

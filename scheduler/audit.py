@@ -36,9 +36,23 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag="e"):
     attempts: int
     tokens_used: int
     output_bytes: int
+    mode: str = "queue"  # Or "direct": a worker was called past Redis.
+    delivered: bool = False  # Written by a gateway for what it told its client, which outweighs a failure noted later.
 
 
-Record = Accepted | Ended
+class DeadLetter(msgspec.Struct, array_like=True, frozen=True, tag="d"):
+    """A request was given up for good. `body` is its packed payload as Lua packs a string; see `inner`."""
+
+    id: str
+    customer_id: str
+    tier: str
+    error_code: str
+    attempts: int
+    worker_ids: list[str]
+    body: msgspec.Raw
+
+
+Record = Accepted | Ended | DeadLetter
 
 _one = msgspec.msgpack.Decoder(Record)
 _many = msgspec.msgpack.Decoder(list[msgspec.Raw])

@@ -43,6 +43,8 @@ class ErrorCode(StrEnum):
     CANCELLED = "cancelled"
     ABANDONED = "abandoned"
     INTERNAL_ERROR = "internal_error"
+    IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"
+    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
 
 
 class HttpError(NamedTuple):
@@ -90,6 +92,12 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.CANCELLED: HttpError(499, _INVALID, "The client closed the request."),
     ErrorCode.ABANDONED: HttpError(504, _TIMEOUT, "The request was never finished.", retry=False),
     ErrorCode.INTERNAL_ERROR: HttpError(500, _SERVER, "The server failed."),
+    ErrorCode.IDEMPOTENCY_IN_PROGRESS: HttpError(
+        409, "idempotency_error", "The first request with this Idempotency-Key is still running.", retry=True
+    ),
+    ErrorCode.IDEMPOTENCY_KEY_REUSED: HttpError(
+        422, "idempotency_error", "This Idempotency-Key was used with another body.", retry=False
+    ),
 }
 
 

@@ -37,6 +37,7 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     service_p95_ms: float
     backend: str
     model_version: str
+    direct: str = ""  # host:port of its direct endpoint; "": it has none.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -52,6 +53,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     service_p95_ms: float
     backend: str
     model_version: str
+    direct: str = ""
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

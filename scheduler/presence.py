@@ -104,6 +104,7 @@ def _view(row: tuple[str, float, bool, msgspec.Raw]) -> WorkerView:
         service_p95_ms=beat.service_p95_ms,
         backend=beat.backend,
         model_version=beat.model_version,
+        direct=beat.direct,
     )
 
 

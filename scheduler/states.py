@@ -25,3 +25,6 @@ class Admission(StrEnum):
     SHED = "shed"  # Too much waits in this tier and those above it.
     QUEUE_FULL = "queue_full"  # The tier's queue is at its cap.
     BACKPRESSURE = "backpressure"  # Redis has too little memory left to store it.
+    REPLAYED = "replayed"  # Its idempotency key has an answer already; the verdict names the request that has it.
+    IN_PROGRESS = "in_progress"  # The request of its idempotency key is still under way.
+    REUSED = "reused"  # Its idempotency key was used with another body.
