@@ -12,6 +12,7 @@ would not stop.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -19,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from scheduler.errors import RedisUnavailable, StartError
+from scheduler.sentinel import SCHEMES, primary_client
 
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)
@@ -26,16 +28,17 @@ _POOL_SIZE = 16
 
 
 def _client(url: str, size: int) -> Redis:
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=size,
-        timeout=COMMAND_TIMEOUT_S,
-        socket_timeout=None,
-        socket_connect_timeout=COMMAND_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-        health_check_interval=0,
-    )
-    return Redis.from_pool(pool)
+    options: dict[str, Any] = {
+        "max_connections": size,
+        "timeout": COMMAND_TIMEOUT_S,
+        "socket_timeout": None,
+        "socket_connect_timeout": COMMAND_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+    }
+    if url.startswith(SCHEMES):
+        return primary_client(url, **options)
+    return Redis.from_pool(BlockingConnectionPool.from_url(url, **options))
 
 
 def command_client(url: str) -> Redis:

@@ -41,7 +41,8 @@ def flag(setting: str) -> str:
 SHARED = {
     "redis_url": Text(
         "",
-        "Redis or Valkey to use, as redis://, rediss:// or unix://. `tierlane up` starts its own server when unset.",
+        "Redis or Valkey to use, as redis://, rediss://, unix://, or redis+sentinel://host:port,host:port/service. "
+        "`tierlane up` starts its own server when unset.",
     ),
     "database_url": Text(
         "",

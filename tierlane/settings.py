@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from scheduler.errors import StartError
 from tierlane.setting_errors import SettingsError, first_error, unknown_name
 from tierlane.setting_texts import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
 
@@ -22,7 +23,7 @@ from tierlane.setting_texts import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX,
 FOREIGN_PREFIXES = ("TIERLANE_BENCH_", "TIERLANE_CHAOS_", "TIERLANE_TEST_")
 
 MIN_TOKEN_CHARS = 16
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 DATABASE_SCHEME = "postgresql+asyncpg://"
 
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
@@ -93,7 +94,9 @@ class Settings(BaseSettings):
     @classmethod
     def _known_redis_scheme(cls, value: str) -> str:
         if value and not value.startswith(REDIS_SCHEMES):
-            raise ValueError("must begin with redis://, rediss:// or unix://")
+            raise ValueError("must begin with redis://, rediss://, unix:// or redis+sentinel://")
+        if "+sentinel://" in value:
+            _check_sentinel_url(value)
         return value
 
     @field_validator("database_url")
@@ -191,6 +194,15 @@ def _refuse_unknown_variables() -> None:
                 # Compared without the prefix, which would make everything look similar.
                 similar = [PREFIX + match for match in get_close_matches(own, sorted(known), 1)]
                 raise SettingsError(unknown_name(name, similar))
+
+
+def _check_sentinel_url(url: str) -> None:
+    from scheduler.sentinel import parse  # noqa: PLC0415 - the Redis client takes long to load, and few need it here
+
+    try:
+        parse(url)
+    except StartError as error:
+        raise ValueError(str(error)) from None
 
 
 def _is_set(value: object) -> bool:

@@ -1,0 +1,104 @@
+"""Redis behind Sentinel: the URL form, and a pool whose connections always go to the primary of the moment.
+
+    redis+sentinel://[user:password@]host:port[,host:port...]/service[/db]        (rediss+sentinel:// with TLS)
+
+A failover may lose what the old primary had acknowledged last: those who hold the requests submit them again.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+
+from scheduler.errors import StartError
+
+SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
+DEFAULT_PORT = 26379
+ASK_TIMEOUT_S = 0.08
+"""For each Sentinel asked: two that hang must leave time for the third within one command's 0.25 s."""
+
+
+class SentinelUrl(NamedTuple):
+    """A Sentinel URL taken apart; `credentials` are for the servers, not for the Sentinels."""
+
+    nodes: list[tuple[str, int]]
+    service: str
+    database: int
+    credentials: dict[str, str]
+    tls: bool
+
+
+def parse(url: str) -> SentinelUrl:
+    """Raises StartError, which names the part at fault."""
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    path = [part for part in parts.path.split("/") if part]
+    if not path or len(path) > 2:
+        raise StartError("The Redis URL must end in the name of the service that Sentinel watches, as in .../primary.")
+    if len(path) == 2 and not path[1].isdigit():
+        raise StartError(f"The Redis URL must name its database by number, not {path[1]!r}.")
+    return SentinelUrl(
+        nodes=[_node(host) for host in hosts.split(",")],
+        service=unquote(path[0]),
+        database=int(path[1]) if len(path) == 2 else 0,
+        credentials=_credentials(user) if at else {},
+        tls=parts.scheme.startswith("rediss"),
+    )
+
+
+def _node(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(DEFAULT_PORT)
+    if not host or not port.isdigit():
+        raise StartError(f"The Redis URL names {text!r} as a Sentinel, which is not host:port.")
+    return host.strip("[]"), int(port)
+
+
+def _credentials(text: str) -> dict[str, str]:
+    user, _, password = text.partition(":")
+    named = {"username": unquote(user), "password": unquote(password)}
+    return {name: value for name, value in named.items() if value}
+
+
+class PrimaryPool(BlockingConnectionPool):
+    """Connections to the primary; who that is is asked of Sentinel for each new connection.
+
+    redis-py's own Sentinel pool raises at once when all connections are in use, where this one waits.
+    """
+
+    # What SentinelManagedConnection looks for in its pool.
+    is_master = True
+    check_connection = False
+
+    def __init__(self, where: SentinelUrl, **options: Any) -> None:
+        connection = SentinelManagedSSLConnection if where.tls else SentinelManagedConnection
+        super().__init__(connection_class=connection, db=where.database, **options)
+        self.connection_kwargs |= where.credentials
+        self.connection_kwargs["connection_pool"] = weakref.proxy(self)
+        self._service = where.service
+        asking = {"socket_timeout": ASK_TIMEOUT_S, "socket_connect_timeout": ASK_TIMEOUT_S}
+        self._sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
+            where.nodes, sentinel_kwargs=asking | {"retry": options["retry"]}
+        )
+        self._primary: tuple[str, int] | None = None
+
+    async def get_master_address(self) -> tuple[str, int]:
+        """Called by each new connection. Raises MasterNotFoundError, a ConnectionError, where no Sentinel knows one."""
+        found: tuple[str, int] = await self._sentinel.discover_master(self._service)
+        if found != self._primary:
+            self._primary = found
+            await self.disconnect(inuse_connections=False)  # Idle ones lead to the old primary.
+        return found
+
+    async def aclose(self) -> None:
+        """Close the connections to the Sentinels, too."""
+        await super().aclose()
+        await self._sentinel.aclose()
+
+
+def primary_client(url: str, **options: Any) -> Redis:
+    """A client of the primary behind a Sentinel URL. Raises StartError for a URL that is not one."""
+    return Redis.from_pool(PrimaryPool(parse(url), **options))

@@ -1,0 +1,144 @@
+"""A primary behind Sentinel dies: every kind of client finds the next one by itself, each call bounded as always."""
+
+import asyncio
+import signal
+import time
+
+import pytest
+from redis.asyncio import Redis
+
+from eventually import eventually
+from gateway.subscriber import Subscriber
+from gateway.waiters import Waiters
+from integration.sentinel_fixtures import Failover, failover, failover_client
+from pool import Pool
+from scheduler.batches import ReadyBatches
+from scheduler.connections import blocking_client, bounded, check_server, command_client, subscriber_client
+from scheduler.errors import RedisUnavailable, StartError
+from scheduler.keys import Keys
+from scheduler.replies import Results
+from scheduler.sentinel import SentinelUrl, parse
+
+__all__ = ["failover", "failover_client"]
+
+
+async def write(client: Redis) -> bool:
+    """Whether a write is taken now; every try ends within its bound."""
+    began = time.monotonic()
+    try:
+        async with bounded():
+            await client.set("canary", "1", px=60_000)
+    except RedisUnavailable:
+        return False
+    finally:
+        assert time.monotonic() - began < 1.0
+    return True
+
+
+async def test_commands_go_to_the_next_primary(failover: Failover, failover_client: Redis) -> None:
+    """After the death of the primary, calls fail within their bound and then reach the promoted replica."""
+    await check_server(failover_client)
+    assert await write(failover_client)
+
+    failover.kill_primary()
+
+    assert not await write(failover_client)
+    await eventually(lambda: write(failover_client), "a write on the next primary", 20.0)
+
+
+async def test_a_primary_that_hangs_is_left_and_never_written_to_again(
+    failover: Failover, failover_client: Redis
+) -> None:
+    """While the primary stands still another takes over; once it goes on, it takes no write of ours any more."""
+    assert await write(failover_client)
+    failover.signal_primary(signal.SIGSTOP)
+    await eventually(lambda: write(failover_client), "a write on the next primary", 20.0)
+    failover.signal_primary(signal.SIGCONT)
+
+    async def written_to_the_next_only() -> bool:
+        if not await write(failover_client):
+            return False
+        async with bounded():
+            return int((await failover_client.info("server"))["tcp_port"]) == failover.ports[1]
+
+    for _ in range(20):
+        await eventually(written_to_the_next_only, "writes go to the next primary")
+
+
+async def test_scripts_are_sent_again_to_a_primary_that_never_saw_them(
+    failover: Failover, failover_client: Redis
+) -> None:
+    """The promoted replica may not know a script by its hash: admission works there all the same."""
+    pool = Pool(failover_client, Keys())
+    await pool.queue(1)
+
+    failover.kill_primary()
+    await eventually(lambda: write(failover_client), "a write on the next primary", 20.0)
+
+    [request_id] = await pool.queue(1)
+    assert await pool.states([request_id]) == ["queued"]
+
+
+async def test_blocking_reads_and_subscriptions_follow(failover: Failover, failover_client: Redis) -> None:
+    """A worker's BLPOP and a gateway's subscription work on the next primary without anybody's help."""
+    blocking, listening = blocking_client(failover.url), subscriber_client(failover.url)
+    ready = ReadyBatches(blocking, Keys(), 0.2)
+    waiters = Waiters()
+    subscriber = Subscriber(listening, "responses:g1", waiters, Results(failover_client, Keys()))
+    loop = asyncio.create_task(subscriber.run())
+    await eventually(subscriber.subscribed.is_set, "subscribed to the first primary")
+    assert await ready.pop() is None
+
+    failover.kill_primary()
+    await eventually(lambda: write(failover_client), "a write on the next primary", 20.0)
+
+    async def pushed_and_popped() -> bool:
+        try:
+            async with bounded():
+                await failover_client.lpush("batch_queue", "b1")
+            return await ready.pop() == "b1"
+        except RedisUnavailable:
+            return False
+
+    await eventually(pushed_and_popped, "a pop on the next primary", 10.0)
+    await eventually(subscriber.subscribed.is_set, "subscribed to the next primary", 10.0)
+    async with bounded():
+        assert await failover_client.publish("responses:g1", b"junk") == 1
+    await eventually(lambda: subscriber.malformed == 1, "the message came")
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    await failover_client.delete("batch_queue")
+    await blocking.aclose()
+    await listening.aclose()
+
+
+async def test_no_sentinel_at_all_is_redis_away() -> None:
+    """With no Sentinel to ask, a call fails as if Redis were away, within its bound."""
+    client = command_client("redis+sentinel://127.0.0.1:1,127.0.0.1:2/primary")
+
+    assert not await write(client)
+
+    await client.aclose()
+
+
+def test_a_sentinel_url_is_taken_apart() -> None:
+    """Several Sentinels, the default port, credentials, service and database."""
+    assert parse("redis+sentinel://us%40er:pass@a:1,b,[::1]:3/primary/2") == SentinelUrl(
+        [("a", 1), ("b", 26379), ("::1", 3)], "primary", 2, {"username": "us@er", "password": "pass"}, tls=False
+    )
+    assert parse("rediss+sentinel://a/primary").tls
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("redis+sentinel://a:1", "service"),
+        ("redis+sentinel://a:1/primary/x", "'x'"),
+        ("redis+sentinel://a:1,:2/primary", "':2'"),
+        ("redis+sentinel://a:z/primary", "'a:z'"),
+    ],
+)
+def test_a_bad_sentinel_url_is_refused_with_the_part_at_fault(url: str, names: str) -> None:
+    """One sentence that names what is wrong."""
+    with pytest.raises(StartError, match=names):
+        parse(url)
