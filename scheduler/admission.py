@@ -17,7 +17,7 @@ KEEP_MS = 30_000
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that asks to enter. Times in ms, `rate` and `burst` are the key's effective limit in requests.
+    """One request that asks to enter. Times are ms that are left, `rate` and `burst` the key's limit in requests.
 
     The order of the fields is that of admit.lua; `body` stays last, since it travels apart (Lua's msgpack has no bin).
     """
@@ -64,7 +64,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     reset_ms: int
     retry_after_ms: int
     depth: int
-    stored_id: str = ""  # Whose stored answer is to be replayed.
+    stored_id: str = ""  # Whose stored answer is to be replayed, where the outcome is REPLAYED.
 
 
 _encode = msgspec.msgpack.Encoder().encode

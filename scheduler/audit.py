@@ -41,7 +41,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag="e"):
 
 
 class DeadLetter(msgspec.Struct, array_like=True, frozen=True, tag="d"):
-    """A request was given up for good. `body` is its packed payload as Lua packs a string; see `inner`."""
+    """A request was given up for good. `body` is its packed payload as Lua packs a string; see packed.inner."""
 
     id: str
     customer_id: str

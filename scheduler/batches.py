@@ -16,7 +16,7 @@ LEASE_MS = 600
 """A lease; the worker renews it every 150 ms while its model makes progress."""
 
 RETRY_BUDGET = 2
-"""Lost workers that one request may survive; the third loss ends it and puts it on the DLQ."""
+"""Lost workers that one request may survive; the third loss ends it and makes it a dead letter."""
 
 GATEWAY_GONE_MS = 2000
 """A gateway that was silent for so long is dead: its queued work is dropped before the GPU."""
@@ -121,13 +121,16 @@ class Batches:
         return int(await self._finish(batch_id, token, heads, *map(_tail, outcomes)))
 
     async def fail(self, batch_id: str, token: str, cause: ErrorCode, min_left_ms: int) -> bool:
-        """The model process was lost with this batch: retry what has budget and time; False where it is not ours."""
-        kept = await self._fail(batch_id, token, cause, RETRY_BUDGET, min_left_ms, self._lease_ms)
+        """The model process was lost with this batch; False where it is not ours.
+
+        What has budget and time is run again in smaller batches, so that one bad member ends alone.
+        """
+        kept = await self._fail(batch_id, token, cause, RETRY_BUDGET, min_left_ms, self._lease_ms, BATCH_KEEP_MS)
         return bool(kept >= 0)
 
     async def release(self, batch_id: str, token: str) -> bool:
         """Hand a claimed batch back on a graceful stop: nothing is counted; False where it is not ours."""
-        return bool(await self._release(batch_id, token) >= 0)
+        return bool(await self._release(batch_id, token, self._lease_ms, BATCH_KEEP_MS) >= 0)
 
     async def push_back(self, batch_id: str) -> None:
         """Return a batch that was popped and will not be claimed to the head of the line."""

@@ -10,6 +10,7 @@ import structlog
 
 from scheduler.endings import Endings
 from scheduler.errors import RedisUnavailable
+from scheduler.failpoints import failpoint
 from scheduler.presence import Presence
 
 log = structlog.get_logger("scheduler")
@@ -53,6 +54,7 @@ class Caretaker:
     async def _reap(self) -> None:
         reaped = await self._endings.reap(self._min_left_ms(), round(self._pass_s * 1000))
         if reaped.pushed_again or reaped.retried or reaped.unknown:
+            failpoint("reaped")
             log.warning("reaped", pushed_again=reaped.pushed_again, retried=reaped.retried, unknown=reaped.unknown)
 
     async def _expire(self) -> None:

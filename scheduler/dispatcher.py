@@ -17,6 +17,7 @@ from scheduler.batch_policy import BatchPolicy, Decision, Snapshot, Waiting, dec
 from scheduler.batches import Batches
 from scheduler.connections import bounded
 from scheduler.errors import RedisUnavailable
+from scheduler.failpoints import failpoint
 from scheduler.keys import Keys
 from scheduler.observation import Queues
 
@@ -53,6 +54,7 @@ class Waker:
                 await backoff.sleep()
                 continue
             if token:
+                failpoint("wake_popped")
                 self._event.set()
 
     async def wait(self, timeout_s: float) -> None:
@@ -105,7 +107,9 @@ class Dispatcher:
             if not decision.picks:
                 return await self._sleep(decision, names)
             before = queues.depth
+            failpoint("form_undone")
             formed = await self._batches.form(uuid7().hex, decision.picks, decision.ready_limit, names)
+            failpoint("form_unnoted")
             self._credit, queues = decision.credit, formed.queues
             self._depth_left = queues.depth
             self.formed += formed.size

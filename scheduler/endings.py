@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.batches import LEASE_MS, RETRY_BUDGET
+from scheduler.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
 from scheduler.replies import Reply, readable
@@ -60,4 +60,5 @@ class Endings:
 
         `pass_ms` is how often this is done: where it is late by half a lease, running batches get one more lease.
         """
-        return Reaped(*await self._reap(REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms, pass_ms))
+        found = await self._reap(REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms, pass_ms, BATCH_KEEP_MS)
+        return Reaped(*found)

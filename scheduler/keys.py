@@ -25,8 +25,10 @@ class Keys:
         self.outbox_bad = self.prefix + "outbox_bad"
         self.auditors = self.prefix + "auditors"
         self.dlq = self.prefix + "dlq"
+        self.retry_budget = self.prefix + "retry_budget"
         self.wake = self.prefix + "wake"
         self.reaped_at = self.prefix + "reaped_at"
+        self.resumed_at = self.prefix + "resumed_at"
         self.wake_at = self.prefix + "wake_at"
         self.epoch = self.prefix + "epoch"
         self.gpus = self.prefix + "gpus"
@@ -44,6 +46,10 @@ class Keys:
 
     def request(self, request_id: str) -> str:
         return f"{self.prefix}request:{request_id}"
+
+    def idempotency(self, value: str) -> str:
+        """Whose request holds a client's Idempotency-Key; `value` is what `Submission.idempotency` says."""
+        return f"{self.prefix}idem:{value}"
 
     def gpu(self, worker_id: str) -> str:
         return f"{self.prefix}gpu:{worker_id}"

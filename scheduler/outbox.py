@@ -12,6 +12,9 @@ from scheduler.scripts import Script
 BAD_CAP = 1000
 """Entries that could not be written are kept for a look, at most so many."""
 
+TAKE_BYTES = 8 << 20
+"""A take ends with the entry that fills this: dead letters carry bodies, and the answer must come in a call's time."""
+
 
 class Outbox:
     """One auditor's hands on the outbox: take, then drop what is committed. All raise RedisUnavailable."""
@@ -28,9 +31,10 @@ class Outbox:
     async def take(self, limit: int) -> list[bytes]:
         """Move up to `limit` entries into the own list, dead auditors' first, and return that list, oldest first.
 
-        Entries taken before and not dropped are returned again. Only the auditor that holds the lock may call this.
+        It ends early behind the entry with which they come to TAKE_BYTES. Entries taken before and not dropped are
+        returned again. Only the auditor that holds the lock may call this.
         """
-        entries: list[bytes] = await self._take(self._auditor_id, limit)
+        entries: list[bytes] = await self._take(self._auditor_id, limit, TAKE_BYTES)
         self._oldest = sha1(entries[0], usedforsecurity=False).hexdigest() if entries else ""
         return entries
 

@@ -1,7 +1,7 @@
 """Who is there: heartbeats of workers and gateways, the census of healthy GPUs, and one look at everything."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
@@ -10,6 +10,7 @@ from scheduler.batches import GATEWAY_GONE_MS
 from scheduler.connections import bounded
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
+from scheduler.packed import inner
 from scheduler.scripts import Script
 
 GONE_MS = 1000
@@ -24,6 +25,17 @@ _stats = msgspec.msgpack.Decoder(GatewayStats)
 _observed = msgspec.msgpack.Decoder(
     tuple[Queues, list[tuple[str, float, bool, msgspec.Raw]], list[msgspec.Raw], int, int]
 )
+
+
+class BeatReply(NamedTuple):
+    """What Redis says to a gateway that beats.
+
+    `epoch_us` is when this Redis was first used: another one than before means that it came back empty. `memory_share`
+    of its limit is in use, 0.0 where it has none.
+    """
+
+    epoch_us: int
+    memory_share: float
 
 
 class Presence:
@@ -48,9 +60,10 @@ class Presence:
         """A graceful leave: the worker is forgotten, not counted as lost."""
         await self._forget(self._keys.gpus, worker_id, self._keys.gpu(worker_id))
 
-    async def gateway_beat(self, stats: GatewayStats) -> bool:
-        """Register or refresh a gateway; True where it was not known (it is new, or Redis came back empty)."""
-        return bool(await self._gateway_beat(stats.gateway_id, _encode(stats), GATEWAY_GONE_MS))
+    async def gateway_beat(self, stats: GatewayStats) -> BeatReply:
+        """Register or refresh a gateway."""
+        epoch_us, share = await self._gateway_beat(stats.gateway_id, _encode(stats), GATEWAY_GONE_MS)
+        return BeatReply(int(epoch_us), float(share))
 
     async def gateway_gone(self, gateway_id: str) -> None:
         """A graceful leave, once nothing waits there any more."""
@@ -118,14 +131,6 @@ _T = TypeVar("_T")
 def _unpacked(decoder: msgspec.msgpack.Decoder[_T], raw: msgspec.Raw) -> _T | None:
     """Lua packs a nested msgpack text as a string: cut its header, then decode what is inside."""
     try:
-        return decoder.decode(_inner(bytes(raw)))
-    except (msgspec.MsgspecError, IndexError):
+        return decoder.decode(inner(bytes(raw)))
+    except (msgspec.MsgspecError, ValueError):
         return None
-
-
-def _inner(packed: bytes) -> bytes:
-    """The content of a msgpack str or bin, whatever its bytes."""
-    head = packed[0]
-    if 0xA0 <= head <= 0xBF:
-        return packed[1:]
-    return packed[{0xD9: 2, 0xDA: 3, 0xDB: 5, 0xC4: 2, 0xC5: 3, 0xC6: 5}[head] :]

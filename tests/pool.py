@@ -6,14 +6,15 @@ from typing import Any
 from redis.asyncio import Redis
 
 from scheduler.admission import Admissions, Submission, TierLimit, Verdict
-from scheduler.audit import Accepted, Ended, decode_entry
+from scheduler.adoption import Adoption
+from scheduler.audit import Accepted, DeadLetter, Ended, Record, decode_entry
 from scheduler.batches import Batches, ClaimedBatch, Outcome
 from scheduler.endings import Endings
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, WorkerBeat
 from scheduler.outbox import Outbox
 from scheduler.payload import Payload, encode_payload
-from scheduler.presence import Presence
+from scheduler.presence import BeatReply, Presence
 from scheduler.replies import Results
 from scheduler.request_id import new_request_id
 
@@ -32,9 +33,10 @@ class Pool:
         self.presence = Presence(client, keys, gone_ms=gone_ms)
         self.results = Results(client, keys)
         self.outbox = Outbox(client, keys, "auditor")
+        self.adoption = Adoption(client, keys)
         self._formed = 0
 
-    async def gateway_lives(self, gateway_id: str) -> bool:
+    async def gateway_lives(self, gateway_id: str) -> BeatReply:
         return await self.presence.gateway_beat(GatewayStats(gateway_id, 0.0, {}))
 
     async def worker_beats(self, worker_id: str, status: str = "ready") -> None:
@@ -58,9 +60,13 @@ class Pool:
         return Submission(**fields | changes)
 
     async def admit(
-        self, submissions: Sequence[Submission], tiers: Sequence[TierLimit] = WIDE, capacity: float = 0.0
+        self,
+        submissions: Sequence[Submission],
+        tiers: Sequence[TierLimit] = WIDE,
+        capacity: float = 0.0,
+        gateway: str = "g1",
     ) -> list[Verdict]:
-        return await Admissions(self.client, self.keys, "g1").admit(tiers, capacity, submissions)
+        return await Admissions(self.client, self.keys, gateway).admit(tiers, capacity, submissions)
 
     async def queue(self, count: int, tier: str = "free", **changes: Any) -> list[str]:
         """Admit `count` requests; their ids, oldest first."""
@@ -92,15 +98,19 @@ class Pool:
         popped = await self.client.lpop(self.keys.batch_queue)
         return popped.decode() if popped else None
 
+    async def claim_next(self, worker_id: str = "w1", token: str = "token") -> ClaimedBatch:
+        """Claim the next ready batch."""
+        batch_id = await self.pop()
+        assert batch_id is not None
+        claimed = await self.batches.claim(batch_id, worker_id, token)
+        assert claimed is not None
+        return claimed
+
     async def running(self, count: int, tier: str = "free", token: str = "token") -> ClaimedBatch:
         """A claimed batch of `count` fresh requests."""
         await self.queue(count, tier)
         await self.form([(tier, count)])
-        batch_id = await self.pop()
-        assert batch_id is not None
-        claimed = await self.batches.claim(batch_id, "w1", token)
-        assert claimed is not None
-        return claimed
+        return await self.claim_next("w1", token)
 
     async def states(self, ids: Sequence[str]) -> list[str]:
         return [(await self.client.hget(self.keys.request(i), "state")).decode() for i in ids]
@@ -116,10 +126,24 @@ class Pool:
         return found
 
     async def audit(self) -> tuple[list[Accepted], list[Ended]]:
+        """The beginnings and the ends that the outbox holds, oldest first."""
+        records = await self.records()
+        return [r for r in records if isinstance(r, Accepted)], [r for r in records if isinstance(r, Ended)]
+
+    async def letters(self) -> list[DeadLetter]:
+        """The dead letters that the outbox holds, oldest first."""
+        return [r for r in await self.records() if isinstance(r, DeadLetter)]
+
+    async def records(self) -> list[Record]:
         """Everything that the outbox holds, oldest first."""
         entries = await self.client.lrange(self.keys.outbox, 0, -1)
-        records = [record for entry in reversed(entries) for record in decode_entry(entry)[0]]
-        return [r for r in records if isinstance(r, Accepted)], [r for r in records if isinstance(r, Ended)]
+        return [record for entry in reversed(entries) for record in decode_entry(entry)[0]]
+
+    async def reaped(self) -> None:
+        """As if every lease had run out just now, and the reaper had passed in time."""
+        await self.expire_leases()
+        await self.client.delete(self.keys.reaped_at)
+        await self.endings.reap(0)
 
     async def expire_leases(self) -> None:
         """As if every lease had run out just now."""

@@ -3,16 +3,16 @@
 -- Idempotent by request id: an id that is stored already is told `duplicate` and nothing is done again.
 -- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 gateway id, 3 capacity in requests/s (0 = not known),
 --   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms}, 5 packed submissions
---   {id, tier, customer, key, nonce, model, input_bytes, total_ms, queue_ms, rate, burst, trace},
---   6 ms that a request is kept after its deadline, 7... the bodies, one a submission.
--- Returns packed verdicts {outcome, remaining, reset_ms, retry_after_ms, depth}, one a submission.
--- include: prelude, wake, ratelimit/bucket
+--   {id, tier, customer, key, nonce, model, input_bytes, total_ms, queue_ms, rate, burst, trace, idempotency,
+--   fingerprint, again}, 6 ms that a request is kept after its deadline, 7... the bodies, one a submission.
+-- Returns packed verdicts {outcome, remaining, reset_ms, retry_after_ms, depth, stored id}, one a submission.
+-- include: prelude, wake, ratelimit/bucket, epoch, idempotency, retry_budget, entering
 local gateway, capacity, keep_ms = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[6])
-if not epoch_us then redis.call('SET', P .. 'epoch', string.format('%.0f', now_us)) end
-local tiers, depth, pushes, accepted, verdicts = {}, {}, {}, {}, {}
+local tiers, depth, verdicts = {}, {}, {}
+if not epoch_us then begin_epoch() end
 for _, t in ipairs(cmsgpack.unpack(ARGV[4])) do
   tiers[t[1]] = {rate = t[2], burst = t[3], max_depth = t[4], ahead = t[5], shed_depth = t[6], shed_wait_ms = t[7]}
-  depth[t[1]], pushes[t[1]] = redis.call('LLEN', P .. 'queue:' .. t[1]), {}
+  depth[t[1]] = redis.call('LLEN', P .. 'queue:' .. t[1])
 end
 
 local function judge(name, tier, key, share, queue_ms)
@@ -27,29 +27,29 @@ local function judge(name, tier, key, share, queue_ms)
   return 'accepted', 0
 end
 
-local function store(s, body, key, share)
-  spend(key, 1)
-  spend(share, 1)
-  depth[s[2]] = depth[s[2]] + 1
-  table.insert(pushes[s[2]], s[1])
-  local row = P .. 'request:' .. s[1]
-  redis.call('HSET', row, 'state', 'queued', 'tier', s[2], 'gw', gateway, 'cust', s[3], 'nonce', s[5],
-    'at', now, 'dl', now + s[8], 'qdl', now + s[9], 'body', body)
-  redis.call('PEXPIRE', row, s[8] + keep_ms)
-  accepted[#accepted + 1] = {'a', s[1], s[3], s[4], s[2], s[6], gateway, s[7], s[12]}
+-- decide(s, tier, key, share) -> outcome, ms until trying again pays, whose stored answer is to be replayed.
+local function decide(s, tier, key, share)
+  if redis.call('EXISTS', P .. 'request:' .. s[1]) == 1 then return 'duplicate', 0 end
+  if s[15] then return 'accepted', 0 end -- it was judged and paid for when it came first
+  local outcome, id = held(s[13], s[14])
+  if outcome then return outcome, 0, id end
+  local retry_ms
+  outcome, retry_ms = judge(s[2], tier, key, share, s[9])
+  if outcome == 'accepted' then spend(key, 1) spend(share, 1) end
+  return outcome, retry_ms
 end
 
 for i, s in ipairs(cmsgpack.unpack(ARGV[5])) do
   local tier = tiers[s[2]]
   local key, share = bucket(P .. 'rl:key:' .. s[4], s[10], s[11]), bucket(P .. 'rl:tier:' .. s[2], tier.rate, tier.burst)
-  local outcome, retry_ms = 'duplicate', 0
-  if redis.call('EXISTS', P .. 'request:' .. s[1]) == 0 then outcome, retry_ms = judge(s[2], tier, key, share, s[9]) end
-  if outcome == 'accepted' then store(s, ARGV[6 + i], key, share) end
-  verdicts[i] = {outcome, math.max(0, key.tokens), ms_until(key, key.burst), math.ceil(retry_ms), depth[s[2]]}
+  local outcome, retry_ms, stored_id = decide(s, tier, key, share)
+  if outcome == 'accepted' then
+    store(s, ARGV[6 + i], gateway, keep_ms)
+    depth[s[2]] = depth[s[2]] + 1
+  end
+  verdicts[i] = {outcome, math.max(0, key.tokens), ms_until(key, key.burst), math.ceil(retry_ms), depth[s[2]], stored_id or ''}
 end
-if #accepted > 0 then
-  for name, ids in pairs(pushes) do if #ids > 0 then redis.call('LPUSH', P .. 'queue:' .. name, unpack(ids)) end end
-  redis.call('LPUSH', P .. 'outbox', cmsgpack.pack(accepted))
+if enter() then
   save_buckets()
   local waiting = 0
   for _, count in pairs(depth) do waiting = waiting + count end

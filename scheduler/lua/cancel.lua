@@ -12,7 +12,7 @@ for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   if row[STATE] == 'queued' or (row[STATE] == 'processing' and code ~= 'cancelled') then
     if row[STATE] == 'processing' then
       batch = {id = row[BATCH], size = 0, worker = ''}
-      redis.call('LREM', P .. 'inflight:' .. row[TIER] .. ':' .. row[BATCH], 1, id)
+      leave(id, row)
     end
     close(id, row, 'failed', code, batch, NO_RUN)
   elseif not row[STATE] and code ~= 'cancelled' then

@@ -1,12 +1,15 @@
 #!lua flags=allow-oom
 -- gateway_beat: a gateway says that it lives; without this key its queued work is dropped before the GPU.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 gateway id, 3 packed stats, 4 ms that the beat holds.
--- Returns 1 where the gateway was not known, which means that Redis came back empty or the gateway is new, else 0.
--- include: prelude
+-- Returns {epoch in microseconds, share of maxmemory in use}: another epoch than before means that Redis came back
+-- empty, and a share near 1 that admission will be refused soon. The share is 0 where no limit is set.
+-- include: prelude, epoch
 local key = P .. 'gateway:' .. ARGV[2]
-local fresh = 1 - redis.call('EXISTS', key)
 redis.call('HSET', key, 'stats', ARGV[3], 'last_heartbeat', now)
 redis.call('PEXPIRE', key, tonumber(ARGV[4]))
 redis.call('ZADD', P .. 'gateways', now, ARGV[2])
 redis.call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now - tonumber(ARGV[4]))
-return fresh
+local memory = redis.call('INFO', 'memory')
+local used, limit = string.match(memory, 'used_memory:(%d+)'), string.match(memory, 'maxmemory:(%d+)')
+local share = tonumber(limit or 0) > 0 and used / limit or 0
+return {begin_epoch(), string.format('%.4f', share)}

@@ -2,15 +2,17 @@
 -- reap: batches whose lease ran out. Never claimed: renewed while it stands in line, pushed again when it was popped
 -- and lost, neither costs an attempt. Claimed: its worker is lost, and its members are retried or ended.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 least ms left for a retry, 5 lease ms,
---   6 ms between passes.
+--   6 ms between passes, 7 ms that a batch is kept.
 -- Returns {renewed, pushed again, retried, batches without a trace}.
--- include: prelude, wake, ending, batch, retry
-local rule = {budget = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5])}
+-- include: prelude, wake, ending, dead_letters, batch, retry_budget, parts, retry
+local rule = {seen = false, budget = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5]),
+  keep_ms = tonumber(ARGV[7])}
 local renewed, pushed, retried, unknown = 0, 0, 0, 0
 -- A pass that is late by half a lease: Redis or the schedulers stood still, and workers may not have been able to renew.
 local last = tonumber(redis.call('GET', P .. 'reaped_at') or now)
 local stood_still = now - last > tonumber(ARGV[6]) + rule.lease_ms / 2
 redis.call('SET', P .. 'reaped_at', now, 'PX', 60000)
+if stood_still then redis.call('SET', P .. 'resumed_at', now, 'PX', 1000) end -- gateways beat every 250 ms
 
 -- still_wanted(batch): ends the members whose time is up; false where none is left, and the batch is dropped.
 local function still_wanted(batch)

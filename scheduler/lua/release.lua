@@ -1,18 +1,26 @@
 #!lua flags=allow-oom
--- release: a stopping worker hands a running batch back clean; no attempt is counted, order is kept.
--- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token.
--- Returns the number of ids that stand again at the head of their tier queues, or -1 where the token does not own it.
+-- release: a stopping worker hands a running batch back clean; no attempt is counted, order is kept. A batch that was
+-- lost before stays together: its members may be what kills workers, and must not join fresh work.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 lease ms, 5 ms that a batch is kept.
+-- Returns the number of ids that wait again, first in their tier queues or as a batch; -1 where the token does not own it.
 -- include: prelude, wake, ending, batch
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -1 end
-local back = {}
+local back, suspect = {}, batch.losses > 0
 each_member(batch, function(id, row)
-  redis.call('HINCRBY', P .. 'request:' .. id, 'tries', -1)
-  redis.call('HSET', P .. 'request:' .. id, 'state', 'queued', 'qdl', row[DEADLINE]) -- it was picked in time
-  redis.call('HDEL', P .. 'request:' .. id, 'batch', 'formed')
+  local key = P .. 'request:' .. id
+  redis.call('HINCRBY', key, 'tries', -1)
   back[#back + 1] = {P .. 'queue:' .. row[TIER], id}
+  if suspect then return end
+  redis.call('HSET', key, 'state', 'queued', 'qdl', row[DEADLINE]) -- it was picked in time
+  redis.call('HDEL', key, 'batch', 'formed')
 end)
-for i = #back, 1, -1 do redis.call('RPUSH', back[i][1], back[i][2]) end -- youngest first: the oldest ends up at the head
-drop_batch(batch)
+if suspect and #back > 0 then
+  redis.call('LREM', P .. 'batch_queue', 0, batch.id)
+  stand_first(batch, #back, tonumber(ARGV[4]), tonumber(ARGV[5]))
+else
+  for i = #back, 1, -1 do redis.call('RPUSH', back[i][1], back[i][2]) end -- youngest first: the oldest ends at the head
+  drop_batch(batch)
+end
 wake()
 return #back

@@ -6,8 +6,5 @@
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return 0 end
 lease(batch, tonumber(ARGV[4]))
-redis.call('PEXPIRE', P .. 'batch:' .. batch.id, tonumber(ARGV[5]))
-for _, tier in ipairs(batch.tiers) do
-  redis.call('PEXPIRE', P .. 'inflight:' .. tier .. ':' .. batch.id, tonumber(ARGV[5]))
-end
+keep(batch, tonumber(ARGV[5]))
 return 1

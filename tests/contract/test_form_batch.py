@@ -76,6 +76,21 @@ async def test_work_of_a_dead_gateway_is_dropped(pool: Pool) -> None:
     assert reply.error_code == "gateway_lost"
 
 
+async def test_after_a_standstill_gateways_have_time_to_beat(pool: Pool) -> None:
+    """Redis stood still and heartbeats ran out meanwhile: nobody counts as dead before, and a second after, it is noted."""
+    ids = await pool.queue(3)
+    await pool.aged(ids, 2500)
+    await pool.endings.reap(0)
+    await pool.client.decrby(pool.keys.reaped_at, 2400)
+    await pool.client.delete(pool.keys.gateway("g1"))
+
+    assert (await pool.batches.form("b1", [("free", 1)], 9, TIERS)).dropped == 0
+    await pool.endings.reap(0)
+    assert (await pool.batches.form("b2", [("free", 1)], 9, TIERS)).dropped == 0
+    await pool.client.delete(pool.keys.resumed_at)
+    assert (await pool.batches.form("b3", [("free", 1)], 9, TIERS)).dropped == 1
+
+
 async def test_a_young_request_shows_that_its_gateway_lives(pool: Pool) -> None:
     """Redis came back empty and the next heartbeat is still to come: what was just admitted is not a dead gateway's."""
     (request_id,) = await pool.queue(1)

@@ -18,14 +18,12 @@ async def test_a_failed_batch_goes_to_the_head_of_the_line(pool: Pool) -> None:
 
     assert await pool.batches.fail("b1", "token", ErrorCode.WORKER_LOST, 0) is True
 
-    assert await pool.pop() == "b1"
-    again = await pool.batches.claim("b1", "w2", "token-2")
-    assert again is not None
-    assert [(r.id, r.attempt) for r in again.requests] == [(r.id, 2) for r in claimed.requests]
+    again = await pool.claim_next("w2")
+    assert [(r.id, r.attempt) for r in again.requests] == [(claimed.requests[0].id, 2)]
     assert (
         await pool.batches.finish("b1", "token", [done(r.id) for r in claimed.requests]) == 2
     )  # the old owner is stale
-    assert await pool.batches.finish("b1", "token-2", [done(r.id) for r in again.requests]) == 0
+    assert await pool.batches.finish(again.batch_id, again.token, [done(again.requests[0].id)]) == 0
 
 
 async def test_a_retried_batch_stands_in_line_once(pool: Pool) -> None:
@@ -36,6 +34,16 @@ async def test_a_retried_batch_stands_in_line_once(pool: Pool) -> None:
     await pool.batches.fail("b1", "token", ErrorCode.WORKER_LOST, 0)
 
     assert [await pool.pop(), await pool.pop()] == ["b1", None]
+
+
+async def test_a_split_batch_stands_in_line_no_more(pool: Pool) -> None:
+    """The same, where halves of it go on: the id that was left there leads to nothing, and would hold a place."""
+    await pool.running(2)
+    await pool.client.rpush(pool.keys.batch_queue, "b1")
+
+    await pool.batches.fail("b1", "token", ErrorCode.WORKER_LOST, 0)
+
+    assert [await pool.pop(), await pool.pop(), await pool.pop()] == ["b1.1", "b1.2", None]
 
 
 async def test_only_the_owner_can_fail_a_batch(pool: Pool) -> None:

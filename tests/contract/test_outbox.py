@@ -1,7 +1,7 @@
 """The outbox: entries are taken, kept until they are dropped, and never lost with an auditor."""
 
 from pool import Pool
-from scheduler.outbox import BAD_CAP, Outbox
+from scheduler.outbox import BAD_CAP, TAKE_BYTES, Outbox
 
 
 async def test_taken_entries_come_again_until_they_are_dropped(pool: Pool) -> None:
@@ -31,6 +31,22 @@ async def test_entries_of_a_dead_auditor_are_adopted(pool: Pool) -> None:
     assert adopted[:2] == taken
     assert len(adopted) == 3
     assert await pool.client.smembers(pool.keys.auditors) == {b"auditor"}
+
+
+async def test_a_take_ends_early_where_entries_are_large(pool: Pool) -> None:
+    """Dead letters carry bodies: so many at once could not be read in a call's time, now or ever."""
+    entries = [bytes([n]) * (TAKE_BYTES // 4) for n in range(10)] + [b"x" * 3 * TAKE_BYTES]
+    await pool.client.lpush(pool.keys.outbox, *entries[:5])
+    await pool.client.lpush(pool.keys.outbox, *entries[5:10])
+    await pool.client.lpush(pool.keys.outbox, entries[10])
+
+    assert await pool.outbox.take(200) == entries[:4]
+    assert await pool.outbox.take(200) == entries[:4]
+    taken = []
+    while batch := await pool.outbox.take(200):
+        taken += batch
+        await pool.outbox.drop(len(batch))
+    assert taken == entries
 
 
 async def test_depth_counts_what_waits_and_what_is_taken(pool: Pool) -> None:

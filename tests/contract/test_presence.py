@@ -1,6 +1,7 @@
 """Heartbeats, the census, and one look at everything."""
 
 import msgspec
+import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool
@@ -52,12 +53,37 @@ async def test_the_count_ages_out_when_nobody_counts(pool: Pool) -> None:
     assert 0 < await pool.client.pttl(pool.keys.healthy_gpu_count) <= 3000
 
 
-async def test_a_gateway_learns_that_it_was_not_known(pool: Pool) -> None:
-    """The first beat after Redis came back empty says so."""
-    assert await pool.gateway_lives("g2") is True
-    assert await pool.gateway_lives("g2") is False
+async def test_a_gateway_learns_that_redis_came_back_empty(pool: Pool) -> None:
+    """The epoch stands while this Redis lives, is the same for all gateways, and is another one after a loss."""
+    first = (await pool.gateway_lives("g2")).epoch_us
+
+    assert {(await pool.gateway_lives(g)).epoch_us for g in ("g1", "g2", "g3")} == {first}
+
     await pool.client.flushall()
-    assert await pool.gateway_lives("g2") is True
+    assert (await pool.gateway_lives("g2")).epoch_us > first
+
+
+async def test_an_admission_begins_the_same_epoch(pool: Pool) -> None:
+    """Whoever comes first writes it, and nobody writes it again."""
+    await pool.client.flushall()
+    await pool.queue(1)
+    written = int(await pool.client.get(pool.keys.epoch))
+
+    assert (await pool.gateway_lives("g2")).epoch_us == written
+
+    await pool.queue(1)
+    assert int(await pool.client.get(pool.keys.epoch)) == written
+
+
+async def test_a_gateway_learns_how_full_redis_is(pool: Pool) -> None:
+    """The share of its memory limit that is in use; none is known where there is no limit."""
+    assert (await pool.gateway_lives("g1")).memory_share == 0.0
+    used = (await pool.client.info("memory"))["used_memory"]
+    await pool.client.config_set("maxmemory", used * 2)
+    try:
+        assert (await pool.gateway_lives("g1")).memory_share == pytest.approx(0.5, abs=0.2)
+    finally:
+        await pool.client.config_set("maxmemory", 0)
 
 
 async def test_observe_shows_everything_in_one_look(pool: Pool) -> None:
@@ -98,4 +124,4 @@ async def test_pools_do_not_see_each_other(pool: Pool) -> None:
     assert (await pool.presence.observe(TIERS)).workers == []
     assert await pool.depth("free") == 0
     keys = [k.decode() async for k in pool.client.scan_iter()]
-    assert {k for k in keys if not k.startswith("{embeddings}:")} == {"gateway:g1", "gateways"}
+    assert {k for k in keys if not k.startswith("{embeddings}:")} == {"gateway:g1", "gateways", "epoch"}

@@ -1,27 +1,39 @@
--- retry: what becomes of a batch that its worker lost (needs prelude, ending and batch).
--- Members with budget and time left stay and go to the head of the line as one batch; the others end here.
-local DLQ_CAP = 10000
+-- retry: what becomes of a batch that its worker lost (needs prelude, ending, dead_letters, batch, retry_budget and parts).
+-- rule = {seen, budget, min_left_ms, lease_ms, keep_ms}; `seen`: a supervisor saw the loss, else a lease ran out.
 
--- retry(batch, cause, rule) -> number of members retried. rule = {budget, min_left_ms, lease_ms}.
-local function retry(batch, cause, rule)
-  local kept = 0
+-- survivors(batch, cause, rule) -> {id, row, tier} of each member that may run once more, and their losses; others end.
+local function survivors(batch, cause, rule)
+  local kept, most = {}, 0
   each_member(batch, function(id, row, list)
     local losses = redis.call('HINCRBY', P .. 'request:' .. id, 'losses', 1)
-    local code = nil
-    if losses > rule.budget then code = cause
-    elseif row[DEADLINE] - now < rule.min_left_ms then code = cause == 'gpu_timeout' and cause or 'deadline_exceeded' end
-    if code == nil then kept = kept + 1 return end
-    close(id, row, 'failed', code, batch, NO_RUN)
-    redis.call('LREM', list, 1, id)
-    if losses > rule.budget then
-      redis.call('LPUSH', P .. 'dlq', cmsgpack.pack({id, code, losses, batch.id, batch.worker, now}))
-      redis.call('LTRIM', P .. 'dlq', 0, DLQ_CAP - 1)
+    if losses > rule.budget then bury(id, row, cause, batch, NO_RUN)
+    elseif row[DEADLINE] - now < rule.min_left_ms then
+      close(id, row, 'failed', cause == 'gpu_timeout' and cause or 'deadline_exceeded', batch, NO_RUN)
+    else
+      kept[#kept + 1], most = {id = id, row = row, tier = row[TIER]}, math.max(most, losses)
+      return
     end
+    redis.call('LREM', list, 1, id)
   end)
-  if kept == 0 then drop_batch(batch) return 0 end
-  redis.call('HSET', P .. 'batch:' .. batch.id, 'state', 'formed', 'size', kept, 'worker', '', 'token', '')
-  lease(batch, rule.lease_ms)
+  for i = #kept, withdraw(#kept) + 1, -1 do -- beyond what the pool may afford; oldest and highest tier come first
+    close(kept[i].id, kept[i].row, 'failed', 'worker_lost', batch, NO_RUN)
+    leave(kept[i].id, kept[i].row)
+    kept[i] = nil
+  end
+  return kept, most
+end
+
+-- retry(batch, cause, rule) -> number of members retried.
+local function retry(batch, cause, rule)
+  local kept, losses = survivors(batch, cause, rule)
   redis.call('LREM', P .. 'batch_queue', 0, batch.id) -- a short list, where it may still stand from before its claim
-  redis.call('LPUSH', P .. 'batch_queue', batch.id)
-  return kept
+  if #kept == 0 then drop_batch(batch) return 0 end
+  batch.losses = losses
+  for _, member in ipairs(kept) do
+    local key = P .. 'request:' .. member.id
+    redis.call('HSET', key, 'lost_by', (redis.call('HGET', key, 'lost_by') or '') .. ' ' .. batch.worker)
+  end
+  local count = parts(rule.seen, losses, #kept)
+  if count == 1 then stand_first(batch, #kept, rule.lease_ms, rule.keep_ms) else split(batch, kept, count, rule) end
+  return #kept
 end

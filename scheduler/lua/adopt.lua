@@ -1,0 +1,18 @@
+#!lua flags=allow-oom
+-- adopt: a gateway tells again what it told its clients lately, of which Redis may have lost the end, or all.
+-- What is still open here ends as the client was told, without a message; there is no stored answer then.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code}...}, 3 their audit records, an outbox element as it is.
+-- Returns how many of them were still open.
+-- include: prelude, ending
+local count = 0
+for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local id = told[1]
+  local row = read(id)
+  if open(row) then
+    if row[STATE] == 'processing' then leave(id, row) end
+    settle(id, told[2], told[3])
+    count = count + 1
+  end
+end
+redis.call('LPUSH', P .. 'outbox', ARGV[3])
+return count

@@ -1,0 +1,169 @@
+"""What must hold of the queue protocol at every moment, judged by a full scan of Redis: the laws of the model.
+
+The numbers are those of the invariants: I2 membership, I5 audit, I7 budgets. That a request has a known state is I1.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pool import TIERS, Pool
+from scheduler.admission import Submission
+from scheduler.audit import Accepted, DeadLetter, Ended, Record, decode_entry
+from scheduler.batches import RETRY_BUDGET
+from scheduler.states import TERMINAL
+
+
+class Life:
+    """What happened since Redis was empty last: the other side of the books."""
+
+    def __init__(self) -> None:
+        self.submissions: dict[str, Submission] = {}
+        self.ends: dict[str, tuple[str, str]] = {}
+        self.told: Counter[str] = Counter()  # Replies that a caller got in hand instead of a message.
+        self.pairs: Counter[str] = Counter()  # Beginnings and ends that a gateway told again.
+        self.adopted: set[str] = set()  # Those among them that ended by it.
+        self.holders: dict[str, tuple[str, str]] = {}  # Idempotency key -> request, fingerprint.
+
+
+class Row(NamedTuple):
+    """One request."""
+
+    state: str
+    code: str
+    tries: int
+    losses: int
+    tier: str
+
+
+class Scan(NamedTuple):
+    """Everything that Redis holds, read while nothing else runs."""
+
+    rows: dict[str, Row]
+    queues: dict[str, list[str]]
+    inflight: dict[str, list[str]]  # "<tier>:<batch>" -> ids
+    leases: dict[str, float]
+    batches: dict[str, str]  # id -> state
+    line: list[str]
+    dead: list[str]
+    records: list[Record]
+
+    def members(self) -> dict[str, list[str]]:
+        """Batch -> its ids."""
+        found: dict[str, list[str]] = {}
+        for key, ids in self.inflight.items():
+            found.setdefault(key.partition(":")[2], []).extend(ids)
+        return found
+
+
+EVERYTHING = """
+local rows, queues, inflight, batches = {}, {}, {}, {}
+for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'tries', 'losses', 'tier') end
+for i, tier in ipairs(KEYS) do queues[i] = redis.call('LRANGE', 'queue:' .. tier, 0, -1) end
+for i, key in ipairs(redis.call('KEYS', 'inflight:*')) do inflight[i] = {key, redis.call('LRANGE', key, 0, -1)} end
+for i, key in ipairs(redis.call('KEYS', 'batch:*')) do batches[i] = {key, redis.call('HGET', key, 'state')} end
+local leases = redis.call('ZRANGE', 'leases', 0, -1, 'WITHSCORES')
+local line, dead = redis.call('LRANGE', 'batch_queue', 0, -1), redis.call('LRANGE', 'dlq', 0, -1)
+return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE', 'outbox', 0, -1)}
+"""
+"""One round trip, since it is made after every step."""
+
+
+async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
+    found: list[Any] = await pool.client.eval(EVERYTHING, len(TIERS), *TIERS, *ids)
+    rows, queues, inflight, leases, batches, line, dead, outbox = found
+    return Scan(
+        rows={i: row_of(values) for i, values in zip(ids, rows, strict=True)},
+        queues={tier: texts(queue) for tier, queue in zip(TIERS, queues, strict=True)},
+        inflight={key.decode().removeprefix("inflight:"): texts(members) for key, members in inflight},
+        leases={batch.decode(): float(at) for batch, at in zip(leases[::2], leases[1::2], strict=True)},
+        batches={key.decode().removeprefix("batch:"): state.decode() for key, state in batches},
+        line=texts(line),
+        dead=texts(dead),
+        records=[record for entry in reversed(outbox) for record in decode_entry(entry)[0]],
+    )
+
+
+def row_of(values: list[bytes | None]) -> Row:
+    state, code, tries, losses, tier = ((v or b"").decode() for v in values)
+    return Row(state, code, int(tries or 0), int(losses or 0), tier)
+
+
+def texts(found: list[bytes]) -> list[str]:
+    return [text.decode() for text in found]
+
+
+def check_laws(seen: Scan, life: Life) -> None:
+    """All of them. Raises AssertionError."""
+    check_membership(seen)
+    check_budgets(seen)
+    check_suspects(seen)
+    check_audit(seen, life)
+    check_dead_letters(seen)
+    check_keys(seen, life)
+
+
+def check_membership(seen: Scan) -> None:
+    """I2: where a request stands is what its state says, and whoever is in flight has a lease."""
+    queued = Counter((tier, i) for tier, ids in seen.queues.items() for i in ids)
+    running = Counter(i for ids in seen.inflight.values() for i in ids)
+    for i, row in seen.rows.items():
+        assert row.state in {"queued", "processing"} | TERMINAL, ("unknown state", i, row.state)
+        assert running[i] == (row.state == "processing"), ("inflight", i, row.state, running[i])
+        if row.state == "queued":
+            assert [queued[t, i] for t in TIERS] == [t == row.tier for t in TIERS], ("not once in its own queue", i)
+        if row.state == "processing":
+            assert sum(queued[t, i] for t in TIERS) == 0, ("queued and processing", i)
+    held = set(seen.members())
+    assert held <= set(seen.leases), ("in flight without a lease", held)
+    assert seen.batches.keys() == seen.leases.keys(), ("a batch without a lease, or the reverse", seen.batches)
+
+
+def check_budgets(seen: Scan) -> None:
+    """I7, for each request: three attempts and no more."""
+    for i, row in seen.rows.items():
+        assert 0 <= row.tries <= RETRY_BUDGET + 1, ("attempts", i, row.tries)
+        assert row.losses <= RETRY_BUDGET + 1, ("losses", i, row.losses)
+
+
+def check_suspects(seen: Scan) -> None:
+    """What was lost is never mixed with fresh work, and is alone in its last attempt."""
+    for batch, ids in seen.members().items():
+        losses = {seen.rows[i].losses for i in ids}
+        assert len(losses) == 1, ("lost ones among others", batch, losses)
+        assert max(losses) < RETRY_BUDGET or len(ids) == 1, ("not alone in the last attempt", batch, ids)
+
+
+def check_audit(seen: Scan, life: Life) -> None:
+    """I5: a beginning for each accepted request and an end for each that ended, and those that a gateway told again."""
+    begun = Counter(r.id for r in seen.records if isinstance(r, Accepted))
+    ends = [r for r in seen.records if isinstance(r, Ended)]
+    own = {e.id: (e.state, e.error_code) for e in ends if not e.delivered}
+    terminal = {i: (row.state, row.code) for i, row in seen.rows.items() if row.state in TERMINAL}
+    assert begun == Counter(list(life.submissions)) + life.pairs, "one accepted record each"
+    assert Counter(e.id for e in ends if e.delivered) == life.pairs, "what was told again is there as it is"
+    assert len(own) == sum(not e.delivered for e in ends), "one ended record each"
+    assert own == {i: end for i, end in terminal.items() if i not in life.adopted}, "it says what the state says"
+
+
+def check_dead_letters(seen: Scan) -> None:
+    """One letter, and one id in the list, for each request that was given up for good."""
+    letters = [r for r in seen.records if isinstance(r, DeadLetter)]
+    gone = [i for i, row in seen.rows.items() if row.losses > RETRY_BUDGET or row.code == "poison_request"]
+    assert Counter(letter.id for letter in letters) == Counter(gone), "one letter each"
+    assert Counter(seen.dead) == Counter(gone), "one id each"
+    assert all(letter.body != b"\xa0" and letter.worker_ids for letter in letters), "a letter tells all"
+
+
+def check_keys(seen: Scan, life: Life) -> None:
+    """An idempotency key leads to one completed request in one life of Redis, and has one open at a time."""
+    for state in ("completed", "open"):
+        keys = Counter(keys_of(seen, life, state))
+        assert all(count == 1 for count in keys.values()), (state, keys)
+
+
+def keys_of(seen: Scan, life: Life, state: str) -> Iterator[str]:
+    for i, submission in life.submissions.items():
+        now = seen.rows[i].state if seen.rows[i].state in TERMINAL else "open"
+        if submission.idempotency and not submission.again and now == state and i not in life.adopted:
+            yield submission.idempotency

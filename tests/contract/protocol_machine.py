@@ -1,0 +1,286 @@
+"""Random histories of the queue protocol: Hypothesis drives the real Lua with living, dead, slow and confused workers,
+gateways that come and go, clients that try again, lost replies, and a Redis that comes back empty.
+"""
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+
+from contract.protocol_laws import Life, check_laws
+from contract.protocol_world import GATEWAYS, LONG_MS, Held, World
+from key_leaks import leaked_keys
+from pool import TIERS
+from scheduler.admission import TierLimit
+from scheduler.batches import LEASE_MS, RETRY_BUDGET
+from scheduler.errors import ErrorCode
+from scheduler.states import TERMINAL, Admission
+
+ANY = st.integers(0, 1000)  # Which one: an index, taken modulo what is there.
+OFTEN = st.sampled_from((True, True, True, False))
+REPLIES = st.sampled_from(("comes", "comes", "is lost", "is lost and undone"))
+CHAINS = (("fail", "release", "fail", "fail"), ("dies",) * 4, ("fail",) * 4, ("dies", "release", "fail", "dies"))
+CODES = (ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.NO_CAPACITY)
+SHUT = [TierLimit(name, 0.0, 0.0, 0, TIERS, 0, 0) for name in TIERS]
+
+
+class Protocol(World):
+    """What may happen, in any order."""
+
+    @initialize(counts=st.lists(st.integers(1, 3), max_size=3))
+    def a_busy_pool(self, counts: list[int]) -> None:
+        for tier, count in zip(TIERS, counts, strict=False):
+            self.take(tier, count, late=False)
+
+    # Gateways
+
+    @rule(tier=st.sampled_from(TIERS), count=st.integers(1, 3))
+    def submit(self, tier: str, count: int) -> None:
+        fresh = [self.pool.submission(tier, total_ms=LONG_MS, queue_ms=LONG_MS) for _ in range(count)]
+        assert {v.outcome for v in self.run(self.pool.admit(fresh))} == {Admission.ACCEPTED}
+        self.enter(fresh)
+
+    @precondition(lambda self: self.life.submissions)
+    @rule(some=ANY, lost=st.booleans())
+    def submit_again(self, some: int, *, lost: bool) -> None:
+        """The reply of admit was lost, or its gateway believes that Redis lost the request."""
+        again = msgspec.structs.replace(self.life.submissions[self.pick(some)], again=lost)
+        (verdict,) = self.unchanged(lambda: self.pool.admit([again]))
+        assert verdict.outcome == Admission.DUPLICATE
+
+    @rule(
+        key=st.sampled_from("ab"), body=st.sampled_from("xxxy"), at=st.sampled_from(GATEWAYS), times=st.integers(1, 2)
+    )
+    def submit_with_key(self, key: str, body: str, at: str, times: int) -> None:
+        """A client, or one whose gateway died, tries with the key it used before; twice in one call at times."""
+        fresh = [
+            self.pool.submission(total_ms=LONG_MS, queue_ms=LONG_MS, idempotency=key, fingerprint=body)
+            for _ in range(times)
+        ]
+        for submission, verdict in zip(fresh, self.run(self.pool.admit(fresh, gateway=at)), strict=True):
+            assert (verdict.outcome, verdict.stored_id) == self.expected(key, body)
+            if verdict.outcome == Admission.ACCEPTED:
+                self.enter([submission])
+
+    @precondition(lambda self: self.life.submissions)
+    @rule(some=st.lists(ANY, min_size=1, max_size=3), code=st.sampled_from(CODES))
+    def cancel(self, some: list[int], code: ErrorCode) -> None:
+        ids = list(dict.fromkeys(self.pick(i) for i in some))
+        before = {i: row.state for i, row in self.scan().rows.items()}
+        for i, reply in zip(ids, self.run(self.pool.endings.cancel([(i, code) for i in ids])), strict=True):
+            left_running = before[i] == "processing" and code is ErrorCode.CANCELLED
+            assert (reply is None) == (left_running or i in self.life.adopted)
+            self.life.told[i] += before[i] not in TERMINAL and not left_running
+            self.answer(reply)
+
+    @precondition(lambda self: self.life.submissions and len(self.life.pairs) < 3)
+    @rule(some=ANY)
+    def answer_past_redis(self, some: int) -> None:
+        """A worker was called directly while Redis was away; the gateway tells Redis of it now."""
+        i = self.pick(some)
+        self.answered.setdefault(i, ("completed", ""))
+        before = self.scan().rows
+        if before[i].state in TERMINAL:
+            self.unchanged(lambda: self.adopt([i]))
+        else:
+            self.run(self.adopt([i]))
+            self.life.adopted.add(i)
+            now = self.scan().rows
+            assert (now[i].state, now[i].code) == self.answered[i]
+
+    @precondition(lambda self: self.losses < 2)
+    @rule(heard=st.booleans(), late=st.booleans())
+    def redis_comes_back_empty(self, *, heard: bool, late: bool) -> None:
+        """Gateways tell again what is pending and what they answered; workers still hold what nobody knows of.
+
+        `heard`: whether the last messages came through. `late`: a client with a key is faster than its gateway.
+        """
+        self.losses += 1
+        self.run(self.check_replies(heard=heard))
+        self.run(self.client.flushall())
+        pending = [s for i, s in self.life.submissions.items() if i not in self.answered]
+        self.life = Life()
+        self.stale, self.held = self.stale + self.held, []
+        if late:
+            self.submit_with_key("a", "x", "g2", 1)
+        lost = [msgspec.structs.replace(s, again=True) for s in pending]
+        assert {v.outcome for v in self.run(self.pool.admit(lost, SHUT))} <= {Admission.ACCEPTED}
+        self.enter(lost)
+        self.run(self.adopt(list(self.answered)))
+
+    # Schedulers
+
+    @rule(counts=st.tuples(*[st.integers(0, 3)] * len(TIERS)), lookahead=st.integers(1, 4), owner=OFTEN)
+    def form(self, counts: tuple[int, ...], lookahead: int, *, owner: bool) -> None:
+        """`owner`: whether the gateways of all these live, or were gone for a while."""
+        self.run(self.gateways_live() if owner else self.gateways_die())
+        self.run(self.pool.form([(t, n) for t, n in zip(TIERS, counts, strict=True) if n], lookahead))
+        self.run(self.gateways_live())
+
+    @rule(reaped=OFTEN)
+    def leases_run_out(self, *, reaped: bool) -> None:
+        self.run(self.pool.expire_leases())
+        if not reaped:
+            return
+        self.run(self.client.delete(self.pool.keys.retry_budget))  # Much was accepted lately.
+        before = self.scan()
+        self.run(self.pool.reaped())  # However slow this machine is, no pass came late.
+        after = self.scan()
+        for batch_id, state in before.batches.items():
+            if state == "formed" and batch_id in after.leases:  # else its members ran out of time
+                assert after.line.count(batch_id) == max(1, before.line.count(batch_id)), ("pushed wrongly", batch_id)
+
+    @precondition(lambda self: self.life.submissions)
+    @rule(some=ANY, field=st.sampled_from(("qdl", "dl")), seen=st.booleans())
+    def time_is_up(self, some: int, field: str, *, seen: bool) -> None:
+        self.run(self.pool.overdue([self.pick(some)], field))
+        if seen:
+            self.run(self.pool.endings.expire(TIERS))
+
+    @precondition(lambda self: not self.waves)
+    @rule(balance=st.integers(0, 3))
+    def a_wave_of_losses(self, balance: int) -> None:
+        """Many batches at once, when the pool can afford few retries: I7, over all requests."""
+        self.waves += 1
+        for tier in TIERS:
+            self.take(tier, 2, late=False)
+        before, later_us = self.scan().rows, self.now_us() + LONG_MS * 1000  # Nothing comes in before that.
+        self.run(self.client.hset(self.pool.keys.retry_budget, mapping={"tokens": balance, "at": later_us}))
+        self.run(self.client.pexpire(self.pool.keys.retry_budget, 60_000))
+        self.run(self.pool.reaped())
+        after = self.scan().rows
+        retried = sum(row.state == "processing" and row.losses > before[i].losses for i, row in after.items())
+        assert retried <= balance, ("more than the pool can afford", retried, balance)
+
+    # Workers
+
+    @rule(dies=st.booleans())
+    def pop(self, *, dies: bool) -> None:
+        batch_id = self.run(self.pool.pop())
+        if batch_id and not dies:
+            self.popped.append(batch_id)
+
+    @precondition(lambda self: self.popped)
+    @rule(some=ANY, reply=REPLIES)
+    def claim(self, some: int, reply: str) -> None:
+        batch_id = self.popped.pop(some % len(self.popped))
+        self.number += 1
+        token, asked_ms = f"t{self.number}", self.now_us() // 1000
+        claimed = self.run(self.pool.batches.claim(batch_id, "w", token))
+        if reply == "is lost and undone":
+            if not self.run(self.pool.batches.release(batch_id, token)):
+                self.run(self.pool.batches.push_back(batch_id))
+        elif claimed and claimed.requests:
+            held = Held(batch_id, token, [r.id for r in claimed.requests])
+            (self.held if reply == "comes" else self.stale).append(held)
+            self.lease_is_fresh(batch_id, asked_ms)
+
+    def lease_is_fresh(self, batch_id: str, asked_ms: int) -> None:
+        at = self.run(self.client.zscore(self.pool.keys.leases, batch_id))
+        assert at is not None
+        assert asked_ms <= at - LEASE_MS <= self.now_us() // 1000, ("the lease was not moved on", batch_id, at)
+
+    @rule(tier=st.sampled_from(TIERS), count=st.integers(1, 3), late=st.booleans(), reply=REPLIES, leaves=OFTEN)
+    def take(self, tier: str, count: int, *, late: bool, reply: str = "comes", leaves: bool = False) -> None:
+        """The plain way into a worker's hands; then the last client leaves."""
+        self.submit(tier, count)
+        self.form((count,) * len(TIERS), 100, owner=True)
+        if late:  # No reaper has come by yet.
+            self.leases_run_out(reaped=False)
+        self.pop(dies=False)
+        if self.popped:
+            self.claim(len(self.popped) - 1, reply)
+        if leaves:
+            self.cancel([-1], ErrorCode.CANCELLED)
+
+    @precondition(lambda self: self.popped)
+    @rule(some=ANY, times=st.integers(1, 2))
+    def push_back(self, some: int, times: int) -> None:
+        batch_id = self.popped.pop(some % len(self.popped))
+        for _ in range(times):
+            self.unchanged(lambda: self.pool.batches.push_back(batch_id))
+
+    @precondition(lambda self: self.held)
+    @rule(some=ANY, kept=st.integers(0, 9), failed=st.integers(0, 2), again=st.booleans())
+    def finish(self, some: int, kept: int, failed: int, *, again: bool) -> None:
+        held = self.let_go(some)
+        finish, outcomes = self.pool.batches.finish, held.outcomes(kept, failed)
+        assert self.unchanged(lambda: finish(held.batch_id, "foreign", outcomes)) == len(outcomes)
+        self.run(finish(held.batch_id, held.token, outcomes))
+        if again:  # Its reply was lost.
+            assert self.unchanged(lambda: finish(held.batch_id, held.token, outcomes)) == len(outcomes)
+
+    @precondition(lambda self: self.held)
+    @rule(some=ANY, verb=st.sampled_from(("dies", "fail", "fail late", "release")))
+    def let_go_by(self, some: int, verb: str) -> None:
+        self.run(self.client.delete(self.pool.keys.retry_budget))
+        batch_id, token, ids = self.let_go(some)
+        if verb != "dies":
+            self.run(self.verbs(batch_id, token, ids)[verb]())
+
+    @precondition(lambda self: self.stale or self.held)
+    @rule(some=ANY, verb=st.sampled_from(("finish", "finish", "fail", "fail late", "release", "renew")), guess=OFTEN)
+    def come_back(self, some: int, verb: str, *, guess: bool) -> None:
+        """A worker wakes up and goes on with what it once held, or somebody guesses a token."""
+        known = self.held if guess and self.held else self.stale + self.held
+        batch_id, token, ids = known[some % len(known)]
+        call = self.verbs(batch_id, "guessed" if guess else token, ids)[verb]
+        row = self.run(self.client.hmget(self.pool.keys.batch(batch_id), "state", "token"))
+        if row == [b"running", token.encode()] and not guess:
+            self.run(call())
+        else:
+            assert self.unchanged(call) in {False, len(ids)}
+
+    @precondition(lambda self: self.life.submissions)
+    @rule(verbs=st.sampled_from(CHAINS))
+    def poison(self, verbs: tuple[str, ...]) -> None:
+        """Whatever runs kills its worker, or is handed back, again and again: a chain too long to be met by chance."""
+        for verb in verbs:
+            self.submit("free", 1)
+            self.form((3, 3, 3), 100, owner=True)
+            while batch_id := self.run(self.pool.pop()):
+                self.popped.append(batch_id)
+                self.claim(len(self.popped) - 1, "comes")
+            while self.held:
+                self.let_go_by(0, verb)
+            self.leases_run_out(reaped=True)
+
+    # Judgement
+
+    @invariant()
+    def laws(self) -> None:
+        seen = self.scan()
+        check_laws(seen, self.life)
+        for i, row in seen.rows.items():
+            if row.state in TERMINAL:
+                assert self.life.ends.setdefault(i, (row.state, row.code)) == (row.state, row.code), ("a second end", i)
+            else:
+                assert i not in self.life.ends, ("rose from the dead", i)
+
+    def teardown(self) -> None:
+        try:
+            self.drain()
+        finally:
+            for closing in (self.channel.aclose(), self.listener.aclose(), self.client.aclose()):
+                self.run(closing)
+            self.runner.close()
+
+    def drain(self) -> None:
+        """Heal, serve what is left, and judge the whole history."""
+        assert self.run(leaked_keys(self.client)) == []
+        for _ in range(RETRY_BUDGET + 2):
+            while any(self.run(self.pool.depth(tier)) for tier in TIERS):
+                self.form((9, 9, 9), 1000, owner=True)
+            self.leases_run_out(reaped=True)
+            while batch_id := self.run(self.pool.pop()):
+                self.popped = [batch_id]
+                self.claim(0, "comes")
+                while self.held:
+                    self.finish(0, len(self.held[0].ids), 0, again=False)
+        self.laws()
+        seen = self.scan()
+        assert set(self.life.ends) == set(self.life.submissions), "not answered"
+        assert self.accepted == set(self.answered) | set(self.life.ends), "a request was lost"
+        assert [*seen.inflight, *seen.leases, *seen.batches, *seen.line] == [], "left behind"
+        self.run(self.check_replies(heard=True))
+        assert self.accepted == set(self.answered), "somebody was told nothing"
+        assert self.run(leaked_keys(self.client)) == []

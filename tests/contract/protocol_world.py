@@ -1,0 +1,162 @@
+"""The world of the protocol's model: one pool on a real server, who holds what, and what clients were told."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+from hypothesis.stateful import RuleBasedStateMachine
+
+from contract.protocol_laws import Life, Scan, scan
+from pool import Pool, done
+from scheduler.admission import Submission
+from scheduler.audit import Accepted, Ended
+from scheduler.batches import Outcome
+from scheduler.connections import command_client, subscriber_client
+from scheduler.errors import ErrorCode
+from scheduler.keys import Keys
+from scheduler.replies import Reply, decode_replies
+from scheduler.states import TERMINAL, Admission
+
+T = TypeVar("T")
+LONG_MS = 600_000  # Time passes only where a rule says so.
+GATEWAYS = ("g1", "g2")
+
+
+class Held(NamedTuple):
+    """What a worker believes to hold."""
+
+    batch_id: str
+    token: str
+    ids: list[str]
+
+    def outcomes(self, kept: int, failed: int) -> list[Outcome]:
+        """Of the first `kept` members; the first `failed` of them are the model's errors."""
+        bad = [Outcome(i, "poison_request", 9.5, 0, "v1", "") for i in self.ids[:failed]]
+        return (bad + [done(i) for i in self.ids[failed:]])[:kept]
+
+
+class World(RuleBasedStateMachine):
+    """One pool in the hands of many. Worker `w` may be any worker: only tokens tell them apart."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.client, self.listener = command_client(self.url), subscriber_client(self.url)
+        self.run(self.client.flushall())
+        self.pool = Pool(self.client, Keys())
+        self.channel = self.listener.pubsub()
+        self.run(self.channel.subscribe(*map(self.pool.keys.responses, GATEWAYS)))
+        self.life = Life()
+        self.accepted: set[str] = set()  # In all lives of Redis.
+        self.answered: dict[str, tuple[str, str]] = {}  # What a client was told, and its gateway remembers.
+        self.popped: list[str] = []
+        self.held: list[Held] = []
+        self.stale: list[Held] = []  # Dead, slow, or done already: they may come back with it.
+        self.number = 0
+        self.losses = self.waves = 0  # Rare things: they leave little for the rest of a history to act on.
+
+    def run(self, call: Awaitable[T]) -> T:
+        async def called() -> T:
+            return await call
+
+        return self.runner.run(called())
+
+    def scan(self) -> Scan:
+        return self.run(scan(self.pool, list(self.life.submissions)))
+
+    def unchanged(self, call: Callable[[], Awaitable[T]]) -> T:
+        before = self.scan().rows
+        result = self.run(call())
+        assert self.scan().rows == before, "a call that has no right to changed a request"
+        return result
+
+    def pick(self, some: int) -> str:
+        return list(self.life.submissions)[some % len(self.life.submissions)]
+
+    def enter(self, submissions: list[Submission]) -> None:
+        self.accepted |= {s.id for s in submissions}
+        self.life.submissions |= {s.id: s for s in submissions}
+        for s in submissions:
+            if s.idempotency and not (s.again and s.idempotency in self.life.holders):
+                self.life.holders[s.idempotency] = (s.id, s.fingerprint)
+
+    def expected(self, key: str, body: str) -> tuple[Admission, str]:
+        """What the books say of an idempotency key."""
+        holder, fingerprint = self.life.holders.get(key, ("", body))
+        row = self.scan().rows.get(holder)
+        if fingerprint != body:
+            return Admission.REUSED, ""
+        if row is None:
+            return Admission.ACCEPTED, ""
+        if row.state not in TERMINAL:
+            return Admission.IN_PROGRESS, ""
+        stands = (row.state == "completed" or row.code == "poison_request") and holder not in self.life.adopted
+        return (Admission.REPLAYED, holder) if stands else (Admission.ACCEPTED, "")
+
+    def answer(self, reply: Reply | None) -> None:
+        if reply:
+            self.answered.setdefault(reply.id, (reply.state, reply.error_code))
+
+    async def adopt(self, ids: list[str]) -> None:
+        pairs = [
+            (
+                Accepted(i, "customer", "key", "free", "tiny", "g1", 5, ""),
+                Ended(i, *self.answered[i], 1, 9.0, -1, 9.0, "", 1, "w", 1, 5, 5, "direct", delivered=True),
+            )
+            for i in ids
+        ]
+        await self.pool.adoption.adopt(pairs)
+        self.life.pairs.update(ids)
+
+    async def gateways_live(self) -> None:
+        """For as long as nobody says otherwise, however slow this machine is."""
+        for gateway in GATEWAYS:
+            await self.pool.gateway_lives(gateway)
+            await self.client.pexpire(self.pool.keys.gateway(gateway), LONG_MS)
+
+    async def gateways_die(self) -> None:
+        """So long ago that whatever waits now came before that."""
+        for gateway in GATEWAYS:
+            await self.pool.presence.gateway_gone(gateway)
+        await self.pool.aged(list(self.life.submissions), 2100)
+
+    def now_us(self) -> int:
+        seconds, micros = self.run(self.client.time())
+        return seconds * 1_000_000 + micros
+
+    def let_go(self, some: int) -> Held:
+        self.stale.append(self.held.pop(some % len(self.held)))
+        return self.stale[-1]
+
+    def verbs(self, batch_id: str, token: str, ids: list[str]) -> dict[str, Callable[[], Awaitable[object]]]:
+        batches = self.pool.batches
+        return {
+            "finish": lambda: batches.finish(batch_id, token, [done(i) for i in ids]),
+            "fail": lambda: batches.fail(batch_id, token, ErrorCode.GPU_TIMEOUT, 0),
+            "fail late": lambda: batches.fail(batch_id, token, ErrorCode.WORKER_LOST, 2 * LONG_MS),
+            "release": lambda: batches.release(batch_id, token),
+            "renew": lambda: batches.renew(batch_id, token),
+        }
+
+    async def check_replies(self, *, heard: bool) -> None:
+        """One reply for each end that a gateway did not tell itself: published, or returned by `cancel`; all stored."""
+        own = [i for i in self.life.submissions if i in self.life.ends and i not in self.life.adopted]
+        published = await self.published()
+        assert Counter(reply.id for reply in published) + self.life.told == Counter(own), "one reply each"
+        stored = await self.pool.results.fetch(own)
+        assert [r.id for r in stored if r] == own, "the stored reply is the truth"
+        for reply in published if heard else []:
+            self.answer(reply)
+
+    async def published(self) -> list[Reply]:
+        """Every message since the last look."""
+        replies: list[Reply] = []
+        await self.channel.ping()
+        async with asyncio.timeout(10):
+            while (message := await self.channel.get_message(timeout=1)) is None or message["type"] != "pong":
+                if message and message["type"] == "message":
+                    replies += decode_replies(message["data"])
+        return replies
