@@ -1,6 +1,6 @@
 """What a worker is told at its start: plain values, checked where settings are read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +28,9 @@ class WorkerConfig:
     """How long a stopping worker lets its batch run before it hands it back."""
     load_timeout_ms: int = 120_000
     """How long a model may take to load and warm up before its process is replaced."""
+    direct_host: str = "127.0.0.1"
+    """Where gateways reach this worker while Redis is away; "": nowhere."""
+    direct_port: int = 0
+    """0: any free one; the heartbeat tells which."""
+    service_token: str = field(default="", repr=False)
+    """What a gateway must show to be served directly; without one there is no direct endpoint."""

@@ -46,11 +46,15 @@ class Progress(msgspec.Struct, array_like=True, frozen=True, tag="progress"):
 
 
 class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
-    """The batch `seq` took `gpu_ms`; one result for each item, in order."""
+    """The batch `seq` took `gpu_ms`; one result for each item, in order.
+
+    `largest`: how many items the device holds in one go, once it ran out of memory with more; else 0.
+    """
 
     seq: int
     gpu_ms: float
     results: list[ItemResult]
+    largest: int = 0
 
 
 class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from gpu_pool.backend import Item
 from gpu_pool.frames import HEADER, Done, Fatal, FrameError, Progress, Ready, Run, Said, body_length, pack, read_said
 from scheduler.errors import StartError, TierlaneError
+from scheduler.failpoints import armed_directory
 
 _WORKER_LOG = 2  # The supervisor's stderr, by number: what a model prints belongs into the worker's log.
 _LAST_BREATH_S = 0.1  # From the end of the socket to the end of the process.
+LAST_FRAMES_S = 0.02  # From the end of the process to what it said last.
 _OUR_SETTINGS = "TIERLANE_"  # Connections and tokens: the model has no use for them.
 
 
@@ -38,7 +40,8 @@ class ModelLaunch:
         """The command line, with `fd` the process's end of the socket."""
         own = ["--fd", str(fd), "--parent", str(os.getpid())]
         model = ["--backend", self.backend, "--device", self.device, "--torch-threads", str(self.torch_threads)]
-        return [sys.executable, "-m", "gpu_pool.model_process", *own, *model]
+        failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
+        return [sys.executable, "-m", "gpu_pool.model_process", *own, *model, *failpoints]
 
 
 class ModelProcess:
@@ -107,7 +110,10 @@ class ModelProcess:
         frame = pack(Run(self._seq, int(budget_ms), list(items)))
         self._answer = asyncio.get_running_loop().create_future()
         self.progress_at = time.monotonic()
-        self._writer.write(frame)
+        try:
+            self._writer.write(frame)
+        except RuntimeError as error:  # uvloop: its line is closed already, and `lost` is set in a moment.
+            raise ModelLost(self.why_lost) from error
         said = await self._answer
         if not isinstance(said, Done) or said.seq != self._seq or len(said.results) != len(items):
             raise self._broken("something else than the answer to its batch")
@@ -154,7 +160,7 @@ class ModelProcess:
     async def _await_exit(self) -> None:
         await self._process.wait()
         # What it said last may still be on its way; a grandchild may hold the socket open for ever.
-        await asyncio.wait([self._watchers[0]], timeout=0.02)
+        await asyncio.wait([self._watchers[0]], timeout=LAST_FRAMES_S)
         self._lose()
 
     def _take(self, said: Said) -> None:

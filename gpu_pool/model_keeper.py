@@ -1,6 +1,7 @@
 """Keeps one model process alive: starts it, waits until it is ready, and starts another one when it is lost.
 
-A model that keeps dying is started ever more rarely (0.1 s doubling to 5 s), until it has lived for 10 s.
+How soon is decided by `respawn`. Whoever runs batches says how they went; a model in quarantine is ended, and started
+again when its time is over, through load and warm-up like any other.
 """
 
 import asyncio
@@ -11,12 +12,13 @@ from typing import Literal
 import structlog
 
 from gpu_pool.model_handle import ModelLaunch, ModelLost, ModelProcess
-from scheduler.backoff import Backoff
+from gpu_pool.quarantine import Quarantine, Verdict
+from gpu_pool.respawn import Respawn
 from scheduler.errors import StartError
 
-FIRST_RESPAWN_S, SLOWEST_RESPAWN_S, HEALTHY_AFTER_S = 0.1, 5.0, 10.0
+REAPED_WITHIN_S = 5.0  # After SIGKILL; what takes longer hangs in the kernel, and its device with it.
 
-ModelStatus = Literal["starting", "ready", "down"]
+ModelStatus = Literal["starting", "ready", "down", "quarantined", "failed"]
 log = structlog.get_logger()
 
 
@@ -29,7 +31,12 @@ class ModelKeeper:
         self._changed = changed
         self._process: ModelProcess | None = None
         self._task: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._stopping = False
+        self._respawn = Respawn()
+        self._quarantine = Quarantine()
+        self._aside_s = 0.0
+        self._good_batches = 0
         self.status: ModelStatus = "starting"
         self.version = ""
         self.ready = asyncio.Event()
@@ -44,6 +51,15 @@ class ModelKeeper:
         """Begin to keep a model alive."""
         self._task = asyncio.create_task(self._keep(), name="model-keeper")
 
+    def batch_ended(self, verdict: Verdict) -> None:
+        """A batch was answered; a model that answers nonsense ends here."""
+        self._good_batches += verdict is Verdict.GOOD
+        self._aside_s = self._quarantine.after(verdict)
+        if self._aside_s and self._process is not None:
+            log.error("model answers nonsense; it is put into quarantine", seconds=self._aside_s)
+            self._set("quarantined")
+            self._process.kill()
+
     def stop(self) -> None:
         """Start no further process."""
         self._stopping = True
@@ -57,27 +73,29 @@ class ModelKeeper:
         await self._end_process()
 
     async def _keep(self) -> None:
-        backoff = Backoff(FIRST_RESPAWN_S, SLOWEST_RESPAWN_S, draw=max)  # No jitter: nobody else waits for this
         while not self._stopping:
-            ready_at = await self._bring_up()
+            self._aside_s, self._good_batches = 0.0, 0
+            ready_s = await self._live()
             if self.start_error is not None:
                 return
-            if ready_at is not None and time.monotonic() - ready_at >= HEALTHY_AFTER_S:
-                backoff.reset()
-            await backoff.sleep()
+            delay_s = self._respawn.ended(ready_s, self._good_batches)
+            if self._respawn.failed and self.status != "failed":
+                log.error("model does not load; it is tried rarely from now on")
+                self._set("failed")
+            await asyncio.sleep(self._aside_s or delay_s)
 
-    async def _bring_up(self) -> float | None:
-        """Live through one process, from spawn to its end; when it got ready, or None where it never did."""
+    async def _live(self) -> float | None:
+        """Live through one process, from spawn to its end; how long it was ready (s), or None where it never was."""
         ready_at = None
         try:
             process = self._process = await ModelProcess.spawn(self._launch)
             async with asyncio.timeout(self._load_timeout_s):
                 self.version = await process.ready()
             ready_at = time.monotonic()
+            self._respawn.loaded()
             self._set("ready")
             log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
             await process.lost.wait()
-            self._set("down")
         except StartError as error:
             # Of a model that was ready before, even this is worth another try: a disk may come back.
             self.start_error = None if self.version else error
@@ -87,16 +105,23 @@ class ModelKeeper:
             log.warning("model process cannot be started", error=str(error))
         except ModelLost:
             pass  # Told below, together with how the process ended.
-        self._set("down")
+        ready_s = None if ready_at is None else time.monotonic() - ready_at
+        self._set(self.status if self._aside_s or self._respawn.failed else "down")
         await self._end_process()
-        return ready_at
+        return ready_s
 
     async def _end_process(self) -> None:
         process = self._process
         if process is None:
             return
-        await process.close()
-        self._process = None  # Not before: a stop in the middle of this begins it again, and reaps.
+        self._closing = self._closing or asyncio.create_task(process.close())
+        if not (await asyncio.wait([self._closing], timeout=REAPED_WITHIN_S))[0]:
+            log.error("model process cannot be ended; its device is out of use", pid=process.pid)
+            self._set("quarantined")
+            if self._stopping:
+                return
+        await asyncio.shield(self._closing)
+        self._process = self._closing = None  # Not before: a stop in the middle of this waits for the same.
         if not self._stopping:
             log.error("model lost", pid=process.pid, reason=process.why_lost)
 

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from gpu_pool.backend import Backend, ItemResult
@@ -24,6 +25,7 @@ from gpu_pool.model_link import ModelLink, ProgressCounter
 from gpu_pool.parent_death import die_with_parent
 from gpu_pool.selection import select_backend
 from scheduler.errors import ErrorCode, StartError
+from scheduler.failpoints import arm, failpoint
 
 EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
 
@@ -34,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The socket must not reach what the model may start itself, or its end would not be seen.
     os.set_inheritable(options.fd, False)  # noqa: FBT003 - the standard library's signature
     die_with_parent(options.parent)
+    if options.failpoints:
+        arm(Path(options.failpoints))
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, _leave_it_to_the_supervisor)
     faulthandler.enable()
@@ -51,6 +55,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--torch-threads", type=int, default=1)
+    parser.add_argument("--failpoints", default="", help="directory of a test that kills this process")
     return parser.parse_args(arguments)
 
 
@@ -89,11 +94,12 @@ def _answer_one(link: ModelLink, runner: BatchRunner, run: Run) -> None:
     started = time.perf_counter()
     results = runner.run(run.items, run.budget_ms)
     gpu_ms = (time.perf_counter() - started) * 1000
+    failpoint("answer_unsent")
     try:
-        link.send(Done(run.seq, gpu_ms, results))
+        link.send(Done(run.seq, gpu_ms, results, runner.largest))
     except FrameTooLarge:
         too_much = ItemResult("The model's answer is too large.", 0, ErrorCode.INVALID_OUTPUT)
-        link.send(Done(run.seq, gpu_ms, [too_much] * len(run.items)))
+        link.send(Done(run.seq, gpu_ms, [too_much] * len(run.items), runner.largest))
 
 
 if __name__ == "__main__":

@@ -50,18 +50,18 @@ def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version:
 
 def refused(plan: Plan, code: ErrorCode, sentence: str) -> list[Outcome]:
     """The outcomes of a batch that the model cannot be given."""
-    return plan.early + [_not_run(request_id, code, sentence) for request_id in plan.ids]
+    return plan.early + [not_run(request_id, code, sentence) for request_id in plan.ids]
 
 
 def _start(request: ClaimedRequest, left_ms: float, needed_ms: float) -> Item | Outcome:
     if left_ms <= needed_ms:
-        return _not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, "Too little time was left to run this request.")
+        return not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, "Too little time was left to run this request.")
     try:
         payload = decode_payload(request.body)
     except (ValueError, TypeError):  # TypeError: no body is stored any more.
-        return _not_run(request.id, ErrorCode.INVALID_REQUEST, "The stored request cannot be read.")
+        return not_run(request.id, ErrorCode.INVALID_REQUEST, "The stored request cannot be read.")
     return Item(payload.input, payload.parameters)
 
 
-def _not_run(request_id: str, code: ErrorCode, sentence: str) -> Outcome:
+def not_run(request_id: str, code: ErrorCode, sentence: str) -> Outcome:
     return Outcome(request_id, code, -1.0, 0, "", sentence)

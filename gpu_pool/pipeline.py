@@ -1,4 +1,4 @@
-"""What a worker does with one batch id: claim it, run it, settle it.
+"""What a worker does with one batch id from the queue: claim it, run it, settle it.
 
 The next batch is taken as soon as the model is free: the finish of the last one is under way meanwhile, at most two
 of them. Every claimed batch ends in exactly one of these, each idempotent by the batch's token:
@@ -17,18 +17,15 @@ from typing import Any
 
 import structlog
 
-from gpu_pool.busy_share import BusyShare
 from gpu_pool.config import WorkerConfig
-from gpu_pool.frames import Done, FrameTooLarge
+from gpu_pool.execution import Execution, NotStarted
 from gpu_pool.lease import Lease
-from gpu_pool.model_handle import ModelLost, ModelProcess
-from gpu_pool.model_keeper import ModelKeeper
-from gpu_pool.outcomes import Plan, completed, make_plan, refused
-from gpu_pool.service_time import ServiceTime, cap_ms
-from gpu_pool.watchdog import ModelHung, run_watched
+from gpu_pool.model_handle import ModelLost
+from gpu_pool.watchdog import ModelHung
 from scheduler.backoff import Backoff
 from scheduler.batches import Batches, ClaimedBatch, Outcome
 from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.failpoints import failpoint
 
 MOST_SETTLING = 2
 GIVE_UP_S = 1.0  # A batch not handed back by then has lost its lease: the reaper does the same.
@@ -38,26 +35,16 @@ log = structlog.get_logger()
 
 
 class BatchPipeline:
-    """One batch in the model, at most two more being settled."""
+    """One batch that runs or waits for the model, at most two more being settled."""
 
-    def __init__(self, config: WorkerConfig, batches: Batches, keeper: ModelKeeper) -> None:
+    def __init__(self, config: WorkerConfig, batches: Batches, execution: Execution) -> None:
         self._config = config
         self._batches = batches
-        self._keeper = keeper
+        self._execution = execution
         self._settling: set[asyncio.Task[None]] = set()
-        self._releasing = False
-        self._last_size = 1
-        self.service = ServiceTime()
-        self.busy = BusyShare()
-        self.running = False
         self.in_flight = 0
         self.room = asyncio.Event()
         self.room.set()
-
-    @property
-    def service_p95_ms(self) -> float:
-        """Of batches like the last one; 0 while nothing was measured."""
-        return self.service.typical_p95_ms(self._last_size)
 
     async def take(self, batch_id: str) -> None:
         """Claim and run one batch; returns when the model is free again. Raises RedisUnavailable."""
@@ -70,14 +57,8 @@ class BatchPipeline:
             self._settle(self._undo_claim(batch_id, token), 0)
             raise
         if batch is not None and batch.requests:
+            failpoint("batch_claimed")
             await self._serve(batch, asked_at)
-
-    def hand_back(self) -> None:
-        """The time for draining is up: stop the batch that runs, and give it back uncounted."""
-        self._releasing = True
-        model = self._keeper.model
-        if self.running and model is not None:
-            model.kill()
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until every batch is settled, at most so long."""
@@ -85,14 +66,16 @@ class BatchPipeline:
             await asyncio.wait(self._settling, timeout=timeout_s)
 
     async def _serve(self, batch: ClaimedBatch, asked_at: float) -> None:
+        # Renewed from here on, so also while direct batches have the model. Not to claim meanwhile would be no better: a
+        # stream of direct batches would shut the queue out, and the read that popped this one may have begun before them.
+        # The wait is bounded: turns go by order of coming, few batches wait, and the watchdog ends each.
         lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000)
-        needed_ms = self.service.needed_ms(len(batch.requests))
-        plan = make_plan(batch.requests, needed_ms, (time.monotonic() - asked_at) * 1000)
-        give_up_at = time.monotonic() + plan.longest_ms / 1000
+        give_up_at = asked_at + max(request.ms_left for request in batch.requests) / 1000
         self.in_flight += len(batch.requests)
         ending: Coroutine[Any, Any, None]
         try:
-            outcomes = await self._outcomes(plan)
+            outcomes = await self._execution.run(batch.requests, asked_at, lambda: not lease.lost)
+            failpoint("batch_ran")
             ending = self._finish(batch, lease, outcomes, give_up_at)
         except (ModelLost, ModelHung) as error:
             ending = self._give_back(batch, lease, self._cause(error))
@@ -102,42 +85,9 @@ class BatchPipeline:
             raise
         self._settle(self._close(ending, lease), len(batch.requests))
 
-    async def _outcomes(self, plan: Plan) -> list[Outcome]:
-        """Run what of the plan is to run. Raises ModelLost and ModelHung."""
-        if not plan.items:
-            self.service.forget(len(plan.early))
-            return plan.early
-        model = self._keeper.model
-        if model is None:
-            raise _NotStarted("The model process was lost before the batch began.")
-        try:
-            done = await self._run(model, plan)
-        except FrameTooLarge:
-            return refused(plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run.")
-        return completed(plan, done.results, done.gpu_ms, self._keeper.version)
-
-    async def _run(self, model: ModelProcess, plan: Plan) -> Done:
-        size, timeout_ms = len(plan.items), self._config.gpu_timeout_ms
-        cap = cap_ms(self.service.p99(size), timeout_ms)
-        budget_ms = min(timeout_ms, plan.longest_ms)
-        self.running = True
-        self.busy.start(time.monotonic())
-        try:
-            done = await run_watched(model, plan.items, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms)
-        except ModelHung:
-            self.service.forget(size)
-            raise
-        finally:
-            self.running = False
-            self.busy.stop(time.monotonic())
-        self._last_size = size
-        if not any(result.error_code for result in done.results):  # A batch taken apart says nothing of service time.
-            self.service.record(size, done.gpu_ms)
-        return done
-
     def _cause(self, error: ModelLost | ModelHung) -> ErrorCode | None:
         """The cause to count against the batch; None where it is handed back uncounted."""
-        if self._releasing or isinstance(error, _NotStarted):
+        if self._execution.stopped or isinstance(error, NotStarted):
             return None
         return ErrorCode.GPU_TIMEOUT if isinstance(error, ModelHung) else ErrorCode.WORKER_LOST
 
@@ -147,15 +97,18 @@ class BatchPipeline:
             log.warning("batch lost to another worker", batch=batch.batch_id, size=len(batch.requests))
             return
         await self._insist(lambda: self._batches.finish(batch.batch_id, batch.token, outcomes), give_up_at)
+        failpoint("batch_finished")
 
     async def _give_back(self, batch: ClaimedBatch, lease: Lease, cause: ErrorCode | None) -> None:
         lease.stop()
-        min_left_ms = int(self.service.needed_ms(len(batch.requests)))
+        min_left_ms = int(self._execution.service.needed_ms(len(batch.requests)))
         give_up_at = time.monotonic() + GIVE_UP_S
         if cause is None:
+            failpoint("drain_unreleased")
             await self._insist(lambda: self._batches.release(batch.batch_id, batch.token), give_up_at)
             log.info("batch handed back", batch=batch.batch_id, size=len(batch.requests))
             return
+        failpoint("loss_untold")
         await self._insist(lambda: self._batches.fail(batch.batch_id, batch.token, cause, min_left_ms), give_up_at)
         log.warning("batch failed", batch=batch.batch_id, size=len(batch.requests), cause=str(cause))
 
@@ -204,7 +157,3 @@ class BatchPipeline:
             self.room.set()
         else:
             self.room.clear()
-
-
-class _NotStarted(ModelLost):
-    """The model was gone before it saw anything of the batch."""

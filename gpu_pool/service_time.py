@@ -53,6 +53,10 @@ class ServiceTime:
         """
         self._classes.pop(size.bit_length(), None)
 
+    def forget_over(self, size: int) -> None:
+        """Drop what is known of batches larger than this: they run in another way from now on."""
+        self._classes = {bits: known for bits, known in self._classes.items() if known.mean_size <= size}
+
     def p95(self, size: int) -> float | None:
         """Milliseconds that 95 of 100 batches of about this size stay under; None while too few were seen."""
         return self._percentile(size, 0.95)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.tiny.parameters import Generation, GenerationParameters, ParameterError, parse_parameters
 from scheduler.errors import ErrorCode, StartError
 
@@ -48,7 +48,10 @@ class TinyBackend:
         """Generate for every item with good parameters; the others fail alone, before the model sees anything."""
         parsed = [_parse(item) for item in items]
         good = [(item.input, p) for item, p in zip(items, parsed, strict=True) if isinstance(p, GenerationParameters)]
-        made = iter(self._loaded().generate([text for text, _ in good], [p for _, p in good], progress) if good else [])
+        try:
+            made = iter(self._loaded().generate([t for t, _ in good], [p for _, p in good], progress) if good else [])
+        except FloatingPointError as error:
+            raise InvalidOutput(str(error)) from error
         return [p if isinstance(p, ItemResult) else _as_result(next(made)) for p in parsed]
 
     def close(self) -> None:

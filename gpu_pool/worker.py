@@ -12,6 +12,9 @@ import time
 import structlog
 
 from gpu_pool.config import WorkerConfig
+from gpu_pool.direct_batches import DirectBatches
+from gpu_pool.direct_endpoint import DirectEndpoint
+from gpu_pool.execution import Execution
 from gpu_pool.heartbeat import Heartbeat
 from gpu_pool.model_handle import ModelLaunch
 from gpu_pool.model_keeper import ModelKeeper
@@ -21,6 +24,7 @@ from scheduler.backoff import Backoff
 from scheduler.batches import Batches, ReadyBatches
 from scheduler.connections import blocking_client, command_client
 from scheduler.errors import RedisUnavailable
+from scheduler.failpoints import failpoint
 from scheduler.keys import Keys
 from scheduler.observation import WorkerBeat
 from scheduler.presence import Presence
@@ -65,7 +69,10 @@ class Worker:
         self._draining = asyncio.Event()
         launch = ModelLaunch(config.backend, config.device, config.torch_threads)
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._model_changed)
-        self._pipeline = BatchPipeline(config, batches, self._keeper)
+        self._execution = Execution(config, self._keeper)
+        self._pipeline = BatchPipeline(config, batches, self._execution)
+        self._direct = DirectBatches(self._execution, self._keeper, self._draining.is_set)
+        self._endpoint = DirectEndpoint(config, self._direct)
         self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000)
 
     def drain(self) -> None:
@@ -75,6 +82,7 @@ class Worker:
     async def run(self) -> int:
         """Run until `drain`; the exit code. Raises StartError."""
         log.info("worker starts", worker=self._config.worker_id, pool=self._config.pool, backend=self._config.backend)
+        await self._endpoint.start()
         self._heartbeat.start()
         self._keeper.start()
         pump = asyncio.create_task(self._pump(), name="pump")
@@ -117,7 +125,9 @@ class Worker:
         batch_id = await self._ready.pop()
         if batch_id is None:
             return
+        failpoint("batch_popped")
         if self._draining.is_set() or self._keeper.model is None:
+            failpoint("drain_popped")
             await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
             return
         await self._pipeline.take(batch_id)
@@ -125,14 +135,18 @@ class Worker:
     async def _finish_what_runs(self, pump: "asyncio.Task[None]") -> None:
         """Leases are renewed and the heartbeat says "draining" until the last batch is settled."""
         self._keeper.stop()
+        self._endpoint.drain()
         self._heartbeat.now()
+        direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
         await asyncio.wait([pump], timeout=self._config.drain_ms / 1000)
-        if not pump.done():
-            self._pipeline.hand_back()
-            await asyncio.wait([pump], timeout=LAST_WORDS_S)
+        await direct
+        self._execution.stop()
+        await asyncio.wait([pump], timeout=LAST_WORDS_S)
         await self._pipeline.settled(LAST_WORDS_S)
 
     async def _leave(self) -> None:
+        await self._endpoint.close()
+        await self._direct.close()
         await self._heartbeat.close()
         try:
             await self._presence.worker_gone(self._config.worker_id)
@@ -146,16 +160,17 @@ class Worker:
         self._heartbeat.now()
 
     def _beat(self) -> WorkerBeat:
-        pipeline = self._pipeline
+        execution = self._execution
         return WorkerBeat(
             id=self._config.worker_id,
             status=self._status(),
-            utilization=pipeline.busy.share(time.monotonic()),
-            in_flight=pipeline.in_flight,
-            rps=pipeline.service.rate_at(self._config.max_batch_size),
-            service_p95_ms=pipeline.service_p95_ms,
+            utilization=execution.busy.share(time.monotonic()),
+            in_flight=self._pipeline.in_flight + self._direct.in_flight,
+            rps=execution.rate_rps,
+            service_p95_ms=execution.service_p95_ms,
             backend=self._config.backend,
             model_version=self._keeper.version,
+            direct=self._endpoint.address,
         )
 
     def _status(self) -> str:
@@ -163,4 +178,4 @@ class Worker:
             return "draining"
         if self._keeper.status != "ready":
             return self._keeper.status
-        return "busy" if self._pipeline.running else "ready"
+        return "busy" if self._execution.running else "ready"

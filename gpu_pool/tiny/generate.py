@@ -53,7 +53,8 @@ class TinyModel:
     ) -> list[Generation]:
         """Return the continuation of each prompt, in order; `on_step` is called after each pass through the network.
 
-        A prompt too long for the context keeps its last bytes. Raises `ValueError` when the two lists differ in length.
+        A prompt too long for the context keeps its last bytes. Raises `ValueError` when the two lists differ in length,
+        `FloatingPointError` when the network computes NaN or infinity.
         """
         rows = [
             Row.start(prompt, wish, self._network.shape.context)
@@ -108,6 +109,8 @@ class TinyModel:
 
 def _choose(rows: list[Row], scores: Tensor) -> tuple[list[int], list[bool]]:
     wide = scores.to("cpu", torch.float64, copy=True)
+    if not bool(wide.isfinite().all()):
+        raise FloatingPointError("The network's scores are not finite.")  # Any choice from them would be nonsense.
     for index, row in enumerate(rows):
         wide[index, row.refused()] = -torch.inf
     wishes = [[row.parameters.temperature, row.parameters.top_p, row.next_uniform()] for row in rows]

@@ -31,7 +31,10 @@ except StartError as error:
 """
 
 MODELS = """
-import os, time
+import os, re, signal, time
+
+class AcceleratorError(RuntimeError): pass
+class OutOfMemoryError(RuntimeError): pass
 
 def reverse(texts): return [t[::-1] for t in texts]
 def picky(texts):
@@ -42,6 +45,28 @@ def hangs_once(texts):
         open(os.environ["HUNG_MARK"], "w").close()
         time.sleep(60)
     return reverse(texts)
+def holds_the_gil_once(texts):
+    if not os.path.exists(os.environ["HUNG_MARK"]):
+        open(os.environ["HUNG_MARK"], "w").close()
+        re.match("(a+)+$", 50 * "a" + "b")
+    return reverse(texts)
+def dies_on_bad(texts):
+    if "bad" in texts:
+        with open(os.environ["DEATHS"], "a") as deaths: deaths.write(f"{len(texts)} ")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return reverse(texts)
+def hangs_on_bad(texts):
+    if "bad" in texts: time.sleep(60)
+    return reverse(texts)
+def asserts_on_bad(texts):
+    if "bad" in texts: raise AcceleratorError("CUDA error: device-side assert triggered")
+    return reverse(texts)
+def holds_three(texts):
+    if len(texts) > 3: raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    time.sleep(0.02)
+    return reverse(texts)
+def sick(texts):
+    return [float("nan")] * len(texts) if os.path.exists(os.environ["SICK_MARK"]) else reverse(texts)
 class DiesWhileLoading:
     def load(self): os._exit(9)
     def predict(self, texts): return texts
@@ -91,17 +116,24 @@ StartWorker = Callable[..., Awaitable[RunningWorker]]
 
 
 @pytest.fixture
-async def start_worker(
-    pool: Pool, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[StartWorker]:
-    """Start workers; none outlives its test."""
+def faulty_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of models that only model processes can import; the directory of its marks `hung`, `sick`, `deaths`."""
     (tmp_path / "faulty_models.py").write_text(MODELS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("HUNG_MARK", str(tmp_path / "hung"))
+    monkeypatch.setenv("SICK_MARK", str(tmp_path / "sick"))
+    monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
+    return tmp_path
+
+
+@pytest.fixture
+async def start_worker(pool: Pool, redis_url: str, faulty_models: Path) -> AsyncIterator[StartWorker]:
+    """Start workers; none outlives its test."""
     started: list[RunningWorker] = []
 
     async def start(name: str = "w1", backend: str = "simulated:20", **changes: Any) -> RunningWorker:
-        config = WorkerConfig(redis_url=redis_url, worker_id=name, backend=backend, device="cpu", **changes)
+        values = {"redis_url": redis_url, "worker_id": name, "backend": backend, "device": "cpu"} | changes
+        config = WorkerConfig(**values)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", WORKER, json.dumps(asdict(config)), stderr=asyncio.subprocess.PIPE
         )
@@ -116,8 +148,8 @@ async def start_worker(
         sys.stderr.write(said.decode())  # pytest shows it where the test failed.
 
 
-async def batch(pool: Pool, *texts: str, total_ms: int = 4000) -> list[str]:
-    """One formed batch of these texts; the ids of its requests."""
+async def batch(pool: Pool, *texts: str, total_ms: int = 60_000) -> list[str]:
+    """One formed batch of these texts; the ids of its requests. A busy machine may take seconds to start a process."""
     await pool.gateway_lives("g1")
     submissions = [
         pool.submission(body=encode_payload(Payload("m", text, {})), total_ms=total_ms, queue_ms=total_ms)
@@ -132,6 +164,7 @@ async def replies(pool: Pool, ids: list[str], timeout_s: float = 20.0) -> list[R
     """The replies of these ids. What a busy machine made a worker hand back meanwhile is formed again."""
 
     async def all_there() -> list[Reply]:
+        await pool.gateway_lives("g1")
         if await pool.depth("free"):
             await pool.form([("free", len(ids))])
         found = [reply for reply in await pool.results.fetch(ids) if reply is not None]
@@ -142,4 +175,5 @@ async def replies(pool: Pool, ids: list[str], timeout_s: float = 20.0) -> list[R
 
 async def running(pool: Pool, request_id: str) -> bool:
     """Whether the request's batch is claimed: its attempt is counted."""
+    await pool.gateway_lives("g1")  # Nothing is run for a gateway that was silent for two seconds.
     return await pool.client.hget(pool.keys.request(request_id), "tries") == b"1"

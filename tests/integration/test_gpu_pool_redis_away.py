@@ -131,10 +131,10 @@ async def test_a_finish_waits_for_redis(scene: Scene) -> None:
     """Redis hangs when the batch ends: its results arrive when it answers again, in the first attempt."""
     await eventually(scene.alive, "the worker is ready")
     ids = await scene.formed()
-    await eventually(lambda: scene.worker._pipeline.running, "the batch runs")
+    await eventually(lambda: scene.worker._execution.running, "the batch runs")
 
     os.kill(scene.server.pid, signal.SIGSTOP)
-    await eventually(lambda: not scene.worker._pipeline.running, "the model is done")
+    await eventually(lambda: not scene.worker._execution.running, "the model is done")
     given_up_at = time.monotonic() + 0.6
     await eventually(lambda: time.monotonic() > given_up_at, "a finish and its retry timed out")
     assert scene.worker._pipeline.in_flight == 2

@@ -25,6 +25,7 @@ def test_a_run_survives_the_way() -> None:
         Ready("tiny-1"),
         Progress(12),
         Done(7, 51.25, [ItemResult("olleh", 2), ItemResult("no", 0, "poison_request")]),
+        Done(8, 51.25, [], 16),
         Fatal("The device is lost."),
         Fatal("No such module.", start_error=True),
     ],
@@ -40,7 +41,7 @@ def test_everything_said_survives_the_way(said: Said) -> None:
         (Run(1, 2, [Item("a", {})]), "0000000c 94a372756e01029192a16180"),
         (Ready("v"), "00000009 92a57265616479a176"),
         (Progress(5), "0000000b 92a870726f677265737305"),
-        (Done(1, 0.5, []), "00000011 94a4646f6e6501cb3fe000000000000090"),
+        (Done(1, 0.5, []), "00000012 95a4646f6e6501cb3fe00000000000009000"),
     ],
 )
 def test_golden_bytes(message: Run | Said, golden: str) -> None:

@@ -93,7 +93,14 @@ def test_a_wrong_number_of_answers_is_refused_as_a_whole(answer: object) -> None
 
 @pytest.mark.parametrize(
     ("answer", "code"),
-    [(7, "invalid_output"), (None, "invalid_output"), (b"x", "invalid_output"), ("\ud800", "invalid_output"), ("", "")],
+    [
+        (7, "invalid_output"),
+        (float("nan"), "invalid_output"),
+        (None, "invalid_output"),
+        (b"x", "invalid_output"),
+        ("\ud800", "invalid_output"),
+        ("", ""),
+    ],
 )
 def test_an_answer_that_is_no_text_fails_alone(answer: object, code: str) -> None:
     """Its neighbour completes."""

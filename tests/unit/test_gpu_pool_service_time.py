@@ -108,6 +108,26 @@ def test_a_stopped_size_is_measured_afresh() -> None:
     assert (service.p99(8), service.p99(1)) == (None, 20.0)
 
 
+@pytest.mark.parametrize(("largest", "rate"), [(32, 640.0), (31, 0.0), (8, 0.0)])
+def test_what_runs_in_another_way_is_measured_afresh(largest: int, rate: float) -> None:
+    """A device that holds fewer items runs full batches in several goes: the old rate must not be told any longer."""
+    service = measured((8, 50.0), (32, 50.0))
+
+    service.forget_over(largest)
+
+    assert (service.rate_at(32), service.p95(8)) == (rate, 50.0)
+
+
+def test_the_new_rate_of_full_batches_is_told_with_the_first_of_them() -> None:
+    """What was measured of smaller batches stays, and does not make the large ones look faster than they are."""
+    service = measured((8, 50.0), (32, 50.0))
+    service.forget_over(8)
+
+    service.record(32, 200.0)
+
+    assert service.rate_at(32) == pytest.approx(160.0, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("p99", "timeout", "cap"),
     [

@@ -30,6 +30,9 @@ def run(settings: "Settings") -> int:
         renew_ms=settings.renew_ms,
         lease_ms=settings.lease_ms,
         gpu_timeout_ms=settings.gpu_timeout_ms,
+        direct_host="" if settings.direct_host == "off" else settings.direct_host,
+        direct_port=settings.direct_port,
+        service_token=settings.service_token.get_secret_value(),
     )
     return run_role(lambda: _serve(config))
 

@@ -1,0 +1,119 @@
+"""The one model of a worker, behind one lock: runs batches of both paths, from the queue and from direct calls.
+
+Whoever has a batch waits its turn here, in the order of coming. What is measured (service time, busy share) is measured
+for both, since they are one model's.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from gpu_pool.busy_share import BusyShare
+from gpu_pool.config import WorkerConfig
+from gpu_pool.frames import Done, FrameTooLarge
+from gpu_pool.model_handle import ModelLost, ModelProcess
+from gpu_pool.model_keeper import ModelKeeper
+from gpu_pool.outcomes import Plan, completed, make_plan, refused
+from gpu_pool.quarantine import judge
+from gpu_pool.service_time import ServiceTime, cap_ms
+from gpu_pool.watchdog import ModelHung, run_watched
+from scheduler.batches import ClaimedRequest, Outcome
+from scheduler.errors import ErrorCode
+
+log = structlog.get_logger()
+
+
+class NotStarted(ModelLost):
+    """The model saw nothing of the batch: it was gone before, or the worker is stopping."""
+
+
+class Execution:
+    """One batch at a time on the keeper's model."""
+
+    def __init__(self, config: WorkerConfig, keeper: ModelKeeper) -> None:
+        self._config = config
+        self._keeper = keeper
+        self._turn = asyncio.Lock()
+        self._last_size = 1
+        self._largest = 0
+        self.service = ServiceTime()
+        self.busy = BusyShare()
+        self.running = False
+        self.stopped = False
+
+    @property
+    def service_p95_ms(self) -> float:
+        """Of batches like the last one; 0 while nothing was measured."""
+        return self.service.typical_p95_ms(self._last_size)
+
+    @property
+    def rate_rps(self) -> float:
+        """Requests a second with full batches; 0 while not measured."""
+        return self.service.rate_at(self._config.max_batch_size)
+
+    async def run(
+        self, requests: Sequence[ClaimedRequest], read_at: float, wanted: Callable[[], bool]
+    ) -> list[Outcome]:
+        """One outcome for each request, in any order, after waiting for the model.
+
+        `read_at`: when the requests' time left was true, on the monotonic clock. Whoever has too little of it left when
+        the model is free is not started. `wanted` is asked once at that moment; where it says no, nothing runs and
+        there are no outcomes. Raises ModelLost, as NotStarted where nothing ran, and ModelHung.
+        """
+        async with self._turn:
+            if not wanted():
+                return []
+            gone_ms = (time.monotonic() - read_at) * 1000
+            plan = make_plan(requests, self.service.needed_ms(len(requests)), gone_ms)
+            if plan.items:
+                return await self._outcomes(plan)
+        if plan.longest_ms > 0:  # Not the wait for the model, but what a run needs, refused somebody.
+            self.service.forget(len(requests))
+        return plan.early
+
+    def stop(self) -> None:
+        """End what runs and start nothing more: the time for draining is up."""
+        self.stopped = True
+        model = self._keeper.model
+        if self.running and model is not None:
+            model.kill()
+
+    async def _outcomes(self, plan: Plan) -> list[Outcome]:
+        model = self._keeper.model
+        if model is None or self.stopped:
+            raise NotStarted("The model process was gone before the batch began.")
+        try:
+            done = await self._watched(model, plan)
+        except FrameTooLarge:
+            return refused(plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run.")
+        return completed(plan, done.results, done.gpu_ms, self._keeper.version)
+
+    async def _watched(self, model: ModelProcess, plan: Plan) -> Done:
+        size, timeout_ms = len(plan.items), self._config.gpu_timeout_ms
+        cap = cap_ms(self.service.p99(size), timeout_ms)
+        budget_ms = min(timeout_ms, plan.longest_ms)
+        self.running = True
+        self.busy.start(time.monotonic())
+        try:
+            done = await run_watched(model, plan.items, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms)
+        except ModelHung:
+            self.service.forget(size)
+            raise
+        finally:
+            self.running = False
+            self.busy.stop(time.monotonic())
+        self._learn(size, done)
+        return done
+
+    def _learn(self, size: int, done: Done) -> None:
+        self._last_size = size
+        if done.largest != self._largest:
+            # Larger batches run in several goes from now on, or again in one: what was measured of them is over.
+            log.warning("model changed what it runs in one go", items=done.largest or "all")
+            self.service.forget_over(min(filter(None, (self._largest, done.largest))))
+            self._largest = done.largest
+        if not any(result.error_code for result in done.results):  # A batch taken apart says nothing of service time.
+            self.service.record(size, done.gpu_ms)
+        self._keeper.batch_ended(judge(done.results))

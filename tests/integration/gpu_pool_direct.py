@@ -1,0 +1,140 @@
+"""A worker in the test's own process, and a gateway's end of its direct endpoint."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from eventually import eventually
+from gpu_pool.config import WorkerConfig
+from gpu_pool.worker import BLOCK_S, Worker
+from scheduler.batches import Batches, Outcome, ReadyBatches
+from scheduler.connections import blocking_client, command_client
+from scheduler.direct import (
+    HEADER,
+    DirectBatch,
+    DirectBusy,
+    DirectItem,
+    DirectResults,
+    Hello,
+    ToGateway,
+    ToWorker,
+    body_length,
+    pack,
+    read_by_gateway,
+)
+from scheduler.keys import Keys
+from scheduler.payload import Payload, encode_payload
+from scheduler.presence import Presence
+
+TOKEN = "the token of this service"
+
+StartHere = Callable[..., Awaitable[Worker]]
+
+
+@pytest.fixture
+async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
+    """Start workers in this process, by default with a Redis that is not there; each ends with its test."""
+    started: list[tuple[Worker, asyncio.Task[int]]] = []
+    clients = []
+
+    async def start(backend: str = "simulated:20", *, loads: bool = True, **changes: Any) -> Worker:
+        values = {"redis_url": f"unix://{tmp_path}/nobody", "worker_id": "w1", "service_token": TOKEN} | changes
+        config = WorkerConfig(backend=backend, **values)
+        commands, blocking, keys = command_client(config.redis_url), blocking_client(config.redis_url), Keys()
+        clients.extend([commands, blocking])
+        ready = ReadyBatches(blocking, keys, BLOCK_S)
+        worker = Worker(config, Batches(commands, keys), ready, Presence(commands, keys))
+        running = asyncio.create_task(worker.run())
+        await eventually(lambda: running.done() or worker._keeper.ready.is_set() or not loads, "the model loads", 30.0)
+        if running.done():
+            running.result()  # It refuses to start.
+        started.append((worker, running))
+        return worker
+
+    yield start
+    await DirectClient.close_all()
+    for worker, running in started:
+        worker.drain()
+        assert await running == 0
+    for client in clients:
+        await client.aclose()
+
+
+class DirectClient:
+    """One connection to a worker's direct endpoint; `start_here` closes what a test leaves open."""
+
+    _open: ClassVar[list["DirectClient"]] = []
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._seq = 0
+        self._open.append(self)
+
+    @classmethod
+    async def open(cls, worker: Worker) -> "DirectClient":
+        host, _, port = worker._endpoint.address.rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    @classmethod
+    async def welcomed(cls, worker: Worker) -> "DirectClient":
+        client = await cls.open(worker)
+        client.send(Hello("g1", TOKEN))
+        await client.receive()
+        return client
+
+    def send(self, message: ToWorker) -> None:
+        self.send_bytes(pack(message))
+
+    def send_bytes(self, frame: bytes) -> None:
+        self._writer.write(frame)
+
+    async def receive(self) -> ToGateway:
+        length = body_length(await self._reader.readexactly(HEADER.size))
+        return read_by_gateway(await self._reader.readexactly(length))
+
+    async def closed(self) -> bool:
+        """Whether the worker ends this connection, without another word."""
+        try:
+            return await self._reader.read() == b""
+        except ConnectionError:
+            return True
+
+    def close(self) -> None:
+        self._writer.close()
+
+    @classmethod
+    async def close_all(cls) -> None:
+        while cls._open:
+            writer = cls._open.pop()._writer
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def ask(self, *items: DirectItem) -> DirectResults | DirectBusy:
+        self._seq += 1
+        self.send(DirectBatch(self._seq, list(items)))
+        answer = await self.receive()
+        assert isinstance(answer, DirectResults | DirectBusy)
+        assert answer.seq == self._seq
+        return answer
+
+    async def outcomes(self, *items: DirectItem) -> dict[str, Outcome]:
+        answer = await self.ask(*items)
+        assert isinstance(answer, DirectResults)
+        assert len(answer.outcomes) == len(items)
+        return {outcome.id: outcome for outcome in answer.outcomes}
+
+
+def item(text: str, ms_left: int = 10_000, body: bytes | None = None) -> DirectItem:
+    """A request whose id is its text."""
+    return DirectItem(text, ms_left, encode_payload(Payload("m", text, {})) if body is None else body)
+
+
+def told(outcomes: dict[str, Outcome]) -> dict[str, str]:
+    """By id: the error code, else the output."""
+    return {name: outcome.error_code or outcome.output for name, outcome in outcomes.items()}

@@ -1,0 +1,57 @@
+"""Quarantine of a model that answers nonsense: what counts as a strike, and how long it stays away, as tables."""
+
+import pytest
+
+from gpu_pool.backend import ItemResult
+from gpu_pool.quarantine import Quarantine, Verdict, judge
+
+GOOD, NONSENSE, NEITHER = "GXN"
+VERDICTS = {GOOD: Verdict.GOOD, NONSENSE: Verdict.NONSENSE, NEITHER: Verdict.NEITHER}
+CODES = {"g": "", "x": "invalid_output", "p": "poison_request", "t": "gpu_timeout", "i": "invalid_request"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict"),
+    [
+        ("g", Verdict.GOOD),
+        ("x", Verdict.NONSENSE),
+        ("xx", Verdict.NONSENSE),
+        ("gx", Verdict.NONSENSE),  # half
+        ("ggx", Verdict.GOOD),
+        ("gxx", Verdict.NONSENSE),
+        ("px", Verdict.NONSENSE),
+        ("ppx", Verdict.NEITHER),
+        ("gp", Verdict.GOOD),
+        ("p", Verdict.NEITHER),
+        ("ti", Verdict.NEITHER),
+        ("", Verdict.NEITHER),
+    ],
+)
+def test_what_a_batch_says_of_its_model(answers: str, verdict: Verdict) -> None:
+    """At least half no answer at all is nonsense; else one good answer is proof that the model works."""
+    assert judge([ItemResult("", 0, CODES[answer]) for answer in answers]) is verdict
+
+
+@pytest.mark.parametrize(
+    ("batches", "put_aside"),
+    [
+        ("XX", []),
+        ("XXX", [5]),
+        ("XXGXX", []),
+        ("XXNX", [5]),  # a batch that says nothing changes nothing
+        ("XXXX", [5, 10]),  # on probation: one more is enough
+        ("XXXNX", [5, 10]),
+        ("XXXXXXX", [5, 10, 20, 40, 60]),
+        ("XXXXXXXX", [5, 10, 20, 40, 60, 60]),
+        ("XXXXGX", [5, 10]),
+        ("XXXXGXXX", [5, 10, 5]),  # a good batch ends probation, and the count begins anew
+        ("GGGG", []),
+    ],
+)
+def test_three_strikes_and_probation(batches: str, put_aside: list[float]) -> None:
+    """Seconds of each quarantine: 5, doubling to 60 as long as no good batch comes between."""
+    quarantine = Quarantine()
+
+    seconds = [quarantine.after(VERDICTS[batch]) for batch in batches]
+
+    assert [each for each in seconds if each] == put_aside

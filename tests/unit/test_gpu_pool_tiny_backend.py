@@ -1,0 +1,24 @@
+"""The shipped model as a backend: what it computes is checked before it becomes an answer."""
+
+import pytest
+import torch
+
+from gpu_pool.backend import InvalidOutput, Item
+from gpu_pool.tiny.generate import TinyModel
+from gpu_pool.tiny.weights import load_network
+from gpu_pool.tiny_backend import TinyBackend
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_scores_that_are_not_finite_are_no_answer(value: float) -> None:
+    """A broken device computes NaN without an error, and any text made of it would be nonsense."""
+    network = load_network(torch.device("cpu"))
+    with torch.no_grad():
+        network.scores.weight[0, 0] = value
+    backend = TinyBackend("cpu", 1)
+    backend._model = TinyModel(network, torch.device("cpu"))
+
+    with pytest.raises(InvalidOutput, match="not finite"):
+        backend.run([Item("Once upon a time", {"max_tokens": 4})], lambda: None)
+    with pytest.raises(FloatingPointError):
+        backend.warmup()
