@@ -1,4 +1,6 @@
-"""What the active auditor does beside writing: partitions ahead, abandoned rows closed, last use of keys noted."""
+"""What the active auditor does beside writing: partitions made ahead, abandoned rows closed, last use of keys noted,
+old dead letters deleted.
+"""
 
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
@@ -24,6 +26,9 @@ class ChorePolicy(msgspec.Struct, frozen=True):
     partitions_every_s: float = 3600.0
     partitions_ahead_days: int = 7
     last_used_every_s: float = 60.0
+    letters_every_s: float = 600.0
+    letters_kept_days: int = 30  # Their bodies are customer data.
+    letters_limit: int = 1000
 
 
 class Chores:
@@ -34,6 +39,7 @@ class Chores:
         self._clock = clock
         now = clock()
         self._partitions_due = now
+        self._letters_due = now
         self._close_due = now
         self._last_used_due = now + policy.last_used_every_s
         self._last_used: dict[str, datetime] = {}
@@ -65,6 +71,9 @@ class Chores:
         if now >= self._close_due and lag_s < self._policy.grace_s:
             self._close_due = now + self._policy.close_every_s
             await self._tried(connection, "close abandoned requests", self._close_abandoned)
+        if now >= self._letters_due:
+            self._letters_due = now + self._policy.letters_every_s
+            await self._tried(connection, "delete old dead letters", self._purge_letters)
         if now >= self._last_used_due:
             self._last_used_due = now + self._policy.last_used_every_s
             await self._tried(connection, "note the last use of keys", self._touch_keys)
@@ -97,6 +106,14 @@ class Chores:
         self.closed += closed
         if closed == policy.close_limit:
             self._close_due = self._clock()
+
+    async def _purge_letters(self, connection: Connection) -> None:
+        policy = self._policy
+        status = await connection.execute(
+            statement("delete_old_dead_letters"), policy.letters_kept_days, policy.letters_limit
+        )
+        if status == f"DELETE {policy.letters_limit}":
+            self._letters_due = self._clock()
 
     async def _touch_keys(self, connection: Connection) -> None:
         noted, self._last_used = self._last_used, {}

@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     DateTime,
     Double,
     ForeignKey,
@@ -20,6 +21,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from ledger.metadata import REQUEST_ID_PATTERN, check, column, matches, metadata, one_of
 
 STATES = ("queued", "processing", "completed", "failed")
+MODES = ("queue", "direct")
 OPEN = "status IN ('queued', 'processing')"
 
 # No foreign keys: an audit row must never be refused because a customer or a tier is gone. What only the accepted
@@ -49,8 +51,16 @@ requests = Table(
     column("input_bytes", Integer, "Size of the input, bytes.", null=True),
     column("output_bytes", Integer, "Size of the output, bytes.", null=True),
     column("trace_id", Text, "Trace id of the request's traceparent.", null=True),
+    column("mode", Text, "queue: run through Redis; direct: a worker was called past it; null while open.", null=True),
+    column(
+        "delivered",
+        Boolean,
+        "Whether this end was written by the gateway that told it to its client; null while open.",
+        null=True,
+    ),
     matches("id", REQUEST_ID_PATTERN),
     one_of("status", *STATES),
+    one_of("mode", *MODES),
     check("error_code", "(status = 'failed') = (error_code IS NOT NULL)"),
     check("completed_at", "completed_at IS NULL OR status IN ('completed', 'failed')"),
     check("http_status", "http_status BETWEEN 100 AND 599"),

@@ -1,21 +1,26 @@
-"""Audit rows into PostgreSQL: COPY into a staging table and one guarded upsert, in one transaction.
+"""Audit rows and dead letters into PostgreSQL, in one transaction: COPY into a staging table and one guarded upsert.
 
-COPY straight into `requests` would be lost whole by one duplicate. A row that the table refuses is found by halving,
+COPY straight into `requests` would be lost whole by one duplicate. A row that its table refuses is found by halving,
 so it never takes others with it.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import asyncpg
 
 from ledger.audit_rows import COLUMNS, Row
+from ledger.letter_rows import LetterRow
 from ledger.postgres import Connection, reason
 from ledger.statements import statement
+from scheduler.failpoints import failpoint
 
 ROWS_A_TRANSACTION = 1000
 """Encoding so many takes about 3 ms, in which nothing else in the process runs."""
+
+BYTES_A_TRANSACTION = 8 << 20
+"""Bodies of dead letters are large where inputs are; so much is written well within a statement's time."""
 
 STAGING = "audit_staging"
 # What the server says of a value that it cannot store, and what asyncpg says of one that it cannot even encode.
@@ -25,7 +30,7 @@ REFUSALS = (asyncpg.DataError, ValueError, TypeError, OverflowError)
 class Refused(NamedTuple):
     """A row that PostgreSQL will never take, and why."""
 
-    row: Row
+    row: Row | LetterRow
     why: str
 
 
@@ -34,14 +39,14 @@ async def prepare(connection: Connection) -> None:
     await connection.execute(statement("audit_staging"))
 
 
-async def write_rows(connection: Connection, rows: Sequence[Row], timeout_s: float) -> list[Refused]:
+async def write_rows(connection: Connection, rows: Sequence[Row | LetterRow], timeout_s: float) -> list[Refused]:
     """Write all rows but those refused, which come back. When this returns, the others are committed.
 
-    Ids must not repeat within `rows`. Raises what asyncpg raises, or TimeoutError after `timeout_s` for a transaction;
-    writing the same rows again is then right and changes nothing that was committed.
+    Ids must not repeat within the rows of one table. Raises what asyncpg raises, or TimeoutError after `timeout_s` for
+    a transaction; writing the same rows again is then right and changes nothing that was committed.
     """
     refused: list[Refused] = []
-    parts = [rows[at : at + ROWS_A_TRANSACTION] for at in range(0, len(rows), ROWS_A_TRANSACTION)]
+    parts = list(_parts(rows))
     while parts:
         part = parts.pop()
         try:
@@ -58,10 +63,29 @@ async def write_rows(connection: Connection, rows: Sequence[Row], timeout_s: flo
     return refused
 
 
-async def _write(connection: Connection, rows: Sequence[Row]) -> None:
+def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow]]:
+    """What each transaction writes."""
+    begin = size = 0
+    for at, row in enumerate(rows):
+        own = len(row.body or b"") if isinstance(row, LetterRow) else 0
+        if at > begin and (at - begin >= ROWS_A_TRANSACTION or size + own > BYTES_A_TRANSACTION):
+            yield rows[begin:at]
+            begin, size = at, 0
+        size += own
+    if rows:
+        yield rows[begin:]
+
+
+async def _write(connection: Connection, rows: Sequence[Row | LetterRow]) -> None:
+    letters = [row for row in rows if isinstance(row, LetterRow)]
+    requests = [row for row in rows if not isinstance(row, LetterRow)]
     async with connection.transaction():
-        await connection.copy_records_to_table(STAGING, records=rows, columns=COLUMNS)
-        await connection.execute(statement("merge_requests"))
+        if requests:
+            await connection.copy_records_to_table(STAGING, records=requests, columns=COLUMNS)
+            await connection.execute(statement("merge_requests"))
+        if letters:
+            await connection.executemany(statement("insert_dead_letters"), letters)
+        failpoint("audit_uncommitted")
 
 
 def _is_the_rows_fault(error: Exception) -> bool:

@@ -16,18 +16,16 @@ from typing import Protocol
 import msgspec
 
 from ledger import audit_writer
+from ledger.audit_batch import read_batch
 from ledger.audit_chores import ChorePolicy, Chores
-from ledger.audit_rows import COLUMNS, Row, fold, to_row
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
-from scheduler.audit import Record, decode_entry, encode_records
 from scheduler.backoff import Backoff
 from scheduler.errors import TierlaneError
+from scheduler.failpoints import failpoint
+from scheduler.outbox import TAKE_BYTES
 
-ID, CREATED_AT, KEY_ID = (COLUMNS.index(name) for name in ("id", "created_at", "api_key_id"))
 AUDITOR_LOCK = 7_436_002
 CONNECT_TIMEOUT_S = 3.0
-RECORDS_A_TURN = 250
-"""After so many records other tasks get a turn: the auditor lives in one process with those that others wait for."""
 
 # A process that was stopped for longer loses its session and with it the lock, so that another can go on.
 HUNG_SESSION = {"idle_session_timeout": "15s", "idle_in_transaction_session_timeout": "10s"}
@@ -128,6 +126,7 @@ class Auditor:
                 except Exception as error:  # noqa: BLE001 - the loop must outlive what nobody thought of.
                     self._last_error = f"The auditor stumbled: {type(error).__name__}: {reason(error)}."
                 self._active = False
+                await self._count_pending()
                 await self._pause(self._backoff.next_s())
         finally:
             self._active = False
@@ -185,11 +184,13 @@ class Auditor:
         began = self._clock()
         entries = await self._outbox.take(self._policy.take_limit)
         if entries:
+            failpoint("audit_taken")
             bad = await self._write(connection, entries)
+            failpoint("audit_undropped")
             await self._outbox.drop(len(entries), bad)
             self._set_aside += len(bad)
             self._last_write_ms = (self._clock() - began) * 1000
-        more = len(entries) >= self._policy.take_limit
+        more = len(entries) >= self._policy.take_limit or sum(map(len, entries)) >= TAKE_BYTES
         if not more:
             self._drained_at, self._drained = began, True
         self._pending = await self._outbox.depth()
@@ -197,46 +198,20 @@ class Auditor:
 
     async def _write(self, connection: Connection, entries: Sequence[bytes]) -> list[bytes]:
         """Commit what can be; returns what never can, each again an outbox entry."""
-        records, bad = await _decoded(entries)
-        pairs = fold(records)
-        rows: list[Row] = []
-        for number, (request_id, pair) in enumerate(pairs.items()):
-            if number % RECORDS_A_TURN == 0:
-                await asyncio.sleep(0)
-            try:
-                rows.append(to_row(request_id, pair))
-            except (ValueError, OverflowError, OSError) as error:
-                bad.append(_entry_of(pair))
-                self._last_refusal = str(error)
-        refused = await audit_writer.write_rows(connection, rows, 2 * self._policy.statement_timeout_ms / 1000)
-        for row, why in refused:
-            bad.append(_entry_of(pairs[row[ID]]))
-            self._last_refusal = why
-        self._rows_written += len(rows) - len(refused)
-        bad_ids = {row[ID] for row, _ in refused}
-        self._chores.note_use((row[KEY_ID], row[CREATED_AT]) for row in rows if row[KEY_ID] and row[ID] not in bad_ids)
-        return bad
+        batch = await read_batch(entries)
+        for rows in (batch.rows, batch.later):
+            batch.refuse(await audit_writer.write_rows(connection, rows, 2 * self._policy.statement_timeout_ms / 1000))
+        self._last_refusal = batch.refusal or self._last_refusal
+        self._rows_written += len(batch.request_rows())
+        self._chores.note_use(batch.key_uses())
+        return batch.bad
+
+    async def _count_pending(self) -> None:
+        """While nothing can be written, the backlog is what health wants to know."""
+        with contextlib.suppress(TierlaneError):
+            self._pending = await self._outbox.depth()
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
-
-
-async def _decoded(entries: Sequence[bytes]) -> tuple[list[Record], list[bytes]]:
-    records: list[Record] = []
-    bad: list[bytes] = []
-    turn = 0
-    for entry in entries:
-        read, unreadable = decode_entry(entry)
-        records += read
-        bad += unreadable
-        if len(records) // RECORDS_A_TURN > turn:
-            turn = len(records) // RECORDS_A_TURN
-            await asyncio.sleep(0)
-    return records, bad
-
-
-def _entry_of(pair: Sequence[Record | None]) -> bytes:
-    """The records of one request as an outbox entry again, so that it can be looked at and put back."""
-    return encode_records([record for record in pair if record is not None])

@@ -22,6 +22,7 @@ from scheduler.errors import ErrorCode, RequestError
 
 STATEMENT_TIMEOUT_MS = 5000
 FRESH_POLLS = 3  # A snapshot is fresh while it was confirmed within so many poll intervals.
+POLL_SLACK_S = 0.5  # A confirmation may be so much later than a poll interval after the one before.
 LONGEST_GAP_S = 0.5
 
 
@@ -72,8 +73,15 @@ class Catalog:
 
     @property
     def fresh(self) -> bool:
-        """Whether the snapshot was confirmed within the last few polls, so that an unknown key is a wrong key."""
+        """Whether the snapshot was confirmed within the last few polls, for health: one missed poll is no fault."""
         return self.age_s() <= FRESH_POLLS * self._poll_s
+
+    def knows_all(self, now: float) -> bool:
+        """Whether a key that the snapshot lacks is a wrong key, and not one that was issued since.
+
+        Stricter than `fresh`: no sooner is PostgreSQL lost than nothing can be said of an unknown key.
+        """
+        return self._problem is None and self.age_s(now) <= self._poll_s + POLL_SLACK_S
 
     def identify(self, presented: str, wall_now: float) -> Identity:
         """Who presents this key; `wall_now` is seconds since the epoch.
@@ -84,7 +92,7 @@ class Catalog:
         if self._snapshot is None or now - self._answered_at > self._known_for_s:
             nonsense = parse(presented) is None
             raise RequestError(ErrorCode.INVALID_API_KEY if nonsense else ErrorCode.CATALOG_UNAVAILABLE)
-        return verify(presented, self._snapshot, wall_now, fresh=self.age_s(now) <= FRESH_POLLS * self._poll_s)
+        return verify(presented, self._snapshot, wall_now, fresh=self.knows_all(now))
 
     async def start(self) -> None:
         """Begin to follow; returns after the first attempt, good or not (see `problem`)."""
@@ -121,7 +129,7 @@ class Catalog:
             statement_timeout_ms=STATEMENT_TIMEOUT_MS,
         )
         async with closing(connection):
-            connection.add_termination_listener(self._on_event)
+            connection.add_termination_listener(self._on_lost)
             await connection.add_listener(CHANNEL, self._on_event)
             while not self._stopping and not connection.is_closed():
                 self._wake.clear()  # Before the look, so that a change during it wakes us again.
@@ -134,6 +142,12 @@ class Catalog:
                         await self._wake.wait()
 
     def _on_event(self, *_: Any) -> None:
+        self._wake.set()
+
+    def _on_lost(self, *_: Any) -> None:
+        """Told as soon as the socket closes: from now on nobody tells us of new keys."""
+        if self._problem is None and not self._stopping:
+            self._problem = f"PostgreSQL at {place_of(self._url)} has closed the catalog's connection."
         self._wake.set()
 
     async def _look(self, connection: Connection) -> float:

@@ -44,6 +44,8 @@ class RequestRow(msgspec.Struct, frozen=True):
     input_bytes: int | None
     output_bytes: int | None
     trace_id: str | None
+    mode: str | None
+    delivered: bool | None
 
 
 async def find_request(database: Queries, request_id: str) -> RequestRow | None:

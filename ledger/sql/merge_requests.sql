@@ -1,16 +1,17 @@
 -- The staged rows meet what is there, in whichever order the two records of a request arrive: queued -> completed or
--- failed, once. What only the accepted record knows is filled in where it is missing; what only the ended record knows
--- is written while the row is open, and never changed again (an `abandoned` was only our guess, so a real end replaces
--- it). So the same entries may be written any number of times.
+-- failed, once. What only the accepted record knows is filled in where it is missing. What only the ended record knows
+-- is taken while the row is open, and never changed again, but for two cases: `abandoned` was only our guess, so any
+-- end replaces it; and a `completed` that the gateway told its client replaces a `failed` that nobody was told
+-- (ledger/audit_rows.py says the same of two ends in one batch). So the same entries may be written any number of times.
 INSERT INTO requests AS r (
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
-    input_bytes, output_bytes, trace_id
+    input_bytes, output_bytes, trace_id, mode, delivered
 )
 SELECT
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
-    input_bytes, output_bytes, trace_id
+    input_bytes, output_bytes, trace_id, mode, delivered
 FROM audit_staging
 ON CONFLICT (id, created_at) DO UPDATE SET
     customer_id = coalesce(r.customer_id, excluded.customer_id),
@@ -20,18 +21,33 @@ ON CONFLICT (id, created_at) DO UPDATE SET
     gateway_id = coalesce(r.gateway_id, excluded.gateway_id),
     input_bytes = coalesce(r.input_bytes, excluded.input_bytes),
     trace_id = coalesce(r.trace_id, excluded.trace_id),
-    status = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.status ELSE excluded.status END,
-    error_code = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.error_code ELSE excluded.error_code END,
-    http_status = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.http_status ELSE excluded.http_status END,
-    completed_at = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.completed_at ELSE excluded.completed_at END,
-    latency_ms = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.latency_ms ELSE excluded.latency_ms END,
-    queue_ms = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.queue_ms ELSE excluded.queue_ms END,
-    gpu_ms = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.gpu_ms ELSE excluded.gpu_ms END,
-    batch_id = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.batch_id ELSE excluded.batch_id END,
-    batch_size = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.batch_size ELSE excluded.batch_size END,
-    worker_id = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.worker_id ELSE excluded.worker_id END,
-    attempts = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.attempts ELSE excluded.attempts END,
-    tokens_used = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.tokens_used ELSE excluded.tokens_used END,
-    output_bytes = CASE WHEN r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned' THEN r.output_bytes ELSE excluded.output_bytes END
-WHERE (NOT (r.status IN ('completed', 'failed') AND r.error_code IS DISTINCT FROM 'abandoned') AND excluded.status IN ('completed', 'failed'))
-   OR (r.tier IS NULL AND excluded.tier IS NOT NULL)
+    (status, error_code, http_status, completed_at, latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id,
+     attempts, tokens_used, output_bytes, mode, delivered) = (
+        SELECT e.status, e.error_code, e.http_status, e.completed_at, e.latency_ms, e.queue_ms, e.gpu_ms, e.batch_id,
+               e.batch_size, e.worker_id, e.attempts, e.tokens_used, e.output_bytes, e.mode, e.delivered
+        FROM (VALUES
+            (true, excluded.status, excluded.error_code, excluded.http_status, excluded.completed_at,
+             excluded.latency_ms, excluded.queue_ms, excluded.gpu_ms, excluded.batch_id, excluded.batch_size,
+             excluded.worker_id, excluded.attempts, excluded.tokens_used, excluded.output_bytes, excluded.mode,
+             excluded.delivered),
+            (false, r.status, r.error_code, r.http_status, r.completed_at, r.latency_ms, r.queue_ms, r.gpu_ms,
+             r.batch_id, r.batch_size, r.worker_id, r.attempts, r.tokens_used, r.output_bytes, r.mode, r.delivered)
+        ) AS e (
+            is_new, status, error_code, http_status, completed_at, latency_ms, queue_ms, gpu_ms, batch_id, batch_size,
+            worker_id, attempts, tokens_used, output_bytes, mode, delivered
+        )
+        WHERE e.is_new = (excluded.status IN ('completed', 'failed') AND (
+            r.status IN ('queued', 'processing')
+            OR r.error_code IS NOT DISTINCT FROM 'abandoned'
+            OR (r.status = 'failed' AND r.delivered IS NOT TRUE
+                AND excluded.status = 'completed' AND excluded.delivered IS TRUE)
+        ))
+    )
+-- The same condition again, or the beginning of what has only an end yet: else the row is left as it is.
+WHERE (r.tier IS NULL AND excluded.tier IS NOT NULL)
+   OR (excluded.status IN ('completed', 'failed') AND (
+        r.status IN ('queued', 'processing')
+        OR r.error_code IS NOT DISTINCT FROM 'abandoned'
+        OR (r.status = 'failed' AND r.delivered IS NOT TRUE
+            AND excluded.status = 'completed' AND excluded.delivered IS TRUE)
+    ))

@@ -6,10 +6,15 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
-from ledger.audit_rows import COLUMNS, Pair, fold, to_row
+from ledger.audit_batch import read_batch
+from ledger.audit_rows import COLUMNS, Known, fold, outweighs, to_row
+from ledger.audit_writer import Refused
+from ledger.letter_rows import LetterRow, to_letter_row
 from ledger.tables import requests
-from scheduler.audit import Accepted, Ended
+from scheduler.audit import Accepted, DeadLetter, Ended, decode_entry, encode_records
+from scheduler.payload import Payload, encode_payload
 
 ID = "req_0199c0de00007000800000000000abcd"
 OTHER = "req_0199c0de00017000800000000000abcd"
@@ -20,7 +25,7 @@ EXPIRED = Ended(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, 
 
 
 def row(accepted: Accepted | None, ended: Ended | None, request_id: str = ID) -> dict[str, Any]:
-    return dict(zip(COLUMNS, to_row(request_id, Pair(accepted, ended)), strict=True))
+    return dict(zip(COLUMNS, to_row(request_id, Known(accepted, ended)), strict=True))
 
 
 def changed(record: Any, **fields: Any) -> Any:
@@ -57,6 +62,8 @@ def test_accepted_and_ended_make_one_whole_row() -> None:
         "input_bytes": 12,
         "output_bytes": 40,
         "trace_id": "trace",
+        "mode": "queue",
+        "delivered": False,
     }
 
 
@@ -83,6 +90,8 @@ def test_an_ended_record_alone_is_a_row_without_its_beginning() -> None:
         "completed_at": datetime(2025, 6, 15, 15, 6, 42, tzinfo=UTC),
         "latency_ms": 2000.0,
         "attempts": 0,
+        "mode": "queue",
+        "delivered": False,
     }
 
 
@@ -96,6 +105,8 @@ def test_an_ended_record_alone_is_a_row_without_its_beginning() -> None:
         ({"queue_ms": 0.0}, {"queue_ms": 0.0}),
         ({"ended_at_ms": 0}, {"completed_at": None}),
         ({"ended_at_ms": -1}, {"completed_at": None}),
+        ({"mode": "direct", "delivered": True}, {"mode": "direct", "delivered": True}),
+        ({"mode": "from_the_future"}, {"mode": None}),
     ],
 )
 def test_odd_values_become_what_the_table_takes(fields: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -136,10 +147,125 @@ def test_records_fold_by_id_in_any_order() -> None:
     stranger = changed(ACCEPTED, id=OTHER)
 
     for order in permutations([ACCEPTED, COMPLETED, stranger]):
-        assert fold(order) == {ID: Pair(ACCEPTED, COMPLETED), OTHER: Pair(stranger, None)}
+        assert fold(order) == {ID: Known(ACCEPTED, COMPLETED), OTHER: Known(stranger, None)}
 
 
-def test_of_two_ends_the_first_stands() -> None:
-    """And a repeated record changes nothing."""
-    assert fold([ACCEPTED, COMPLETED, EXPIRED, ACCEPTED]) == {ID: Pair(ACCEPTED, COMPLETED)}
+TOLD = changed(COMPLETED, mode="direct", delivered=True, batch_id="d1")
+TOLD_FAILURE = changed(EXPIRED, error_code="no_capacity", mode="direct", delivered=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "stands"),
+    [
+        (COMPLETED, EXPIRED, COMPLETED),
+        (COMPLETED, TOLD, COMPLETED),
+        (COMPLETED, TOLD_FAILURE, COMPLETED),
+        (EXPIRED, COMPLETED, EXPIRED),
+        (EXPIRED, TOLD_FAILURE, EXPIRED),
+        (EXPIRED, TOLD, TOLD),  # the one exception: a result was given to the client
+        (TOLD, EXPIRED, TOLD),
+        (TOLD, COMPLETED, TOLD),
+        (TOLD, TOLD_FAILURE, TOLD),
+        (TOLD_FAILURE, TOLD, TOLD_FAILURE),
+        (TOLD_FAILURE, EXPIRED, TOLD_FAILURE),
+        (TOLD_FAILURE, COMPLETED, TOLD_FAILURE),
+    ],
+)
+def test_of_two_ends_the_first_stands(first: Ended, second: Ended, stands: Ended) -> None:
+    """Unless the client was given a result, and the failure before it was told to nobody. Replays change nothing."""
+    for order in ([ACCEPTED, first, second], [first, ACCEPTED, first, second, first, ACCEPTED]):
+        assert fold(order)[ID][:3] == (ACCEPTED, stands, None)
+    assert outweighs(second, first) == (stands is second)
+
+
+def test_a_told_result_behind_a_result_is_kept_for_what_the_table_may_hold() -> None:
+    """An earlier batch may have left a failure, which only what the client was told outweighs."""
+    assert fold([COMPLETED, TOLD, TOLD, ACCEPTED]) == {ID: Known(ACCEPTED, COMPLETED, told=TOLD)}
+    assert fold([COMPLETED, TOLD_FAILURE]) == {ID: Known(None, COMPLETED)}
+    assert fold([TOLD, TOLD]) == {ID: Known(None, TOLD)}
+
+
+def test_nothing_folds_to_nothing() -> None:
+    """An entry may hold no record that can be read."""
     assert fold([]) == {}
+
+
+def letter(**fields: Any) -> DeadLetter:
+    body = encode_payload(Payload("tiny", "hello", {"n": 1}))
+    whole = DeadLetter(ID, "c1", "paid", "worker_lost", 3, ["w1", "w2", "w3"], as_lua_packs(body))
+    return changed(whole, **fields)
+
+
+def as_lua_packs(body: bytes) -> Raw:
+    """Lua's cmsgpack writes any string as a msgpack str."""
+    head = bytes([0xA0 | len(body)]) if len(body) < 32 else b"\xda" + len(body).to_bytes(2, "big")
+    return Raw(head + body)
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 300, 60_000])
+def test_a_dead_letter_becomes_a_whole_row(size: int) -> None:
+    """Its model is read from the body, its time from the end of the request; the body is kept byte by byte."""
+    body = encode_payload(Payload("tiny", "x" * size, {}))
+
+    made = to_letter_row(letter(body=as_lua_packs(body)), EXPIRED)
+
+    assert made == LetterRow(
+        request_id=ID,
+        dead_at=datetime(2025, 6, 15, 15, 6, 42, tzinfo=UTC),
+        customer_id="c1",
+        tier="paid",
+        model="tiny",
+        error_code="worker_lost",
+        attempts=3,
+        worker_ids=["w1", "w2", "w3"],
+        body=body,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"body": Raw(b"\xa0")}, {"body": None, "model": None}),
+        ({"body": Raw(b"\xc0")}, {"body": None, "model": None}),
+        ({"body": Raw(b"\xc2")}, {"body": None, "model": None}),
+        ({"body": Raw(b"\xa3\xff\x00x")}, {"body": b"\xff\x00x", "model": None}),
+        ({"customer_id": "", "tier": "", "worker_ids": []}, {"customer_id": None, "tier": None, "worker_ids": []}),
+        ({"error_code": ""}, {"error_code": "internal_error"}),
+    ],
+)
+def test_a_dead_letter_with_gaps_is_kept(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    """The time is left to the database where the end is not in the batch."""
+    made = to_letter_row(letter(**fields), None)
+
+    assert {name: getattr(made, name) for name in expected} == expected
+    assert made.dead_at is None
+
+
+@pytest.mark.parametrize("fields", [{"id": "req_short"}, {"attempts": -1}, {"attempts": 2**40}])
+def test_a_dead_letter_that_no_table_takes_is_refused(fields: dict[str, Any]) -> None:
+    """Before it reaches PostgreSQL, whose log would quote it."""
+    with pytest.raises(ValueError, match="is not a"):
+        to_letter_row(letter(**fields), None)
+
+
+async def test_a_bad_dead_letter_costs_its_request_nothing() -> None:
+    """Its own record alone is set aside, and what is told of it shows nothing of the input."""
+    bad = letter(attempts=-1, body=as_lua_packs(b"a customer's secret"))
+
+    batch = await read_batch([encode_records([ACCEPTED, EXPIRED, bad]), encode_records([letter(id=OTHER)])])
+
+    assert [row[0] for row in batch.request_rows()] == [ID]
+    assert [row.request_id for row in batch.rows if isinstance(row, LetterRow)] == [OTHER]
+    assert [decode_entry(entry)[0] for entry in batch.bad] == [[bad]]
+    assert batch.refusal == "-1 is not a number of attempts"
+
+
+async def test_a_refused_row_is_set_aside_without_its_dead_letter() -> None:
+    """And the other way round: either goes alone."""
+    batch = await read_batch([encode_records([ACCEPTED, EXPIRED, letter()])])
+    row, dead = batch.rows
+
+    batch.refuse([Refused(row, "no")])
+    assert (batch.rows, [decode_entry(entry)[0] for entry in batch.bad]) == ([dead], [[ACCEPTED, EXPIRED]])
+    batch.refuse([Refused(dead, "no")])
+    assert (batch.rows, len(batch.bad)) == ([], 2)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from tierlane.cli import app
 from tierlane.setting_texts import TEXTS, flag, variable
 
-VERBS = ("up", "gateway", "scheduler", "worker", "migrate", "bench")
+VERBS = ("up", "gateway", "scheduler", "worker", "migrate", "bench", "chaos")
 HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
 IMPORTED = """
 import sys

@@ -136,6 +136,7 @@ def test_checks_have_the_drafts_shape() -> None:
 
     assert set(document["checks"]) == {
         "gpus:healthy", "redis:look_age", "catalog:age", "responses:subscribed", "audit:lag", "limits:lowest",
+        "redis:memory",
     }  # fmt: skip
     for checks in document["checks"].values():
         assert all({"componentType", "observedValue", "status", "time"} <= set(check) for check in checks)

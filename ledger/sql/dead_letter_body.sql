@@ -1,0 +1,1 @@
+SELECT body FROM dead_letters WHERE request_id = $1

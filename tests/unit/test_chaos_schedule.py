@@ -1,0 +1,100 @@
+"""The schedule of `tierlane chaos`: a pure function of the seed that leaves no fault out for long."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from tierlane.chaos.catalogue import BY_NAME, KINDS, Family, Place
+from tierlane.chaos.schedule import GAP_S, QUIET_S, schedule
+
+TARGETS = {
+    Place.GATEWAY: 3,
+    Place.SCHEDULER: 2,
+    Place.WORKER: 4,
+    Place.MODEL: 4,
+    Place.REDIS: 1,
+    Place.POSTGRES: 1,
+    Place.REDIS_PROXY: 9,
+    Place.POSTGRES_PROXY: 5,
+}
+SEEDS = range(1, 21)
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    """A breach is looked for again with its seed; another seed gives another schedule."""
+    assert schedule(7, 60, KINDS, TARGETS) == schedule(7, 60, KINDS, TARGETS)
+    assert schedule(7, 60, KINDS, TARGETS) != schedule(8, 60, KINDS, TARGETS)
+
+
+def test_twenty_minutes_have_every_kind() -> None:
+    """Over 20 seeds of 60 s no kind of fault is missing, on either of its places."""
+    planned = [fault for seed in SEEDS for fault in schedule(seed, 60, KINDS, TARGETS)]
+    seen = Counter(fault.kind.name for fault in planned)
+
+    assert set(seen) == set(BY_NAME)
+    assert min(seen.values()) >= 4
+    assert {fault.place for fault in planned} == set(TARGETS)
+    assert {fault.index for fault in planned if fault.place is Place.WORKER} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_minute_has_every_family(seed: int) -> None:
+    """Processes, Redis, the network and PostgreSQL: a run of 60 s has at least one fault of each."""
+    assert {fault.kind.family for fault in schedule(seed, 60, KINDS, TARGETS)} == set(Family)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_faults_come_every_few_seconds_and_the_ends_are_quiet(seed: int) -> None:
+    """Every 2 to 5 s one, in order; nothing begins in the first 3 s, nothing lasts into the last 3 s."""
+    planned = schedule(seed, 60, KINDS, TARGETS)
+    times = [fault.at_s for fault in planned]
+    gaps = [late - early for early, late in pairwise(times)]
+
+    assert times[0] >= QUIET_S
+    assert all(fault.at_s + fault.length_s <= 60 - QUIET_S + 1e-9 for fault in planned)
+    assert min(gaps) >= GAP_S[0]
+    assert max(gaps) <= 2 * GAP_S[1]  # Twice where one was left out, because it would have met its like.
+
+
+def test_some_faults_overlap() -> None:
+    """The worst cases are two faults at once."""
+    overlaps = sum(
+        early.at_s + early.length_s > late.at_s
+        for seed in SEEDS
+        for early, late in pairwise(schedule(seed, 60, KINDS, TARGETS))
+    )
+    assert overlaps >= 20
+
+
+def test_lengths_and_parameters_are_within_their_ranges() -> None:
+    """What is drawn is what the catalogue allows, apart from what the end of the run cuts short."""
+    for seed in SEEDS:
+        for fault in schedule(seed, 60, KINDS, TARGETS):
+            assert fault.length_s <= fault.kind.length_s[1]
+            assert set(fault.parameters) == set(fault.kind.draws)
+            for name, value in fault.parameters.items():
+                low, high = fault.kind.draws[name]
+                assert low <= value <= high
+
+
+def test_chosen_faults_on_what_there_is() -> None:
+    """Only the named faults, and only those that have a target; without any the run is a plain load."""
+    chosen = [BY_NAME["flushall"], BY_NAME["cut"]]
+    without_proxies = {Place.REDIS: 1}
+
+    assert {fault.kind.name for fault in schedule(1, 60, chosen, TARGETS)} == {"flushall", "cut"}
+    assert {fault.kind.name for fault in schedule(1, 60, chosen, without_proxies)} == {"flushall"}
+    assert schedule(1, 60, chosen, {}) == []
+
+
+def test_a_short_run_has_faults_too() -> None:
+    """In 12 s there is time for at least two."""
+    assert min(len(schedule(seed, 12, KINDS, TARGETS)) for seed in SEEDS) >= 2
+
+
+def test_a_fault_reads_well() -> None:
+    """A line tells when, what, on whom and for how long."""
+    planned = schedule(1, 60, [BY_NAME["delay"]], {Place.REDIS_PROXY: 1})
+    lines = [fault.told("gateway-1>redis") for fault in planned]
+    assert all(" s  delay gateway-1>redis for " in line and "delay_ms" in line for line in lines)

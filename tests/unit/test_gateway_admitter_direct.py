@@ -1,0 +1,126 @@
+"""Admission beside direct mode: what is tried again, and that nothing is taken from those whom direct mode has."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from direct_parts import waiting
+from gateway.admitter import Admitter, Limits
+from gateway.call_watch import OnceMore
+from gateway.cancels import Cancels
+from gateway.endless import end_all
+from gateway.waiters import Waiter
+from scheduler.admission import Submission, TierLimit, Verdict
+from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.replies import Reply
+from scheduler.states import Admission
+
+
+class Redis:
+    """Fails so often, then gives the verdict; `meanwhile` happens during each call."""
+
+    def __init__(self, failures: int = 0, outcome: Admission = Admission.ACCEPTED) -> None:
+        self.failures = failures
+        self.outcome = outcome
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.asked: list[list[str]] = []
+
+    async def admit(
+        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission]
+    ) -> list[Verdict]:
+        self.asked.append([submission.id for submission in submissions])
+        self.meanwhile()
+        if len(self.asked) <= self.failures:
+            raise RedisUnavailable("away")
+        return [Verdict(self.outcome, 5.0, 100, 0, 1) for _ in submissions]
+
+    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
+        return []
+
+
+class Watch(OnceMore):
+    """Says that a call is worth three tries, and notes what it was told."""
+
+    def __init__(self) -> None:
+        self.told = ""
+
+    def begun(self) -> None:
+        self.told += "b"
+
+    def answered(self) -> None:
+        self.told += "a"
+
+    def failed(self) -> None:
+        self.told += "f"
+
+    def try_again(self, tries: int) -> bool:
+        return tries < 3
+
+
+async def run(redis: Redis, *waiters: Waiter, watch: Watch | None = None) -> Cancels:
+    """Submit these and let everything happen that needs no time; returns what is to be ended in Redis."""
+    cancels = Cancels(redis)
+    limits = Limits([TierLimit("free", 1.0, 1.0, 1, ["free"])], 10.0)
+    admitter = Admitter(redis, lambda: limits, cancels, watch=watch or Watch())
+    task = asyncio.create_task(admitter.run())
+    for waiter in waiters:
+        admitter.submit(waiter)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await end_all([task])
+    return cancels
+
+
+async def test_a_call_is_sent_again_as_often_as_the_watch_wants_it() -> None:
+    """Under the same ids, and each try is reported."""
+    redis, watch, waiter = Redis(failures=2), Watch(), waiting("a")
+    await run(redis, waiter, watch=watch)
+
+    assert (redis.asked, watch.told, waiter.accepted) == ([["a"]] * 3, "bfbfba", True)
+
+
+async def test_whom_direct_mode_took_is_neither_refused_nor_ended() -> None:
+    """The call failed for good; of its two requests one was taken over meanwhile."""
+    redis, taken, left = Redis(failures=3), waiting("taken"), waiting("left")
+
+    def take() -> None:
+        taken.direct = True
+
+    redis.meanwhile = take
+    cancels = await run(redis, taken, left)
+
+    assert (taken.future.done(), left.future.result(), len(cancels)) == (False, ErrorCode.NO_CAPACITY, 1)
+
+
+async def test_who_waits_behind_and_was_taken_is_not_asked_for() -> None:
+    """He is served already."""
+    redis, taken = Redis(), waiting("taken")
+    taken.direct = True
+    await run(redis, taken)
+
+    assert redis.asked == []
+
+
+async def test_a_late_refusal_does_not_reach_who_is_served_already() -> None:
+    """The call came through after all, and says no: what he was given stands."""
+    redis, taken = Redis(outcome=Admission.KEY_LIMIT), waiting("taken")
+
+    def take() -> None:
+        taken.direct = True
+
+    redis.meanwhile = take
+    await run(redis, taken)
+
+    assert (taken.future.done(), taken.verdict) == (False, None)
+
+
+async def test_a_late_acceptance_is_noted() -> None:
+    """Redis has it too: should direct mode give it up, it waits there."""
+    redis, taken = Redis(), waiting("taken")
+
+    def take() -> None:
+        taken.direct = True
+
+    redis.meanwhile = take
+    await run(redis, taken)
+
+    assert (taken.future.done(), taken.accepted) == (False, True)

@@ -1,0 +1,233 @@
+"""Direct mode's pure parts: when it is entered and left, who waits in which order, and what the local limits let in."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from direct_parts import waiting
+from gateway.direct_door import DirectDoor
+from gateway.direct_mode import LEAVE_AFTER_S, DirectMode, Mode
+from gateway.direct_queue import MAX_BATCH, DirectEntry, DirectQueue
+from gateway.local_limits import LocalLimits, Share
+from scheduler.admission import Submission, TierLimit
+from scheduler.states import Admission
+
+
+def looked(mode: DirectMode, now: float, redis: str, *, can_serve: bool = True, waiting: int = 0) -> Mode:
+    """One look; `redis` is open, shaky (closed, but the last call failed) or well."""
+    return mode.look(now, redis_open=redis == "open", redis_well=redis == "well", can_serve=can_serve, waiting=waiting)
+
+
+def test_it_begins_with_the_open_breaker_and_ends_after_five_good_seconds() -> None:
+    """At 4.9 s it is on, at 5 s it is off."""
+    mode = DirectMode()
+    assert looked(mode, 0.0, "well") is Mode.OFF
+    assert looked(mode, 1.0, "open") is Mode.ON
+    assert looked(mode, 3.0, "well") is Mode.ON
+    assert looked(mode, 3.0 + LEAVE_AFTER_S - 0.1, "well") is Mode.ON
+    assert looked(mode, 3.0 + LEAVE_AFTER_S, "well") is Mode.OFF
+
+
+def test_a_shaky_redis_does_not_begin_it() -> None:
+    """One failed call is no outage."""
+    assert looked(DirectMode(), 0.0, "shaky") is Mode.OFF
+
+
+@pytest.mark.parametrize("disturbed", ["shaky", "open"])
+def test_one_failed_call_begins_the_five_seconds_anew(disturbed: str) -> None:
+    """A Redis that comes and goes does not make requests change sides."""
+    mode = DirectMode()
+    for now, redis in ((0.0, "open"), (1.0, "well"), (5.9, disturbed), (6.0, "well"), (10.9, "well")):
+        assert looked(mode, now, redis) is Mode.ON
+    assert looked(mode, 11.0, "well") is Mode.OFF
+
+
+def test_what_was_taken_is_served_to_its_end_first() -> None:
+    """New requests go through Redis meanwhile; when Redis fails again, all stay on this side."""
+    mode = DirectMode()
+    looked(mode, 0.0, "open")
+    looked(mode, 1.0, "well")
+    assert looked(mode, 6.0, "well", waiting=2) is Mode.LEAVING
+    assert looked(mode, 6.1, "shaky", waiting=1) is Mode.LEAVING
+    assert looked(mode, 6.2, "open", waiting=1) is Mode.ON
+    assert mode.since == 0.0
+    looked(mode, 7.0, "well", waiting=1)
+    assert looked(mode, 12.0, "well", waiting=0) is Mode.OFF
+
+
+def test_where_nobody_can_be_called_it_ends_with_the_outage() -> None:
+    """Staying would refuse requests that Redis can take."""
+    mode = DirectMode()
+    assert looked(mode, 0.0, "open", can_serve=False) is Mode.ON
+    assert looked(mode, 1.0, "well", can_serve=False) is Mode.OFF
+
+
+async def entry(name: str, priority: int = 1, attempts: int = 0) -> DirectEntry:
+    made = DirectEntry(waiting(name), priority, 0.0)
+    made.attempts = attempts
+    return made
+
+
+def names(entries: list[DirectEntry]) -> list[str]:
+    return [each.id for each in entries]
+
+
+async def test_batches_are_small_and_strictly_by_tier() -> None:
+    """Whatever came first: enterprise, then paid, then free, eight at a time, and first come first served in a tier."""
+    queue = DirectQueue()
+    for number in range(6):
+        for name, priority in (("f", 3), ("p", 2), ("e", 1)):
+            assert queue.put(await entry(f"{name}{number}", priority)) is None
+
+    picked = [names(queue.pick()) for _ in range(3)]
+    whole = [f"{name}{number}" for name in "epf" for number in range(6)]
+    assert picked == [whole[:8], whole[8:16], whole[16:]]
+    assert (len(queue), queue.pick()) == (0, [])
+    assert len(picked[0]) == MAX_BATCH
+
+
+async def test_when_it_is_full_the_lowest_tier_makes_room() -> None:
+    """The last of the lowest tier goes; who is lowest himself is not let in."""
+    queue = DirectQueue(max_waiting=2)
+    for name in ("f1", "f2"):
+        queue.put(await entry(name, 3))
+
+    late = await entry("f3", 3)
+    assert (queue.has_room(3), queue.has_room(1)) == (False, True)
+    assert queue.put(late) is late
+    shed = queue.put(await entry("e1", 1))
+    assert shed is not None
+    assert shed.id == "f2"
+    shed = queue.put(await entry("p1", 2))
+    assert shed is not None
+    assert shed.id == "f1"
+    assert (queue.has_room(2), queue.has_room(1), len(queue)) == (False, True, 2)
+    assert names(queue.pick()) == ["e1", "p1"]
+
+
+async def test_what_a_worker_was_lost_with_goes_alone() -> None:
+    """At the head of its tier, one by one, so that one bad input costs nobody else; the others go together again."""
+    queue = DirectQueue()
+    for name in ("a", "b"):
+        queue.put(await entry(name))
+    queue.put_back([await entry("x", attempts=1), await entry("y", attempts=1)])
+
+    assert [names(queue.pick()) for _ in range(3)] == [["x"], ["y"], ["a", "b"]]
+
+
+async def test_a_busy_worker_s_batch_keeps_its_place() -> None:
+    """It is put back at the head in its order, even where the room is full by now."""
+    queue = DirectQueue(max_waiting=3)
+    for name in ("a", "b", "c"):
+        queue.put(await entry(name))
+    picked = queue.pick(2)
+    queue.put(await entry("d"))
+    queue.put(await entry("e"))
+    queue.put_back(picked)
+
+    assert names(queue.pick()) == ["a", "b", "c", "d", "e"]
+
+
+async def test_the_unwanted_are_taken_out() -> None:
+    """Clients that left, and those whose time is over."""
+    queue = DirectQueue()
+    for name, priority in (("a", 1), ("b", 2), ("c", 2)):
+        queue.put(await entry(name, priority))
+
+    assert names(queue.take_out(lambda each: each.id in "ac")) == ["a", "c"]
+    assert (len(queue), queue.ahead_of(1), queue.ahead_of(2)) == (1, 0, 1)
+
+
+def submission(rate: float = 100.0, burst: float = 100.0, key: str = "k") -> Submission:
+    return Submission(
+        id="req",
+        tier="free",
+        customer_id="c",
+        api_key_id=key,
+        nonce="n",
+        model="m",
+        input_bytes=1,
+        total_ms=4000,
+        queue_ms=2000,
+        rate=rate,
+        burst=burst,
+        body=b"",
+    )
+
+
+def door(gateways: int = 1, max_waiting: int = 10) -> DirectDoor:
+    made = DirectDoor(DirectQueue(max_waiting))
+    made.open(gateways)
+    return made
+
+
+WIDE = TierLimit("free", 1000.0, 1000.0, 100, ["free"])
+
+
+@pytest.mark.parametrize(("gateways", "let_in"), [(1, 25), (2, 12), (50, 1), (1000, 1)])
+def test_a_key_has_its_share_and_begins_with_a_quarter_of_it(gateways: int, let_in: int) -> None:
+    """What it spent in Redis a moment ago is not known here; one request is always let in."""
+    judge = door(gateways).judge
+    outcomes = [judge(submission(), WIDE, 1, 0.0).outcome for _ in range(50)]
+
+    assert outcomes.count(Admission.ACCEPTED) == let_in
+    assert set(outcomes[let_in:]) == {Admission.KEY_LIMIT}
+
+
+def test_a_refusal_says_when_to_come_back_and_spends_nothing() -> None:
+    """The tier's bucket is whole after a key was refused, and the hint is when the key's next token comes."""
+    judge = door(gateways=2).judge
+    narrow = TierLimit("narrow", 10.0, 8.0, 100, ["narrow"])  # Half of it here, a quarter of that to begin with: one.
+    poor = submission(rate=4.0, burst=4.0, key="poor")
+    assert judge(poor, WIDE, 1, 0.0).outcome is Admission.ACCEPTED
+    refused = judge(poor, narrow, 1, 0.0)
+    assert (refused.outcome, refused.retry_after_ms) == (Admission.KEY_LIMIT, 501)
+    assert (refused.remaining, refused.reset_ms) == (0.0, 1001)
+    outcomes = [judge(submission(), narrow, 1, 0.0).outcome for _ in range(2)]
+    assert outcomes == [Admission.ACCEPTED, Admission.TIER_LIMIT]
+    assert judge(poor, WIDE, 1, 0.6).outcome is Admission.ACCEPTED
+
+
+def test_the_tier_is_held_to_its_share_of_the_capacity() -> None:
+    """Many keys of one tier together get no more than the tier has."""
+    judge = door().judge
+    narrow = TierLimit("free", 40.0, 40.0, 100, ["free"])
+    outcomes = [judge(submission(key=f"k{n}"), narrow, 1, 0.0).outcome for n in range(12)]
+
+    assert outcomes == [Admission.ACCEPTED] * 10 + [Admission.TIER_LIMIT] * 2
+
+
+async def test_a_full_room_is_a_full_queue() -> None:
+    """With a hint, and without spending a token."""
+    queue = DirectQueue(max_waiting=1)
+    queue.put(await entry("first", 2))
+    judge = DirectDoor(queue).judge
+
+    refused = judge(submission(), WIDE, 2, 0.0)
+    assert (refused.outcome, refused.retry_after_ms, refused.remaining) == (Admission.QUEUE_FULL, 500, 25.0)
+    assert judge(submission(), WIDE, 1, 0.0).outcome is Admission.ACCEPTED
+
+
+def test_the_number_of_buckets_is_bounded() -> None:
+    """The oldest goes."""
+    limits = LocalLimits(max_keys=3)
+    for number in range(10):
+        limits.key(f"k{number}", Share(1.0, 4.0), 0.0)
+
+    assert len(limits) == 3
+
+
+@given(
+    rate=st.floats(0.5, 200.0),
+    burst=st.floats(1.0, 400.0),
+    gateways=st.integers(1, 8),
+    gaps=st.lists(st.floats(0.0, 0.2), min_size=1, max_size=200),
+)
+def test_no_window_lets_in_more_than_the_share(rate: float, burst: float, gateways: int, gaps: list[float]) -> None:
+    """Over any run of requests: at most the local bucket and what flows into it."""
+    judge, now, accepted = door(gateways).judge, 0.0, 0
+    for gap in gaps:
+        now += gap
+        accepted += judge(submission(rate, burst), WIDE, 1, now).outcome is Admission.ACCEPTED
+
+    assert accepted <= max(1.0, burst / gateways) + rate / gateways * now + 1e-6

@@ -1,0 +1,164 @@
+"""Into the spool in groups, and out of it into Redis: who is called back when, and what is told twice after a failure."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from eventually import eventually
+from gateway.audit_pairs import Pair
+from gateway.endless import end_all
+from gateway.spool import Spool, SpoolError
+from gateway.spool_merge import CALL_SIZE, SpoolMerge
+from gateway.spool_writer import RETRY_S, SpoolWriter
+from scheduler.audit import Accepted, Ended
+from scheduler.errors import RedisUnavailable
+
+
+def pair(number: int) -> Pair:
+    request_id = f"req_{number:032x}"
+    return (
+        Accepted(request_id, "customer", "key", "free", "tiny", "gw-1", 5, ""),
+        Ended(request_id, "completed", "", 1000 + number, 12.5, 1.0, 2.0, "", 3, "w1", 1, 5, 5, "direct", True),
+    )
+
+
+@pytest.fixture
+def thread() -> Iterator[ThreadPoolExecutor]:
+    made = ThreadPoolExecutor(1)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    made = Spool(tmp_path, "gw-1", 1 << 20)
+    made.open()
+    yield made
+    made.close()
+
+
+async def test_what_comes_during_a_write_goes_together(spool: Spool, thread: ThreadPoolExecutor) -> None:
+    """One write for the first, one for all that came meanwhile; nobody is told before his pair is on the disk."""
+    writer = SpoolWriter(spool, thread)
+    task = asyncio.create_task(writer.run())
+    told: list[tuple[int, bool, int]] = []
+    for number in range(20):
+        writer.add(pair(number), lambda safe, number=number: told.append((number, safe, spool.bytes)))  # type: ignore[misc]
+        if number == 0:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    assert told == []
+    await eventually(lambda: len(told) == 20, "all are told")
+    await end_all([task])
+
+    assert [(number, safe) for number, safe, _ in told] == [(number, True) for number in range(20)]
+    assert writer.groups == 2
+    assert min(size for _, _, size in told) > 0
+
+
+async def test_one_callback_s_fault_costs_nobody_else_an_answer(spool: Spool, thread: ThreadPoolExecutor) -> None:
+    """It is logged, and the others of its group are told."""
+    writer, told = SpoolWriter(spool, thread), []
+
+    def broken(safe: bool) -> None:
+        raise RuntimeError
+
+    writer.add(pair(1), broken)
+    writer.add(pair(2), told.append)
+    await writer.flush()
+    assert told == [True]
+
+
+async def test_a_refusing_disk_refuses_at_the_door_for_a_second(
+    spool: Spool, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then one group tries again, and where it is safe the trouble is over."""
+    now = [0.0]
+    writer, told = SpoolWriter(spool, thread, clock=lambda: now[0]), []
+
+    def refuse(pairs: Sequence[Pair]) -> None:
+        raise SpoolError("The spool cannot be written: No space left on device.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "append", refuse)
+        writer.add(pair(1), told.append)
+        await writer.flush()
+    assert (told, writer.refusing, writer.refused) == ([False], True, 1)
+    assert writer.problem == "The spool cannot be written: No space left on device."
+    now[0] = RETRY_S
+    assert not writer.refusing
+    writer.add(pair(2), told.append)
+    await writer.flush()
+    assert (told, writer.problem) == ([False, True], None)
+
+
+class Redis:
+    """Adopts, and is away from the n-th call on if told so."""
+
+    def __init__(self) -> None:
+        self.adopted: list[list[Pair]] = []
+        self.away_from: int | None = None
+
+    async def adopt(self, pairs: Sequence[Pair]) -> int:
+        if self.away_from is not None and len(self.adopted) >= self.away_from:
+            raise RedisUnavailable("away")
+        self.adopted.append(list(pairs))
+        return 0
+
+
+async def test_a_merge_that_breaks_off_goes_on_where_it_was(spool: Spool, thread: ThreadPoolExecutor) -> None:
+    """At most 256 a call; the file goes only after its last pair; what Redis was told is remembered."""
+    redis, remembered = Redis(), list[Pair]()
+    merge = SpoolMerge(spool, thread, redis, may=lambda: True, remember=remembered.extend)
+    pairs = [pair(number) for number in range(CALL_SIZE * 2 + 10)]
+    spool.append(pairs)
+    redis.away_from = 1
+    with pytest.raises(RedisUnavailable):
+        await merge.merge()
+    assert (len(spool.to_merge()), len(remembered)) == (1, CALL_SIZE)
+    spool.append([pair(9999)])
+    redis.away_from = None
+    await merge.merge()
+
+    assert [len(call) for call in redis.adopted] == [CALL_SIZE, CALL_SIZE, 10, 1]
+    assert [each for call in redis.adopted for each in call] == [*pairs, pair(9999)] == remembered
+    assert (spool.to_merge(), spool.bytes) == ([], 0)
+
+
+async def test_nothing_is_merged_while_redis_is_away(spool: Spool, thread: ThreadPoolExecutor) -> None:
+    """The loop waits for the breaker, and begins by itself."""
+    redis, answers = Redis(), [False]
+    merge = SpoolMerge(spool, thread, redis, may=lambda: answers[0], remember=lambda _: None)
+    spool.append([pair(1)])
+    task = asyncio.create_task(merge.run())
+    await asyncio.sleep(0.25)
+    assert redis.adopted == []
+    answers[0] = True
+    await eventually(lambda: spool.bytes == 0, "it is merged")
+    await end_all([task])
+    assert redis.adopted == [[pair(1)]]
+
+
+async def test_a_fault_does_not_end_the_loop(
+    spool: Spool, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that cannot be read now is tried again."""
+    monkeypatch.setattr("gateway.spool_merge.RETRY_S", 0.01)
+    redis = Redis()
+    merge = SpoolMerge(spool, thread, redis, may=lambda: True, remember=lambda _: None)
+    spool.append([pair(1)])
+    read, faults = spool.read, iter([PermissionError(13, "Permission denied")])
+
+    def read_at_second(path: Path, offset: int, most: int) -> object:
+        for fault in faults:
+            raise fault
+        return read(path, offset, most)
+
+    monkeypatch.setattr(spool, "read", read_at_second)
+    task = asyncio.create_task(merge.run())
+    await eventually(lambda: spool.bytes == 0, "it is merged")
+    await end_all([task])
+    assert redis.adopted == [[pair(1)]]

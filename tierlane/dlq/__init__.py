@@ -1,0 +1,1 @@
+"""`tierlane dlq`: dead letters, looked at and dealt with by an operator."""

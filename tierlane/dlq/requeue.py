@@ -1,0 +1,172 @@
+"""`tierlane dlq requeue`: dead letters run again now under new ids, and how each ended is told.
+
+Their customers are neither charged nor answered: the requests enter as ones that were accepted before. The note in the dead letter is written first, so that of two operators
+one is told; it is taken back where nothing was queued.
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+
+from ledger.dead_letters import (
+    DeadLetterRow,
+    RequeueTerms,
+    find_letter,
+    mark_requeued,
+    read_body,
+    requeue_terms,
+    unmark_requeued,
+)
+from ledger.postgres import Connection
+from scheduler.admission import Submission
+from scheduler.connections import command_client
+from scheduler.errors import RedisUnavailable
+from scheduler.keys import Keys
+from scheduler.payload import decode_payload
+from scheduler.replies import Reply
+from scheduler.request_id import new_request_id
+from scheduler.states import State
+from tierlane.dlq.listing import no_such
+from tierlane.dlq.reach import DlqError, database, run
+from tierlane.dlq.small_gateway import SmallGateway
+
+if TYPE_CHECKING:
+    from tierlane.settings import Settings
+
+AT_ONCE = 32
+"""So many run together: an operator's thousand letters must not stand before customers as one block."""
+
+
+class Candidate(NamedTuple):
+    """A dead letter that may run again, and what it would run as."""
+
+    letter: DeadLetterRow
+    submission: Submission
+
+
+def requeue_all(settings: "Settings", ids: Sequence[str], *, again: bool) -> int:
+    """Requeue each; the exit code: 0 where all of them completed. Raises DlqError where none can be."""
+    if not settings.redis_url:
+        raise DlqError("TIERLANE_REDIS_URL is not set, and without Redis nothing can be queued.")
+    return run(lambda: _requeue(settings, list(dict.fromkeys(ids)), again=again))
+
+
+async def _requeue(settings: "Settings", ids: Sequence[str], *, again: bool) -> int:
+    client = command_client(settings.redis_url)
+    try:
+        async with database(settings) as connection:
+            gateway = SmallGateway(client, Keys(settings.pool), settings.total_request_ms, settings.gone_ms)
+            completed = 0
+            async with gateway.open():
+                for at in range(0, len(ids), AT_ONCE):
+                    batch = [
+                        await _candidate(connection, settings, request_id, again=again)
+                        for request_id in ids[at : at + AT_ONCE]
+                    ]
+                    completed += await _run_batch(connection, gateway, [c for c in batch if c is not None])
+    except RedisUnavailable as error:
+        raise DlqError(f"Nothing more was requeued: {error}.") from error
+    finally:
+        await client.aclose()
+    return 0 if completed == len(ids) else 1
+
+
+async def _candidate(connection: Connection, settings: "Settings", request_id: str, *, again: bool) -> Candidate | None:
+    """What is to run, or None, with one sentence why not."""
+    letter = await find_letter(connection, request_id)
+    if letter is None:
+        typer.echo(no_such(request_id), err=True)
+        return None
+    body = await read_body(connection, request_id)
+    terms = await requeue_terms(connection, request_id, settings.pool)
+    try:
+        return Candidate(letter, submission_for(letter, body, terms, settings.total_request_ms, again=again))
+    except DlqError as error:
+        typer.echo(f"{request_id}: {error}", err=True)
+        return None
+
+
+def submission_for(
+    letter: DeadLetterRow, body: bytes | None, terms: RequeueTerms | None, total_ms: int, *, again: bool
+) -> Submission:
+    """What a dead letter runs as. Raises DlqError where it cannot."""
+    if letter.requeued_as is not None and not again:
+        raise DlqError(f"It was requeued already, as {letter.requeued_as}; --again does so once more.")
+    if body is None:
+        raise DlqError("Its input was not kept.")
+    if terms is None:
+        raise DlqError("Its customer is gone.")
+    if not terms.active:
+        raise DlqError("Its customer is suspended.")
+    if not terms.model_served:
+        raise DlqError(f"No enabled model of this pool is called {letter.model!r}.")
+    return _submission(letter, body, terms, total_ms)
+
+
+def _submission(letter: DeadLetterRow, body: bytes, terms: RequeueTerms, total_ms: int) -> Submission:
+    try:
+        payload = decode_payload(body)
+    except ValueError:
+        raise DlqError("Its input cannot be read.") from None
+    return Submission(
+        id=new_request_id(),
+        tier=terms.tier,
+        customer_id=letter.customer_id or "",
+        api_key_id="",  # None was used.
+        nonce=secrets.token_hex(8),
+        model=payload.model,
+        input_bytes=len(payload.input.encode()),
+        total_ms=total_ms,
+        queue_ms=min(terms.queue_ms, total_ms),
+        rate=1.0,
+        burst=1.0,
+        again=True,  # It was accepted and paid for when it came first.
+        body=body,
+    )
+
+
+async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Sequence[Candidate]) -> int:
+    """Queue them and wait; how many completed."""
+    marked = [c for c in batch if await _marked(connection, c)]
+    if not marked:
+        return 0
+    try:
+        entered = await gateway.submit([c.submission for c in marked])
+    except RedisUnavailable as error:
+        ids = ", ".join(c.submission.id for c in marked)
+        raise DlqError(f"Whether these run is not known: {ids} ({error}).") from error
+    for candidate in marked:
+        if candidate.submission.id not in entered:
+            await unmark_requeued(connection, candidate.letter, candidate.submission.id)
+            typer.echo(f"{candidate.letter.request_id}: Redis has no memory left for it.", err=True)
+    running = [c for c in marked if c.submission.id in entered]
+    try:
+        await gateway.forget_dead([c.letter.request_id for c in running])
+    except RedisUnavailable as error:  # They run all the same, and are waited for.
+        typer.echo(f"Warning: {str(error).rstrip('.')}, so health may still count them.", err=True)
+    completed = 0
+    began = time.monotonic()
+    async for request_id, reply in gateway.replies([c.submission.id for c in running]):
+        old = next(c.letter.request_id for c in running if c.submission.id == request_id)
+        typer.echo(f"{old} -> {request_id}: {ending(reply, time.monotonic() - began)}")
+        completed += reply is not None and reply.state == State.COMPLETED
+    return completed
+
+
+async def _marked(connection: Connection, candidate: Candidate) -> bool:
+    if await mark_requeued(connection, candidate.letter, candidate.submission.id):
+        return True
+    typer.echo(f"{candidate.letter.request_id}: Somebody else has just requeued or deleted it.", err=True)
+    return False
+
+
+def ending(reply: Reply | None, waited_s: float) -> str:
+    """How a request ended, for people."""
+    if reply is None:
+        return f"no end was seen within {waited_s:.0f} s; the audit will have it."
+    runs = "1 run" if reply.attempts == 1 else f"{reply.attempts} runs"
+    what = "completed" if reply.state == State.COMPLETED else f"failed, {reply.error_code}"
+    return f"{what} after {waited_s * 1000:.0f} ms and {runs}."
