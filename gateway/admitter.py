@@ -1,9 +1,9 @@
 """Coalesced admission: everything that arrived while the previous call was under way shares the next one.
 
 No timer and no added wait: an idle gateway asks for one request at once, a busy one for up to 256 together. A call
-whose outcome is unknown is sent once more under the same ids, since admission is idempotent. If that fails too, Redis
-is away: the requests of the call and everybody behind it are refused, and the ids that may have been admitted after
-all are ended later, so that nothing runs for nobody.
+whose outcome is unknown is sent again under the same ids, since admission is idempotent, until Redis counts as away.
+Those whom direct mode has taken by then are left to it; the others of the call and everybody behind it are refused, and
+the ids that may have been admitted after all are ended later, so that nothing runs for nobody.
 """
 
 import asyncio
@@ -14,11 +14,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.cancels import Cancels
 from gateway.fault_log import log_fault
 from gateway.waiters import Waiter
 from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
 from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.failpoints import failpoint
 from scheduler.states import Admission
 
 WORTH_TELLING_MS = 20  # Waits under this are not worth a copy of the submission.
@@ -41,7 +43,10 @@ class Limits(NamedTuple):
 
 
 class Admitter:
-    """Takes waiters, gives each a verdict. `limits` is asked before each call."""
+    """Takes waiters, gives each a verdict. `limits` is asked before each call.
+
+    `accepted_late` is told of requests that were accepted when their clients had left.
+    """
 
     def __init__(
         self,
@@ -49,14 +54,19 @@ class Admitter:
         limits: Callable[[], Limits],
         cancels: Cancels,
         max_pending: int = 4096,
+        *,
+        watch: CallWatch = ONCE_MORE,
         clock: Callable[[], float] = time.monotonic,
+        accepted_late: Callable[[Waiter], None] | None = None,
     ) -> None:
         self._admissions = admissions
         self._limits = limits
         self._cancels = cancels
+        self._watch = watch
         self._pending: deque[Waiter] = deque()
         self._max_pending = max_pending
         self._clock = clock
+        self._accepted_late = accepted_late
         self._wake = asyncio.Event()
         self.calls = 0
         self.failed_calls = 0
@@ -86,7 +96,7 @@ class Admitter:
         batch: list[Waiter] = []
         while self._pending and len(batch) < MAX_SUBMISSIONS:
             waiter = self._pending.popleft()
-            if not waiter.gone and not waiter.future.done():
+            if not waiter.gone and not waiter.direct and not waiter.future.done():
                 batch.append(waiter)
         return batch
 
@@ -99,43 +109,61 @@ class Admitter:
             limits = self._limits()
             batch = _of_known_tiers(batch, limits)
             now = self._clock()
-            verdicts = await self._ask(limits, [_with_time_left(waiter, now) for waiter in batch])
+            verdicts = await self._ask(limits, [with_time_left(waiter, now) for waiter in batch])
         except RedisUnavailable:
             self._refuse(batch, ErrorCode.NO_CAPACITY)
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
             log_fault("admission failed", error)
             self._refuse(batch, ErrorCode.INTERNAL_ERROR)
         else:
+            failpoint("admit_unheard")
             for waiter, verdict in zip(batch, verdicts, strict=True):
                 self._judged(waiter, verdict)
 
     async def _ask(self, limits: Limits, submissions: Sequence[Submission]) -> list[Verdict]:
         self.calls += 1
-        try:
-            return await self._admissions.admit(limits.tiers, limits.capacity_rps, submissions)
-        except RedisUnavailable:
-            self.failed_calls += 1
-            return await self._admissions.admit(limits.tiers, limits.capacity_rps, submissions)
+        tries = 0
+        failpoint("admit_unasked")
+        while True:
+            self._watch.begun()
+            try:
+                verdicts = await self._admissions.admit(limits.tiers, limits.capacity_rps, submissions)
+            except RedisUnavailable:
+                self.failed_calls += 1
+                self._watch.failed()
+                tries += 1
+                if not self._watch.try_again(tries):
+                    raise
+            else:
+                self._watch.answered()
+                return verdicts
 
     def _judged(self, waiter: Waiter, verdict: Verdict) -> None:
-        waiter.verdict = verdict
         if verdict.outcome not in ENTERED:
-            waiter.finish(verdict)
-        elif waiter.gone or waiter.future.done():  # The client left, or was answered, while the call was under way.
+            if not waiter.direct:  # Else it is being served already.
+                waiter.verdict = verdict
+                waiter.finish(verdict)
+            return
+        waiter.verdict = verdict
+        waiter.accepted = True
+        if waiter.gone or waiter.future.done():  # The client left, or was answered, while the call was under way.
             self._cancels.add(waiter.id, ErrorCode.CANCELLED)
+        if waiter.gone and self._accepted_late is not None:
+            self._accepted_late(waiter)
 
     def _refuse(self, batch: list[Waiter], code: ErrorCode) -> None:
-        self.failed_calls += 1
         for waiter in batch:
-            self._cancels.add(waiter.id, code)
-            waiter.finish(code)
+            if not waiter.direct:
+                self._cancels.add(waiter.id, code)
+                waiter.finish(code)
         # Whoever stands behind would only wait as long to hear the same.
         for waiter in self._pending:
-            waiter.finish(code)
+            if not waiter.direct:
+                waiter.finish(code)
         self._pending.clear()
 
 
-def _with_time_left(waiter: Waiter, now: float) -> Submission:
+def with_time_left(waiter: Waiter, now: float) -> Submission:
     """The submission with what is left of its deadline, which began with its arrival and not with its admission."""
     left_ms = int((waiter.deadline - now) * 1000)
     if left_ms >= waiter.submission.total_ms - WORTH_TELLING_MS:

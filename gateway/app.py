@@ -1,40 +1,21 @@
-"""The gateway put together: its parts, its loops, its doors. The only place that knows all of them."""
+"""The gateway's life: it starts its loops and opens its doors, serves, drains, and stops."""
 
 import asyncio
 import contextlib
-import random
 import signal
-import time
 from collections.abc import Callable
 
 import structlog
 from aiohttp import web
 
-from gateway.admitter import Admitter, Limits
-from gateway.audit_lag import AuditLag
-from gateway.beat import Beat
-from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView
 from gateway.config import GatewayConfig
-from gateway.doors import Doors
 from gateway.edge import EdgeServer, check_parser, serve
 from gateway.endless import end_all
-from gateway.faults import Faults
-from gateway.inference import Inference, InferenceParts
-from gateway.internal import FindStored, Internal, InternalParts
-from gateway.limits import LiveLimits
-from gateway.meter import Meter
-from gateway.routes import Routes
-from gateway.subscriber import Subscriber
-from gateway.sweep import DeadlineSweep
-from gateway.waiters import Waiters
-from scheduler.admission import Admissions
-from scheduler.connections import check_server, command_client, subscriber_client
-from scheduler.endings import Endings
+from gateway.internal import FindStored
+from gateway.parts import Parts
+from scheduler.connections import check_server
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.keys import Keys
-from scheduler.presence import Presence
-from scheduler.replies import Results
 
 log = structlog.get_logger("gateway")
 
@@ -43,57 +24,11 @@ LAST_CANCELS_S = 0.5
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Gateway:
+class Gateway(Parts):
     """One gateway process. `start` listens, `drain` answers every accepted request, `stop` ends it."""
 
     def __init__(self, config: GatewayConfig, catalog: CatalogView, find_stored: FindStored | None = None) -> None:
-        self.config = config
-        self._catalog = catalog
-        self._client = command_client(config.redis_url)
-        self._subscriber_client = subscriber_client(config.redis_url)
-        keys = Keys(config.pool)
-        results = Results(self._client, keys)
-        endings = Endings(self._client, keys)
-        admissions = Admissions(self._client, keys, config.gateway_id)
-        self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
-        self.doors = Doors()
-        self.waiters = Waiters()
-        self.cancels = Cancels(endings)
-        self.limits = LiveLimits(config.pool)
-        self.admitter = Admitter(admissions, self._limits_now, self.cancels, config.max_pending)
-        self.sweep = DeadlineSweep(self.waiters, endings, self.cancels)
-        meter = Meter(config.gateway_id, time.monotonic())
-        self.beat = Beat(self._presence, catalog, self.limits, meter)
-        self.subscriber = Subscriber(self._subscriber_client, keys.responses(config.gateway_id), self.waiters, results)
-        faults = Faults(random.random)
-        inference = Inference(
-            InferenceParts(
-                config=config,
-                catalog=catalog,
-                limits=self.limits,
-                waiters=self.waiters,
-                admitter=self.admitter,
-                cancels=self.cancels,
-                meter=meter,
-                faults=faults,
-                doors=self.doors,
-            )
-        )
-        self.internal = Internal(
-            InternalParts(
-                service_token=config.service_token,
-                catalog=catalog,
-                limits=self.limits,
-                beat=self.beat,
-                subscriber=self.subscriber,
-                results=results,
-                audit_lag=AuditLag(self._client, keys),
-                doors=self.doors,
-                find_stored=find_stored,
-            )
-        )
-        self._routes = build_routes(inference, self.internal)
-        self._faults = faults
+        super().__init__(config, catalog, find_stored)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.ServerRunner | None = None
         self._edge: EdgeServer | None = None
@@ -109,6 +44,7 @@ class Gateway:
             await check_server(self._client)
         except RedisUnavailable as error:
             log.warning("starting without Redis", reason=str(error))
+        self.direct.begin()
         await self.beat.beat()
         edge = self._edge = EdgeServer(self._routes, self._faults, self.doors, self.config)
         loops = {
@@ -118,7 +54,9 @@ class Gateway:
             "catch-up": self.subscriber.catch_up_forever(),
             "deadlines": self.sweep.run(),
             "beat": self.beat.run(),
+            "witness": self.witness.run(),
             "edge": edge.sweep_forever(),
+            **self.direct.loops(),
         }
         self._tasks = [asyncio.create_task(loop, name=f"gateway {name}") for name, loop in loops.items()]
         self._runner, self.port = await serve(edge, self.config)
@@ -157,14 +95,11 @@ class Gateway:
         if self._runner is not None:
             await self._runner.cleanup()
         await end_all(self._tasks)
+        await self.direct.close()
         with contextlib.suppress(RedisUnavailable):
             await self._presence.gateway_gone(self.config.gateway_id)
         await self._client.aclose()
         await self._subscriber_client.aclose()
-
-    def _limits_now(self) -> Limits:
-        snapshot = self._catalog.snapshot
-        return Limits((), 0.0) if snapshot is None else self.limits.current(snapshot)
 
     async def _within(self, timeout_s: float, condition: Callable[[], bool]) -> None:
         with contextlib.suppress(TimeoutError):
@@ -175,18 +110,6 @@ class Gateway:
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110  # several parts change it, and it is waited for once in a process
         await asyncio.sleep(POLL_S)
-
-
-def build_routes(inference: Inference, internal: Internal) -> Routes:
-    """Every address that this gateway answers."""
-    routes = Routes()
-    routes.add("POST", "/v1/inference", inference)
-    routes.add("GET", "/internal/health", internal.health)
-    routes.add("GET", "/internal/requests/{id}", internal.request)
-    for method in ("GET", "HEAD"):
-        routes.add(method, "/livez", internal.livez)
-        routes.add(method, "/readyz", internal.readyz)
-    return routes
 
 
 async def run_gateway(

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.catalog_view import CatalogView, SnapshotView
 from gateway.fault_log import log_fault
 from gateway.limits import LiveLimits
 from gateway.meter import Meter
 from scheduler.errors import TierlaneError
 from scheduler.observation import GatewayStats, Observation
+from scheduler.presence import BeatReply
 
 BEAT_S = 0.25
 
@@ -22,9 +24,17 @@ BEAT_S = 0.25
 class PresenceCalls(Protocol):
     """`Presence`, as far as the gateway uses it."""
 
-    async def gateway_beat(self, stats: GatewayStats) -> bool: ...
+    async def gateway_beat(self, stats: GatewayStats) -> BeatReply: ...
 
     async def observe(self, tiers: Sequence[str]) -> Observation: ...
+
+
+class Listener(Protocol):
+    """Who is told of every heartbeat: the second witness."""
+
+    def beat(self, epoch_us: int) -> None: ...
+
+    def missed(self) -> None: ...
 
 
 class Beat:
@@ -36,16 +46,22 @@ class Beat:
         catalog: CatalogView,
         limits: LiveLimits,
         meter: Meter,
+        *,
+        listener: Listener,
+        watch: CallWatch = ONCE_MORE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._presence = presence
         self._catalog = catalog
         self._limits = limits
         self._meter = meter
+        self._listener = listener
+        self._watch = watch
         self._clock = clock
         self.observation: Observation | None = None
         self.observed_at = 0.0
         self.redis_problem: str | None = None
+        self.service_p95_ms = 0.0  # Of a run on the slowest healthy worker; 0 while none has told.
 
     async def run(self) -> None:
         """Beat forever."""
@@ -57,9 +73,13 @@ class Beat:
         """One heartbeat and one look; keeps the last look when Redis does not answer."""
         snapshot = self._catalog.snapshot
         tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
+        self._watch.begun()
         try:
-            await self._presence.gateway_beat(self._meter.beat(tiers, self._clock()))
+            reply = await self._presence.gateway_beat(self._meter.beat(tiers, self._clock()))
+            self._limits.memory(reply.memory_share)
+            self._listener.beat(reply.epoch_us)
             observation = await self._presence.observe(tiers)
+            self._watch.answered()
         except TierlaneError as error:
             self._missed(str(error), snapshot)
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
@@ -71,11 +91,16 @@ class Beat:
     def _seen(self, observation: Observation, snapshot: SnapshotView | None) -> None:
         self.observation, self.observed_at = observation, self._clock()
         self.redis_problem = None
+        # A Redis that came back empty knows no workers for a moment: what they last told holds.
+        healthy = [worker.service_p95_ms for worker in observation.workers if worker.healthy]
+        self.service_p95_ms = max(healthy, default=self.service_p95_ms)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at)
 
     def _missed(self, problem: str, snapshot: SnapshotView | None) -> None:
         self.redis_problem = problem
+        self._watch.failed()
+        self._listener.missed()
         if snapshot:
             self._limits.lapse(snapshot, self._clock())
 

@@ -1,6 +1,7 @@
 """What a gateway is told at start: plain values with their units in their names. Nothing here reads settings."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,9 @@ class GatewayConfig:
     gone_ms: int = 1000  # A worker that was silent for so long does not count; the same in every role of the pool.
     max_body_bytes: int = 262_144
     max_input_bytes: int = 131_072  # UTF-8 bytes of `input`.
+    direct: bool = True  # Call the workers' direct endpoints while Redis is away; needs `data_dir`.
+    data_dir: Path | None = None  # Holds the audit spool; gateways may share it.
+    spool_max_bytes: int = 64 << 20
     max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.
 
     header_timeout_s: float = 5.0  # From the first byte of a request to the end of its headers.

@@ -18,6 +18,8 @@ _RETRY_AFTER_MS = {
     ErrorCode.QUOTA_EXCEEDED: MAX_RETRY_AFTER_MS,
 }
 
+_TRY_LATER = {code for code, row in HTTP.items() if row.status in (429, 503)} | {ErrorCode.IDEMPOTENCY_IN_PROGRESS}
+
 
 class Refusal(RequestError):
     """A request error that also knows when trying again makes sense (milliseconds from now)."""
@@ -36,7 +38,7 @@ class Faults:
     def answer(self, error: RequestError, request_id: str, headers: Headers | None = None) -> Answer:
         """The answer for `error`; `headers` (rate-limit state) are sent with it."""
         row = HTTP[error.code]
-        retry_after_ms = self._retry_after_ms(error) if row.status in (429, 503) else None
+        retry_after_ms = self._retry_after_ms(error) if error.code in _TRY_LATER else None
         answer = Answer(row.status, _body(error, request_id, retry_after_ms))
         answer.headers = [("x-request-id", request_id), *(headers or ()), *_retry_headers(error.code, retry_after_ms)]
         if row.status == 401:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.breaker import BreakerState
+from gateway.direct_view import DirectView
+from gateway.limits import MEMORY_EASED
 from scheduler.observation import GatewayStats, Observation, TierDepth, WorkerView
 
 Status = Literal["healthy", "degraded", "down"]
@@ -34,8 +37,11 @@ class HealthInputs:
     subscribed: bool
     leaving: bool
     capacity_rps: float
+    memory_share: float = 0.0  # Of Redis' memory limit, 0..1.
+    short_of_memory: bool = False  # New requests are refused for it.
     factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> part of its limits in force, all tiers.
     audit_lag_ms: int | None = 0  # None: it could not be read.
+    direct: DirectView | None = None
     time: str = ""  # Now, RFC 3339.
 
 
@@ -54,6 +60,9 @@ class Finding:
 def health(inputs: HealthInputs) -> tuple[int, dict[str, Any]]:
     """The HTTP status and the document."""
     findings = [_gpus(inputs), _redis(inputs), _catalog(inputs), _subscriber(inputs), _audit(inputs), _limits(inputs)]
+    findings.append(_memory(inputs))
+    if inputs.direct is not None:
+        findings += [_spool(inputs.direct), *_breakers(inputs.direct)]
     if inputs.leaving:
         findings.append(
             Finding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
@@ -127,14 +136,39 @@ def _illness(worker: WorkerView) -> str:
 
 
 def _redis(inputs: HealthInputs) -> Finding:
-    age_s = inputs.look_age_s
-    if inputs.redis_problem is None and age_s is not None and age_s <= STALE_LOOK_S:
-        return Finding("redis:look_age", "datastore", "healthy", round(age_s, 2), "s")
+    age_s, direct = inputs.look_age_s, inputs.direct
+    fresh = inputs.redis_problem is None and age_s is not None and age_s <= STALE_LOOK_S
+    if direct is not None and direct.active and direct.serves:
+        return Finding("redis:look_age", "datastore", "degraded", age_s, "s", _served_directly(direct, fresh=fresh))
+    if fresh:
+        return Finding("redis:look_age", "datastore", "healthy", round(age_s or 0.0, 2), "s")
     since = "has not been looked at yet" if age_s is None else f"was last looked at {age_s:.1f} s ago"
     reason = f"Redis {since}: {_clause(inputs.redis_problem, 'this gateway has just begun')}."
     # A single missed look is no outage; two seconds of them are.
     level: Status = "degraded" if age_s is not None and age_s <= STALE_LOOK_S else "down"
     return Finding("redis:look_age", "datastore", level, age_s, "s", reason)
+
+
+def _served_directly(direct: DirectView, *, fresh: bool) -> str:
+    redis = "Redis answers again, and is watched before it is trusted" if fresh else "Redis does not answer"
+    workers = "1 worker" if direct.workers == 1 else f"{direct.workers} workers"
+    return f"{redis}; requests are served by direct calls to {workers} since {direct.for_s:.1f} s."
+
+
+def _spool(direct: DirectView) -> Finding:
+    """A spool that cannot be written means no direct mode when Redis goes, and refusals while it is away."""
+    level: Status = "degraded" if direct.spool_problem else "healthy"
+    return Finding("direct:spool", "datastore", level, direct.spool_bytes, "bytes", direct.spool_problem)
+
+
+def _breakers(direct: DirectView) -> list[Finding]:
+    """Why one is open is said by the check of what it guards; a worker has none, so its own breaker says it."""
+    findings: list[Finding] = []
+    for name, state in direct.breakers.items():
+        well = state == BreakerState.CLOSED
+        reason = None if well or name == "redis" else f"Direct calls to {name} fail; they are tried again soon."
+        findings.append(Finding(f"breaker:{name}", "component", "healthy" if well else "degraded", state, "", reason))
+    return findings
 
 
 def _catalog(inputs: HealthInputs) -> Finding:
@@ -167,6 +201,17 @@ def _audit(inputs: HealthInputs) -> Finding:
         return Finding("audit:lag", "datastore", "healthy", lag_ms, "ms")
     why = "is not known" if lag_ms is None else f"is {lag_ms / 1000:.1f} s: entries wait in Redis for PostgreSQL"
     return Finding("audit:lag", "datastore", "degraded", lag_ms, "ms", f"The audit's lag {why}.")
+
+
+def _memory(inputs: HealthInputs) -> Finding:
+    share = round(inputs.memory_share, 4)
+    if not inputs.short_of_memory:
+        return Finding("redis:memory", "datastore", "healthy", share, "ratio")
+    reason = (
+        f"Redis uses {share:.0%} of its memory limit: new requests are refused with 429 until it is under "
+        f"{MEMORY_EASED:.0%}."
+    )
+    return Finding("redis:memory", "datastore", "degraded", share, "ratio", reason)
 
 
 def _limits(inputs: HealthInputs) -> Finding:

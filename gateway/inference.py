@@ -17,23 +17,28 @@ from gateway.body import check_media, read_body
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView, IdentityView, choose_model
 from gateway.config import GatewayConfig
+from gateway.direct import Direct
 from gateway.doors import Doors
 from gateway.faults import Faults
+from gateway.idempotency import NONE, idempotency, idempotency_key
 from gateway.inference_body import decode_inference
 from gateway.key_states import KeyStates
 from gateway.limits import LiveLimits
 from gateway.meter import Meter
 from gateway.rate_headers import RateState, rate_headers
+from gateway.replays import REPLAYED, FetchResults, stored_reply
 from gateway.routes import Call
 from gateway.success import success
 from gateway.verdicts import for_want_of_capacity, refusal
 from gateway.waiters import Outcome, Waiter, Waiters
 from scheduler.admission import Submission, Verdict
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.failpoints import failpoint
 from scheduler.payload import Payload, encode_payload
 from scheduler.replies import Reply
 from scheduler.states import Admission, State
 
+KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or leave it out."
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -50,6 +55,8 @@ class InferenceParts:
     meter: Meter
     faults: Faults
     doors: Doors
+    results: FetchResults
+    direct: Direct
     clock: Callable[[], float] = time.monotonic
 
 
@@ -65,12 +72,18 @@ class Inference:
         identity = self._identify(call)
         waiter: Waiter | None = None
         try:
+            key = idempotency_key(call.request.headers)
             came_whole = call.request.content.is_eof()
             raw = await self._read(call)
             if not came_whole:  # It took up to seconds, in which the key may have been revoked or moved.
                 identity = self._identify(call)
-            waiter = self._waiter(call, identity, self._payload(raw))
+            # A slow sender's time does not count against its deadline; the time that we take does.
+            started = call.arrived if came_whole else self._parts.clock()
+            waiter = self._waiter(call, identity, self._payload(raw), key, started)
             outcome = await self._outcome(waiter)
+            failpoint("reply_unwritten")
+            if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
+                return await self._replay(identity, waiter, outcome)
             return self._answer(identity, waiter, outcome)
         except RequestError as error:
             verdict = waiter.verdict if waiter else None
@@ -95,9 +108,10 @@ class Inference:
         model = choose_model(models, parts.config.pool, body.model, parts.config.default_model)
         return Payload(model, body.input, {} if body.parameters is UNSET else dict(body.parameters))
 
-    def _waiter(self, call: Call, identity: IdentityView, payload: Payload) -> Waiter:
+    def _waiter(self, call: Call, identity: IdentityView, payload: Payload, key: str | None, started: float) -> Waiter:
         rate, burst = self._effective(identity)
         encoded = encode_payload(payload)
+        value, fingerprint = NONE if key is None else idempotency(identity.customer_id, key, payload)
         submission = Submission(
             id=call.request_id,
             tier=identity.tier,
@@ -111,20 +125,30 @@ class Inference:
             rate=rate,
             burst=burst,
             trace_id=trace_id(call.request.headers),
+            idempotency=value,
+            fingerprint=fingerprint,
             body=encoded,
         )
-        return Waiter(submission, self._parts.clock(), asyncio.get_running_loop().create_future())
+        return Waiter(submission, started, asyncio.get_running_loop().create_future())
 
     async def _outcome(self, waiter: Waiter) -> Outcome:
         """Ask for admission and wait for the end. Raises RequestError where admission is not even asked."""
         parts, tier = self._parts, waiter.submission.tier
         parts.meter.arrived(tier)
-        if parts.limits.no_gpu(waiter.started):
+        past_redis = parts.direct.active
+        if past_redis and waiter.submission.idempotency:  # Only Redis knows whether it has run already.
+            if not parts.direct.redis_answers:
+                raise RequestError(ErrorCode.NO_CAPACITY, KEY_UNKNOWN)
+            past_redis = False
+        if not past_redis and parts.limits.no_gpu(waiter.started):
             self._refused(tier)
             raise RequestError(ErrorCode.NO_CAPACITY)
+        if not past_redis and parts.limits.short_of_memory:
+            self._refused(tier)
+            raise RequestError(ErrorCode.BACKPRESSURE)
         parts.waiters.add(waiter)
         try:
-            if not parts.admitter.submit(waiter):
+            if not (parts.direct.enter(waiter) if past_redis else parts.admitter.submit(waiter)):
                 self._refused(tier)
                 raise RequestError(ErrorCode.QUEUE_FULL)
             return await waiter.future
@@ -149,6 +173,15 @@ class Inference:
         latency_ms = (now - waiter.started) * 1000
         self._parts.meter.answered(identity.tier, latency_ms, now)
         return success(outcome, identity.tier, latency_ms, self._rate_headers(identity, verdict))
+
+    async def _replay(self, identity: IdentityView, waiter: Waiter, verdict: Verdict) -> Answer:
+        """The answer that the request's key has already. Raises RequestError where it cannot be read."""
+        self._judge(identity, verdict)
+        reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
+        headers = [*self._rate_headers(identity, verdict), *REPLAYED]
+        if reply.state != State.COMPLETED:
+            return self._parts.faults.answer(_failure(reply), reply.id, headers)
+        return success(reply, identity.tier, (self._parts.clock() - waiter.started) * 1000, headers)
 
     def _judge(self, identity: IdentityView, verdict: Verdict) -> bool:
         """Note a verdict. True where the key's base limit would let the request in."""

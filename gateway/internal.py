@@ -11,6 +11,7 @@ from gateway.audit_lag import AuditLag
 from gateway.bearer import check_service_token
 from gateway.beat import Beat
 from gateway.catalog_view import CatalogView
+from gateway.direct import Direct
 from gateway.doors import Doors
 from gateway.fault_log import log_fault
 from gateway.faults import Refusal
@@ -46,6 +47,7 @@ class InternalParts:
     results: RequestDetails
     audit_lag: AuditLag
     doors: Doors
+    direct: Direct
     find_stored: FindStored | None = None
 
 
@@ -93,8 +95,11 @@ class Internal:
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=parts.doors.leaving,
             capacity_rps=parts.limits.capacity_rps,
+            memory_share=parts.limits.memory_share,
+            short_of_memory=parts.limits.short_of_memory,
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             audit_lag_ms=await self._audit_lag_ms(),
+            direct=parts.direct.view(),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 

@@ -17,6 +17,8 @@ from scheduler.observation import Observation
 
 HOLD_S = 10.0
 WAITING_ROOM_S = 2.0
+MEMORY_FULL = 0.8  # From this part of its memory limit on, Redis is given no new requests,
+MEMORY_EASED = 0.75  # until it is under this one: what is queued must always have room to end.
 TIER_BURST_S = 1.0  # A tier's bucket holds what its rate gives in so long.
 
 
@@ -32,6 +34,8 @@ class LiveLimits:
         self._observed_at: float | None = None
         self._no_gpu_since: float | None = None
         self.capacity_rps = 0.0
+        self.memory_share = 0.0
+        self.short_of_memory = False
 
     def observe(self, observation: Observation, snapshot: SnapshotView, now: float) -> None:
         """Take a fresh look at the pool and allocate anew."""
@@ -48,9 +52,10 @@ class LiveLimits:
         self._allocate(snapshot, _demand(observation), elapsed_s)
 
     def lapse(self, snapshot: SnapshotView, now: float) -> None:
-        """There is no fresh look: hold the last one, later fall to the floor."""
+        """There is no fresh look: hold the last one, later fall to the floor. Of Redis' memory nothing is known then."""
         if self._observed_at is None or now - self._observed_at > HOLD_S:
             self.capacity_rps = _floor(snapshot, self._pool)
+            self.memory(0.0)
             self._allocate(snapshot, {}, 0.0)
 
     def current(self, snapshot: SnapshotView) -> Limits:
@@ -68,6 +73,11 @@ class LiveLimits:
     def no_gpu(self, now: float) -> bool:
         """Whether there has been no healthy GPU for longer than one may be waited for."""
         return self._no_gpu_since is not None and now - self._no_gpu_since > WAITING_ROOM_S
+
+    def memory(self, share: float) -> None:
+        """Redis says which part of its memory limit it uses, 0..1; 0 where it has none."""
+        self.memory_share = share
+        self.short_of_memory = share >= (MEMORY_EASED if self.short_of_memory else MEMORY_FULL)
 
     def _allocate(self, snapshot: SnapshotView, demand: Mapping[str, float], elapsed_s: float) -> None:
         shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in snapshot.tiers]

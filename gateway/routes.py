@@ -1,7 +1,8 @@
 """Which handler answers a path and method. Exact paths first, then prefixes whose rest is one path segment."""
 
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -10,11 +11,15 @@ from gateway.answer import Answer
 
 @dataclass(slots=True)
 class Call:
-    """One HTTP request on its way through a handler. `tail` is what follows a prefix route's prefix."""
+    """One HTTP request on its way through a handler.
+
+    `tail` is what follows a prefix route's prefix, `arrived` when its headers were read, in monotonic seconds.
+    """
 
     request: web.BaseRequest
     request_id: str
     tail: str = ""
+    arrived: float = field(default_factory=time.monotonic)
 
 
 Handler = Callable[[Call], Awaitable[Answer]]

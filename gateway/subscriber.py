@@ -38,7 +38,7 @@ class FetchResults(Protocol):
 
 
 class Subscriber:
-    """Keeps one channel subscribed. `clock` is monotonic seconds."""
+    """Keeps one channel subscribed. `anew` is told after a lost one was made again; `clock` is monotonic seconds."""
 
     def __init__(
         self,
@@ -47,12 +47,14 @@ class Subscriber:
         waiters: Waiters,
         results: FetchResults,
         *,
+        anew: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._channel = channel
         self._waiters = waiters
         self._results = results
+        self._anew = anew
         self._clock = clock
         self.subscribed = asyncio.Event()  # Set while Redis has acknowledged the subscription and answers.
         self.was_subscribed = False
@@ -101,9 +103,11 @@ class Subscriber:
                     await pubsub.subscribe(self._channel)
                     while not _is(await pubsub.get_message(timeout=SUBSCRIBE_WITHIN_S), "subscribe"):
                         pass
+            anew, self.was_subscribed = self.was_subscribed, True
             self.subscribed.set()
-            self.was_subscribed = True
             await self.catch_up(self._clock())
+            if anew:
+                self._anew()
             async with translated():
                 await self._read(pubsub)
         finally:
@@ -128,6 +132,7 @@ class Subscriber:
             elif _is(message, "subscribe"):
                 # The client library connected again behind our back: what was published meanwhile is lost.
                 await self.catch_up(self._clock())
+                self._anew()
 
     def deliver(self, message: bytes) -> None:
         """Resolve those whose replies are in `message`; one that cannot be read is counted and dropped."""

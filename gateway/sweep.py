@@ -1,7 +1,7 @@
 """The deadline sweep: one loop over all waiting requests, because a timer for each would cost more than the request.
 
-At its deadline a request is ended in Redis, and the reply that stands is the answer: a result that is already stored
-wins over the timeout. When Redis does not say in time, the client is told 504 all the same.
+Just before its deadline a request is ended in Redis, and the reply that stands is the answer: a result that is already
+stored wins over the timeout. When Redis does not say in time, the client is told 504 all the same.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from gateway.waiters import Waiter, Waiters
 from scheduler.errors import ErrorCode, TierlaneError
 
 TICK_S = 0.025
-GRACE_S = 0.05  # How long Redis has to say what stands. With two ticks: under 100 ms after the deadline.
+GRACE_S = 0.05  # How long Redis has to say what stands.
+LEAD_S = 0.05  # So much before the deadline it is asked, or a machine with no time to spare would answer too late.
 
 
 class DeadlineSweep:
@@ -42,7 +43,7 @@ class DeadlineSweep:
         The grace counts from the asking: a process that stood still may be long past the deadline with the result there.
         """
         fresh: list[Waiter] = []
-        for waiter in self._waiters.due(now):
+        for waiter in self._waiters.due(now + LEAD_S):
             if waiter.settling_since is None:
                 fresh.append(waiter)
             elif waiter.settling_since + GRACE_S <= now and not waiter.future.done():

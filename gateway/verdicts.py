@@ -11,11 +11,22 @@ _CODES = {
     Admission.SHED: ErrorCode.SHED_FOR_PRIORITY,
     Admission.QUEUE_FULL: ErrorCode.QUEUE_FULL,
     Admission.BACKPRESSURE: ErrorCode.BACKPRESSURE,
+    Admission.IN_PROGRESS: ErrorCode.IDEMPOTENCY_IN_PROGRESS,
+    Admission.REUSED: ErrorCode.IDEMPOTENCY_KEY_REUSED,
 }
 
 
 # A hint from a short line says a few milliseconds, whose jitter would spread nobody who comes back.
-_LEAST_RETRY_MS = {Admission.SHED: 100, Admission.QUEUE_FULL: 100}
+_LEAST_RETRY_MS = {Admission.SHED: 100, Admission.QUEUE_FULL: 100, Admission.IN_PROGRESS: 500}
+
+_OWN_DOING = frozenset(
+    {
+        ErrorCode.RATE_LIMIT_EXCEEDED,
+        ErrorCode.QUOTA_EXCEEDED,
+        ErrorCode.IDEMPOTENCY_IN_PROGRESS,
+        ErrorCode.IDEMPOTENCY_KEY_REUSED,
+    }
+)
 
 
 def refusal(verdict: Verdict, *, base_limit_allows: bool) -> Refusal:
@@ -31,4 +42,4 @@ def refusal(verdict: Verdict, *, base_limit_allows: bool) -> Refusal:
 
 def for_want_of_capacity(code: ErrorCode) -> bool:
     """Whether a refusal counts as shed: the client kept its limits and was refused all the same."""
-    return code not in (ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED)
+    return code not in _OWN_DOING

@@ -5,7 +5,7 @@ and counted, so that no mix-up below can show one customer another's output.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from scheduler.admission import Submission, Verdict
 from scheduler.errors import ErrorCode
@@ -15,10 +15,26 @@ Outcome = Reply | Verdict | ErrorCode
 """How waiting ends: with the stored reply, with admission's refusal, or with a code of the gateway's own."""
 
 
+OUT_OF_ORDER_S = 0.25
+"""A request whose body took its time is registered in its turn, but its deadline is a little later than its neighbours'."""
+
+
 class Waiter:
     """One waiting request. Times are monotonic seconds."""
 
-    __slots__ = ("deadline", "future", "gone", "sent", "settling_since", "started", "submission", "verdict")
+    __slots__ = (
+        "accepted",
+        "deadline",
+        "direct",
+        "future",
+        "gone",
+        "lost",
+        "sent",
+        "settling_since",
+        "started",
+        "submission",
+        "verdict",
+    )
 
     def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome]") -> None:
         self.submission = submission
@@ -27,6 +43,9 @@ class Waiter:
         self.future = future
         self.verdict: Verdict | None = None
         self.sent = False  # Admission was asked, so Redis may know it.
+        self.accepted = False  # Redis said that it keeps it.
+        self.lost = False  # Redis may have lost it since, and has not said again that it keeps it.
+        self.direct = False  # A worker runs it past Redis, and its audit is written there: no witness is needed.
         self.gone = False  # Nobody waits any more.
         self.settling_since: float | None = None  # When the deadline sweep took it up.
 
@@ -41,10 +60,14 @@ class Waiter:
 
 
 class Waiters:
-    """All waiting requests in the order of their arrival, which is the order of their deadlines."""
+    """All waiting requests in the order of their arrival, which is the order of their deadlines.
 
-    def __init__(self) -> None:
+    `ended` is told of every accepted request that leaves.
+    """
+
+    def __init__(self, ended: Callable[[Waiter], None] | None = None) -> None:
         self._waiting: dict[str, Waiter] = {}
+        self._ended = ended
         self.unknown_replies = 0  # Late, or never ours.
         self.refused_replies = 0  # Right id, wrong customer or nonce.
 
@@ -59,6 +82,8 @@ class Waiters:
         """Whoever added it removes it, however the waiting ended."""
         waiter.gone = True
         self._waiting.pop(waiter.id, None)
+        if waiter.accepted and not waiter.direct and self._ended is not None:
+            self._ended(waiter)
 
     def resolve(self, reply: Reply) -> bool:
         """Hand a reply to its waiter. False when it was dropped."""
@@ -91,9 +116,10 @@ class Waiters:
         """Those whose deadline has passed, oldest first."""
         found: list[Waiter] = []
         for waiter in self._waiting.values():
-            if waiter.deadline > now:
+            if waiter.deadline <= now:
+                found.append(waiter)
+            elif waiter.deadline > now + OUT_OF_ORDER_S:
                 break
-            found.append(waiter)
         return found
 
     def all(self) -> list[Waiter]:

@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,7 @@ class Stack:
     """What `stack.json` says, read anew whenever it is asked, since processes restart."""
 
     def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
         self._file = data_dir / "stack.json"
 
     def read(self) -> dict[str, Any]:
@@ -95,14 +97,15 @@ def free_port() -> int:
 
 
 @contextmanager
-def start_stack(home: Path, *options: str) -> Iterator[Stack]:
-    """Run `tierlane up` until the block ends; its output is in `<home>/up.log`."""
+def start_stack(home: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Stack]:
+    """Run `tierlane up` until the block ends; its output is in `<home>/up.log`. `environment` is added to ours."""
+    home.mkdir(exist_ok=True)
     data_dir, log = home / "data", home / "up.log"
     command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", str(free_port())]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")}
+    whole = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | dict(environment)
     with log.open("wb") as output:
         up = subprocess.Popen(
-            [*command, "--data-dir", str(data_dir), *options], stdout=output, stderr=output, env=environment
+            [*command, "--data-dir", str(data_dir), *options], stdout=output, stderr=output, env=whole
         )
     try:
         _wait_for(data_dir / "stack.json", up, log)

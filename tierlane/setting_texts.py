@@ -96,6 +96,14 @@ GATEWAY = {
     "default_model": Text(
         "", "Model that serves requests which name none. Unset: the only enabled model, if there is one."
     ),
+    "direct_mode": Text(
+        "on",
+        "on: while Redis is away, call workers directly, each gateway by its own share of the limits. off: refuse (503).",
+    ),
+    "spool_max_bytes": number(
+        "67108864",
+        "Most bytes of audit records kept in the data directory while Redis is away; about 400 a request. Full: 503.",
+    ),
 }
 
 SCHEDULER = {
@@ -133,6 +141,11 @@ WORKER = {
         "3000",
         "Milliseconds that a batch may run. Shorter leaves time to retry, longer spares slow models.",
     ),
+    "direct_host": Text(
+        "127.0.0.1",
+        "Address to listen on for gateways that cannot reach Redis: reachable by them, not by customers. off: do not.",
+    ),
+    "direct_port": number("0", "TCP port for direct calls of gateways; 0 lets the system choose."),
 }
 
 AUDITOR = {

@@ -20,7 +20,7 @@ from tierlane.setting_errors import SettingsError, first_error, unknown_name
 from tierlane.setting_texts import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
 
 # Variables that belong to the tools, not to a role; they read them by themselves.
-FOREIGN_PREFIXES = ("TIERLANE_BENCH_", "TIERLANE_CHAOS_", "TIERLANE_TEST_")
+FOREIGN_PREFIXES = ("TIERLANE_BENCH_", "TIERLANE_CHAOS_", "TIERLANE_DLQ_", "TIERLANE_TEST_")
 
 MIN_TOKEN_CHARS = 16
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
@@ -66,6 +66,8 @@ class Settings(BaseSettings):
     notice_ms: Annotated[int, Field(ge=0, le=600_000)] = 2000
     drain_ms: Milliseconds = 4000
     default_model: str | None = None
+    direct_mode: Literal["on", "off"] = "on"
+    spool_max_bytes: Annotated[int, Field(ge=1 << 20, le=16 << 30)] = 64 << 20
 
     lease_ms: Milliseconds = 600
     reap_ms: Milliseconds = 100
@@ -81,6 +83,8 @@ class Settings(BaseSettings):
     gone_ms: Milliseconds = 1000
     renew_ms: Milliseconds = 150
     gpu_timeout_ms: Milliseconds = 3000
+    direct_host: str = "127.0.0.1"
+    direct_port: Annotated[int, Field(ge=0, le=65535)] = 0
 
     audit_batch: Count = 200
     audit_interval_ms: Milliseconds = 200
@@ -113,6 +117,11 @@ class Settings(BaseSettings):
         if 0 < len(value.get_secret_value()) < MIN_TOKEN_CHARS:
             raise ValueError(f"must have at least {MIN_TOKEN_CHARS} characters")
         return value
+
+    @field_validator("direct_host")
+    @classmethod
+    def _empty_is_off(cls, value: str) -> str:
+        return value or "off"  # Which an environment variable can say, too: an empty one counts as not set.
 
     @field_validator("log_format")
     @classmethod

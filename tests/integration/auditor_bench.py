@@ -6,12 +6,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
+from msgspec import Raw
 from redis.asyncio import Redis
 
 from ledger.auditor import Auditor, AuditPolicy, Entries
-from scheduler.audit import Accepted, Ended, Record, encode_records
+from scheduler.audit import Accepted, DeadLetter, Ended, encode_records
 from scheduler.keys import Keys
 from scheduler.outbox import Outbox
+from scheduler.payload import Payload, encode_payload
 from scheduler.request_id import created_ms, new_request_id
 
 CUSTOMER = str(UUID(int=1))
@@ -42,11 +44,24 @@ def ended(request_id: str, **fields: Any) -> Ended:
     return Ended(id=request_id, **values | fields)
 
 
+def dead(request_id: str, input_: str = "hello", **fields: Any) -> DeadLetter:
+    body = encode_payload(Payload("tiny", input_, {}))
+    values: dict[str, Any] = {
+        "customer_id": CUSTOMER,
+        "tier": "paid",
+        "error_code": "worker_lost",
+        "attempts": 3,
+        "worker_ids": ["w1", "w2", "w3"],
+        "body": Raw(b"\xdb" + len(body).to_bytes(4, "big") + body),  # As Lua packs any string.
+    }
+    return DeadLetter(id=request_id, **values | fields)
+
+
 def new_ids(count: int) -> list[str]:
     return [new_request_id() for _ in range(count)]
 
 
-async def put(client: Redis, *entries: Sequence[Record] | bytes) -> None:
+async def put(client: Redis, *entries: Sequence[Any] | bytes) -> None:
     """Add entries to the outbox, first one first."""
     encoded = [entry if isinstance(entry, bytes) else encode_records(list(entry)) for entry in entries]
     await client.lpush(KEYS.outbox, *encoded)

@@ -130,6 +130,7 @@ class TestWorker:
         self.presence = Presence(client, keys)
         self.answerer = answerer
         self.hold = False
+        self.direct = ""  # The address of its direct endpoint.
         self.seen: list[str] = []
         self._client = client
         self._keys = keys
@@ -137,7 +138,8 @@ class TestWorker:
 
     async def beat(self, worker_id: str = "worker-1", status: str = "ready") -> None:
         """Say that a worker lives."""
-        await self.presence.worker_beat(WorkerBeat(worker_id, status, 0.5, 0, 1000.0, 5.0, "simulated", "v1"))
+        beat = WorkerBeat(worker_id, status, 0.5, 0, 1000.0, 5.0, "simulated", "v1", self.direct)
+        await self.presence.worker_beat(beat)
 
     async def run(self) -> None:
         while True:
@@ -207,8 +209,10 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def running_stack(client: Redis, redis_url: str, *, worker: bool = True, **changes: Any) -> AsyncIterator[Stack]:
-    """A ready gateway; `changes` go into its configuration."""
+async def running_stack(
+    client: Redis, redis_url: str, *, worker: bool = True, doors: Mapping[str, str] = {}, **changes: Any
+) -> AsyncIterator[Stack]:
+    """A ready gateway; `changes` go into its configuration, `doors` are workers with a direct endpoint."""
     settings: dict[str, Any] = {
         "gateway_id": "g1",
         "redis_url": redis_url,
@@ -221,6 +225,10 @@ async def running_stack(client: Redis, redis_url: str, *, worker: bool = True, *
     catalog = LiteralCatalog()
     hands = TestWorker(client, keys)
     await hands.beat()
+    for worker_id, address in doors.items():
+        hands.direct = address
+        await hands.beat(worker_id)
+    hands.direct = doors.get("worker-1", "")
     stored: dict[str, RequestRow] = {}
 
     async def find_stored(request_id: str) -> RequestRow | None:

@@ -1,6 +1,8 @@
 """The catalog follows PostgreSQL within a second, and outlives it."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
-from ledger.catalog import Catalog
+from ledger.catalog import POLL_SLACK_S, Catalog
 from ledger.catalog_load import CHANNEL
 from scheduler.errors import ErrorCode, RequestError
 from tierlane.embedded.postgres_server import EmbeddedPostgres
@@ -176,6 +178,72 @@ async def test_postgres_away_keeps_known_keys_and_doubts_unknown_ones(own_server
     await eventually(lambda: code_of(catalog, known) is None and catalog.fresh, "it is good again", 3.0)
     assert catalog.problem is None
     await catalog.stop()
+
+
+async def wrong_key(db: Connection) -> str:
+    """A key of the right form that is not in the table."""
+    key = await issue(db)
+    await db.execute("DELETE FROM api_keys WHERE id = $1", key[3:15])
+    return key
+
+
+async def test_an_unknown_key_is_doubted_as_soon_as_postgres_is_gone(own_server: EmbeddedPostgres) -> None:
+    """It may have been issued elsewhere since: 503 and not 401, from the moment in which the connection closes."""
+    db = await asyncpg.connect(own_server.dsn)
+    known, unknown = await issue(db), await wrong_key(db)
+    await db.close()
+    catalog = Catalog(own_server.url)
+    await catalog.start()
+    assert code_of(catalog, unknown) is ErrorCode.INVALID_API_KEY
+
+    own_server.kill()
+    await eventually(lambda: code_of(catalog, unknown) is ErrorCode.CATALOG_UNAVAILABLE, "it is doubted", 0.5)
+    assert "closed" in str(catalog.problem)
+    assert code_of(catalog, known) is None
+    assert code_of(catalog, "tl_nonsense") is ErrorCode.INVALID_API_KEY
+
+    await own_server.start()
+    await eventually(lambda: code_of(catalog, unknown) is ErrorCode.INVALID_API_KEY, "it is known to be wrong", 5.0)
+    await catalog.stop()
+    assert catalog.problem is None
+
+
+async def test_an_unknown_key_is_doubted_when_postgres_hangs(database_url: str, db: Connection) -> None:
+    """No answer and no closed connection: doubted once a poll is overdue."""
+    known, unknown = await issue(db), await wrong_key(db)
+    catalog = Catalog(database_url, poll_s=0.2)
+    await catalog.start()
+    backend = await db.fetchval("SELECT pid FROM pg_stat_activity WHERE application_name = 'tierlane-catalog'")
+    assert code_of(catalog, unknown) is ErrorCode.INVALID_API_KEY
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        await eventually(
+            lambda: code_of(catalog, unknown) is ErrorCode.CATALOG_UNAVAILABLE, "it is doubted", 0.4 + 2 * POLL_SLACK_S
+        )
+        assert code_of(catalog, known) is None
+    finally:
+        os.kill(backend, signal.SIGCONT)
+
+    await eventually(lambda: code_of(catalog, unknown) is ErrorCode.INVALID_API_KEY, "it is known to be wrong", 5.0)
+    await catalog.stop()
+
+
+async def test_an_unknown_key_is_not_doubted_between_polls(database_url: str, db: Connection) -> None:
+    """While PostgreSQL answers each poll a wrong key is a wrong key all the time."""
+    unknown = await wrong_key(db)
+    catalog = Catalog(database_url, poll_s=0.3)
+    await catalog.start()
+    seen = set()
+    until = time.monotonic() + 1.0
+
+    def is_over() -> bool:
+        seen.add(code_of(catalog, unknown))
+        return time.monotonic() > until
+
+    await eventually(is_over, "a second passes")
+    await catalog.stop()
+
+    assert seen == {ErrorCode.INVALID_API_KEY}
 
 
 async def test_a_locked_table_does_not_hang_the_catalog(database_url: str, db: Connection) -> None:

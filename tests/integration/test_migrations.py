@@ -8,12 +8,14 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from integration.ledger_fixtures import database_url, db, dsn, empty_url, postgres_server
+from ledger import migration
 from ledger.migration import current_revision, head_revision, is_current, is_ours, migrations_dir, upgrade_to_head
 from ledger.migration_sql import split_statements
 from ledger.tables import metadata
@@ -114,6 +116,35 @@ async def test_two_processes_may_migrate_at_once(empty_url: str) -> None:
         (0, b"")
     ] * 3
     assert await is_current(empty_url)
+
+
+async def test_the_audit_is_migrated_with_its_rows(empty_url: str) -> None:
+    """Rows of before `mode` stay what they are, in every partition, and days are still taken out of the default one."""
+    engine = create_async_engine(empty_url)
+    async with engine.connect() as connection:
+        await connection.run_sync(lambda c: upgrade_to(c, "0006_pre_default_tiers"))
+    await engine.dispose()
+    db = await asyncpg.connect(dsn(empty_url))
+    for n, days in enumerate((0, 9)):
+        await db.execute(
+            "INSERT INTO requests (id, created_at, status) VALUES ($1, now() + make_interval(days => $2), 'completed')",
+            f"req_{n:032x}",
+            days,
+        )
+
+    await upgrade_to_head(empty_url)
+
+    await db.execute("SELECT ensure_request_partitions(9)")
+    rows = await db.fetch("SELECT id, status, mode, delivered, tableoid::regclass::text LIKE '%default' FROM requests")
+    assert sorted(tuple(row)[1:] for row in rows) == [("completed", None, None, False)] * 2
+    await db.close()
+
+
+def upgrade_to(connection: Connection, revision: str) -> None:
+    """As `upgrade_to_head`, but not so far."""
+    config = migration._config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
 
 
 async def test_migrations_stop_short_of_nothing(empty_url: str) -> None:

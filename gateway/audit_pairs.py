@@ -1,0 +1,51 @@
+"""A request's two audit records as the gateway writes them itself: what it took, and what it told its client."""
+
+from gateway.waiters import Outcome, Waiter
+from scheduler.audit import Accepted, Ended
+from scheduler.errors import ErrorCode
+from scheduler.replies import Reply
+from scheduler.request_id import created_ms
+from scheduler.states import State
+
+Pair = tuple[Accepted, Ended]
+
+
+def audit_pair(gateway_id: str, waiter: Waiter, outcome: Outcome | None, now: float, mode: str) -> Pair:
+    """The records of a request that ended with `outcome`; None: nobody was told, because the client left.
+
+    `now` is monotonic seconds, `mode` that of `Ended`. A refusal has no records, and must not be asked for.
+    """
+    return _accepted(waiter, gateway_id), _ended(waiter, outcome, now, mode)
+
+
+def _accepted(waiter: Waiter, gateway_id: str) -> Accepted:
+    s = waiter.submission
+    return Accepted(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
+
+
+def _ended(waiter: Waiter, outcome: Outcome | None, now: float, mode: str) -> Ended:
+    """The time is the id's own plus what passed on this host, since Redis may not be there to tell it."""
+    latency_ms = (now - waiter.started) * 1000
+    ended_at_ms = created_ms(waiter.id) + int(latency_ms)
+    if not isinstance(outcome, Reply):
+        told = isinstance(outcome, ErrorCode)
+        code = outcome if isinstance(outcome, ErrorCode) else ErrorCode.CANCELLED
+        return Ended(waiter.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
+    output = outcome.output
+    return Ended(
+        outcome.id,
+        outcome.state,
+        outcome.error_code,
+        ended_at_ms,
+        latency_ms,
+        outcome.queue_ms,
+        outcome.gpu_ms,
+        outcome.batch_id,
+        outcome.batch_size,
+        outcome.worker_id,
+        outcome.attempts,
+        outcome.tokens_used,
+        len(output) if output.isascii() else len(output.encode()),
+        mode,
+        delivered=True,
+    )

@@ -1,0 +1,141 @@
+"""The requests that went past Redis and have no answer yet: how each ends, what the audit says of it, who is told.
+
+A client is answered only after the audit's pair is on the disk. A request that Redis accepted before, and that could
+not be served here, is not answered: it goes on waiting for Redis, or for its deadline.
+"""
+
+from collections.abc import Callable
+
+from gateway.audit_pairs import audit_pair
+from gateway.cancels import Cancels
+from gateway.direct_audit import DirectAudit
+from gateway.direct_lines import END_MARGIN_S
+from gateway.direct_queue import DirectEntry
+from gateway.last_ends import outcome_of
+from gateway.waiters import Outcome, Waiter
+from scheduler.admission import Verdict
+from scheduler.batches import Outcome as Ran
+from scheduler.errors import ErrorCode
+from scheduler.replies import Reply
+from scheduler.states import State
+
+# What a worker says of itself and not of the input: somebody else might have done better.
+_NOT_THE_INPUT = frozenset({ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED})
+
+
+class DirectEnds:
+    """From entry to answer. `clock` is monotonic seconds."""
+
+    def __init__(self, gateway_id: str, audit: DirectAudit, cancels: Cancels, clock: Callable[[], float]) -> None:
+        self._gateway_id = gateway_id
+        self._audit = audit
+        self._cancels = cancels
+        self._clock = clock
+        self._open: dict[str, DirectEntry] = {}
+        self._noting = 0
+        self.completed = 0
+        self.unsafe = 0  # Not answered with their output, because the audit could not be written.
+
+    def __len__(self) -> int:
+        """Requests without an answer, those whose audit is on its way to the disk included."""
+        return len(self._open) + self._noting
+
+    def begin(self, entry: DirectEntry) -> None:
+        """It is ours now."""
+        entry.waiter.direct = True
+        self._open[entry.id] = entry
+
+    def may_run(self, entry: DirectEntry) -> bool:
+        """Whether somebody still waits for it."""
+        return entry.id in self._open and not entry.waiter.future.done()
+
+    def ran(self, entry: DirectEntry, outcome: Ran, worker_id: str, batch_size: int) -> None:
+        """A worker said what became of it."""
+        if entry.id not in self._open:
+            return
+        if outcome.error_code in _NOT_THE_INPUT:
+            self.given_up(entry, ErrorCode(outcome.error_code))
+            return
+        self.completed += not outcome.error_code
+        self._end(entry, _reply(entry, outcome, worker_id, batch_size))
+
+    def given_up(self, entry: DirectEntry, code: ErrorCode) -> None:
+        """It cannot be served here."""
+        if entry.id not in self._open:
+            return
+        if entry.waiter.accepted:
+            self._leave_to_redis(entry)
+        else:
+            self._end(entry, code)
+
+    def refuse(self, entry: DirectEntry, code: ErrorCode) -> None:
+        """It never ran and has to go, as if it had not come."""
+        self._leave_to_redis(entry)
+        refuse(entry.waiter, code, self._cancels)
+
+    def sweep(self, now: float) -> None:
+        """End those that nobody waits for any more, and those whose time is over."""
+        for entry in list(self._open.values()):
+            waiter = entry.waiter
+            if waiter.future.done():
+                self._end(entry, None)
+            elif waiter.deadline - now < END_MARGIN_S:
+                self.given_up(entry, ErrorCode.DEADLINE_EXCEEDED)
+            elif entry.started_at is None and not entry.attempts and entry.waited_ms(now) > waiter.submission.queue_ms:
+                self.given_up(entry, ErrorCode.QUEUE_TIMEOUT)
+
+    def _leave_to_redis(self, entry: DirectEntry) -> None:
+        self._open.pop(entry.id, None)
+        entry.waiter.direct = False
+
+    def _end(self, entry: DirectEntry, outcome: Outcome | None) -> None:
+        """Note it, then answer. Where somebody else answered already, that is what is noted."""
+        self._open.pop(entry.id, None)
+        waiter, mode = entry.waiter, "direct"
+        if waiter.future.done():
+            outcome = outcome_of(waiter.future)
+            mode = "queue" if isinstance(outcome, Reply) else "direct"
+        if isinstance(outcome, Verdict):  # Refused after all: there is nothing to remember.
+            return
+        pair = audit_pair(self._gateway_id, waiter, outcome, self._clock(), mode)
+        self._noting += 1
+        self._audit.note(pair, lambda safe: self._noted(waiter, outcome, safe=safe))
+
+    def _noted(self, waiter: Waiter, outcome: Outcome | None, *, safe: bool) -> None:
+        self._noting -= 1
+        if safe and outcome is not None:
+            waiter.finish(outcome)
+        elif not safe:
+            self.unsafe += 1
+            waiter.direct = False
+            refuse(waiter, ErrorCode.NO_CAPACITY, self._cancels)
+
+
+def refuse(waiter: Waiter, code: ErrorCode, cancels: Cancels) -> None:
+    """Tell the client to try again. What Redis accepted is not refused; what it may have accepted is ended there."""
+    if waiter.accepted:
+        return
+    if waiter.sent:
+        cancels.add(waiter.id, code)
+    waiter.finish(code)
+
+
+def _reply(entry: DirectEntry, ran: Ran, worker_id: str, batch_size: int) -> Reply:
+    waiter = entry.waiter
+    started_at = waiter.started if entry.started_at is None else entry.started_at
+    return Reply(
+        waiter.id,
+        waiter.submission.customer_id,
+        waiter.submission.nonce,
+        State.FAILED if ran.error_code else State.COMPLETED,
+        ran.error_code,
+        entry.attempts + 1,
+        max(0.0, (started_at - waiter.started) * 1000),
+        "",
+        batch_size,
+        worker_id,
+        ran.gpu_ms,
+        ran.tokens_used,
+        ran.model_version,
+        ran.output,
+    )

@@ -1,0 +1,159 @@
+"""A gateway put together: its parts and who knows whom. The only place that knows all of them; nothing runs here."""
+
+import random
+import time
+
+from gateway.admitter import Admitter, Limits
+from gateway.audit_lag import AuditLag
+from gateway.beat import Beat
+from gateway.cancels import Cancels
+from gateway.catalog_view import CatalogView
+from gateway.config import GatewayConfig
+from gateway.direct import Direct, DirectParts
+from gateway.direct_audit import DirectAudit
+from gateway.doors import Doors
+from gateway.faults import Faults
+from gateway.inference import Inference, InferenceParts
+from gateway.internal import FindStored, Internal, InternalParts
+from gateway.last_ends import LastEnds
+from gateway.limits import LiveLimits
+from gateway.meter import Meter
+from gateway.redis_watch import RedisWatch, ping
+from gateway.routes import Routes
+from gateway.subscriber import Subscriber
+from gateway.sweep import DeadlineSweep
+from gateway.waiters import Waiter, Waiters
+from gateway.witness import Witness
+from scheduler.admission import Admissions
+from scheduler.adoption import Adoption
+from scheduler.connections import command_client, subscriber_client
+from scheduler.endings import Endings
+from scheduler.keys import Keys
+from scheduler.presence import Presence
+from scheduler.replies import Results
+
+
+class Parts:
+    """What one gateway consists of."""
+
+    def __init__(self, config: GatewayConfig, catalog: CatalogView, find_stored: FindStored | None = None) -> None:
+        self.config = config
+        self._catalog = catalog
+        self._client = command_client(config.redis_url)
+        self._subscriber_client = subscriber_client(config.redis_url)
+        keys = self._keys = Keys(config.pool)
+        results = self._results = Results(self._client, keys)
+        endings = Endings(self._client, keys)
+        admissions = Admissions(self._client, keys, config.gateway_id)
+        adoption, ends = Adoption(self._client, keys), LastEnds(config.gateway_id)
+        self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
+        self._meter = Meter(config.gateway_id, time.monotonic())
+        self._faults = Faults(random.random)
+        self.doors = Doors()
+        self.waiters = Waiters(self._ended)
+        self.cancels = Cancels(endings)
+        self.limits = LiveLimits(config.pool)
+        self.watch = RedisWatch(lambda: ping(self._client))
+        self.admitter = Admitter(
+            admissions,
+            self._limits_now,
+            self.cancels,
+            config.max_pending,
+            watch=self.watch,
+            accepted_late=self._ended,
+        )
+        self.witness = Witness(
+            waiters=self.waiters,
+            ends=ends,
+            admissions=admissions,
+            adoption=adoption,
+            limits=self._limits_now,
+            cancels=self.cancels,
+            p95_ms=lambda: self.beat.service_p95_ms,
+        )
+        self.sweep = DeadlineSweep(self.waiters, endings, self.cancels)
+        self.beat = Beat(self._presence, catalog, self.limits, self._meter, listener=self.witness, watch=self.watch)
+        self.direct = self._direct(adoption, ends)
+        self.subscriber = Subscriber(
+            self._subscriber_client,
+            keys.responses(config.gateway_id),
+            self.waiters,
+            results,
+            anew=lambda: self.witness.suspect("the subscription was lost"),
+        )
+        self.internal = self._internal(find_stored)
+        self._routes = build_routes(self._inference(), self.internal)
+
+    def _direct(self, adoption: Adoption, ends: LastEnds) -> Direct:
+        audit = DirectAudit(
+            self.config.data_dir,
+            self.config.gateway_id,
+            self.config.spool_max_bytes,
+            adoption,
+            may_merge=lambda: self.watch.breaker.well,
+            remember=ends.keep,
+        )
+        return Direct(
+            DirectParts(
+                config=self.config,
+                catalog=self._catalog,
+                limits=self.limits,
+                waiters=self.waiters,
+                cancels=self.cancels,
+                beat=self.beat,
+                watch=self.watch,
+                audit=audit,
+            )
+        )
+
+    def _inference(self) -> Inference:
+        return Inference(
+            InferenceParts(
+                config=self.config,
+                catalog=self._catalog,
+                limits=self.limits,
+                waiters=self.waiters,
+                admitter=self.admitter,
+                cancels=self.cancels,
+                meter=self._meter,
+                faults=self._faults,
+                doors=self.doors,
+                results=self._results,
+                direct=self.direct,
+            )
+        )
+
+    def _internal(self, find_stored: FindStored | None) -> Internal:
+        return Internal(
+            InternalParts(
+                service_token=self.config.service_token,
+                catalog=self._catalog,
+                limits=self.limits,
+                beat=self.beat,
+                subscriber=self.subscriber,
+                results=self._results,
+                audit_lag=AuditLag(self._client, self._keys),
+                doors=self.doors,
+                direct=self.direct,
+                find_stored=find_stored,
+            )
+        )
+
+    def _ended(self, waiter: Waiter) -> None:
+        self.witness.ended(waiter)
+
+    def _limits_now(self) -> Limits:
+        snapshot = self._catalog.snapshot
+        return Limits((), 0.0) if snapshot is None else self.limits.current(snapshot)
+
+
+def build_routes(inference: Inference, internal: Internal) -> Routes:
+    """Every address that this gateway answers."""
+    routes = Routes()
+    routes.add("POST", "/v1/inference", inference)
+    routes.add("GET", "/internal/health", internal.health)
+    routes.add("GET", "/internal/requests/{id}", internal.request)
+    for method in ("GET", "HEAD"):
+        routes.add(method, "/livez", internal.livez)
+        routes.add(method, "/readyz", internal.readyz)
+    return routes

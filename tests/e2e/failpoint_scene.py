@@ -1,0 +1,250 @@
+"""A stack in which processes can be made to die in any gap, a light load on it, and what each request was told."""
+
+import asyncio
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+import asyncpg
+import psutil
+from redis.asyncio import Redis
+
+from eventually import eventually
+from ledger.postgres import asyncpg_dsn
+from scheduler.failpoints import FAILPOINTS
+from scheduler.keys import Keys
+from stack import Stack
+
+TIERS = ("enterprise", "paid", "free")
+RATE = 40.0
+SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tierlane-auditor'"
+
+
+class Told(NamedTuple):
+    """One request: status 0 is a connection that broke. Times are monotonic seconds."""
+
+    trace: str
+    sent: float
+    ended: float
+    status: int
+    code: str
+    echoed: bool
+    request_id: str
+
+
+class Load:
+    """Open loop: so many requests a second, each on a connection of its own, each with a trace and a secret."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._url = f"{stack.url}/v1/inference"
+        self._keys = {tier: stack.key(tier) for tier in TIERS}
+        self._stopping = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._open = 0
+        self.told: list[Told] = []
+
+    async def run(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        asked: list[asyncio.Task[None]] = []
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
+            while not self._stopping:
+                await self._flowing.wait()
+                asked.append(asyncio.create_task(self._ask(session, TIERS[len(asked) % len(TIERS)])))
+                await asyncio.sleep(1 / RATE)
+            await asyncio.gather(*asked)
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    async def pause(self) -> None:
+        """Send nothing more for now, and wait until nothing is under way."""
+        self._flowing.clear()
+        await eventually(lambda: not self._open, "every request is answered")
+
+    def resume(self) -> None:
+        self._flowing.set()
+
+    async def _ask(self, session: aiohttp.ClientSession, tier: str) -> None:
+        trace, secret, sent = secrets.token_hex(16), secrets.token_hex(8), time.monotonic()
+        headers = {"Authorization": f"Bearer {self._keys[tier]}", "traceparent": f"00-{trace}-{'1' * 16}-01"}
+        status, code, echoed, request_id = 0, "", False, ""
+        self._open += 1
+        try:
+            async with session.post(self._url, json={"input": secret}, headers=headers) as answer:
+                body = await answer.json(content_type=None)
+            status, request_id = answer.status, answer.headers["x-request-id"]
+            code, echoed = str((body.get("error") or {}).get("code", "")), body.get("output") == secret[::-1]
+        except (aiohttp.ClientError, TimeoutError):
+            pass
+        self._open -= 1
+        self.told.append(Told(trace, sent, time.monotonic(), status, code, echoed, request_id))
+
+
+class Scene:
+    """The stack, the directory of armed failpoints, and a second scheduler, since `up` starts one only."""
+
+    def __init__(self, stack: Stack, gaps: Path, client: Redis, db: "asyncpg.Connection[asyncpg.Record]") -> None:
+        self.stack = stack
+        self.client = client
+        self.db = db
+        self._gaps = gaps
+        self._standby: asyncio.subprocess.Process | None = None
+        self._at_risk: set[int] = set()
+        self.crossed: set[str] = set()
+        self.timeline: list[tuple[float, str]] = []
+        self.gateway_deaths: list[tuple[float, float]] = []
+
+    async def keep_standby(self) -> None:
+        """Keep a second scheduler running."""
+        seen = self.stack.read()
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | {
+            "TIERLANE_REDIS_URL": seen["redis_url"],
+            "TIERLANE_DATABASE_URL": seen["database_url"],
+            "TIERLANE_TEST_FAILPOINTS": str(self._gaps),
+        }
+        command = [sys.executable, "-P", "-m", "tierlane", "scheduler"]
+        standby: asyncio.subprocess.Process | None = None
+        try:
+            while True:
+                standby = self._standby = await asyncio.create_subprocess_exec(
+                    *command, env=environment, stdout=asyncio.subprocess.DEVNULL
+                )
+                await standby.wait()
+        finally:
+            if standby is not None and standby.returncode is None:
+                standby.kill()
+                await standby.wait()
+
+    def arm(self, *names: str) -> None:
+        """Have a process die at each of these."""
+        self._at_risk = self._pids()
+        for name in names:
+            assert name in FAILPOINTS
+            (self._gaps / name).touch()
+
+    def _pids(self) -> set[int]:
+        """Every process that could die."""
+        pids = {pid for role in ("gateway", "worker", "model", "scheduler") for pid in self.stack.pids(role).values()}
+        return pids | ({self._standby.pid} if self._standby else set())
+
+    async def crossing(self, *names: str, timeout_s: float = 15.0) -> None:
+        """Wait until processes have died at all of these, and are seen to be dead."""
+        for name in names:
+            await eventually(lambda: not (self._gaps / name).exists(), f"somebody died at {name}", timeout_s)  # noqa: B023
+            self.timeline.append((time.monotonic(), f"somebody died at {name}"))
+        self.crossed |= set(names)
+        await eventually(lambda: sum(map(_dead, self._at_risk)) >= len(names), "they are dead")
+
+    async def die_at(self, *names: str, role: str) -> None:
+        """Arm these and wait until processes of the role died there."""
+        await self.whole(role)
+        began = time.monotonic()
+        self.arm(*names)
+        await self.crossing(*names)
+        if role == "gateway":
+            self.gateway_deaths.append((began, time.monotonic() + 0.5))
+
+    async def whole(self, role: str) -> None:
+        """Wait until all processes of a role are there and serve."""
+        ready = {"gateway": self._gateways, "worker": self._workers, "scheduler": self._schedulers}[role]
+        await eventually(ready, f"every {role} serves", 15.0)
+
+    async def _gateways(self) -> bool:
+        port = int(self.stack.url.rpartition(":")[2])
+        return sum(_listens(pid, port) for pid in self.stack.pids("gateway").values()) == 2
+
+    async def _workers(self) -> bool:
+        pids = self.stack.pids("worker")
+        return len(pids) == 2 and all([await self._beats(name, pid) for name, pid in pids.items()])
+
+    async def _beats(self, name: str, pid: int) -> bool:
+        """Whether this very process has said that its model is ready."""
+        status, at = await self.client.hmget(Keys().gpu(name), "status", "last_heartbeat")
+        if _dead(pid):
+            return False
+        begun_ms = psutil.Process(pid).create_time() * 1000
+        return status in {b"ready", b"busy"} and float(at) > begun_ms
+
+    async def _schedulers(self) -> bool:
+        return await self.db.fetchval(SESSIONS) == 2
+
+    async def looked_at(self) -> None:
+        """Wait until every gateway has looked at the pool from now on, and knows the doors of its workers."""
+        now_s, _ = await self.client.time()
+
+        async def all_looked() -> bool:
+            beats = [await self.client.hget(f"gateway:{i.decode()}", "last_heartbeat") for i in await self._living()]
+            # A look follows each beat; where the second beat has come, the look after the first is over.
+            return bool(beats) and all(beat and float(beat) > (now_s + 1) * 1000 + 500 for beat in beats)
+
+        await eventually(all_looked, "every gateway has looked at the pool")
+
+    async def _living(self) -> list[bytes]:
+        return list(await self.client.zrange(Keys().gateways, -2, -1))
+
+    def spooled(self) -> int:
+        """How many bytes of audit wait in the spools of all gateways."""
+        return sum(path.stat().st_size for path in self.stack._file.parent.glob("gateway-*/spool/*.log*"))
+
+    async def rows(self) -> list[asyncpg.Record]:
+        """Every audit row, once nothing waits to be written and none is open any more."""
+
+        async def settled() -> list[asyncpg.Record]:
+            if self.spooled() or [key async for key in self.client.scan_iter("outbox*")]:
+                return []
+            rows = await self.db.fetch("SELECT id, trace_id, status, http_status FROM requests")
+            return rows if all(row["status"] in {"completed", "failed"} for row in rows) else []
+
+        return await eventually(settled, "every audit row is there and closed", 20.0)
+
+
+def _dead(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _listens(pid: int, port: int) -> bool:
+    try:
+        found = psutil.Process(pid).net_connections(kind="inet")
+    except psutil.Error:
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
+
+
+@asynccontextmanager
+async def scene_on(stack: Stack, gaps: Path, client: Redis) -> AsyncIterator[Scene]:
+    """The scene with its second scheduler."""
+    db = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    scene = Scene(stack, gaps, client, db)
+    standby = asyncio.create_task(scene.keep_standby())
+    try:
+        yield scene
+    finally:
+        standby.cancel()
+        await asyncio.gather(standby, return_exceptions=True)
+        await db.close()
+
+
+def show(timeline: Sequence[tuple[float, str]], told: Sequence[Told]) -> None:
+    """What happened when, beside every request that went wrong: for whoever has to find out why."""
+    bad = [
+        (one.ended, f"{one.status} {one.code} after {one.ended - one.sent:.2f} s") for one in told if one.status != 200
+    ]
+    began = min(one.sent for one in told)
+    for at, text in sorted([*timeline, *bad]):
+        print(f"{at - began:7.2f} s  {text}")
+
+
+def broken_unexcused(told: Sequence[Told], deaths: Sequence[tuple[float, float]]) -> list[Told]:
+    """Requests without an answer while no gateway was dying."""
+    broken = [one for one in told if one.status == 0]
+    return [one for one in broken if not any(one.sent < end and one.ended > begin for begin, end in deaths)]

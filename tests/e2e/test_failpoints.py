@@ -1,0 +1,214 @@
+"""A SIGKILL in every gap between two effects, one after the other, under load: nothing is lost, doubled or crossed."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from redis.exceptions import RedisError
+
+from e2e.failpoint_scene import Load, Scene, Told, broken_unexcused, scene_on, show
+from eventually import eventually
+from gateway.endless import end_all
+from gpu_pool.config import WorkerConfig
+from pool import Pool, done
+from scheduler.connections import command_client
+from scheduler.failpoints import FAILPOINTS
+from stack import Stack, start_stack
+
+ELSEWHERE = {"drain_unreleased"}  # Needs a batch that outlasts the drain: see below.
+
+
+@pytest.fixture
+def gaps(tmp_path: Path) -> Path:
+    """Where a file of a failpoint's name makes the next process die there."""
+    directory = tmp_path / "gaps"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def gap_stack(tmp_path: Path, gaps: Path) -> Iterator[Stack]:
+    """Two gateways, two workers, every process with its failpoints armed."""
+    options = ("--gateways", "2", "--workers", "2", "--backend", "simulated:50")
+    with start_stack(tmp_path / "stack", *options, environment={"TIERLANE_TEST_FAILPOINTS": str(gaps)}) as stack:
+        yield stack
+
+
+async def die_after_a_cut(scene: Scene, name: str) -> None:
+    """Gateways lose their subscriptions, a sign that Redis may have lost something, and one dies making it good."""
+    await scene.whole("gateway")
+    scene.arm(name)
+    async with a_death_of_a_gateway(scene):
+        cutting = asyncio.create_task(cut_again_and_again(scene))
+        await scene.crossing(name)
+        await end_all([cutting])
+
+
+async def cut_again_and_again(scene: Scene) -> None:
+    """Drop every subscription now and then: at one moment nobody may wait, and nothing is to be made good."""
+    while True:
+        with contextlib.suppress(RedisError):
+            await scene.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        await asyncio.sleep(1.5)
+
+
+async def die_draining(scene: Scene, load: Load) -> None:
+    """A worker that waits for work is told to stop, pops one batch more, and dies before it has pushed it back."""
+    await scene.whole("worker")
+    await load.pause()
+    scene.arm("drain_popped")
+    os.kill(min(scene.stack.pids("worker").values()), signal.SIGTERM)
+    load.resume()
+    await scene.crossing("drain_popped")
+
+
+async def die_past_redis(scene: Scene) -> None:
+    """Redis stands still: a worker dies with a direct batch, and a gateway that has written its audit to the spool."""
+    for role in ("worker", "gateway"):
+        await scene.whole(role)
+    await scene.looked_at()
+    scene.arm("direct_unanswered", "spool_unanswered")
+    async with a_death_of_a_gateway(scene), redis_stopped(scene):
+        await scene.crossing("direct_unanswered", "spool_unanswered")
+
+
+async def die_merging(scene: Scene) -> None:
+    """Redis stood still, and a gateway dies when what it wrote meanwhile is in Redis, and still in its spool."""
+    for role in ("worker", "gateway"):
+        await scene.whole(role)
+    await scene.looked_at()
+    async with a_death_of_a_gateway(scene):
+        async with redis_stopped(scene):
+            await eventually(scene.spooled, "something is in a spool")
+            scene.arm("spool_unremoved")
+        await scene.crossing("spool_unremoved")
+
+
+@contextlib.asynccontextmanager
+async def redis_stopped(scene: Scene) -> AsyncIterator[None]:
+    """Redis is there and says nothing while the block runs."""
+    (pid,) = scene.stack.pids("redis").values()
+    scene.timeline.append((time.monotonic(), "Redis stands still"))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        scene.timeline.append((time.monotonic(), "Redis goes on"))
+
+
+@contextlib.asynccontextmanager
+async def a_death_of_a_gateway(scene: Scene) -> AsyncIterator[None]:
+    """A gateway dies in the block: connections may break meanwhile, and a moment longer."""
+    began = time.monotonic()
+    yield
+    scene.gateway_deaths.append((began, time.monotonic() + 0.5))
+
+
+async def every_gap(scene: Scene, load: Load) -> None:
+    """One death after the other, the roles in turn so that each has time to come back."""
+    await scene.die_at("wake_popped", role="scheduler")
+    await scene.die_at("admit_unasked", role="gateway")
+    await scene.die_at("batch_popped", role="worker")
+    await scene.die_at("form_undone", role="scheduler")
+    await scene.die_at("admit_unheard", role="gateway")
+    await scene.whole("scheduler")
+    await scene.die_at("batch_claimed", "reaped", role="worker")
+    await scene.die_at("reply_unwritten", role="gateway")
+    await scene.die_at("batch_ran", role="worker")
+    await scene.die_at("form_unnoted", role="scheduler")
+    await die_after_a_cut(scene, "loss_seen")
+    await scene.die_at("batch_finished", role="worker")
+    await scene.die_at("audit_taken", role="scheduler")
+    await die_after_a_cut(scene, "ends_unnoted")
+    await scene.die_at("answer_unsent", "loss_untold", role="worker")
+    await scene.die_at("audit_uncommitted", role="scheduler")
+    await die_draining(scene, load)
+    await scene.die_at("audit_undropped", role="scheduler")
+    await die_past_redis(scene)
+    await die_merging(scene)
+
+
+@pytest.mark.timeout(180)
+async def test_a_crash_in_any_gap_loses_nothing(gap_stack: Stack, gaps: Path) -> None:
+    """Whoever asked a gateway that lived has its answer, once; each accepted request has one closed row, no more."""
+    client = command_client(gap_stack.redis_url)
+    load = Load(gap_stack)
+    async with scene_on(gap_stack, gaps, client) as scene:
+        await scene.whole("scheduler")
+        running = asyncio.create_task(load.run())
+        await every_gap(scene, load)
+        for role in ("gateway", "worker", "scheduler"):
+            await scene.whole(role)
+        load.stop()
+        await running
+        rows = await scene.rows()
+        deaths = scene.gateway_deaths
+    await client.aclose()
+
+    assert scene.crossed == set(FAILPOINTS) - ELSEWHERE
+    show(scene.timeline, load.told)
+    judge(load.told, deaths)
+    by_trace = Counter(row["trace_id"] for row in rows)
+    assert {trace: count for trace, count in by_trace.items() if count > 1} == {}
+    ends = {row["id"]: row["http_status"] for row in rows}
+    assert [one for one in load.told if one.status == 200 and ends.get(one.request_id) != 200] == []
+
+
+WORKER = """
+import json, sys, uvloop
+from pathlib import Path
+from gpu_pool.worker import WorkerConfig, run_worker
+from scheduler.failpoints import arm
+arm(Path(sys.argv[2]))
+sys.exit(uvloop.run(run_worker(WorkerConfig(**json.loads(sys.argv[1])))))
+"""
+
+
+async def test_a_crash_before_a_draining_worker_hands_back_loses_nothing(
+    pool: Pool, redis_url: str, gaps: Path
+) -> None:
+    """Its time to drain is up and its batch is stopped; it dies before it can say so, and another worker runs the batch."""
+    config = asdict(WorkerConfig(redis_url, "w1", "simulated:5000", device="cpu", drain_ms=50))
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, json.dumps(config), str(gaps))
+    (request_id,) = await pool.queue(1, total_ms=30_000)
+    await pool.form([("free", 1)])
+
+    async def runs() -> bool:
+        await pool.gateway_lives("g1")
+        return bool(await pool.client.hget(pool.keys.request(request_id), "tries") == b"1")
+
+    await eventually(runs, "it runs", 20.0)
+    (gaps / "drain_unreleased").touch()
+    worker.send_signal(signal.SIGTERM)
+    assert await worker.wait() == -signal.SIGKILL
+
+    async def given_back() -> str | None:
+        await pool.gateway_lives("g1")
+        await pool.endings.reap(0)
+        return await pool.pop()
+
+    batch_id = await eventually(given_back, "its lease runs out")
+    claimed = await pool.batches.claim(batch_id or "", "w2", "token")
+    assert claimed is not None
+    assert [(member.id, member.attempt) for member in claimed.requests] == [(request_id, 2)]
+    assert await pool.batches.finish(claimed.batch_id, "token", [done(request_id)]) == 0
+
+
+def judge(told: list[Told], deaths: list[tuple[float, float]]) -> None:
+    """Every answer is right, and there is one wherever a gateway lived to give it."""
+    answered = [one for one in told if one.status]
+    assert len(told) > 500
+    assert broken_unexcused(told, deaths) == []
+    assert Counter(one.request_id for one in answered).most_common(1)[0][1] == 1
+    assert [one for one in answered if one.status == 200 and not one.echoed] == []
+    assert [one for one in answered if one.status != 200] == []

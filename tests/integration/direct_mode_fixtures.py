@@ -1,0 +1,78 @@
+"""A gateway whose Redis stands still, with workers' doors to call; and the audit that it leaves."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from direct_parts import FakeEndpoint
+from eventually import eventually
+from integration.gateway_fixtures import Stack, running_stack
+from pool import Pool
+from scheduler.audit import Accepted, Ended
+from tierlane.embedded.redis_server import EmbeddedRedis
+
+LEAVE_AFTER_S = 0.5
+
+
+class Outage:
+    """Redis stopped as by SIGSTOP, and going on again."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def begin(self) -> float:
+        os.kill(self._pid, signal.SIGSTOP)
+        return time.monotonic()
+
+    def end(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+
+@pytest.fixture
+async def outage(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[Outage]:
+    """Over after the test at the latest."""
+    made = Outage(redis_server.pid)
+    yield made
+    made.end()
+
+
+@asynccontextmanager
+async def direct_stack(
+    client: Redis, redis_url: str, home: Path, doors: list[FakeEndpoint], **changes: Any
+) -> AsyncIterator[Stack]:
+    """A gateway that knows these doors, and comes back to Redis sooner than in production."""
+    addresses = {door.worker_id: door.address for door in doors}
+    async with running_stack(client, redis_url, worker=False, doors=addresses, data_dir=home, **changes) as stack:
+        stack.gateway.direct._policy._leave_after_s = LEAVE_AFTER_S
+        await eventually(lambda: knows(stack, len(doors)), "the gateway has seen the doors")
+        yield stack
+
+
+def knows(stack: Stack, doors: int) -> bool:
+    seen = stack.gateway.beat.observation
+    return seen is not None and sum(bool(worker.direct) for worker in seen.workers) == doors
+
+
+async def back(stack: Stack) -> None:
+    """Wait until requests go through Redis again and everything is merged."""
+    direct = stack.gateway.direct
+    await eventually(lambda: not direct.view().active and not direct.view().spool_bytes, "Redis is trusted again")
+
+
+async def audit_of(pool: Pool, request_id: str) -> tuple[list[Accepted], list[Ended]]:
+    accepted, ended = await pool.audit()
+    return [each for each in accepted if each.id == request_id], [each for each in ended if each.id == request_id]
+
+
+async def served(stack: Stack, asking: "asyncio.Task[Any]") -> bool:
+    """Whether it is answered, after one more turn of the queue's worker."""
+    await stack.worker.turn()
+    return asking.done()

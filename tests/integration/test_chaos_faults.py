@@ -1,0 +1,223 @@
+"""The faults of `tierlane chaos` on real processes and servers: each does what its name says, and heals."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError
+
+from eventually import eventually
+from tierlane.chaos.catalogue import BY_NAME, Place
+from tierlane.chaos.fault import do_fault
+from tierlane.chaos.faults import DOING
+from tierlane.chaos.plan import FaultEvent, What
+from tierlane.chaos.proxy import FaultProxy
+from tierlane.chaos.schedule import Planned
+from tierlane.child_process import family
+from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
+
+LOCKED = ("SET lock_timeout = '100ms'", "SELECT count(*) FROM requests")
+
+
+class Servers:
+    """A `Ground` with one process that sleeps, standing for every role, and the servers that a test has set."""
+
+    def __init__(self, sleeper: int) -> None:
+        self._sleeper = sleeper
+        self.redis_url = ""
+        self.postgres: EmbeddedPostgres | None = None
+
+    @property
+    def targets(self) -> Mapping[Place, int]:
+        return dict.fromkeys(Place, 1)
+
+    @property
+    def database_url(self) -> str:
+        assert self.postgres
+        return self.postgres.url
+
+    def name(self, place: Place, index: int) -> str:
+        return f"{place}-{index + 1}"
+
+    def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
+        if place is Place.POSTGRES and self.postgres:
+            return family(self.postgres.pid)
+        return [one for one in family(self._sleeper) if one.status() != psutil.STATUS_ZOMBIE]
+
+    def proxy(self, place: Place, index: int) -> FaultProxy:
+        raise LookupError
+
+    def redis_proxy_of(self, place: Place, index: int) -> FaultProxy:
+        raise LookupError
+
+
+class Doing:
+    """One fault under way: `events` is what was told; `end` ends its length early, as a cancel does."""
+
+    def __init__(self, ground: Servers, name: str, place: Place, length_s: float = 30.0, **parameters: float) -> None:
+        self.events: list[FaultEvent] = []
+        planned = Planned(0.0, BY_NAME[name], place, 0, length_s, parameters)
+        self._task = asyncio.create_task(do_fault(ground, planned, DOING, self.events.append))
+
+    async def begun(self) -> FaultEvent:
+        return await eventually(lambda: self.events and self.events[0], "the begin of the fault")
+
+    async def end(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        assert [(event.what, event.error) for event in self.events] == [(What.START, ""), (What.HEAL, "")]
+
+
+@pytest.fixture
+def ground() -> Iterator[Servers]:
+    """With a process that does nothing."""
+    sleeper = subprocess.Popen(["sleep", "60"])
+    yield Servers(sleeper.pid)
+    sleeper.kill()
+    sleeper.wait()
+
+
+@pytest.fixture
+async def redis(tmp_path: Path, ground: Servers) -> AsyncIterator[Redis]:
+    """A client of a server of the test's own."""
+    server = EmbeddedRedis(tmp_path, tmp_path / "run", ephemeral=True)
+    await server.start()
+    ground.redis_url = server.url
+    client = Redis.from_url(server.url)
+    yield client
+    await client.aclose()
+    await server.stop()
+
+
+@pytest.fixture
+async def postgres(tmp_path: Path, ground: Servers) -> AsyncIterator[EmbeddedPostgres]:
+    """A server of the test's own, with the table that is locked."""
+    server = EmbeddedPostgres(tmp_path, tmp_path / "run", ephemeral=True, extra_args=("-c", "synchronous_commit=on"))
+    await server.start()
+    ground.postgres = server
+    await _execute(server, "CREATE TABLE requests (id text)")
+    yield server
+    await server.stop()
+
+
+async def _execute(server: EmbeddedPostgres, *statements: str) -> None:
+    connection = await asyncpg.connect(server.dsn, timeout=5)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close(timeout=1)
+
+
+async def _works(server: EmbeddedPostgres, statement: str) -> bool:
+    with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        await _execute(server, "SELECT pg_sleep(0.3)", statement)  # A new session is limited after the next look only.
+        return True
+    return False
+
+
+async def _fails(server: EmbeddedPostgres, statement: str) -> bool:
+    return not await _works(server, statement)
+
+
+async def test_a_stopped_process_goes_on_afterwards(ground: Servers) -> None:
+    """Also when the run is interrupted in the middle."""
+    doing = Doing(ground, "stop-worker", Place.WORKER)
+    await doing.begun()
+    (process,) = ground.processes(Place.WORKER, 0)
+    await eventually(lambda: process.status() == psutil.STATUS_STOPPED, "it is stopped")
+    await doing.end()
+    assert process.status() != psutil.STATUS_STOPPED
+
+
+async def test_a_killed_process_is_gone_and_cannot_be_killed_again(ground: Servers) -> None:
+    """What cannot be done is told, and is no fault."""
+    await Doing(ground, "kill-worker", Place.WORKER, 0.0).begun()
+    await eventually(lambda: not ground.processes(Place.WORKER, 0), "it is gone")
+
+    again = await Doing(ground, "kill-worker", Place.WORKER, 0.0).begun()
+    assert (again.what, again.error) == (What.START, "FaultImpossible: It is down already.")
+
+
+async def test_memory_is_short_and_then_not(ground: Servers, redis: Redis) -> None:
+    """A write that needs more than what is spare is refused; afterwards the old limit is back."""
+    before = (await redis.config_get("maxmemory"))["maxmemory"]
+    doing = Doing(ground, "maxmemory", Place.REDIS, spare_kib=0.0)
+    await doing.begun()
+    with pytest.raises(OutOfMemoryError):
+        await redis.mset({f"key-{number}": "x" * 10_000 for number in range(10)})
+    await doing.end()
+    await redis.set("key", "x" * 10_000)
+    assert (await redis.config_get("maxmemory"))["maxmemory"] == before
+
+
+async def test_redis_forgets_data_and_scripts(ground: Servers, redis: Redis) -> None:
+    """FLUSHALL and SCRIPT FLUSH."""
+    await redis.set("key", "value")
+    script = await redis.script_load("return 1")
+    assert (await Doing(ground, "flushall", Place.REDIS, 0.0).begun()).details == "1 keys"
+    await Doing(ground, "script-flush", Place.REDIS, 0.0).begun()
+    assert await redis.dbsize() == 0
+    assert await redis.script_exists(script) == [False]
+
+
+async def test_clients_of_redis_are_cut_off(ground: Servers, redis: Redis) -> None:
+    """Command connections by one fault, subscribers by the other."""
+    subscription = redis.pubsub()
+    await subscription.subscribe("channel")
+    await subscription.get_message(timeout=1)
+    before = await redis.client_id()
+
+    assert (await Doing(ground, "client-kill-pubsub", Place.REDIS, 0.0).begun()).details == "1 connections"
+    with pytest.raises(RedisConnectionError):
+        await subscription.connection.read_response()
+    await Doing(ground, "client-kill-normal", Place.REDIS, 0.0).begun()
+    assert await redis.client_id() != before
+    await subscription.aclose()
+
+
+async def test_redis_pauses(ground: Servers, redis: Redis) -> None:
+    """Commands wait until the pause is over."""
+    loop = asyncio.get_running_loop()
+    await Doing(ground, "client-pause", Place.REDIS, 0.4).begun()
+    began = loop.time()
+    await redis.ping()
+    assert 0.2 <= loop.time() - began < 2.0
+
+
+async def test_sessions_are_terminated_and_the_table_is_locked(ground: Servers, postgres: EmbeddedPostgres) -> None:
+    """pg_terminate_backend of everybody; LOCK TABLE until the heal."""
+    connection = await asyncpg.connect(postgres.dsn)
+    assert (await Doing(ground, "pg-terminate", Place.POSTGRES, 0.0).begun()).details == "1 backends"
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+        await connection.fetchval("SELECT 1")
+
+    doing = Doing(ground, "pg-lock", Place.POSTGRES)
+    await doing.begun()
+    with pytest.raises(asyncpg.LockNotAvailableError):
+        await _execute(postgres, *LOCKED)
+    await doing.end()
+    await _execute(postgres, *LOCKED)
+
+
+async def test_postgres_can_write_nothing_and_then_goes_on(ground: Servers, postgres: EmbeddedPostgres) -> None:
+    """Commits fail while the disk is full, by an error or by a crash; what was committed before is there afterwards."""
+    await _execute(postgres, "INSERT INTO requests VALUES ('before')")
+    doing = Doing(ground, "pg-disk-full", Place.POSTGRES)
+    await doing.begun()
+
+    await eventually(lambda: _fails(postgres, "INSERT INTO requests VALUES ('meanwhile')"), "a commit that fails")
+    await doing.end()
+    await eventually(lambda: _works(postgres, "INSERT INTO requests VALUES ('after')"), "a commit that succeeds")
+    connection = await asyncpg.connect(postgres.dsn)
+    found = {row["id"] for row in await connection.fetch("SELECT id FROM requests")}
+    await connection.close()
+    assert {"before", "after"} <= found

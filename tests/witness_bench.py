@@ -1,0 +1,123 @@
+"""A second witness on a fake Redis and a clock of the test's own."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.admitter import Limits
+from gateway.cancels import Cancels
+from gateway.last_ends import LastEnds
+from gateway.waiters import Waiter, Waiters
+from gateway.witness import Witness
+from scheduler.admission import Submission, TierLimit, Verdict
+from scheduler.audit import Accepted, Ended
+from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.replies import Reply
+from scheduler.request_id import new_request_id
+from scheduler.states import Admission
+
+TIERS = [
+    TierLimit("free", 1.0, 1.0, 1, ["enterprise", "paid", "free"]),
+    TierLimit("enterprise", 1.0, 1.0, 1, ["enterprise"]),
+    TierLimit("paid", 1.0, 1.0, 1, ["enterprise", "paid"]),
+]
+Pair = tuple[Accepted, Ended]
+
+
+def waiter(started: float = 0.0, tier: str = "free", **state: bool) -> Waiter:
+    """A waiting request that Redis has accepted, unless `state` says other."""
+    submission = Submission(
+        id=new_request_id(),
+        tier=tier,
+        customer_id="c",
+        api_key_id="k",
+        nonce="n",
+        model="m",
+        input_bytes=7,
+        total_ms=4000,
+        queue_ms=2000,
+        rate=1.0,
+        burst=1.0,
+        trace_id="t",
+        idempotency="c:key",
+        fingerprint="body",
+        body=b"x" * 1000,
+    )
+    made = Waiter(submission, started, asyncio.get_running_loop().create_future())
+    made.sent = made.accepted = True
+    for name, value in state.items():
+        setattr(made, name, value)
+    return made
+
+
+def reply(to: Waiter, output: str = "out") -> Reply:
+    return Reply(to.id, "c", "n", "completed", "", 2, 12.5, "b1", 8, "w1", 50.0, 3, "v1", output)
+
+
+class FakeRedis:
+    """Keeps what it is told; `failures` of the next calls fail."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.outcome = Admission.ACCEPTED
+        self.submitted: list[list[Submission]] = []
+        self.adopted: list[list[Pair]] = []
+        self.during: Any = lambda: None
+
+    async def admit(
+        self, tiers: Sequence[TierLimit], capacity_rps: float, asked: Sequence[Submission]
+    ) -> list[Verdict]:
+        self._answer()
+        self.submitted.append(list(asked))
+        self.during()
+        return [Verdict(self.outcome, 0.0, 0, 0, 0) for _ in asked]
+
+    async def adopt(self, pairs: Sequence[Pair]) -> int:
+        self._answer()
+        self.adopted.append(list(pairs))
+        return 0
+
+    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
+        return []
+
+    def _answer(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise RedisUnavailable("away")
+
+    @property
+    def ids(self) -> list[str]:
+        return [submission.id for call in self.submitted for submission in call]
+
+
+class Bench:
+    """A witness on a fake Redis and a clock of the test's own."""
+
+    def __init__(self, p95_ms: float = 100.0, max_pairs: int = 1000) -> None:
+        self.now = 0.0
+        self.redis = FakeRedis()
+        self.cancels = Cancels(self.redis)
+        self.waiters = Waiters(self._ended)
+        self.ends = LastEnds("g1", lambda: self.now, max_pairs)
+        self.witness = Witness(
+            waiters=self.waiters,
+            ends=self.ends,
+            admissions=self.redis,
+            adoption=self.redis,
+            limits=lambda: Limits(TIERS, 10.0),
+            cancels=self.cancels,
+            p95_ms=lambda: p95_ms,
+            clock=lambda: self.now,
+        )
+
+    def _ended(self, waiting: Waiter) -> None:
+        self.witness.ended(waiting)
+
+    def add(self, *waiting: Waiter) -> None:
+        for each in waiting:
+            self.waiters.add(each)
+
+    def end(self, *waiting: Waiter, outcome: Any = None) -> None:
+        for each in waiting:
+            each.finish(reply(each) if outcome is None else outcome)
+            self.waiters.remove(each)
