@@ -1,0 +1,93 @@
+"""A line to Redis that can go bad: deaf, mute, stalled, slow, refused or cut. Counts what passes."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+
+class BadLine:
+    """Listens on loopback for the server behind a Unix socket. The faults are attributes, and act at once."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.drop_requests = False  # What the client sends is swallowed: the server sees silence.
+        self.drop_replies = False  # The command runs, its reply is lost.
+        self.refuse = False  # Every new connection is reset.
+        self.delay_s = 0.0  # On each chunk from the server.
+        self.accepted = 0
+        self.requests: list[bytes] = []
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def sent(self, command: bytes) -> int:
+        """How often this command was sent."""
+        return b"".join(self.requests).upper().count(b"\r\n" + command + b"\r\n")
+
+    def stall(self) -> None:
+        """Read nothing more of what the server sends, as a client does that hangs."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """Read on."""
+        self._flowing.set()
+
+    def cut(self) -> None:
+        """Reset every connection, both sides."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        self.cut()
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        task = asyncio.create_task(self._carry(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuse:
+            writer.transport.abort()
+            return
+        upstream_reader, upstream = await asyncio.open_unix_connection(self._socket)
+        self._writers |= {writer, upstream}
+        await asyncio.gather(self._requests(reader, upstream), self._replies(upstream_reader, writer))
+        self._writers -= {writer, upstream}
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(1 << 16):
+                self.requests.append(chunk)
+                if not self.drop_requests:
+                    writer.write(chunk)
+        writer.close()
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await self._next(reader):
+                if not self.drop_replies:
+                    writer.write(chunk)
+        writer.close()
+
+    async def _next(self, reader: asyncio.StreamReader) -> bytes:
+        await self._flowing.wait()
+        chunk = await reader.read(1 << 16)
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        return chunk
