@@ -184,3 +184,27 @@ def bench(context: typer.Context) -> None:
     from tierlane.bench.command import main as bench_main
 
     raise typer.Exit(bench_main(list(context.args)))
+
+
+@app.command(
+    # As above: the options are its own.
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def chaos(context: typer.Context) -> None:
+    """Break a stack under load, show whether anything was lost."""
+    from tierlane.chaos.command import main as chaos_main
+
+    raise typer.Exit(chaos_main(list(context.args)))
+
+
+@app.command(
+    # As above: the options are its own.
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def dlq(context: typer.Context) -> None:
+    """List, show, requeue or purge dead letters."""
+    from tierlane.dlq.command import main as dlq_main
+
+    raise typer.Exit(dlq_main(list(context.args)))

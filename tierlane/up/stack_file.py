@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
+from tierlane.local_stack import STACK_FILE
 from tierlane.up.data_dir import DataDir
-
-STACK_FILE = "stack.json"
 
 
 class ProcessEntry(TypedDict):

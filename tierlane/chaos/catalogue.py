@@ -1,0 +1,123 @@
+"""Every fault there is: its family, what it hits, how long it lasts, and the parameters that are drawn for it.
+
+How a fault is done is in the modules `*_faults`; this table is all that a schedule needs to know.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+Range = tuple[float, float]
+
+
+class Family(StrEnum):
+    """Which part of the stack a fault is about; a minute of chaos has at least one of each."""
+
+    PROCESS = "process"
+    REDIS = "redis"
+    PROXY = "proxy"
+    POSTGRES = "postgres"
+
+
+class Place(StrEnum):
+    """What a fault hits: one of several processes, one of several proxies, or a server of which there is one."""
+
+    GATEWAY = "gateway"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    MODEL = "model"
+    REDIS = "redis"
+    POSTGRES = "postgres"
+    REDIS_PROXY = "redis-proxy"
+    POSTGRES_PROXY = "postgres-proxy"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault. `length_s` (0, 0) is a blow: over at once. `draws`: ranges of further parameters.
+
+    `outside`: it needs no proxy of ours and nothing that could not be undone, so it may be done to any stack.
+    """
+
+    name: str
+    family: Family
+    places: tuple[Place, ...]
+    length_s: Range
+    says: str
+    draws: dict[str, Range] = field(default_factory=dict)
+    outside: bool = False
+
+
+BLOW: Range = (0.0, 0.0)
+STANDSTILL: Range = (0.2, 5.0)
+SPELL: Range = (0.5, 5.0)
+PROXIES = (Place.REDIS_PROXY, Place.REDIS_PROXY, Place.POSTGRES_PROXY)  # Redis is asked for every request.
+
+
+def _killed(place: Place) -> Kind:
+    return Kind(f"kill-{place}", Family.PROCESS, (place,), BLOW, f"SIGKILL of a {place} process", outside=True)
+
+
+def _stopped(place: Place) -> Kind:
+    return Kind(f"stop-{place}", Family.PROCESS, (place,), STANDSTILL, f"SIGSTOP of a {place} process", outside=True)
+
+
+def _ended(place: Place) -> Kind:
+    return Kind(
+        f"term-{place}", Family.PROCESS, (place,), BLOW, f"SIGTERM of a {place}, which hands back", outside=True
+    )
+
+
+def _proxy(name: str, says: str, length_s: Range = SPELL, **draws: Range) -> Kind:
+    return Kind(name, Family.PROXY, PROXIES, length_s, says, draws)
+
+
+def _redis(name: str, says: str, length_s: Range = BLOW, *, outside: bool = True, **draws: Range) -> Kind:
+    return Kind(name, Family.REDIS, (Place.REDIS,), length_s, says, draws, outside)
+
+
+def _postgres(name: str, says: str, length_s: Range = BLOW, *, outside: bool = True) -> Kind:
+    return Kind(name, Family.POSTGRES, (Place.POSTGRES,), length_s, says, outside=outside)
+
+
+ROLES = (Place.GATEWAY, Place.SCHEDULER, Place.WORKER, Place.MODEL)
+
+KINDS: tuple[Kind, ...] = (
+    *(_killed(role) for role in ROLES),
+    *(_stopped(role) for role in ROLES),
+    *(_ended(role) for role in (Place.GATEWAY, Place.SCHEDULER, Place.WORKER)),
+    Kind(
+        "lose-workers",
+        Family.PROCESS,
+        (Place.WORKER,),
+        BLOW,
+        "SIGKILL of half of the workers and SIGTERM of the others, at once",
+        outside=True,
+    ),
+    Kind(
+        "spool-full",
+        Family.PROCESS,
+        (Place.GATEWAY,),
+        SPELL,
+        "a gateway without Redis whose disk takes no byte more",
+    ),
+    _redis("kill-redis", "SIGKILL of Redis, which comes back empty", outside=False),
+    _redis("stop-redis", "SIGSTOP of Redis", STANDSTILL),
+    _redis("client-kill-normal", "CLIENT KILL TYPE normal: every command connection is closed"),
+    _redis("client-kill-pubsub", "CLIENT KILL TYPE pubsub: every subscriber is closed"),
+    _redis("flushall", "FLUSHALL: Redis is empty"),
+    _redis("script-flush", "SCRIPT FLUSH: Redis knows no script"),
+    _redis("maxmemory", "CONFIG SET maxmemory just above what is used", SPELL, outside=False, spare_kib=(0.0, 512.0)),
+    _redis("client-pause", "CLIENT PAUSE ALL: Redis takes commands and answers later", (0.2, 3.0), outside=False),
+    _proxy("delay", "20 to 200 ms on the way to and from a server", delay_ms=(20.0, 200.0)),
+    _proxy("drop-requests", "what one client sends to a server is lost"),
+    _proxy("drop-replies", "what a server answers one client is lost: half-open"),
+    _proxy("cut", "every connection of one client to a server is reset", BLOW),
+    _proxy("refuse", "new connections of one client to a server are refused, open ones reset"),
+    _postgres("kill-postgres", "SIGKILL of all processes of PostgreSQL", outside=False),
+    _postgres("stop-postgres", "SIGSTOP of all processes of PostgreSQL", STANDSTILL),
+    _postgres("pg-terminate", "pg_terminate_backend of every client"),
+    _postgres("pg-lock", "LOCK TABLE requests", (1.0, 5.0)),
+    _postgres("pg-disk-full", "backends of PostgreSQL that can write no file", (0.3, 3.0), outside=False),
+)
+
+BY_NAME = {kind.name: kind for kind in KINDS}

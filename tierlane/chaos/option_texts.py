@@ -1,0 +1,34 @@
+"""What every option of `tierlane chaos` means, as `--help` shows it. Only the standard library, so that help is quick."""
+
+from tierlane.setting_texts import PREFIX, Text, flag, number
+
+CHAOS_PREFIX = PREFIX + "CHAOS_"
+
+OPTIONS: dict[str, Text] = {
+    "seed": number("", "Seed of the load and of the faults; the same gives the same schedule. Unset: drawn, and told."),
+    "duration": Text("60", "Seconds of load; faults come in between, the first and last 3 s are quiet.", "SECONDS"),
+    "rate": Text("300", "Requests a second over all tiers, sent on schedule whatever comes back (open loop).", "RATE"),
+    "gateways": number("3", "Gateways, each on a port of its own."),
+    "workers": number("4", "Workers, each with a model that takes 50 ms a batch and returns its inputs reversed."),
+    "schedulers": number("2", "Schedulers."),
+    "faults": Text("all", "Which faults, as names with commas between; `list` shows them.", "NAMES"),
+    "against": Text(
+        "",
+        "Stack file of a stack that is up: only faults that need no proxy. Its backend must be simulated. "
+        "Unset: a stack of its own.",
+        "FILE",
+    ),
+    "json": Text("", "Write the verdicts, the schedule and what happened to this file.", "FILE"),
+    "keep": Text("", "Keep logs, history and evidence in this new directory. Unset: all is removed.", "DIR"),
+}
+QUIET = "Show nothing but the table of invariants."
+
+
+def chaos_variable(option: str) -> str:
+    """The environment variable of an option."""
+    return CHAOS_PREFIX + option.upper()
+
+
+def both_names(option: str) -> str:
+    """The option as errors name it."""
+    return f"{flag(option)} ({chaos_variable(option)})"

@@ -1,0 +1,115 @@
+"""What one run shall do, from texts to checked values: every fault is told in one sentence that names the option."""
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tierlane.chaos.catalogue import BY_NAME, KINDS, Kind
+from tierlane.chaos.option_texts import OPTIONS, both_names
+
+ALL = "all"
+MAX_SEED = 2**63
+MAX_SECONDS = 86_400.0
+MIN_SECONDS = 8.0  # Shorter, there is no time between the quiet ends.
+MAX_RATE = 10_000.0
+MAX_OF_A_ROLE = 16
+
+
+class UsageError(Exception):
+    """An option is wrong; the message is one sentence that names it."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many of each role."""
+
+    gateways: int
+    workers: int
+    schedulers: int
+
+    def __str__(self) -> str:
+        """As the report says it."""
+        return f"{self.gateways} gateways, {self.workers} workers, {self.schedulers} schedulers"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options, checked. `against` None: a stack of its own."""
+
+    seed: int
+    duration: float
+    rate: float
+    shape: Shape
+    kinds: tuple[Kind, ...]
+    against: Path | None
+    json: Path | None
+    keep: Path | None
+    quiet: bool
+
+
+def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Options:
+    """Check all options; those of None have their default. Raises UsageError."""
+    reader = _Reader(given)
+    against = reader.path("against")
+    return Options(
+        seed=reader.integer("seed", 0, MAX_SEED) if reader.text("seed") else secrets.randbits(32),
+        duration=reader.number("duration", MIN_SECONDS, MAX_SECONDS),
+        rate=reader.number("rate", 1.0, MAX_RATE),
+        shape=Shape(*(reader.integer(role, 1, MAX_OF_A_ROLE) for role in ("gateways", "workers", "schedulers"))),
+        kinds=reader.kinds("faults", outside=against is not None),
+        against=against,
+        json=reader.path("json"),
+        keep=reader.path("keep"),
+        quiet=quiet,
+    )
+
+
+def fault_list() -> str:
+    """Every fault by name, with what it does; a star where it can be done to any stack."""
+    lines = [f"{kind.name:<18} {'*' if kind.outside else ' '} {kind.says}" for kind in KINDS]
+    return "\n".join([*lines, "* also with --against"])
+
+
+class _Reader:
+    def __init__(self, given: Mapping[str, str | None]) -> None:
+        self._given = given
+
+    def text(self, option: str) -> str:
+        value = self._given.get(option)
+        return OPTIONS[option].default if value is None else value
+
+    def path(self, option: str) -> Path | None:
+        return Path(self.text(option)) if self.text(option) else None
+
+    def number(self, option: str, least: float, most: float) -> float:
+        text = self.text(option)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise UsageError(f"{both_names(option)}: must be a number from {least:g} to {most:g}, got {text!r}.")
+        return value
+
+    def integer(self, option: str, least: int, most: int) -> int:
+        text = self.text(option)
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise UsageError(f"{both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
+        return int(text)
+
+    def kinds(self, option: str, *, outside: bool) -> tuple[Kind, ...]:
+        text = self.text(option)
+        if text == ALL:
+            return tuple(kind for kind in KINDS if kind.outside or not outside)
+        names = [name.strip() for name in text.split(",")]
+        self._check_names(option, names, outside=outside)
+        return tuple(BY_NAME[name] for name in dict.fromkeys(names))
+
+    def _check_names(self, option: str, names: Sequence[str], *, outside: bool) -> None:
+        for name in names:
+            if name not in BY_NAME:
+                raise UsageError(f"{both_names(option)}: there is no fault {name!r}; `--faults list` shows all.")
+            if outside and not BY_NAME[name].outside:
+                raise UsageError(f"{both_names(option)}: {name} cannot be done to a stack that is not our own.")

@@ -1,0 +1,168 @@
+"""From checked options to an exit code: a stack, a run on it, the checker's verdict, shown and written."""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from tierlane.chaos import checker, evidence, report
+from tierlane.chaos.catalogue import Place
+from tierlane.chaos.conduct import Conducted, Conductor
+from tierlane.chaos.drain import Left
+from tierlane.chaos.ground import Ground
+from tierlane.chaos.history import History
+from tierlane.chaos.home import home
+from tierlane.chaos.option_texts import both_names
+from tierlane.chaos.options import Options, UsageError
+from tierlane.chaos.outside import OutsideStack
+from tierlane.chaos.plan import RunInfo, Sources, Target
+from tierlane.chaos.proof import Evidence, FileCount
+from tierlane.chaos.screen import Screen
+from tierlane.chaos.stack import ChaosStack
+from tierlane.chaos.versions import versions
+
+HELD, BREACHED = 0, 1
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HISTORY = "history.jsonl"
+EVIDENCE = "evidence.json"
+MIN_WIDTH = 130
+ROLES = (Place.GATEWAY, Place.SCHEDULER, Place.WORKER)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A stack that works, and all that a run on it needs. `stop_now`: what a second Ctrl-C does."""
+
+    ground: Ground
+    target: Target
+    sources: Sources
+    spools: Sequence[Path]
+    stop_now: Callable[[], None]
+
+
+def run(options: Options) -> int:
+    """Run and report; return the exit code. Raises UsageError, StackError, EmbeddedServerError."""
+    if options.json:
+        _writable(options.json)
+    screen = Screen(Console(), quiet=options.quiet)
+    if options.against:
+        return uvloop.run(_run_outside(options, options.against, screen))
+    return uvloop.run(_run_inside(options, screen))
+
+
+async def _run_outside(options: Options, file: Path, screen: Screen) -> int:
+    stack = OutsideStack(file)
+    screen.say(f"seed {options.seed}: against {file}")
+    site = Site(stack, await stack.target(), stack.sources(time.time()), (), lambda: None)
+    return await _judged(options, site, History(), screen)
+
+
+async def _run_inside(options: Options, screen: Screen) -> int:
+    with home(options.keep) as place:
+        stack = ChaosStack(place.data_dir, options.shape, place.leash, place.lines)
+        try:
+            screen.say(f"seed {options.seed}: starting {options.shape}")
+            began = time.monotonic()
+            await stack.start()
+            screen.say(f"ready in {time.monotonic() - began:.1f} s")
+            site = Site(stack, stack.target, stack.sources(time.time()), stack.spools, stack.kill)
+            with History(place.path / HISTORY) as history:
+                return await _judged(options, site, history, screen)
+        finally:
+            await stack.stop()
+
+
+async def _judged(options: Options, site: Site, history: History, screen: Screen) -> int:
+    """One run with its verdict, shown and written; the exit code."""
+    shown = await versions(site.ground.redis_url, site.ground.database_url)
+    screen.say(", ".join(f"{name} {version}" for name, version in shown.items()))
+    conductor = Conductor(options, site.ground, site.target, history, screen)
+    before = await _open_files(site.ground)
+    with _signals(conductor.interrupt, site.stop_now):
+        conducted = await conductor.run(site.spools)
+    files = evidence.compared(before, await _open_files(site.ground))
+    # In a thread: our loop carries the stack's connections, and to hold it up would be another fault.
+    found = await asyncio.to_thread(_collected, site, files, conducted.left)
+    verdicts = checker.check(history.events, found, conducted.recoveries)
+    info = _run_info(options, shown, conducted)
+    # A table that is wider than the terminal is better broken by it than cut by us.
+    report.show(Console(width=max(MIN_WIDTH, Console().width)), info, verdicts)
+    if options.json:
+        _write(options.json, report.document(info, history.events, found, verdicts))
+    if options.keep:
+        _write(options.keep / EVIDENCE, found)
+    return HELD if verdicts.hold else BREACHED
+
+
+def _collected(site: Site, files: Sequence[FileCount], left: Left) -> Evidence:
+    unfinished = "" if left.nothing else f"Not drained: {left}."
+    return asyncio.run(evidence.collect(site.sources, site.target.customers, files, unfinished))
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def _run_info(options: Options, shown: dict[str, str], conducted: Conducted) -> RunInfo:
+    """What the report says of the run itself."""
+    return RunInfo(
+        seed=options.seed,
+        duration_s=options.duration,
+        rate=options.rate,
+        versions=shown,
+        shape=str(options.shape),
+        schedule=conducted.planned,
+        events=conducted.events,
+        recoveries=conducted.recoveries,
+        drained_s=conducted.drained_s,
+        interrupted=conducted.interrupted,
+    )
+
+
+async def _open_files(ground: Ground) -> evidence.Files:
+    """Of all roles, by name."""
+
+    def read() -> evidence.Files:
+        everybody = [(place, index) for place in ROLES for index in range(ground.targets.get(place, 0))]
+        return evidence.open_files(
+            (ground.name(place, index), process)
+            for place, index in everybody
+            for process in ground.processes(place, index)
+        )
+
+    return await asyncio.to_thread(read)
+
+
+@contextmanager
+def _signals(first: Callable[[], None], second: Callable[[], None]) -> Iterator[None]:
+    """The first signal ends the run, which still reports; the next one kills. Only the main thread can ask for them."""
+    waiting = [first]
+
+    def on_signal() -> None:
+        (waiting.pop() if waiting else second)()
+
+    loop = asyncio.get_running_loop()
+    wanted = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    for number in wanted:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in wanted:
+            loop.remove_signal_handler(number)
+
+
+def _writable(path: Path) -> None:
+    """Raise UsageError now rather than after a long run."""
+    try:
+        path.touch()
+    except OSError as error:
+        raise UsageError(f"{both_names('json')}: cannot write {path}: {error.strerror}.") from None
