@@ -31,7 +31,7 @@ class AdmitCall(Protocol):
     """`Admissions`, as far as the gateway uses it."""
 
     async def admit(
-        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission]
+        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission], redis_ms: int = 0
     ) -> list[Verdict]: ...
 
 
@@ -40,6 +40,7 @@ class Limits(NamedTuple):
 
     tiers: Sequence[TierLimit]
     capacity_rps: float
+    redis_ms: int = 0  # Redis TIME now, at the latest; 0: not known.
 
 
 class Admitter:
@@ -127,7 +128,7 @@ class Admitter:
         while True:
             self._watch.begun()
             try:
-                verdicts = await self._admissions.admit(limits.tiers, limits.capacity_rps, submissions)
+                verdicts = await self._admissions.admit(*limits[:2], submissions, limits.redis_ms)
             except RedisUnavailable:
                 self.failed_calls += 1
                 self._watch.failed()

@@ -5,6 +5,7 @@ and drops its queued work.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -61,6 +62,7 @@ class Beat:
         self.observation: Observation | None = None
         self.observed_at = 0.0
         self.redis_problem: str | None = None
+        self._redis_ahead_ms: float | None = None  # Redis TIME less our clock, at the most.
         self.service_p95_ms = 0.0  # Of a run on the slowest healthy worker; 0 while none has told.
 
     async def run(self) -> None:
@@ -78,7 +80,9 @@ class Beat:
             reply = await self._presence.gateway_beat(self._meter.beat(tiers, self._clock()))
             self._limits.memory(reply.memory_share)
             self._listener.beat(reply.epoch_us)
+            asked_at = self._clock()
             observation = await self._presence.observe(tiers)
+            self._redis_ahead_ms = observation.now_ms - asked_at * 1000
             self._watch.answered()
         except TierlaneError as error:
             self._missed(str(error), snapshot)
@@ -103,6 +107,10 @@ class Beat:
         self._listener.missed()
         if snapshot:
             self._limits.lapse(snapshot, self._clock())
+
+    def redis_ms(self) -> int:
+        """Redis TIME now, in ms and at the latest, by the last look; 0 where there was none."""
+        return 0 if self._redis_ahead_ms is None else math.ceil(self._redis_ahead_ms + self._clock() * 1000)
 
     def age_s(self) -> float | None:
         """Seconds since the last look at the pool; None when there was none."""

@@ -3,6 +3,7 @@
 When it is full, whoever comes pushes out the one of the lowest tier that came last, if that tier is below its own.
 """
 
+from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -16,7 +17,7 @@ MAX_BATCH = 8
 class DirectEntry:
     """One request that goes past Redis. Times are monotonic seconds."""
 
-    __slots__ = ("attempts", "entered_at", "priority", "started_at", "waiter")
+    __slots__ = ("attempts", "begun", "entered_at", "priority", "started_at", "waiter")
 
     def __init__(self, waiter: Waiter, priority: int, entered_at: float) -> None:
         self.waiter = waiter
@@ -24,10 +25,16 @@ class DirectEntry:
         self.entered_at = entered_at
         self.started_at: float | None = None  # When the worker that has it now was given it.
         self.attempts = 0  # Calls that were lost with it.
+        self.begun: Future[bool] | None = None  # Whether the disk has its beginning; asked once, before it first runs.
 
     @property
     def id(self) -> str:
         return self.waiter.id
+
+    @property
+    def on_record(self) -> bool:
+        """Whether the disk has its beginning, or will soon: then an end belongs to it, whatever becomes of it."""
+        return self.begun is not None and not (self.begun.done() and not self.begun.result())
 
     def waited_ms(self, now: float) -> float:
         """How long it has been here."""
@@ -41,6 +48,7 @@ class DirectQueue:
         self._max_waiting = max_waiting
         self._lines: dict[int, deque[DirectEntry]] = {}
         self._waiting = 0
+        self._suspects_turn = False
 
     def __len__(self) -> int:
         return self._waiting
@@ -75,16 +83,23 @@ class DirectQueue:
             self._waiting += 1
 
     def pick(self, most: int = MAX_BATCH) -> list[DirectEntry]:
-        """Take out the next batch. What a worker was lost with goes alone, so that one bad input costs nobody else."""
+        """Take out the next batch. What a worker was lost with goes alone, so that one bad input costs nobody else.
+
+        Alone it would never find its turn below a tier that always has somebody, so it has every other one.
+        """
+        lines = [self._lines[priority] for priority in sorted(self._lines) if self._lines[priority]]
+        suspect = next((line for line in lines if line[0].attempts), None)
+        if suspect is not None and (suspect is lines[0] or self._suspects_turn):
+            self._suspects_turn = False
+            return self._taken([suspect.popleft()])
+        self._suspects_turn = True
         batch: list[DirectEntry] = []
-        for priority in sorted(self._lines):
-            line = self._lines[priority]
+        for line in lines:
+            held: list[DirectEntry] = []
             while line and len(batch) < min(most, MAX_BATCH):
-                if line[0].attempts and batch:
-                    return self._taken(batch)
-                batch.append(line.popleft())
-                if batch[-1].attempts:
-                    return self._taken(batch)
+                entry = line.popleft()
+                (held if entry.attempts else batch).append(entry)
+            line.extendleft(reversed(held))
         return self._taken(batch)
 
     def take_out(self, unwanted: Callable[[DirectEntry], bool]) -> list[DirectEntry]:

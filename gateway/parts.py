@@ -144,7 +144,8 @@ class Parts:
 
     def _limits_now(self) -> Limits:
         snapshot = self._catalog.snapshot
-        return Limits((), 0.0) if snapshot is None else self.limits.current(snapshot)
+        limits = Limits((), 0.0) if snapshot is None else self.limits.current(snapshot)
+        return limits._replace(redis_ms=self.beat.redis_ms())
 
 
 def build_routes(inference: Inference, internal: Internal) -> Routes:

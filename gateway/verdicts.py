@@ -12,6 +12,7 @@ _CODES = {
     Admission.QUEUE_FULL: ErrorCode.QUEUE_FULL,
     Admission.BACKPRESSURE: ErrorCode.BACKPRESSURE,
     Admission.IN_PROGRESS: ErrorCode.IDEMPOTENCY_IN_PROGRESS,
+    Admission.TOO_LATE: ErrorCode.DEADLINE_EXCEEDED,
     Admission.REUSED: ErrorCode.IDEMPOTENCY_KEY_REUSED,
 }
 

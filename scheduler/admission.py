@@ -79,10 +79,12 @@ class Admissions:
         self._gateway_id = gateway_id
 
     async def admit(
-        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission]
+        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission], redis_ms: int = 0
     ) -> list[Verdict]:
         """Verdicts in the order of the submissions. Idempotent by id, so it may be sent again after RedisUnavailable.
 
+        `redis_ms`: Redis TIME now, at the latest, in ms; 0 where it is not known. A Redis that stood still takes up calls
+        that everybody has given up: by this it knows how late they are.
         Raises ValueError for too many submissions or for a tier that is not among `tiers`.
         """
         if len(submissions) > MAX_SUBMISSIONS:
@@ -92,7 +94,7 @@ class Admissions:
         asked = _encode([msgspec.structs.astuple(s)[:-1] for s in submissions])
         bodies = [s.body for s in submissions]
         try:
-            packed = await self._script(self._gateway_id, capacity_rps, _encode(tiers), asked, KEEP_MS, *bodies)
+            packed = await self._script(self._gateway_id, capacity_rps, _encode(tiers), asked, KEEP_MS, redis_ms, *bodies)
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]
         return _verdicts.decode(packed)

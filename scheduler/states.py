@@ -27,4 +27,5 @@ class Admission(StrEnum):
     BACKPRESSURE = "backpressure"  # Redis has too little memory left to store it.
     REPLAYED = "replayed"  # Its idempotency key has an answer already; the verdict names the request that has it.
     IN_PROGRESS = "in_progress"  # The request of its idempotency key is still under way.
+    TOO_LATE = "too_late"  # The call came so late that the time of the request is over.
     REUSED = "reused"  # Its idempotency key was used with another body.

@@ -65,8 +65,14 @@ class Pool:
         tiers: Sequence[TierLimit] = WIDE,
         capacity: float = 0.0,
         gateway: str = "g1",
+        redis_ms: int = 0,
     ) -> list[Verdict]:
-        return await Admissions(self.client, self.keys, gateway).admit(tiers, capacity, submissions)
+        return await Admissions(self.client, self.keys, gateway).admit(tiers, capacity, submissions, redis_ms)
+
+    async def now_ms(self) -> int:
+        """Redis TIME."""
+        seconds, micros = await self.client.time()
+        return int(seconds * 1000 + micros // 1000)
 
     async def queue(self, count: int, tier: str = "free", **changes: Any) -> list[str]:
         """Admit `count` requests; their ids, oldest first."""

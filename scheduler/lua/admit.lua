@@ -4,10 +4,12 @@
 -- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 gateway id, 3 capacity in requests/s (0 = not known),
 --   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms}, 5 packed submissions
 --   {id, tier, customer, key, nonce, model, input_bytes, total_ms, queue_ms, rate, burst, trace, idempotency,
---   fingerprint, again}, 6 ms that a request is kept after its deadline, 7... the bodies, one a submission.
+--   fingerprint, again}, 6 ms that a request is kept after its deadline, 7 TIME in ms when the call was made, at the
+--   latest (0 = not known): one that lay in the socket of a stopped Redis comes late, 8... the bodies, one a submission.
 -- Returns packed verdicts {outcome, remaining, reset_ms, retry_after_ms, depth, stored id}, one a submission.
 -- include: prelude, wake, ratelimit/bucket, epoch, idempotency, retry_budget, entering
-local gateway, capacity, keep_ms = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[6])
+local gateway, capacity, keep_ms, made = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local came = made > 0 and math.min(now, made) or now
 local tiers, depth, verdicts = {}, {}, {}
 if not epoch_us then begin_epoch() end
 for _, t in ipairs(cmsgpack.unpack(ARGV[4])) do
@@ -30,11 +32,11 @@ end
 -- decide(s, tier, key, share) -> outcome, ms until trying again pays, whose stored answer is to be replayed.
 local function decide(s, tier, key, share)
   if redis.call('EXISTS', P .. 'request:' .. s[1]) == 1 then return 'duplicate', 0 end
+  if came + s[8] <= now then return 'too_late', 0 end
   if s[15] then return 'accepted', 0 end -- it was judged and paid for when it came first
-  local outcome, id = held(s[13], s[14])
-  if outcome then return outcome, 0, id end
-  local retry_ms
-  outcome, retry_ms = judge(s[2], tier, key, share, s[9])
+  local earlier, id = held(s[13], s[14])
+  if earlier then return earlier, 0, id end
+  local outcome, retry_ms = judge(s[2], tier, key, share, s[9])
   if outcome == 'accepted' then spend(key, 1) spend(share, 1) end
   return outcome, retry_ms
 end
@@ -44,7 +46,7 @@ for i, s in ipairs(cmsgpack.unpack(ARGV[5])) do
   local key, share = bucket(P .. 'rl:key:' .. s[4], s[10], s[11]), bucket(P .. 'rl:tier:' .. s[2], tier.rate, tier.burst)
   local outcome, retry_ms, stored_id = decide(s, tier, key, share)
   if outcome == 'accepted' then
-    store(s, ARGV[6 + i], gateway, keep_ms)
+    store(s, ARGV[7 + i], gateway, keep_ms, came)
     depth[s[2]] = depth[s[2]] + 1
   end
   verdicts[i] = {outcome, math.max(0, key.tokens), ms_until(key, key.burst), math.ceil(retry_ms), depth[s[2]], stored_id or ''}

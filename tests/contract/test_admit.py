@@ -44,6 +44,32 @@ async def test_sent_twice_is_accepted_once(pool: Pool) -> None:
     assert await everything(pool.client) == before
 
 
+async def test_a_call_that_lay_in_a_stopped_redis_counts_from_when_it_was_made(pool: Pool) -> None:
+    """What is overdue by then changes nothing; what is late has only the time that is left."""
+    submissions = [pool.submission(total_ms=4000, queue_ms=2000), pool.submission(total_ms=2900, queue_ms=2000)]
+    made = await pool.now_ms() - 3000
+    before = await everything(pool.client)
+
+    (overdue,) = await pool.admit(submissions[1:], redis_ms=made)
+    assert overdue.outcome is Admission.TOO_LATE
+    assert set(await everything(pool.client)) - set(before) <= {b"epoch"}
+
+    (late,) = await pool.admit(submissions[:1], redis_ms=made)
+    assert late.outcome is Admission.ACCEPTED
+    ends = await pool.client.hmget(pool.keys.request(submissions[0].id), "dl", "qdl")
+    assert [int(at) - made for at in ends] == [4000, 2000]
+
+
+async def test_a_clock_ahead_of_redis_gives_nobody_more_time(pool: Pool) -> None:
+    """The gateway's guess is the latest that it may be: the time of a request never begins after now."""
+    submission = pool.submission(total_ms=4000)
+
+    await pool.admit([submission], redis_ms=await pool.now_ms() + 60_000)
+
+    (deadline,) = await pool.client.hmget(pool.keys.request(submission.id), "dl")
+    assert int(deadline) <= await pool.now_ms() + 4000
+
+
 async def test_many_requests_keep_their_order(pool: Pool) -> None:
     """The oldest request of a call is the first that leaves the tier queue."""
     ids = await pool.queue(MAX_SUBMISSIONS)

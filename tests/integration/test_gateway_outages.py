@@ -77,6 +77,25 @@ async def test_the_deadline_is_answered_in_time_and_ends_the_request(client: Red
         assert stored == b"deadline_exceeded"
 
 
+async def test_an_admission_that_redis_takes_up_after_the_deadline_leaves_nothing(
+    client: Redis, redis_url: str, hung: Any, redis_server: EmbeddedRedis
+) -> None:
+    """The call lies in the socket of a stopped Redis; when that goes on, the client was answered long ago."""
+    async with running_stack(client, redis_url, worker=False, total_ms=400) as stack:
+        await eventually(stack.gateway.beat.redis_ms, "the clock of Redis is known")
+        await stack.infer()  # So that Redis has the script.
+        hung()
+        began = time.monotonic()
+        status, document, _ = await stack.infer()
+        await eventually(lambda: time.monotonic() > began + 0.8, "the time of the request is over")
+        os.kill(redis_server.pid, signal.SIGCONT)
+        await eventually(lambda: stack.gateway.beat.redis_problem is None, "Redis is back")
+        await eventually(lambda: not len(stack.gateway.cancels), "the gateway has ended what it refused")
+
+        assert (status, document["error"]["code"]) in ((503, "no_capacity"), (504, "deadline_exceeded"))
+        assert await client.hget(Keys().request(document["error"]["request_id"]), "at") is None
+
+
 async def test_a_result_that_only_pubsub_lost_is_still_the_answer(client: Redis, redis_url: str) -> None:
     """The message never comes, but at the deadline the stored result is found and wins over 504."""
     async with running_stack(client, redis_url, worker=False, total_ms=500) as stack:

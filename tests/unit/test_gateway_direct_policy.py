@@ -115,6 +115,20 @@ async def test_what_a_worker_was_lost_with_goes_alone() -> None:
     assert [names(queue.pick()) for _ in range(3)] == [["x"], ["y"], ["a", "b"]]
 
 
+async def test_a_suspect_of_a_low_tier_neither_starves_nor_stops_its_tier() -> None:
+    """While the highest tier always has somebody, it has every other turn, and those behind it go with the others."""
+    queue = DirectQueue()
+    queue.put(await entry("f1", 3))
+    queue.put_back([await entry("s1", 3, attempts=1), await entry("s2", 3, attempts=1)])
+
+    picked = []
+    for turn in range(5):
+        queue.put(await entry(f"e{turn}"))
+        picked.append(names(queue.pick()))
+
+    assert picked == [["e0", "f1"], ["s1"], ["e1", "e2"], ["s2"], ["e3", "e4"]]
+
+
 async def test_a_busy_worker_s_batch_keeps_its_place() -> None:
     """It is put back at the head in its order, even where the room is full by now."""
     queue = DirectQueue(max_waiting=3)

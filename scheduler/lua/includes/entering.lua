@@ -1,12 +1,13 @@
 -- entering: what an accepted submission leaves in Redis (needs prelude, idempotency and retry_budget).
--- store(s, body, gateway, keep_ms) for each, then enter(), which queues and notes them all at once.
+-- store(s, body, gateway, keep_ms, came) for each, then enter(), which queues and notes them all at once. The time of a
+-- request runs from when its gateway called, which `came` says.
 local pushes, accepted, fresh = {}, {}, 0
 
-local function store(s, body, gateway, keep_ms)
+local function store(s, body, gateway, keep_ms, came)
   local row, ids = P .. 'request:' .. s[1], pushes[s[2]] or {}
   pushes[s[2]], ids[#ids + 1] = ids, s[1]
   redis.call('HSET', row, 'state', 'queued', 'tier', s[2], 'gw', gateway, 'cust', s[3], 'nonce', s[5],
-    'at', now, 'dl', now + s[8], 'qdl', now + s[9], 'body', body)
+    'at', now, 'dl', came + s[8], 'qdl', came + s[9], 'body', body)
   redis.call('PEXPIRE', row, s[8] + keep_ms)
   if s[13] ~= '' then hold(s[13], s[14], s[1], s[15]) end
   accepted[#accepted + 1] = {'a', s[1], s[3], s[4], s[2], s[6], gateway, s[7], s[12]}
