@@ -8,6 +8,8 @@ from scheduler.request_id import created_ms
 from scheduler.states import State
 
 Pair = tuple[Accepted, Ended]
+Note = tuple[Accepted, Ended | None]
+"""A pair, or the beginning alone of what has not ended yet."""
 
 
 def audit_pair(gateway_id: str, waiter: Waiter, outcome: Outcome | None, now: float, mode: str) -> Pair:
@@ -15,10 +17,11 @@ def audit_pair(gateway_id: str, waiter: Waiter, outcome: Outcome | None, now: fl
 
     `now` is monotonic seconds, `mode` that of `Ended`. A refusal has no records, and must not be asked for.
     """
-    return _accepted(waiter, gateway_id), _ended(waiter, outcome, now, mode)
+    return beginning(gateway_id, waiter), _ended(waiter, outcome, now, mode)
 
 
-def _accepted(waiter: Waiter, gateway_id: str) -> Accepted:
+def beginning(gateway_id: str, waiter: Waiter) -> Accepted:
+    """The record of what was taken, whatever becomes of it."""
     s = waiter.submission
     return Accepted(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
 

@@ -143,12 +143,14 @@ class Direct:
         self._parts.watch.close()
         await end_all(self._lines.hang_up())
         self._ends.sweep(float("inf"))
+        self._ends.settle()
         await self._parts.audit.close()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             try:
+                self._ends.settle()
                 self._tick(self._clock())
             except Exception as error:  # noqa: BLE001  # no fault may end this loop
                 log_fault("direct mode failed", error)
@@ -192,7 +194,7 @@ class Direct:
 
     def _take(self, waiter: Waiter, priority: int, now: float) -> None:
         entry = DirectEntry(waiter, priority, now)
-        self._ends.begin(entry)
+        self._ends.take(entry)
         if shed := self._queue.put(entry):
             self._ends.refuse(shed, ErrorCode.SHED_FOR_PRIORITY)
         self._lines.wake()

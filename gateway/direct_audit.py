@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from gateway.audit_pairs import Pair
+from gateway.audit_pairs import Note, Pair
 from gateway.spool import FOLDER, Spool, SpoolError
 from gateway.spool_merge import AdoptCall, SpoolMerge
 from gateway.spool_writer import SpoolWriter
@@ -68,9 +68,13 @@ class DirectAudit:
         """What runs for as long as the gateway does."""
         return {"spool writer": self.writer.run(), "spool merge": self._merge.run()} if self.begun else {}
 
-    def note(self, pair: Pair, then: Callable[[bool], None]) -> None:
-        """Have this pair on the disk, then be told whether it is."""
-        self.writer.add(pair, then)
+    def note(self, note: Note, then: Callable[[bool], None]) -> None:
+        """Have this on the disk, then be told whether it is."""
+        self.writer.add(note, then)
+
+    def release(self, request_id: str) -> None:
+        """Keep no room for its end any longer: it goes another way."""
+        self.writer.release(request_id)
 
     async def close(self) -> None:
         """Write what is left, merge it where Redis answers, and let go of the files."""

@@ -1,21 +1,25 @@
 """The requests that went past Redis and have no answer yet: how each ends, what the audit says of it, who is told.
 
-A client is answered only after the audit's pair is on the disk. A request that Redis accepted before, and that could
-not be served here, is not answered: it goes on waiting for Redis, or for its deadline.
+No worker is called with a request before the audit's beginning of it is on the disk, and no client is answered before
+its pair is. A request that Redis accepted before, and that could not be served here, is not answered: it goes on
+waiting for Redis, or for its deadline.
 """
 
+import asyncio
 from collections.abc import Callable
 
-from gateway.audit_pairs import audit_pair
+from gateway.audit_pairs import Pair, audit_pair, beginning
 from gateway.cancels import Cancels
 from gateway.direct_audit import DirectAudit
 from gateway.direct_lines import END_MARGIN_S
 from gateway.direct_queue import DirectEntry
 from gateway.last_ends import outcome_of
+from gateway.verdicts import refusal
 from gateway.waiters import Outcome, Waiter
 from scheduler.admission import Verdict
 from scheduler.batches import Outcome as Ran
 from scheduler.errors import ErrorCode
+from scheduler.failpoints import failpoint
 from scheduler.replies import Reply
 from scheduler.states import State
 
@@ -33,6 +37,7 @@ class DirectEnds:
         self._clock = clock
         self._open: dict[str, DirectEntry] = {}
         self._noting = 0
+        self._owed: list[Pair] = []  # Ends that the disk did not take, of what it has the beginning of.
         self.completed = 0
         self.unsafe = 0  # Not answered with their output, because the audit could not be written.
 
@@ -40,10 +45,23 @@ class DirectEnds:
         """Requests without an answer, those whose audit is on its way to the disk included."""
         return len(self._open) + self._noting
 
-    def begin(self, entry: DirectEntry) -> None:
+    def take(self, entry: DirectEntry) -> None:
         """It is ours now."""
         entry.waiter.direct = True
         self._open[entry.id] = entry
+
+    async def begin(self, batch: list[DirectEntry]) -> list[DirectEntry]:
+        """Put the beginnings on the disk that are not there yet; returns who may be sent to a worker now.
+
+        Where the disk does not take one, its request is refused: nothing runs that cannot be noted.
+        """
+        pending = [entry.begun or self._note_beginning(entry) for entry in batch]
+        if not all(future.done() for future in pending):
+            await asyncio.wait(pending)
+        ready = [entry for entry in batch if entry.on_record and self.may_run(entry)]
+        if ready:
+            failpoint("direct_unsent")
+        return ready
 
     def may_run(self, entry: DirectEntry) -> bool:
         """Whether somebody still waits for it."""
@@ -69,7 +87,10 @@ class DirectEnds:
             self._end(entry, code)
 
     def refuse(self, entry: DirectEntry, code: ErrorCode) -> None:
-        """It never ran and has to go, as if it had not come."""
+        """It has to go: as if it had not come, unless it is on record already, since a worker was to run it."""
+        if entry.on_record and not entry.waiter.accepted:
+            self._end(entry, code)
+            return
         self._leave_to_redis(entry)
         refuse(entry.waiter, code, self._cancels)
 
@@ -84,31 +105,75 @@ class DirectEnds:
             elif entry.started_at is None and not entry.attempts and entry.waited_ms(now) > waiter.submission.queue_ms:
                 self.given_up(entry, ErrorCode.QUEUE_TIMEOUT)
 
+    def settle(self) -> None:
+        """Try again to note what the disk did not take, once it may take something again."""
+        if self._owed and not self._audit.writer.resting:
+            owed, self._owed = self._owed, []
+            for pair in owed:
+                self._note_owed(pair)
+
+    def _note_owed(self, pair: Pair) -> None:
+        self._audit.note(pair, lambda safe: None if safe else self._owed.append(pair))
+
+    def _note_beginning(self, entry: DirectEntry) -> "asyncio.Future[bool]":
+        entry.begun = begun = asyncio.get_running_loop().create_future()
+        self._audit.note((beginning(self._gateway_id, entry.waiter), None), lambda safe: self._begun(entry, safe=safe))
+        return begun
+
+    def _begun(self, entry: DirectEntry, *, safe: bool) -> None:
+        if entry.begun is not None:
+            entry.begun.set_result(safe)
+        if not safe:
+            self.unsafe += 1
+            if self._open.get(entry.id) is entry:
+                self.refuse(entry, ErrorCode.NO_CAPACITY)
+        elif not entry.waiter.direct:  # It was left to Redis meanwhile.
+            self._audit.release(entry.id)
+
     def _leave_to_redis(self, entry: DirectEntry) -> None:
         self._open.pop(entry.id, None)
         entry.waiter.direct = False
+        if entry.on_record:
+            self._audit.release(entry.id)
 
     def _end(self, entry: DirectEntry, outcome: Outcome | None) -> None:
         """Note it, then answer. Where somebody else answered already, that is what is noted."""
         self._open.pop(entry.id, None)
-        waiter, mode = entry.waiter, "direct"
+        waiter = entry.waiter
         if waiter.future.done():
-            outcome = outcome_of(waiter.future)
-            mode = "queue" if isinstance(outcome, Reply) else "direct"
-        if isinstance(outcome, Verdict):  # Refused after all: there is nothing to remember.
-            return
-        pair = audit_pair(self._gateway_id, waiter, outcome, self._clock(), mode)
+            if isinstance(outcome_of(waiter.future), Verdict) and not entry.on_record:
+                return  # Refused after all: there is nothing to remember.
+            pair = self._pair_as_told(waiter)
+        else:
+            pair = audit_pair(self._gateway_id, waiter, outcome, self._clock(), "direct")
         self._noting += 1
-        self._audit.note(pair, lambda safe: self._noted(waiter, outcome, safe=safe))
+        self._audit.note(pair, lambda safe: self._noted(entry, outcome, safe=safe))
 
-    def _noted(self, waiter: Waiter, outcome: Outcome | None, *, safe: bool) -> None:
+    def _pair_as_told(self, waiter: Waiter) -> Pair:
+        """The pair of what was answered already, by whomever."""
+        outcome = outcome_of(waiter.future)
+        if isinstance(outcome, Verdict):
+            outcome = refusal(outcome, base_limit_allows=False).code
+        mode = "queue" if isinstance(outcome, Reply) else "direct"
+        return audit_pair(self._gateway_id, waiter, outcome, self._clock(), mode)
+
+    def _noted(self, entry: DirectEntry, outcome: Outcome | None, *, safe: bool) -> None:
         self._noting -= 1
-        if safe and outcome is not None:
-            waiter.finish(outcome)
-        elif not safe:
-            self.unsafe += 1
-            waiter.direct = False
-            refuse(waiter, ErrorCode.NO_CAPACITY, self._cancels)
+        if not safe:
+            self._not_noted(entry)
+        elif outcome is not None:
+            entry.waiter.finish(outcome)
+
+    def _not_noted(self, entry: DirectEntry) -> None:
+        """The client does not get what the audit does not have. It is told so, and its end is owed to its beginning."""
+        self.unsafe += 1
+        waiter = entry.waiter
+        waiter.direct = False
+        refuse(waiter, ErrorCode.NO_CAPACITY, self._cancels)
+        if entry.on_record and waiter.future.done():
+            self._owed.append(self._pair_as_told(waiter))
+        elif entry.on_record:  # Redis accepted it, and ends it.
+            self._audit.release(entry.id)
 
 
 def refuse(waiter: Waiter, code: ErrorCode, cancels: Cancels) -> None:

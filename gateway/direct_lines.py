@@ -1,5 +1,7 @@
 """The lines to all workers that can be called directly: each takes the next batch from the waiting room when it is free.
 
+A batch is sent once the audit has the beginning of each of its requests.
+
 A busy worker's batch waits at the head again, and that line rests for a moment, so that another worker takes it. A lost
 call's batch does the same and goes on in single requests; after the third loss a request is given up.
 """
@@ -33,6 +35,8 @@ class Ends(Protocol):
     """Who is told what became of the requests."""
 
     def may_run(self, entry: DirectEntry) -> bool: ...
+
+    async def begin(self, batch: list[DirectEntry]) -> list[DirectEntry]: ...
 
     def ran(self, entry: DirectEntry, outcome: Outcome, worker_id: str, batch_size: int) -> None: ...
 
@@ -113,13 +117,9 @@ class DirectLines:
             self._work.clear()
 
     async def _serve(self, line: DirectLine, batch: list[DirectEntry]) -> None:
-        now = self._clock()
-        for entry in batch:
-            entry.started_at = now
-        items = [_item(entry, now) for entry in batch]
-        longest_s = max(item.ms_left for item in items) / 1000 + ANSWER_S
         try:
-            outcomes = await line.call(items, min(longest_s, self._patience_s[line.address]))
+            batch = await self._ends.begin(batch)
+            outcomes = await self._call(line, batch) if batch else []
         except WorkerBusy:
             self.busy_answers += 1
             self._return(batch)
@@ -132,6 +132,14 @@ class DirectLines:
             raise
         else:
             self._ran(line, batch, outcomes)
+
+    async def _call(self, line: DirectLine, batch: list[DirectEntry]) -> list[Outcome]:
+        now = self._clock()
+        for entry in batch:
+            entry.started_at = now
+        items = [_item(entry, now) for entry in batch]
+        longest_s = max(item.ms_left for item in items) / 1000 + ANSWER_S
+        return await line.call(items, min(longest_s, self._patience_s[line.address]))
 
     def _failed(self, line: DirectLine, reason: str) -> None:
         line.breaker.failed(self._clock())

@@ -5,7 +5,9 @@
     <directory>/<owner>.bad        lines that could not be read, set aside
     <directory>/<owner>.lock       locked while its gateway lives; without the lock its files are anybody's to merge
 
-A line is `1 <crc32> <base64 of msgpack [accepted, ended]>`: a version, a checksum over what follows it, and one pair.
+A line is `1 <crc32> <base64 of msgpack [accepted, ended]>`: a version, a checksum over what follows it, and one note.
+`ended` is nil where the request was only about to be sent to a worker; its pair comes in a later line, be it in another
+file, or never, where the gateway died meanwhile.
 Nobody but the owner writes to its files, and only from one thread.
 """
 
@@ -21,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.audit_pairs import Pair
+from gateway.audit_pairs import Note
 from scheduler.errors import TierlaneError
 
 VERSION = b"1"
@@ -29,35 +31,39 @@ MAX_LINE_BYTES = 16_384
 FOLDER = "spool"
 
 _encode = msgspec.msgpack.Encoder().encode
-_pair: msgspec.msgpack.Decoder[Pair] = msgspec.msgpack.Decoder(Pair)
+_note: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
 
 
 class SpoolError(TierlaneError):
     """The spool cannot be written: it is full, or the disk refuses."""
 
 
-class Part(NamedTuple):
-    """Some lines of a file: the pairs, the lines that could not be read, and where the next part begins."""
+class SpoolFull(SpoolError):
+    """There is no room for these; others may still have theirs."""
 
-    pairs: list[Pair]
+
+class Part(NamedTuple):
+    """Some lines of a file: the notes, the lines that could not be read, and where the next part begins."""
+
+    notes: list[Note]
     bad: list[bytes]
     next_offset: int
 
 
-def to_line(pair: Pair) -> bytes:
-    """One pair as a line."""
-    text = base64.b64encode(_encode(pair))
+def to_line(note: Note) -> bytes:
+    """One note as a line."""
+    text = base64.b64encode(_encode(note))
     return b"%s %08x %s\n" % (VERSION, zlib.crc32(text), text)
 
 
-def from_line(line: bytes) -> Pair | None:
-    """The pair of a line, its newline included; None where the line is torn or damaged, or of another version."""
+def from_line(line: bytes) -> Note | None:
+    """The note of a line, its newline included; None where the line is torn or damaged, or of another version."""
     version, _, rest = line.partition(b" ")
     checksum, _, text = rest.partition(b" ")
     if version != VERSION or not text.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text[:-1]):
         return None
     try:
-        return _pair.decode(base64.b64decode(text[:-1], validate=True))
+        return _note.decode(base64.b64decode(text[:-1], validate=True))
     except (binascii.Error, msgspec.MsgspecError):
         return None
 
@@ -73,6 +79,7 @@ class Spool:
         self._size = 0  # Of the file that is appended to, up to its last whole line.
         self._lock: int | None = None
         self.bytes = 0  # In all files of ours.
+        self.kept_free = 0  # Bytes that only what was promised room may fill.
         self.bad_lines = 0
 
     def open(self) -> None:
@@ -100,13 +107,16 @@ class Spool:
     @property
     def full(self) -> bool:
         """Whether there is no room for one more line."""
-        return self.bytes + MAX_LINE_BYTES > self._max_bytes
+        return self.bytes + self.kept_free + MAX_LINE_BYTES > self._max_bytes
 
-    def append(self, pairs: Iterable[Pair]) -> None:
-        """Write these and wait until the disk has them. Raises SpoolError; then none of them is there."""
-        data = b"".join(to_line(pair) for pair in pairs)
-        if self.bytes + len(data) > self._max_bytes:
-            raise SpoolError(f"The spool is full: {self.bytes} of {self._max_bytes} bytes wait for Redis.")
+    def append(self, notes: Iterable[Note], keep_free: int = 0) -> None:
+        """Write these, with so many bytes left for others, and wait until the disk has them.
+
+        Raises SpoolFull and other SpoolErrors; then none of them is there.
+        """
+        data = b"".join(to_line(note) for note in notes)
+        if self.bytes + len(data) + keep_free > self._max_bytes:
+            raise SpoolFull(f"The spool is full: {self.bytes} of {self._max_bytes} bytes wait for Redis.")
         try:
             self._write(data)
         except OSError as error:
@@ -114,6 +124,7 @@ class Spool:
             raise SpoolError(f"The spool cannot be written: {_why(error)}.") from error
         self._size += len(data)
         self.bytes += len(data)
+        self.kept_free = keep_free
 
     def _write(self, data: bytes) -> None:
         if self._file is None:
@@ -168,9 +179,9 @@ class Spool:
         part = Part([], [], offset)
         with path.open("rb") as file:
             file.seek(offset)
-            while len(part.pairs) + len(part.bad) < most and (line := file.readline(MAX_LINE_BYTES)):
-                pair = from_line(line)
-                part.bad.append(line) if pair is None else part.pairs.append(pair)
+            while len(part.notes) + len(part.bad) < most and (line := file.readline(MAX_LINE_BYTES)):
+                note = from_line(line)
+                part.bad.append(line) if note is None else part.notes.append(note)
             return part._replace(next_offset=file.tell())
 
     def set_aside(self, path: Path, lines: list[bytes]) -> None:

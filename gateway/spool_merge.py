@@ -1,8 +1,9 @@
-"""The spool's way back into Redis: every pair is adopted there, then its file is removed.
+"""The spool's way back into Redis: every note is adopted there, then its file is removed.
 
 It begins as soon as Redis answers, while new requests still go past it, and leaves Redis time between two calls. A file
 that was adopted and not removed, because this process died, is adopted again, which changes nothing. Files of gateways
-that live no more are taken over: at start, and now and then.
+that live no more are taken over: at start, and now and then. A beginning whose end is not in the file is told alone:
+the end comes with a later file, or, where the gateway died, never, and then the auditor closes the row.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 
 import structlog
 
-from gateway.audit_pairs import Pair
+from gateway.audit_pairs import Note, Pair
 from gateway.fault_log import log_fault
 from gateway.spool import Spool
 from scheduler.errors import TierlaneError
@@ -36,7 +37,7 @@ Given = TypeVarTuple("Given")
 class AdoptCall(Protocol):
     """`Adoption`, as far as the gateway uses it."""
 
-    async def adopt(self, pairs: Sequence[Pair]) -> object: ...
+    async def adopt(self, pairs: Sequence[Note]) -> object: ...
 
 
 class SpoolMerge:
@@ -114,10 +115,11 @@ class SpoolMerge:
         while True:
             offset = self._offsets.get(path, 0)
             part = await self._in_thread(self._spool.read, path, offset, CALL_SIZE)
-            if part.pairs:
-                await self._adoption.adopt(part.pairs)
-                self._remember(part.pairs)
-                self.merged += len(part.pairs)
+            if part.notes:
+                pairs = [(accepted, ended) for accepted, ended in part.notes if ended]
+                await self._adoption.adopt([*_unended(part.notes, pairs), *pairs])
+                self._remember(pairs)
+                self.merged += len(part.notes)
             if part.bad:
                 log.error("unreadable lines in the spool are set aside", file=path.name, lines=len(part.bad))
                 await self._in_thread(self._spool.set_aside, path, part.bad)
@@ -131,3 +133,9 @@ class SpoolMerge:
 
     async def _in_thread(self, act: Callable[[*Given], T], *given: *Given) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, act, *given)
+
+
+def _unended(notes: Sequence[Note], pairs: Sequence[Pair]) -> list[Note]:
+    """The beginnings that no pair among them repeats."""
+    repeated = {ended.id for _, ended in pairs}
+    return [note for note in notes if note[0].id not in repeated]

@@ -94,7 +94,9 @@ class Admissions:
         asked = _encode([msgspec.structs.astuple(s)[:-1] for s in submissions])
         bodies = [s.body for s in submissions]
         try:
-            packed = await self._script(self._gateway_id, capacity_rps, _encode(tiers), asked, KEEP_MS, redis_ms, *bodies)
+            packed = await self._script(
+                self._gateway_id, capacity_rps, _encode(tiers), asked, KEEP_MS, redis_ms, *bodies
+            )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]
         return _verdicts.decode(packed)

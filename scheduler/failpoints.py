@@ -36,6 +36,7 @@ FAILPOINTS = {
     "drain_popped": "21: the worker drains, the batch id that it popped is not pushed back",
     "ends_unnoted": "22: Redis was told of ends again, the gateway still has them on its list",
     "direct_unanswered": "23: a direct batch has run, the gateway has not been told",
+    "direct_unsent": "24: the disk has the accepted records of a direct batch, no worker was called",
 }
 """Name -> number, and what has happened and what has not."""
 

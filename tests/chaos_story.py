@@ -86,8 +86,8 @@ class Story:
         )
         self.rows.append(replace(row, **changes))
 
-    def ran(self, number: int, at: float, process: str = "model") -> None:
-        self.runs.append(Run(nonce_of(number), at, process))
+    def ran(self, number: int, at: float, process: str = "model", takes_s: float = 0.05) -> None:
+        self.runs.append(Run(nonce_of(number), at, process, takes_s))
 
     def whole(self, number: int, at: float, gateway: str = "gateway-1", key: str = "") -> None:
         """A request as it should be."""

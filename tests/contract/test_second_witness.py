@@ -131,6 +131,26 @@ async def test_pairs_go_to_the_outbox_as_they_are(pool: Pool) -> None:
     assert after == before
 
 
+async def test_a_beginning_alone_ends_nothing(pool: Pool) -> None:
+    """Unknown, waiting, running or done: the auditor gets the record, and Redis keeps what it has."""
+    running = (await pool.running(1)).requests[0].id
+    waits, over = await pool.queue(2)
+    await pool.adoption.adopt([pair(over)])
+    await pool.audit()
+    before = await everything(pool.client)
+    begun = [pair(i)[0] for i in ("req_new", waits, running, over)]
+
+    assert await pool.adoption.adopt([(begun[0], None)]) == 0
+    assert await pool.adoption.adopt([*((each, None) for each in begun[1:]), pair("req_other")]) == 0
+
+    after = await everything(pool.client)
+    del before[pool.keys.outbox.encode()], after[pool.keys.outbox.encode()]
+    assert after == before
+    accepted, ended = await pool.audit()
+    assert [each for each in accepted if each in begun][-4:] == begun
+    assert [each.id for each in ended] == [over, "req_other"]
+
+
 async def test_a_waiting_request_ends_as_its_client_was_told(pool: Pool) -> None:
     """It was answered past Redis while it waited: it never reaches a GPU, and nobody gets a message."""
     told, other = await pool.queue(2)

@@ -81,6 +81,16 @@ async def die_past_redis(scene: Scene) -> None:
         await scene.crossing("direct_unanswered", "spool_unanswered")
 
 
+async def die_unsent(scene: Scene) -> None:
+    """Redis stands still: a gateway has put the beginnings of its first batch on its disk, and dies calling nobody."""
+    for role in ("worker", "gateway"):
+        await scene.whole(role)
+    await scene.looked_at()
+    scene.arm("direct_unsent")
+    async with a_death_of_a_gateway(scene), redis_stopped(scene):
+        await scene.crossing("direct_unsent")
+
+
 async def die_merging(scene: Scene) -> None:
     """Redis stood still, and a gateway dies when what it wrote meanwhile is in Redis, and still in its spool."""
     for role in ("worker", "gateway"):
@@ -135,6 +145,7 @@ async def every_gap(scene: Scene, load: Load) -> None:
     await die_draining(scene, load)
     await scene.die_at("audit_undropped", role="scheduler")
     await die_past_redis(scene)
+    await die_unsent(scene)
     await die_merging(scene)
 
 

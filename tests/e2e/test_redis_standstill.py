@@ -5,14 +5,17 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
 import asyncpg
 
 from eventually import eventually
+from gateway.spool import from_line
 from load import Answer, ask
-from stack import Stack
+from scheduler.request_id import created_ms
+from stack import Stack, start_stack
 
 TIERS = ("enterprise", "paid", "free")
 RATE = 90.0
@@ -128,3 +131,39 @@ async def test_a_redis_that_dies_with_all_it_held(simulated: Stack) -> None:
     enterprise = [each for each in told if each.answer.tier == "enterprise" and each.sent >= 0]
     assert {each.answer.status for each in enterprise} == {200}
     assert [each for each in enterprise if each.came > max(1.0, each.sent + 1.0)] == []
+
+
+async def test_what_a_killed_gateway_had_sent_past_redis_is_in_the_audit(tmp_path: Path) -> None:
+    """SIGKILL while a worker runs it: nobody was answered; the beginning is on the disk, is merged, and is closed."""
+    options = ("--backend", "simulated:700", "--workers", "1", "--gateways", "1")
+    with start_stack(tmp_path / "stack", *options, environment={"TIERLANE_AUDIT_GRACE_MS": "1000"}) as stack:
+        await stack.healthy(1)
+        ((redis,), (gateway,)) = (stack.pids(role).values() for role in ("redis", "gateway"))
+        key, url = stack.key("enterprise"), stack.url
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
+            os.kill(redis, signal.SIGSTOP)
+            try:
+                first = await ask(session, stack, "enterprise", key, url)  # From here on Redis is not asked any more.
+                asking = asyncio.create_task(ask(session, stack, "enterprise", key, url))
+                await eventually(lambda: on_disk(stack), "its beginning is on the disk")
+                os.kill(gateway, signal.SIGKILL)
+                begun = on_disk(stack)
+            finally:
+                os.kill(redis, signal.SIGCONT)
+            killed = await asking
+        await merged(stack)
+        rows = await stack.audited([first.request_id or "", *begun])
+
+    assert (first.status, killed.status, len(begun)) == (200, 0, 1)
+    assert rows[first.request_id or ""]["status"] == "completed"
+    row = rows[begun[0]]
+    assert (row["status"], row["error_code"], row["tier"]) == ("failed", "abandoned", "enterprise")
+    assert row["completed_at"].timestamp() * 1000 >= created_ms(begun[0]) + 4000
+
+
+def on_disk(stack: Stack) -> list[str]:
+    """The requests in the spools that have no end there."""
+    lines = [line for path in stack.data_dir.glob("*/spool/*.log*") for line in path.read_bytes().splitlines(True)]
+    notes = [note for note in map(from_line, lines) if note]
+    ended = {end.id for _, end in notes if end}
+    return [accepted.id for accepted, _ in notes if accepted.id not in ended]

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from direct_parts import endpoints
 from eventually import eventually
 from gateway.audit_pairs import Pair
-from gateway.spool import Spool, to_line
+from gateway.spool import Spool, SpoolError, from_line, to_line
 from integration.direct_mode_fixtures import Outage, audit_of, back, direct_stack, outage
 from integration.gateway_fixtures import running_stack
 from pool import Pool
@@ -86,7 +86,7 @@ async def test_the_living_are_left_alone(client: Redis, redis_url: str, tmp_path
 async def test_what_cannot_be_noted_is_not_answered(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path, fault: str
 ) -> None:
-    """503 and no output; health says why; when there is room again it serves again."""
+    """503, and no worker sees it; health says why; when there is room again it serves again."""
     changes = {"spool_max_bytes": 100} if fault == "full" else {}
     async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors, **changes) as stack:
         blocker = tmp_path / "spool" / "g1.log"
@@ -95,6 +95,7 @@ async def test_what_cannot_be_noted_is_not_answered(
         outage.begin()
         answers = [await stack.infer(tier_name="enterprise") for _ in range(3)]
         assert {(code, each["error"]["code"]) for code, each, _ in answers} == {(503, "no_capacity")}
+        assert doors[0].batches == []
         _, health = await stack.internal("/internal/health")
         (reason,) = [each for each in health["reasons"] if "spool" in each.lower()]
         if fault == "full":
@@ -108,6 +109,96 @@ async def test_what_cannot_be_noted_is_not_answered(
             return (await stack.infer(tier_name="enterprise"))[0] == 200
 
         await eventually(serves, "it serves again", 3.0)
+
+
+async def test_a_spool_that_fills_up_refuses_before_anything_runs(
+    pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
+) -> None:
+    """What a worker ran is answered and in the audit, to the last byte; who is refused then has not run."""
+    async with (
+        endpoints("serve") as doors,
+        direct_stack(client, redis_url, tmp_path, doors, spool_max_bytes=64_000) as stack,
+    ):
+        outage.begin()
+        asking = [stack.infer({"input": f"n{n}"}, "enterprise") for n in range(200)]
+        answers = await asyncio.gather(*asking)
+        good = [each["request_id"] for code, each, _ in answers if code == 200]
+        bad = [(code, each["error"]["code"]) for code, each, _ in answers if code != 200]
+        assert good
+        assert bad
+        assert set(bad) == {(503, "no_capacity")}
+        assert sorted(i for batch in doors[0].batches for i in batch) == sorted(good)
+        assert stack.gateway.direct.view().spool_bytes <= 64_000
+        outage.end()
+        await back(stack)
+        accepted, ended = await pool.audit()
+
+        assert {each.id for each in accepted} == {each.id for each in ended} == set(good)
+
+
+async def test_a_retried_request_begins_once(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
+    """Three workers lost with it: one beginning on the disk, then its pair."""
+    async with endpoints("hang up") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
+        outage.begin()
+        _, document, _ = await stack.infer(tier_name="enterprise")
+        assert len(doors[0].batches) == 3
+        notes = [from_line(line) for line in (tmp_path / "spool" / "g1.log").read_bytes().splitlines(keepends=True)]
+
+        assert [note and (note[0].id, note[1] and note[1].error_code) for note in notes] == [
+            (document["error"]["request_id"], None),
+            (document["error"]["request_id"], "worker_lost"),
+        ]
+
+
+async def test_what_ran_and_could_not_be_noted_is_noted_later_as_it_was_told(
+    pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails between its run and its answer: 503, and that is in the audit once the disk is well."""
+    monkeypatch.setattr("gateway.spool_writer.RETRY_S", 0.1)
+
+    def refuse(notes: object, keep_free: int) -> None:
+        raise SpoolError("The spool cannot be written: Input/output error.")
+
+    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
+        spool = stack.gateway.direct._parts.audit.spool
+        outage.begin()
+        await stack.infer(tier_name="enterprise")
+        doors[0].seconds = 0.2
+        asking = asyncio.create_task(stack.infer(tier_name="enterprise"))
+        await eventually(lambda: len(doors[0].batches) == 2, "the worker has it")
+        with monkeypatch.context() as patch:
+            patch.setattr(spool, "append", refuse)
+            status, document, _ = await asking
+        assert (status, document["error"]["code"]) == (503, "no_capacity")
+        outage.end()
+        await back(stack)
+        await eventually(lambda: not stack.gateway.direct._ends._owed and not spool.kept_free, "its end is written")
+        await back(stack)
+        _, ended = await audit_of(pool, document["error"]["request_id"])
+
+        assert told(ended) == {("failed", "no_capacity", "direct", True)}
+
+
+async def test_what_is_under_way_while_its_beginning_is_merged_ends_as_ever(
+    pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
+) -> None:
+    """Redis is back while a worker runs it: its beginning goes first, its end later, and its client gets the output."""
+    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
+        outage.begin()
+        await stack.infer(tier_name="enterprise")
+        doors[0].seconds = 0.7
+        asking = asyncio.create_task(stack.infer({"input": "abc"}, "enterprise"))
+        await eventually(lambda: len(doors[0].batches) == 2, "the worker has it")
+        request_id = doors[0].batches[1][0]
+        outage.end()
+        await eventually(lambda: not stack.gateway.direct.view().spool_bytes, "its beginning is merged")
+        accepted, ended = await audit_of(pool, request_id)
+        assert ([each.id for each in accepted], ended, asking.done()) == ([request_id], [], False)
+        assert (await asking)[1]["output"] == "cba"
+        await back(stack)
+        _, ended = await audit_of(pool, request_id)
+
+        assert told(ended) == {("completed", "", "direct", True)}
 
 
 async def test_a_client_that_leaves_is_noted_as_cancelled(

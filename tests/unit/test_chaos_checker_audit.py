@@ -117,22 +117,77 @@ def test_a_backlog_keeps_the_audit_in_redis_for_longer() -> None:
     assert story.broken() == {}
 
 
-@pytest.mark.parametrize(
-    ("gateway", "status", "code", "broken"),
-    [
-        ("gateway-1", 503, "no_capacity", {}),
-        ("gateway-2", 503, "no_capacity", {"missing rows": 1}),
-        ("gateway-1", 504, "deadline_exceeded", {"missing rows": 1}),
-    ],
-)
-def test_a_gateway_that_cannot_write_its_spool(gateway: str, status: int, code: str, broken: dict[str, int]) -> None:
-    """It may have run what it then refuses, as long as it does refuse it."""
+@pytest.mark.parametrize(("status", "code"), [(503, "no_capacity"), (504, "deadline_exceeded")])
+def test_what_ran_has_a_row_also_where_the_spool_is_full(status: int, code: str) -> None:
+    """The row is on the disk before a worker is called, so what the disk did not take must not have run."""
     story = Story()
     story.fault("spool-full", "gateway-1", 1.0, 2.0)
-    story.sent(1, 1.1, gateway=gateway)
+    story.sent(1, 1.1)
     story.ran(1, 1.2)
     story.answered(1, 1.3, status, code)
-    assert story.broken() == broken
+    assert story.broken() == {"missing rows": 1}
+
+
+@pytest.mark.parametrize(
+    ("mode", "row", "holds"),
+    [
+        ("direct", ("failed", "shed_for_priority"), True),
+        ("queue", ("failed", "shed_for_priority"), False),
+        ("direct", ("failed", "queue_full"), False),
+        ("direct", ("completed", ""), False),
+    ],
+)
+def test_a_refusal_after_the_row_was_written_ahead(mode: str, row: tuple[str, str], *, holds: bool) -> None:
+    """Past Redis the row comes before the worker; who is shed in between has a row that says just that."""
+    story = Story()
+    story.sent(1, 1.0)
+    story.answered(1, 1.1, 503, "shed_for_priority")
+    story.row(1, *row, mode=mode)
+    assert story.broken() == ({} if holds else {"mismatch": 1})
+
+
+def killed_in_direct_mode(story: Story) -> None:
+    """Redis is stopped, the request runs past it, and its gateway is killed before it answers."""
+    story.fault("stop-redis", "redis", 1.0, 4.0)
+    story.fault("kill-gateway", "gateway-1", 2.5, 2.5)
+    story.sent(1, 2.4)
+    story.ran(1, 2.45)
+    story.silent(1, 2.5, "reset")
+
+
+def test_a_gateway_killed_in_direct_mode_leaves_a_row() -> None:
+    """What ran has a row, whoever died; that nobody was told anything is no excuse."""
+    story = Story()
+    killed_in_direct_mode(story)
+    assert story.broken() == {"missing rows": 1}
+    story.row(1, "failed", "abandoned", mode="direct")
+    assert story.broken() == {}
+    story.rows[-1] = replace(story.rows[-1], status="queued", code="")
+    assert story.broken() == {"lost": 1}
+
+
+def test_an_answer_is_not_abandoned() -> None:
+    """Only a client without an answer may have an abandoned row; a 200 says that the end was noted."""
+    story = Story()
+    story.fault("stop-redis", "redis", 1.0, 4.0)
+    story.fault("kill-gateway", "gateway-1", 2.5, 2.5)
+    story.sent(1, 2.0)
+    story.ran(1, 2.05)
+    story.answered(1, 2.1)
+    story.row(1, "failed", "abandoned", mode="direct")
+    assert story.broken() == {"mismatch": 1}
+
+
+def test_a_spool_that_came_to_redis_and_was_lost_there() -> None:
+    """It is merged when Redis is back; lost there, and the gateway that remembers it killed, nobody knows it."""
+    story = Story()
+    story.fault("stop-redis", "redis", 1.0, 6.0)
+    both_witnesses(story, 7.0, 7.5)
+    assert story.broken() == {}
+    late = Story()
+    late.fault("stop-redis", "redis", 1.0, 6.0)
+    both_witnesses(late, 13.0, 13.5)
+    assert late.broken() == {"missing rows": 1}
 
 
 def completed_twice(story: Story) -> None:

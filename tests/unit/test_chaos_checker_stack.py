@@ -118,11 +118,19 @@ def test_fencing() -> None:
     assert story.broken() == {"fencing": 1}
     story.rows[-1] = replace(story.rows[-1], worker_id="", ended_ms=2055.0)
     assert story.broken() == {"fencing": 1}
-    # In direct mode only the owner counts: its end is told by the gateway's clock.
     story.rows[-1] = replace(story.rows[-1], mode="direct", worker_id="worker-2", ended_ms=2010.0)
-    assert story.broken() == {}
-    story.rows[-1] = replace(story.rows[-1], mode="direct", worker_id="worker-3")
     assert story.broken() == {"fencing": 1}
+
+
+@pytest.mark.parametrize(("ended_ms", "holds"), [(1385.0, True), (1250.0, False)])
+def test_fencing_of_a_slow_batch(ended_ms: float, *, holds: bool) -> None:
+    """A run of 300 ms is not over after 150, so nobody but its owner can have ended it then."""
+    story = Story()
+    story.sent(1, 1.0)
+    story.ran(1, 1.1, takes_s=0.3)
+    story.answered(1, 1.4)
+    story.row(1, ended_ms=ended_ms)
+    assert story.broken() == ({} if holds else {"fencing": 1})
 
 
 @pytest.mark.parametrize("code", ["deadline_exceeded", "worker_lost", "gpu_timeout"])

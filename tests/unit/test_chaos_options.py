@@ -43,6 +43,8 @@ def test_a_stack_that_is_not_ours_gets_only_what_can_be_undone() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ({"seeds": "1-x"}, "--seeds (TIERLANE_CHAOS_SEEDS): '1-x' is neither a seed nor two"),
+        ({"seeds": "1-3", "seed": "1"}, "--seeds (TIERLANE_CHAOS_SEEDS): cannot be given together with --seed"),
         ({"seed": "x"}, "--seed (TIERLANE_CHAOS_SEED): must be an integer"),
         ({"duration": "5"}, "--duration (TIERLANE_CHAOS_DURATION): must be a number from 8"),
         ({"rate": "nan"}, "--rate (TIERLANE_CHAOS_RATE): must be a number"),

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.audit_pairs import Pair
-from gateway.spool import MAX_LINE_BYTES, Spool, SpoolError, from_line, to_line
+from gateway.audit_pairs import Note, Pair
+from gateway.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
 from scheduler.audit import Accepted, Ended
 
 MIB = 1 << 20
@@ -34,14 +34,14 @@ def opened(directory: Path, owner: str = "gw-1", max_bytes: int = MIB) -> Spool:
     return spool
 
 
-def everything(spool: Spool) -> tuple[list[Pair], list[bytes]]:
-    """All that is to be merged: the pairs, and the lines that cannot be read."""
+def everything(spool: Spool) -> tuple[list[Note], list[bytes]]:
+    """All that is to be merged: the notes, and the lines that cannot be read."""
     spool.cut()
-    pairs: list[Pair] = []
+    pairs: list[Note] = []
     bad: list[bytes] = []
     for path in spool.to_merge():
         part = spool.read(path, 0, 10_000)
-        pairs += part.pairs
+        pairs += part.notes
         bad += part.bad
     return pairs, bad
 
@@ -63,6 +63,29 @@ def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
     assert list((tmp_path / "spool").iterdir()) == []
 
 
+def test_a_beginning_alone_is_a_line_too(tmp_path: Path) -> None:
+    """Before its pair or without one, beside pairs, in the order in which they were written."""
+    spool = opened(tmp_path)
+    begun = [(pair(n)[0], None) for n in range(3)]
+    spool.append([begun[0], begun[1]])
+    spool.append([pair(0), begun[2]])
+
+    assert everything(spool) == ([begun[0], begun[1], pair(0), begun[2]], [])
+    assert from_line(to_line(begun[0])[:-2] + b"\n") is None
+    spool.close()
+
+
+def test_what_is_kept_free_is_for_others(tmp_path: Path) -> None:
+    """A group that would leave less does not fit; the same group fits where it may use it up."""
+    spool = opened(tmp_path, max_bytes=MAX_LINE_BYTES + len(LINE) * 2)
+    spool.append([pair(1)], keep_free=len(LINE) + 1)
+    assert spool.full
+    with pytest.raises(SpoolFull, match="The spool is full"):
+        spool.append([pair(2)], keep_free=MAX_LINE_BYTES + 1)
+    spool.append([pair(2)], keep_free=MAX_LINE_BYTES)
+    spool.close()
+
+
 def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     """Directory 0700, file 0600."""
     spool = opened(tmp_path / "spool")
@@ -82,7 +105,7 @@ def test_a_large_file_is_read_in_parts(tmp_path: Path) -> None:
     offset, sizes = 0, []
     while (part := spool.read(path, offset, 2)).next_offset > offset:
         offset = part.next_offset
-        sizes.append(len(part.pairs))
+        sizes.append(len(part.notes))
 
     assert sizes == [2, 2, 1]
 
@@ -237,7 +260,7 @@ def test_the_spool_of_a_killed_gateway_is_anybody_s(tmp_path: Path) -> None:
     taken = heir.take_over("gw-dead")
     assert taken is not None
     lock, paths = taken
-    assert [heir.read(path, 0, 10).pairs for path in paths] == [[pair(1), pair(2)]]
+    assert [heir.read(path, 0, 10).notes for path in paths] == [[pair(1), pair(2)]]
     assert heir.take_over("gw-dead") is None  # Two heirs do not share it.
     for path in paths:
         heir.remove(path)

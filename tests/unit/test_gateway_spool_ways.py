@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gateway.audit_pairs import Pair
+from gateway.audit_pairs import Note, Pair
 from gateway.endless import end_all
-from gateway.spool import Spool, SpoolError
+from gateway.spool import Spool, SpoolError, to_line
 from gateway.spool_merge import CALL_SIZE, SpoolMerge
-from gateway.spool_writer import RETRY_S, SpoolWriter
+from gateway.spool_writer import PAIR_ROOM, RETRY_S, SpoolWriter
 from scheduler.audit import Accepted, Ended
 from scheduler.errors import RedisUnavailable
 
@@ -79,7 +79,7 @@ async def test_a_refusing_disk_refuses_at_the_door_for_a_second(
     now = [0.0]
     writer, told = SpoolWriter(spool, thread, clock=lambda: now[0]), []
 
-    def refuse(pairs: Sequence[Pair]) -> None:
+    def refuse(notes: Sequence[Note], keep_free: int) -> None:
         raise SpoolError("The spool cannot be written: No space left on device.")
 
     with monkeypatch.context() as patch:
@@ -95,14 +95,64 @@ async def test_a_refusing_disk_refuses_at_the_door_for_a_second(
     assert (told, writer.problem) == ([False, True], None)
 
 
+def begun(number: int) -> Note:
+    return pair(number)[0], None
+
+
+async def test_what_began_has_room_to_end(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
+    """A full spool takes no beginning and no end of what never began; of what began it takes the end, in the same group."""
+    spool = Spool(tmp_path, "gw-1", 5 * PAIR_ROOM)
+    spool.open()
+    writer, told = SpoolWriter(spool, thread), list[tuple[str, bool]]()
+    for number in range(10):
+        writer.add(begun(number), lambda safe, name=f"begun {number}": told.append((name, safe)))  # type: ignore[misc]
+        await writer.flush()
+    taken = [name for name, safe in told if safe]
+    assert taken == [f"begun {number}" for number in range(len(taken))]
+    assert 0 < len(taken) < 5
+    told.clear()
+    for number in range(len(taken)):
+        writer.add(pair(number), lambda safe, name=f"end {number}": told.append((name, safe)))  # type: ignore[misc]
+    writer.add(begun(20), lambda safe: told.append(("begun 20", safe)))
+    for number in range(30, 60):
+        writer.add(pair(number), lambda safe: told.append(("never began", safe)))
+    await writer.flush()
+
+    assert told[: len(taken)] == [(f"end {number}", True) for number in range(len(taken))]
+    assert told[len(taken) :] == [("begun 20", False), *[("never began", False)] * 30]
+    assert writer.problem is not None
+    assert writer.problem.startswith("The spool is full")
+    assert writer.refusing
+    assert spool.bytes == sum(len(to_line(begun(n))) + len(to_line(pair(n))) for n in range(len(taken)))
+    assert spool.kept_free == 0
+    spool.close()
+
+
+async def test_an_end_that_goes_another_way_needs_no_room(spool: Spool, thread: ThreadPoolExecutor) -> None:
+    """Released, be it while another group is on its way, its room is free again, and is not kept by the next group."""
+    writer, told = SpoolWriter(spool, thread), list[bool]()
+    writer.add(begun(1), told.append)
+    await writer.flush()
+    assert spool.kept_free == PAIR_ROOM
+    writer.add(begun(2), told.append)
+    writing = asyncio.create_task(writer.flush())
+    await asyncio.sleep(0)
+    writer.release(begun(1)[0].id)
+    await writing
+    writer.release(begun(2)[0].id)
+
+    assert told == [True, True]
+    assert spool.kept_free == 0
+
+
 class Redis:
     """Adopts, and is away from the n-th call on if told so."""
 
     def __init__(self) -> None:
-        self.adopted: list[list[Pair]] = []
+        self.adopted: list[list[Note]] = []
         self.away_from: int | None = None
 
-    async def adopt(self, pairs: Sequence[Pair]) -> int:
+    async def adopt(self, pairs: Sequence[Note]) -> int:
         if self.away_from is not None and len(self.adopted) >= self.away_from:
             raise RedisUnavailable("away")
         self.adopted.append(list(pairs))
@@ -126,6 +176,21 @@ async def test_a_merge_that_breaks_off_goes_on_where_it_was(spool: Spool, thread
     assert [len(call) for call in redis.adopted] == [CALL_SIZE, CALL_SIZE, 10, 1]
     assert [each for call in redis.adopted for each in call] == [*pairs, pair(9999)] == remembered
     assert (spool.to_merge(), spool.bytes) == ([], 0)
+
+
+async def test_a_beginning_is_told_alone_where_its_end_is_not_there(spool: Spool, thread: ThreadPoolExecutor) -> None:
+    """Under way while its file is merged, its pair goes with the next file; a pair repeats the beginning beside it."""
+    redis, remembered = Redis(), list[Pair]()
+    merge = SpoolMerge(spool, thread, redis, may=lambda: True, remember=remembered.extend)
+    spool.append([begun(1), begun(2)])
+    spool.append([pair(1)])
+    await merge.merge()
+    spool.append([pair(2)])
+    await merge.merge()
+
+    assert redis.adopted == [[begun(2), pair(1)], [pair(2)]]
+    assert remembered == [pair(1), pair(2)]
+    assert spool.bytes == 0
 
 
 async def test_nothing_is_merged_while_redis_is_away(spool: Spool, thread: ThreadPoolExecutor) -> None:

@@ -23,15 +23,18 @@ time; nothing is excused by number or share. What is excused is counted beside t
   keys known. Never excused: also while PostgreSQL is away, since a key that cannot be checked gets 503.
 * missing: accepted without a row. Until PostgreSQL has a row, Redis and the gateway both hold it; so it is excused
   where Redis was emptied in that time, and the gateway that took the request was killed before it could send it again.
-  A gateway without Redis takes a request by writing it to its spool: where its disk was full it may have run what it
-  then refuses with 503.
+  What went past Redis comes to it when it is back, and is theirs to hold from then on. Nothing else excuses it: a
+  gateway without Redis has the row in its spool before a worker is called, so what ran there has a row also where the
+  gateway was killed, and what its disk did not take is refused and never ran.
 * without request: a row of these customers whose trace id no try had; a run of a nonce that nobody sent. Never excused.
 * mismatch: answer and row say different outcomes. A 503 or 504 of the kind that a gateway gives of its own accord is
   excused ("told timeout") where that gateway was cut off from Redis or stopped when it answered, or Redis was emptied in
-  the life of the request: it could not learn what had become of it. A row that the auditor had to close ("abandoned") is
-  excused as a missing one is. A refusal (429, queue_full, ...) must have no row.
-* fencing: a completed row names a worker that had begun to run it at least 30 ms before the end (a run takes 50). In
-  direct mode there is no token, and the gateway's clock tells the end: there it must only have begun to run it.
+  the life of the request: it could not learn what had become of it. A row that the auditor had to close ("abandoned"),
+  because its gateway was killed in direct mode, contradicts nothing where the client got no answer; where it got one,
+  it is excused as a missing one is. A refusal (429, queue_full, ...) must have no row, or in direct mode,
+  where the row is written ahead, one that failed with just that code.
+* fencing: a completed row names a worker that had run it to its end by then, to 20 ms; the log says how long each run
+  takes, 50 or 300 ms. The same in direct mode, where the end is told by the gateway's clock.
 * needless failures: accepted, and failed with deadline_exceeded, gpu_timeout, worker_lost, gateway_lost or abandoned,
   while nothing was wrong, nor in the 6 s before, but killed workers, models or schedulers, PostgreSQL, flushed scripts,
   lost subscriptions, and other gateways. At most 1 % of such victims (retried or failed) may fail.

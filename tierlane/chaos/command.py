@@ -71,11 +71,13 @@ def _run(given: dict[str, str | None], *, quiet: bool) -> int:
         typer.echo(fault_list())
         return 0
     from tierlane.chaos.run import run
+    from tierlane.chaos.series import run_series
     from tierlane.embedded import EmbeddedServerError
     from tierlane.up.errors import StackError
 
     try:
-        return run(read_options(given, quiet=quiet))
+        options = read_options(given, quiet=quiet)
+        return run_series(options) if options.seeds else run(options)
     except UsageError as error:
         typer.echo(str(error), err=True)
         return USAGE_ERROR

@@ -5,7 +5,8 @@ However it ends (time over, Ctrl-C, an error), every fault is healed before this
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Conducted:
     drained_s: float | None = None
     left: Left = field(default_factory=Left)
     interrupted: bool = False
+    took_s: dict[str, float] = field(default_factory=dict)  # Of each part of the run.
 
 
 class Conductor:
@@ -63,10 +65,15 @@ class Conductor:
 
     async def run(self, spools: Sequence[Path]) -> Conducted:
         """Load and faults, then drain. `spools`: directories of gateways whose audit spool must become empty."""
-        await self._under_load()
-        await encore(self._target, self._options.seed, self._history)
+        with timed(self._run.took_s, "load"):
+            await self._under_load()
+        with timed(self._run.took_s, "encore"):
+            await encore(self._target, self._options.seed, self._history)
         self._screen.say("healed; waiting until everything that was accepted is finished and audited")
-        seconds, self._run.left = await drain(self._ground.redis_url, self._ground.database_url, spools, DRAIN_WITHIN_S)
+        with timed(self._run.took_s, "drain"):
+            seconds, self._run.left = await drain(
+                self._ground.redis_url, self._ground.database_url, spools, DRAIN_WITHIN_S
+            )
         self._run.recoveries = await asyncio.to_thread(
             recoveries, self._history.events, self._run.events, self._load_ended
         )
@@ -100,6 +107,16 @@ class Conductor:
         self._run.events.append(event)
         self._history.fault(event)
         self._screen.fault(event.at - self._began, event)
+
+
+@contextmanager
+def timed(took_s: dict[str, float], part: str) -> Iterator[None]:
+    """Note how long one part of a run took."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        took_s[part] = round(time.monotonic() - began, 1)
 
 
 def _raise_first(results: Sequence[object]) -> None:

@@ -38,6 +38,7 @@ class _RunLine(msgspec.Struct):
     nonce: str
     began: float
     sent: float | None = None
+    takes: float = 0.05
 
 
 async def collect(
@@ -117,7 +118,7 @@ def _runs(directory: Path) -> Iterator[Run]:
         for line in path.read_bytes().split(b"\n")[:-1]:
             run = decoder.decode(line)
             if run.sent is not None:
-                yield Run(run.nonce, run.began, path.stem)
+                yield Run(run.nonce, run.began, path.stem, run.takes)
 
 
 def open_files(processes: Iterable[tuple[str, psutil.Process]]) -> Files:

@@ -172,11 +172,6 @@ class Excuses:
         """Whether this gateway may not have had a true word from Redis in between."""
         return any(w.meets(begin - SETTLE_S, end + STAMP_S, gateway) for w in self._redis)
 
-    def disk_full(self, gateway: str, begin: float, end: float) -> bool:
-        """Whether the gateway could not write its spool in between."""
-        spells = (w for w in self.windows if w.name == "spool-full")
-        return any(self._renamed(w).meets(begin - STAMP_S, end + STAMP_S, gateway) for w in spells)
-
     def frozen(self, gateway: str, begin: float, end: float) -> bool:
         """Whether the gateway was stopped in between."""
         return any(w.meets(begin - RESUME_S, end, gateway) for w in self._frozen)
@@ -184,6 +179,9 @@ class Excuses:
     def audit_lost(self, gateway: str, sent: float, ended: float) -> bool:
         """Whether both witnesses of the request were lost before PostgreSQL had it: Redis, and then its gateway."""
         last = ended + AUDIT_S
+        for window in self._redis:  # What went past Redis comes to it when it is back.
+            if window.meets(sent - SETTLE_S, ended, gateway):
+                last = max(last, window.end + RESEND_S + AUDIT_S)
         for window in self._postgres:
             if window.overlaps(sent, last):
                 last = max(last, window.end + CATCH_UP_S)

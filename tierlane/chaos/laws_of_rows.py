@@ -18,9 +18,9 @@ MOST_VICTIMS_LOST = 0.01
 WORK_LOST = frozenset({"deadline_exceeded", "gpu_timeout", "worker_lost", "gateway_lost", "abandoned"})
 TOLD_IN_DOUBT = (503, 504)  # What a gateway says of its own accord where it cannot learn the outcome.
 BOTH_WITNESSES = "Redis and then the gateway were lost before PostgreSQL had it"
-NOT_TAKEN = "refused, as its spool was full"
 ABANDONED = "abandoned"  # What the auditor makes of a row whose end nobody has told.
 TOLD_TIMEOUT = "told timeout"
+DIRECT = "direct"  # Past Redis a row may be there before it is clear that no worker takes the request.
 
 
 def lost(case: Case) -> Finding:
@@ -57,10 +57,7 @@ def missing_rows(case: Case) -> Finding:
 
 
 def _why_without_row(case: Case, one: Try) -> str:
-    if case.excuses.audit_lost(one.gateway, one.sent, one.ended):
-        return BOTH_WITNESSES
-    refused = one.answer is not None and one.answer.status == 503
-    return NOT_TAKEN if refused and case.excuses.disk_full(one.gateway, one.sent, one.ended) else ""
+    return BOTH_WITNESSES if case.excuses.audit_lost(one.gateway, one.sent, one.ended) else ""
 
 
 def _without_row(case: Case, request: Request) -> Iterator[tuple[Try, str]]:
@@ -131,7 +128,7 @@ def _contradicts(case: Case, one: Try, answer: Answered, row: Row) -> str:
         return says
     if not row.final:
         return ""  # Counted as lost.
-    if fate_of(answer.status, answer.code) is Fate.REFUSED:
+    if fate_of(answer.status, answer.code) is Fate.REFUSED and not (row.mode == DIRECT and row.code == answer.code):
         return f"Refused with {answer.code}, and yet accepted: {_outcome(row)}."
     told = "" if answer.status == 200 else answer.code
     if told != row.code:

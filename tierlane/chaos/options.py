@@ -1,6 +1,7 @@
 """What one run shall do, from texts to checked values: every fault is told in one sentence that names the option."""
 
 import math
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from tierlane.chaos.option_texts import OPTIONS, both_names
 
 ALL = "all"
 MAX_SEED = 2**63
+MAX_SEEDS = 1000
+_SEEDS = re.compile(r"(?P<first>[0-9]{1,19})(-(?P<last>[0-9]{1,19}))?")
 MAX_SECONDS = 86_400.0
 MIN_SECONDS = 8.0  # Shorter, there is no time between the quiet ends.
 MAX_RATE = 10_000.0
@@ -47,12 +50,16 @@ class Options:
     json: Path | None
     keep: Path | None
     quiet: bool
+    seeds: tuple[int, ...] = ()  # Of a series; without one, `seed` is the only one.
 
 
 def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Options:
     """Check all options; those of None have their default. Raises UsageError."""
     reader = _Reader(given)
     against = reader.path("against")
+    seeds = reader.seeds("seeds")
+    if seeds and reader.text("seed"):
+        raise UsageError(f"{both_names('seeds')}: cannot be given together with {both_names('seed')}.")
     return Options(
         seed=reader.integer("seed", 0, MAX_SEED) if reader.text("seed") else secrets.randbits(32),
         duration=reader.number("duration", MIN_SECONDS, MAX_SECONDS),
@@ -63,7 +70,24 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
         json=reader.path("json"),
         keep=reader.path("keep"),
         quiet=quiet,
+        seeds=seeds,
     )
+
+
+def seed_range(text: str) -> tuple[int, ...]:
+    """The seeds of a text such as "1-20" or "3,7-9", each once, in the order of the text. Raises ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = _SEEDS.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{part.strip()!r} is neither a seed nor two with a hyphen between")
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        if not first <= last <= MAX_SEED:
+            raise ValueError(f"{part.strip()!r} has no seeds from 0 to {MAX_SEED} in rising order")
+        if len(found) + last - first >= MAX_SEEDS:
+            raise ValueError(f"at most {MAX_SEEDS} seeds can be run in one series")
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
 
 
 def fault_list() -> str:
@@ -98,6 +122,13 @@ class _Reader:
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
             raise UsageError(f"{both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
         return int(text)
+
+    def seeds(self, option: str) -> tuple[int, ...]:
+        text = self.text(option)
+        try:
+            return seed_range(text) if text else ()
+        except ValueError as error:
+            raise UsageError(f"{both_names(option)}: {error}.") from None
 
     def kinds(self, option: str, *, outside: bool) -> tuple[Kind, ...]:
         text = self.text(option)

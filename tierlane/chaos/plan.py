@@ -3,7 +3,7 @@
 All times are seconds of CLOCK_MONOTONIC on this machine (`time.monotonic`), which its processes share.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -51,9 +51,9 @@ class Sources:
     """Where evidence is read after the drain, past all proxies.
 
     `database_url` and `redis_url` as in the settings (asyncpg driver). `runs` is the directory into which the backend
-    `tierlane.chaos.echo` writes one JSON line for each item when it begins to run it, {"nonce", "sent", "began"}
-    (`sent` is the client's time out of the input, null where there is none), in a file `*.jsonl` for each process, whose
-    last line may be cut; None where the stack's backend writes none, and late execution cannot be measured. `started_at` is wall-clock seconds (UNIX time)
+    `tierlane.chaos.echo` writes one JSON line for each item when it begins to run it, {"nonce", "sent", "began",
+    "takes"} (`sent` is the client's time out of the input, null where there is none; `takes` in seconds), in a file
+    `*.jsonl` for each process, whose last line may be cut; None where the stack's backend writes none, and late execution cannot be measured. `started_at` is wall-clock seconds (UNIX time)
     before the first request. `gateway_urls` and `service_token` are for `/internal/*`.
     """
 
@@ -75,7 +75,10 @@ class Recovery:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What the report says of the run itself. `schedule` is in plain text, one line for each planned fault."""
+    """What the report says of the run itself. `schedule` is in plain text, one line for each planned fault.
+
+    `took_s`: seconds of each part of the run, by name.
+    """
 
     seed: int
     duration_s: float
@@ -88,6 +91,7 @@ class RunInfo:
     drained_s: float | None = None
     interrupted: bool = False
     notes: Sequence[str] = field(default_factory=tuple)
+    took_s: Mapping[str, float] = field(default_factory=dict)
 
 
 # The contract of an input: "<nonce>:<time.monotonic() at sending, 6 decimals>:<padding>". The nonce is a secret of the

@@ -38,11 +38,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """A model began to run one input at `began`; `process` is the log that says so."""
+    """A model began to run one input at `began`, which takes `takes_s`; `process` is the log that says so."""
 
     nonce: str
     began: float
     process: str = ""
+    takes_s: float = 0.05
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ def document(info: RunInfo, events: Sequence[Event], evidence: Evidence, verdict
         "shape": info.shape,
         "interrupted": info.interrupted,
         "drained_s": info.drained_s,
+        "took_s": dict(info.took_s),
         "versions": info.versions,
         "notes": list(info.notes),
         "verdicts": [asdict(verdict) for verdict in verdicts.all],

@@ -1,4 +1,4 @@
-"""From checked options to an exit code: a stack, a run on it, the checker's verdict, shown and written."""
+"""From checked options to a result: a stack, a run on it, the checker's verdict, shown and written."""
 
 import asyncio
 import signal
@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tierlane.chaos import checker, evidence, report
 from tierlane.chaos.catalogue import Place
-from tierlane.chaos.conduct import Conducted, Conductor
+from tierlane.chaos.conduct import Conducted, Conductor, timed
 from tierlane.chaos.drain import Left
 from tierlane.chaos.ground import Ground
 from tierlane.chaos.history import History
@@ -27,6 +27,7 @@ from tierlane.chaos.plan import RunInfo, Sources, Target
 from tierlane.chaos.proof import Evidence, FileCount
 from tierlane.chaos.screen import Screen
 from tierlane.chaos.stack import ChaosStack
+from tierlane.chaos.verdicts import Verdicts
 from tierlane.chaos.versions import versions
 
 HELD, BREACHED = 0, 1
@@ -39,49 +40,77 @@ ROLES = (Place.GATEWAY, Place.SCHEDULER, Place.WORKER)
 
 @dataclass(frozen=True)
 class Site:
-    """A stack that works, and all that a run on it needs. `stop_now`: what a second Ctrl-C does."""
+    """A stack that works, and all that a run on it needs. `stop_now`: what a second Ctrl-C does.
+
+    `took_s`: how long each part of the run took, so far.
+    """
 
     ground: Ground
     target: Target
     sources: Sources
     spools: Sequence[Path]
     stop_now: Callable[[], None]
+    took_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one run."""
+
+    info: RunInfo
+    verdicts: Verdicts
+    document: report.Document
+
+    def show(self) -> None:
+        """Print the table, and the breaches."""
+        # A table that is wider than the terminal is better broken by it than cut by us.
+        report.show(Console(width=max(MIN_WIDTH, Console().width)), self.info, self.verdicts)
 
 
 def run(options: Options) -> int:
     """Run and report; return the exit code. Raises UsageError, StackError, EmbeddedServerError."""
     if options.json:
-        _writable(options.json)
+        writable(options.json)
+    result = judged(options)
+    result.show()
+    if options.json:
+        write(options.json, result.document)
+    return HELD if result.verdicts.hold else BREACHED
+
+
+def judged(options: Options) -> Result:
+    """Run, and judge what came of it. Raises UsageError, StackError, EmbeddedServerError."""
     screen = Screen(Console(), quiet=options.quiet)
     if options.against:
         return uvloop.run(_run_outside(options, options.against, screen))
     return uvloop.run(_run_inside(options, screen))
 
 
-async def _run_outside(options: Options, file: Path, screen: Screen) -> int:
+async def _run_outside(options: Options, file: Path, screen: Screen) -> Result:
     stack = OutsideStack(file)
     screen.say(f"seed {options.seed}: against {file}")
     site = Site(stack, await stack.target(), stack.sources(time.time()), (), lambda: None)
     return await _judged(options, site, History(), screen)
 
 
-async def _run_inside(options: Options, screen: Screen) -> int:
+async def _run_inside(options: Options, screen: Screen) -> Result:
     with home(options.keep) as place:
         stack = ChaosStack(place.data_dir, options.shape, place.leash, place.lines)
         try:
             screen.say(f"seed {options.seed}: starting {options.shape}")
-            began = time.monotonic()
-            await stack.start()
-            screen.say(f"ready in {time.monotonic() - began:.1f} s")
-            site = Site(stack, stack.target, stack.sources(time.time()), stack.spools, stack.kill)
+            took_s: dict[str, float] = {}
+            with timed(took_s, "start"):
+                await stack.start()
+            screen.say(f"ready in {took_s['start']:.1f} s")
+            site = Site(stack, stack.target, stack.sources(time.time()), stack.spools, stack.kill, took_s)
             with History(place.path / HISTORY) as history:
                 return await _judged(options, site, history, screen)
         finally:
             await stack.stop()
 
 
-async def _judged(options: Options, site: Site, history: History, screen: Screen) -> int:
-    """One run with its verdict, shown and written; the exit code."""
+async def _judged(options: Options, site: Site, history: History, screen: Screen) -> Result:
+    """One run with its verdict."""
     shown = await versions(site.ground.redis_url, site.ground.database_url)
     screen.say(", ".join(f"{name} {version}" for name, version in shown.items()))
     conductor = Conductor(options, site.ground, site.target, history, screen)
@@ -90,16 +119,14 @@ async def _judged(options: Options, site: Site, history: History, screen: Screen
         conducted = await conductor.run(site.spools)
     files = evidence.compared(before, await _open_files(site.ground))
     # In a thread: our loop carries the stack's connections, and to hold it up would be another fault.
-    found = await asyncio.to_thread(_collected, site, files, conducted.left)
-    verdicts = checker.check(history.events, found, conducted.recoveries)
-    info = _run_info(options, shown, conducted)
-    # A table that is wider than the terminal is better broken by it than cut by us.
-    report.show(Console(width=max(MIN_WIDTH, Console().width)), info, verdicts)
-    if options.json:
-        _write(options.json, report.document(info, history.events, found, verdicts))
+    with timed(site.took_s, "evidence"):
+        found = await asyncio.to_thread(_collected, site, files, conducted.left)
+    with timed(site.took_s, "check"):
+        verdicts = checker.check(history.events, found, conducted.recoveries)
+    info = _run_info(options, shown, conducted, {**site.took_s, **conducted.took_s})
     if options.keep:
-        _write(options.keep / EVIDENCE, found)
-    return HELD if verdicts.hold else BREACHED
+        write(options.keep / EVIDENCE, found)
+    return Result(info, verdicts, report.document(info, history.events, found, verdicts))
 
 
 def _collected(site: Site, files: Sequence[FileCount], left: Left) -> Evidence:
@@ -107,11 +134,12 @@ def _collected(site: Site, files: Sequence[FileCount], left: Left) -> Evidence:
     return asyncio.run(evidence.collect(site.sources, site.target.customers, files, unfinished))
 
 
-def _write(path: Path, value: object) -> None:
+def write(path: Path, value: object) -> None:
+    """Write it as JSON."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
-def _run_info(options: Options, shown: dict[str, str], conducted: Conducted) -> RunInfo:
+def _run_info(options: Options, shown: dict[str, str], conducted: Conducted, took_s: dict[str, float]) -> RunInfo:
     """What the report says of the run itself."""
     return RunInfo(
         seed=options.seed,
@@ -124,6 +152,7 @@ def _run_info(options: Options, shown: dict[str, str], conducted: Conducted) -> 
         recoveries=conducted.recoveries,
         drained_s=conducted.drained_s,
         interrupted=conducted.interrupted,
+        took_s=took_s,
     )
 
 
@@ -160,7 +189,7 @@ def _signals(first: Callable[[], None], second: Callable[[], None]) -> Iterator[
             loop.remove_signal_handler(number)
 
 
-def _writable(path: Path) -> None:
+def writable(path: Path) -> None:
     """Raise UsageError now rather than after a long run."""
     try:
         path.touch()

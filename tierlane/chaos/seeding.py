@@ -6,6 +6,7 @@ Only rates and bursts are wide. The shed rules, the queue times and the capacity
 import asyncpg
 
 from ledger.postgres import asyncpg_dsn
+from tierlane.chaos.echo import MEAN_S
 from tierlane.chaos.plan import Customer
 from tierlane.up.demo import TIERS
 
@@ -15,8 +16,8 @@ WIDE = 100_000.0
 WIDEN = """
 UPDATE tiers SET requests_per_second = $1::float8, burst = $1::float8, max_concurrency = $1::int, max_queue_depth = $1::int
 """
-# What a model of 50 ms does: measured, it would be the same after some seconds of load.
-RATE_MODELS = "UPDATE models SET rps_per_gpu = max_batch_size / 0.05"
+# What the model does: measured, it would be the same after some seconds of load.
+RATE_MODELS = "UPDATE models SET rps_per_gpu = max_batch_size / $1::float8"
 ADD_CUSTOMERS = """
 INSERT INTO customers (name, tier)
 SELECT 'chaos-' || tier || '-' || number, tier
@@ -33,7 +34,7 @@ async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) 
     connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
     try:
         await connection.execute(WIDEN, WIDE)
-        await connection.execute(RATE_MODELS)
+        await connection.execute(RATE_MODELS, MEAN_S)
         await connection.execute(ADD_CUSTOMERS, list(TIERS), per_tier)
         rows = await connection.fetch(ISSUE_KEYS)
     finally:

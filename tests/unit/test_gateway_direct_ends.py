@@ -1,0 +1,155 @@
+"""Who has to go though the audit has his beginning: he gets his end there, which says what he was told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from direct_parts import waiting
+from eventually import eventually
+from gateway.audit_pairs import Note, audit_pair
+from gateway.cancels import Cancels
+from gateway.direct_audit import DirectAudit
+from gateway.direct_ends import DirectEnds
+from gateway.direct_queue import DirectEntry
+from gateway.endless import end_all
+from gateway.spool import to_line
+from gateway.spool_writer import PAIR_ROOM
+from scheduler.admission import Verdict
+from scheduler.errors import ErrorCode
+from scheduler.replies import Reply
+from scheduler.request_id import new_request_id
+from scheduler.states import Admission
+
+
+class Nobody:
+    """A Redis that is away."""
+
+    async def adopt(self, pairs: Sequence[Note]) -> None:
+        raise NotImplementedError
+
+    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
+        raise NotImplementedError
+
+
+class Desk:
+    """Ends over a real spool that is never merged."""
+
+    def __init__(self, directory: Path) -> None:
+        self.audit = DirectAudit(directory, "g1", 1 << 20, Nobody(), may_merge=lambda: False, remember=lambda _: None)
+        self.audit.begin()
+        self.cancels = Cancels(Nobody())
+        self.ends = DirectEnds("g1", self.audit, self.cancels, lambda: 1.0)
+
+    def enter(self) -> DirectEntry:
+        entry = DirectEntry(waiting(new_request_id()), 1, 0.0)
+        self.ends.take(entry)
+        return entry
+
+    async def begun(self) -> DirectEntry:
+        """One that was sent to a worker, and came back unserved."""
+        entry = self.enter()
+        assert await self.ends.begin([entry]) == [entry]
+        return entry
+
+    async def notes(self) -> list[Note]:
+        """All that is on the disk, when nothing is on its way there any more."""
+        await eventually(lambda: not len(self.ends), "all is noted")
+        self.audit.spool.cut()
+        return [note for path in self.audit.spool.to_merge() for note in self.audit.spool.read(path, 0, 1000).notes]
+
+    async def ended(self) -> list[tuple[str, str, bool]]:
+        return [(end.state, end.error_code, end.delivered) for _, end in await self.notes() if end]
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    made = Desk(tmp_path)
+    tasks = [asyncio.create_task(made.audit.writer.run())]
+    yield made
+    await end_all(tasks)
+    await made.audit.close()
+
+
+async def test_shed_before_it_was_sent_it_leaves_no_trace(desk: Desk) -> None:
+    """Refused as if it had not come."""
+    entry = desk.enter()
+    desk.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
+
+    assert entry.waiter.future.result() is ErrorCode.SHED_FOR_PRIORITY
+    assert await desk.notes() == []
+
+
+async def test_shed_after_it_was_sent_it_has_an_end(desk: Desk) -> None:
+    """A busy worker sent it back, and then it had to make room: told when the disk has it."""
+    entry = await desk.begun()
+    desk.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
+    assert not entry.waiter.future.done()
+
+    assert await desk.ended() == [("failed", "shed_for_priority", True)]
+    assert entry.waiter.future.result() is ErrorCode.SHED_FOR_PRIORITY
+    assert desk.audit.spool.kept_free == 0
+
+
+async def test_a_late_verdict_of_redis_is_what_was_told(desk: Desk) -> None:
+    """Taken over while Redis was asked, sent to a worker, and then Redis said no: the audit says so, too."""
+    before, after = desk.enter(), await desk.begun()
+    for entry in (before, after):
+        entry.waiter.finish(Verdict(Admission.QUEUE_FULL, 0.0, 0, 0, 0))
+    desk.ends.sweep(1.0)
+
+    assert await desk.ended() == [("failed", "queue_full", True)]
+    assert {accepted.id for accepted, _ in await desk.notes()} == {after.id}
+
+
+async def test_what_redis_accepted_is_left_to_it(desk: Desk) -> None:
+    """No end of ours, no answer, and no room kept for either, be it left while its beginning was on its way."""
+    sent, leaving = await desk.begun(), desk.enter()
+    beginning = asyncio.create_task(desk.ends.begin([leaving]))
+    await asyncio.sleep(0)
+    for entry in (sent, leaving):
+        entry.waiter.accepted = True
+        desk.ends.given_up(entry, ErrorCode.WORKER_LOST)
+
+    assert await beginning == []
+    assert await desk.ended() == []
+    assert [entry.waiter.future.done() for entry in (sent, leaving)] == [False, False]
+    assert desk.audit.spool.kept_free == 0
+
+
+async def test_two_lines_ask_for_one_beginning_once(desk: Desk) -> None:
+    """The first was cancelled while it waited for the disk; the second waits for the same write."""
+    entry = desk.enter()
+    first = asyncio.create_task(desk.ends.begin([entry]))
+    await asyncio.sleep(0)
+    first.cancel()
+
+    assert await desk.ends.begin([entry]) == [entry]
+    assert await desk.ends.begin([entry]) == [entry]
+    desk.ends.given_up(entry, ErrorCode.WORKER_LOST)
+    assert [end and end.error_code for _, end in await desk.notes()] == [None, "worker_lost"]
+
+
+async def test_who_ended_while_its_beginning_was_written_is_not_sent(desk: Desk) -> None:
+    """The disk took its time: over by then, its end follows its beginning and no worker is called."""
+    entry = desk.enter()
+    beginning = asyncio.create_task(desk.ends.begin([entry]))
+    await asyncio.sleep(0)
+    desk.ends.given_up(entry, ErrorCode.DEADLINE_EXCEEDED)
+
+    assert await beginning == []
+    assert [end and end.error_code for _, end in await desk.notes()] == [None, "deadline_exceeded"]
+
+
+async def test_a_pair_fits_into_the_room_that_it_is_promised() -> None:
+    """With every name as long as names are."""
+    long = waiting(
+        new_request_id(), tier="t" * 64, customer_id="c" * 36, api_key_id="k" * 36, model="m" * 200, trace_id="a" * 32
+    )
+    reply = Reply(
+        long.id, "c", "n", "failed", "deadline_exceeded", 3, 1 / 3, "b" * 36, 8, "w" * 200, 1 / 3, 9999, "", ""
+    )
+    line = to_line(audit_pair("g" * 200, long, reply, 1 / 3, "direct"))
+
+    assert len(line) <= PAIR_ROOM
