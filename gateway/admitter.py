@@ -16,11 +16,11 @@ import msgspec
 
 from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.cancels import Cancels
-from gateway.fault_log import log_fault
 from gateway.waiters import Waiter
 from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
 from scheduler.states import Admission
 
 WORTH_TELLING_MS = 20  # Waits under this are not worth a copy of the submission.

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.catalog_view import CatalogView, SnapshotView
-from gateway.fault_log import log_fault
 from gateway.limits import LiveLimits
 from gateway.meter import Meter
 from scheduler.errors import TierlaneError
+from scheduler.fault_log import log_fault
 from scheduler.observation import GatewayStats, Observation
 from scheduler.presence import BeatReply
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gateway.fault_log import log_fault
 from scheduler.errors import ErrorCode, TierlaneError
+from scheduler.fault_log import log_fault
 from scheduler.replies import Reply
 
 MAX_IDS = 10_000

@@ -25,13 +25,13 @@ from gateway.direct_mode import DirectMode, Mode
 from gateway.direct_queue import DirectEntry, DirectQueue
 from gateway.direct_view import DirectView
 from gateway.endless import end_all
-from gateway.fault_log import log_fault
 from gateway.limits import LiveLimits
 from gateway.redis_watch import RedisWatch
 from gateway.waiters import Waiter, Waiters
 from scheduler.admission import TierLimit
 from scheduler.direct import Hello
 from scheduler.errors import ErrorCode
+from scheduler.fault_log import log_fault
 from scheduler.states import Admission
 
 TICK_S = 0.025

@@ -15,11 +15,11 @@ import structlog
 from gateway.breaker import BreakerState
 from gateway.direct_calls import DirectLine, WorkerBusy
 from gateway.direct_queue import DirectEntry, DirectQueue
-from gateway.fault_log import log_fault
 from gateway.sweep import LEAD_S
 from scheduler.batches import RETRY_BUDGET, Outcome
 from scheduler.direct import DirectError, DirectItem, Hello
 from scheduler.errors import ErrorCode
+from scheduler.fault_log import log_fault
 from scheduler.observation import WorkerView
 
 REST_S = 0.02

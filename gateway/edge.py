@@ -17,11 +17,11 @@ from aiohttp.web_protocol import RequestHandler
 from gateway.answer import Answer
 from gateway.config import GatewayConfig
 from gateway.doors import Doors
-from gateway.fault_log import log_fault
 from gateway.faults import Faults
 from gateway.routes import Call, Routes
 from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError, StartError
+from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
 
 log = structlog.get_logger("gateway")

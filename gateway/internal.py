@@ -13,7 +13,6 @@ from gateway.beat import Beat
 from gateway.catalog_view import CatalogView
 from gateway.direct import Direct
 from gateway.doors import Doors
-from gateway.fault_log import log_fault
 from gateway.faults import Refusal
 from gateway.health import HealthInputs, health
 from gateway.limits import LiveLimits
@@ -22,6 +21,7 @@ from gateway.subscriber import Subscriber
 from gateway.timeline import from_audit, from_redis
 from ledger.requests import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.fault_log import log_fault
 from scheduler.replies import RequestDetail
 from scheduler.request_id import created_ms
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from redis.asyncio import Redis
 
 from gateway.breaker import Breaker, BreakerState
-from gateway.fault_log import log_fault
 from scheduler.connections import bounded
 from scheduler.errors import RedisUnavailable
+from scheduler.fault_log import log_fault
 
 MAX_TRIES = 4
 """Sending one admission call more often helps nobody, whatever the breaker says."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.answer import Headers
-from gateway.fault_log import log_fault
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.fault_log import log_fault
 from scheduler.replies import Reply
 
 REPLAYED: Headers = [("Idempotent-Replayed", "true")]

@@ -16,10 +16,10 @@ from typing import Protocol, TypeVar, TypeVarTuple
 import structlog
 
 from gateway.audit_pairs import Note, Pair
-from gateway.fault_log import log_fault
 from gateway.spool import Spool
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
 
 log = structlog.get_logger("gateway")
 

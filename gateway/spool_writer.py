@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from gateway.audit_pairs import Note
-from gateway.fault_log import log_fault
 from gateway.spool import Spool, SpoolError, SpoolFull
 from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
 
 MAX_GROUP = 256
 PAIR_ROOM = 2048

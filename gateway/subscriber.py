@@ -14,11 +14,11 @@ import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from gateway.fault_log import log_fault
 from gateway.waiters import Waiters
 from scheduler.backoff import Backoff
 from scheduler.connections import translated
 from scheduler.errors import RedisUnavailable, TierlaneError
+from scheduler.fault_log import log_fault
 from scheduler.replies import Reply, decode_replies
 
 log = structlog.get_logger("gateway")

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from gateway.cancels import CALL_SIZE, CancelCall, Cancels
-from gateway.fault_log import log_fault
 from gateway.waiters import Waiter, Waiters
 from scheduler.errors import ErrorCode, TierlaneError
+from scheduler.fault_log import log_fault
 
 TICK_S = 0.025
 GRACE_S = 0.05  # How long Redis has to say what stands.

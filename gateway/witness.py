@@ -18,7 +18,6 @@ import structlog
 from gateway.admitter import ENTERED, AdmitCall, Limits, with_time_left
 from gateway.audit_pairs import Pair
 from gateway.cancels import Cancels
-from gateway.fault_log import log_fault
 from gateway.last_ends import LastEnds, outcome_of
 from gateway.waiters import Waiter, Waiters
 from gateway.witness_policy import OTHER_EPOCH, Signs, candidates, worth_again
@@ -26,6 +25,7 @@ from scheduler.admission import MAX_SUBMISSIONS, Submission, Verdict
 from scheduler.adoption import MAX_PAIRS
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
 from scheduler.replies import Reply
 
 log = structlog.get_logger("gateway")

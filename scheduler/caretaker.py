@@ -11,6 +11,7 @@ import structlog
 from scheduler.endings import Endings
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
 from scheduler.presence import Presence
 
 log = structlog.get_logger("scheduler")
@@ -50,6 +51,8 @@ class Caretaker:
             await step()
         except RedisUnavailable as error:
             log.warning("redis_away", error=str(error))
+        except Exception as error:  # noqa: BLE001 - no fault may end this loop
+            log_fault("looking after the pool failed", error)
 
     async def _reap(self) -> None:
         reaped = await self._endings.reap(self._min_left_ms(), round(self._pass_s * 1000))

@@ -18,6 +18,7 @@ from scheduler.batches import Batches
 from scheduler.connections import bounded
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
 from scheduler.keys import Keys
 from scheduler.observation import Queues
 
@@ -93,6 +94,10 @@ class Dispatcher:
                 backoff.reset()
             except RedisUnavailable as error:
                 log.warning("redis_away", error=str(error))
+                await backoff.sleep()
+                continue
+            except Exception as error:  # noqa: BLE001 - no fault may end this loop
+                log_fault("forming batches failed", error)
                 await backoff.sleep()
                 continue
             await self._waker.wait(wait_s)

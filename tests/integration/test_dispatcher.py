@@ -165,3 +165,27 @@ async def _counted(pool: Pool, caretaker: Caretaker) -> bool:
         await pool.worker_beats("w1")
     await caretaker.look_after()
     return caretaker.healthy == 1
+
+
+async def test_a_fault_that_nobody_thought_of_ends_no_loop(pool: Pool, redis_url: str) -> None:
+    """Policy and tiers come from a catalog that admins edit: whatever is raised there, the next turn and pass go on."""
+    faults = iter([KeyError("tier"), ZeroDivisionError()])
+
+    def policy() -> BatchPolicy:
+        if (fault := next(faults, None)) is not None:
+            raise fault
+        return POLICY
+
+    def tiers() -> tuple[str, ...]:
+        return tuple(tier.name for tier in policy().tiers)
+
+    await workers_are_counted(pool, 1)
+    await pool.queue(1)
+    blocking = blocking_client(redis_url)
+    waker = Waker(blocking, pool.keys)
+    dispatcher = Dispatcher(pool.batches, waker, policy, time.monotonic)
+    caretaker = Caretaker(pool.endings, pool.presence, tiers, lambda: 0, 20)
+    async with running(waker.run(), dispatcher.run(), caretaker.run()):
+        await eventually(lambda: ready(pool), "a batch is formed all the same")
+    await blocking.aclose()
+    assert next(faults, None) is None

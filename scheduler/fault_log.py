@@ -6,7 +6,7 @@ import traceback
 
 import structlog
 
-log = structlog.get_logger("gateway")
+log = structlog.get_logger("process")
 
 
 def log_fault(event: str, error: BaseException | None, **fields: str) -> None:
