@@ -31,7 +31,12 @@ class AdmitCall(Protocol):
     """`Admissions`, as far as the gateway uses it."""
 
     async def admit(
-        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission], redis_ms: int = 0
+        self,
+        tiers: Sequence[TierLimit],
+        capacity_rps: float,
+        submissions: Sequence[Submission],
+        redis_ms: int = 0,
+        run_ms: int = 0,
     ) -> list[Verdict]: ...
 
 
@@ -41,6 +46,7 @@ class Limits(NamedTuple):
     tiers: Sequence[TierLimit]
     capacity_rps: float
     redis_ms: int = 0  # Redis TIME now, at the latest; 0: not known.
+    run_ms: int = 0  # What a run takes; 0: not known.
 
 
 class Admitter:
@@ -128,7 +134,7 @@ class Admitter:
         while True:
             self._watch.begun()
             try:
-                verdicts = await self._admissions.admit(*limits[:2], submissions, limits.redis_ms)
+                verdicts = await self._admissions.admit(*limits[:2], submissions, *limits[2:])
             except RedisUnavailable:
                 self.failed_calls += 1
                 self._watch.failed()

@@ -12,7 +12,9 @@ from gateway.catalog_view import CatalogView
 from gateway.config import GatewayConfig
 from gateway.edge import EdgeServer, check_parser, serve
 from gateway.endless import end_all
+from gateway.identities import Tokens
 from gateway.internal import FindStored
+from gateway.me import FindUsage
 from gateway.parts import Parts
 from scheduler.connections import check_server
 from scheduler.errors import ErrorCode, RedisUnavailable
@@ -27,8 +29,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Gateway(Parts):
     """One gateway process. `start` listens, `drain` answers every accepted request, `stop` ends it."""
 
-    def __init__(self, config: GatewayConfig, catalog: CatalogView, find_stored: FindStored | None = None) -> None:
-        super().__init__(config, catalog, find_stored)
+    def __init__(
+        self,
+        config: GatewayConfig,
+        catalog: CatalogView,
+        find_stored: FindStored | None = None,
+        find_usage: FindUsage | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
+        super().__init__(config, catalog, find_stored, find_usage, tokens)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.ServerRunner | None = None
         self._edge: EdgeServer | None = None
@@ -57,6 +66,7 @@ class Gateway(Parts):
             "witness": self.witness.run(),
             "edge": edge.sweep_forever(),
             **self.direct.loops(),
+            **self.identities.loops(),
         }
         self._tasks = [asyncio.create_task(loop, name=f"gateway {name}") for name, loop in loops.items()]
         self._runner, self.port = await serve(edge, self.config)
@@ -96,6 +106,7 @@ class Gateway(Parts):
             await self._runner.cleanup()
         await end_all(self._tasks)
         await self.direct.close()
+        await self.me.close()
         with contextlib.suppress(RedisUnavailable):
             await self._presence.gateway_gone(self.config.gateway_id)
         await self._client.aclose()
@@ -115,7 +126,10 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def run_gateway(
     config: GatewayConfig,
     catalog: CatalogView,
+    *,
     find_stored: FindStored | None = None,
+    find_usage: FindUsage | None = None,
+    tokens: Tokens | None = None,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `catalog` is running already and is stopped by the caller.
@@ -127,7 +141,7 @@ async def run_gateway(
     loop = asyncio.get_running_loop()
     for sign in SIGNALS:
         loop.add_signal_handler(sign, leave.set)
-    gateway = Gateway(config, catalog, find_stored)
+    gateway = Gateway(config, catalog, find_stored, find_usage, tokens)
     try:
         await gateway.start()
         await _serve_until(gateway, leave, on_ready)

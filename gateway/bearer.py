@@ -1,4 +1,4 @@
-"""Who sends this: exactly one Authorization header, Bearer, short; the header's text goes no further than `verify`."""
+"""The token of a request: exactly one Authorization header, Bearer, short; what it says goes no further than `identify`."""
 
 import hmac
 
@@ -10,8 +10,8 @@ MAX_TOKEN_BYTES = 256
 _SCHEME = "bearer "
 
 
-def bearer_token(headers: CIMultiDictProxy[str]) -> str:
-    """The token of the request.
+def bearer_token(headers: CIMultiDictProxy[str], longest_jwt: int = 0) -> str:
+    """The token of the request. `longest_jwt`: bytes that a token may have which looks like a JWT; 0: none is taken.
 
     Raises RequestError: `invalid_request` for more than one header, `invalid_api_key` for none, another scheme, or
     a token that cannot be one of ours.
@@ -23,9 +23,16 @@ def bearer_token(headers: CIMultiDictProxy[str]) -> str:
     if value[:7].lower() != _SCHEME:
         raise _missing()
     token = value[7:].strip(" ")
-    if not token or len(token) > MAX_TOKEN_BYTES or not token.isascii() or not token.isprintable():
+    if not token or not token.isascii() or not token.isprintable():
+        raise RequestError(ErrorCode.INVALID_API_KEY)
+    if len(token) > MAX_TOKEN_BYTES and not (len(token) <= longest_jwt and looks_like_jwt(token)):
         raise RequestError(ErrorCode.INVALID_API_KEY)
     return token
+
+
+def looks_like_jwt(token: str) -> bool:
+    """Whether it has the three parts of a signed JWT; an API key has no dot."""
+    return token.count(".") == 2
 
 
 def check_service_token(headers: CIMultiDictProxy[str], expected: str) -> None:

@@ -18,6 +18,7 @@ from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.observation import GatewayStats, Observation
 from scheduler.presence import BeatReply
+from scheduler.refusals import Refusal
 
 BEAT_S = 0.25
 
@@ -25,7 +26,7 @@ BEAT_S = 0.25
 class PresenceCalls(Protocol):
     """`Presence`, as far as the gateway uses it."""
 
-    async def gateway_beat(self, stats: GatewayStats) -> BeatReply: ...
+    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply: ...
 
     async def observe(self, tiers: Sequence[str]) -> Observation: ...
 
@@ -39,7 +40,10 @@ class Listener(Protocol):
 
 
 class Beat:
-    """The heartbeat and the last look at the pool. `clock` is monotonic seconds."""
+    """The heartbeat and the last look at the pool. `clock` is monotonic seconds.
+
+    `refusals` gives what was refused since it was called last: it goes with the beat, and is lost with it.
+    """
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Beat:
         *,
         listener: Listener,
         watch: CallWatch = ONCE_MORE,
+        refusals: Callable[[], Sequence[Refusal]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._presence = presence
@@ -58,6 +63,7 @@ class Beat:
         self._meter = meter
         self._listener = listener
         self._watch = watch
+        self._refusals = refusals
         self._clock = clock
         self.observation: Observation | None = None
         self.observed_at = 0.0
@@ -77,7 +83,8 @@ class Beat:
         tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
         self._watch.begun()
         try:
-            reply = await self._presence.gateway_beat(self._meter.beat(tiers, self._clock()))
+            stats = self._limits.told(self._meter.beat(tiers, self._clock()))
+            reply = await self._presence.gateway_beat(stats, self._refusals())
             self._limits.memory(reply.memory_share)
             self._listener.beat(reply.epoch_us)
             asked_at = self._clock()

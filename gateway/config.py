@@ -24,6 +24,7 @@ class GatewayConfig:
     direct: bool = True  # Call the workers' direct endpoints while Redis is away; needs `data_dir`.
     data_dir: Path | None = None  # Holds the audit spool; gateways may share it.
     spool_max_bytes: int = 64 << 20
+    auth_failures: str = "30/minute"  # Of one address, in the notation of `limits`; "off": no end.
     max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.
 
     header_timeout_s: float = 5.0  # From the first byte of a request to the end of its headers.

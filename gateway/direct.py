@@ -95,7 +95,8 @@ class Direct:
             waiter.finish(ErrorCode.NO_CAPACITY)
             return True
         limit, priority = tier
-        verdict = waiter.verdict = self._door.judge(waiter.submission, limit, priority, now)
+        in_use = self._ends.of_customer(waiter.submission.customer_id)
+        verdict = waiter.verdict = self._door.judge(waiter.submission, limit, priority, now, in_use=in_use)
         if verdict.outcome is Admission.ACCEPTED:
             self._take(waiter, priority, now)
         else:
@@ -117,6 +118,7 @@ class Direct:
             log.warning("requests go another way", direct=mode.value)
         if mode is Mode.OFF and before is not Mode.OFF:
             self._lines.hang_up()
+            self._door.close()
         elif before is Mode.OFF and mode is not Mode.OFF:
             self._begin_mode()
         went_away, self._answered = self._answered and not self._parts.watch.answers, self._parts.watch.answers

@@ -12,6 +12,7 @@ from gateway.audit_pairs import Pair, audit_pair, beginning
 from gateway.cancels import Cancels
 from gateway.direct_audit import DirectAudit
 from gateway.direct_lines import END_MARGIN_S
+from gateway.direct_open import OpenRequests
 from gateway.direct_queue import DirectEntry
 from gateway.last_ends import outcome_of
 from gateway.verdicts import refusal
@@ -35,7 +36,7 @@ class DirectEnds:
         self._audit = audit
         self._cancels = cancels
         self._clock = clock
-        self._open: dict[str, DirectEntry] = {}
+        self._open = OpenRequests()
         self._noting = 0
         self._owed: list[Pair] = []  # Ends that the disk did not take, of what it has the beginning of.
         self.completed = 0
@@ -45,10 +46,14 @@ class DirectEnds:
         """Requests without an answer, those whose audit is on its way to the disk included."""
         return len(self._open) + self._noting
 
+    def of_customer(self, customer_id: str) -> int:
+        """How many requests of one customer wait or run here."""
+        return self._open.of_customer(customer_id)
+
     def take(self, entry: DirectEntry) -> None:
         """It is ours now."""
         entry.waiter.direct = True
-        self._open[entry.id] = entry
+        self._open.put(entry)
 
     async def begin(self, batch: list[DirectEntry]) -> list[DirectEntry]:
         """Put the beginnings on the disk that are not there yet; returns who may be sent to a worker now.
@@ -96,7 +101,7 @@ class DirectEnds:
 
     def sweep(self, now: float) -> None:
         """End those that nobody waits for any more, and those whose time is over."""
-        for entry in list(self._open.values()):
+        for entry in self._open:
             waiter = entry.waiter
             if waiter.future.done():
                 self._end(entry, None)
@@ -131,14 +136,14 @@ class DirectEnds:
             self._audit.release(entry.id)
 
     def _leave_to_redis(self, entry: DirectEntry) -> None:
-        self._open.pop(entry.id, None)
+        self._open.take(entry.id)
         entry.waiter.direct = False
         if entry.on_record:
             self._audit.release(entry.id)
 
     def _end(self, entry: DirectEntry, outcome: Outcome | None) -> None:
         """Note it, then answer. Where somebody else answered already, that is what is noted."""
-        self._open.pop(entry.id, None)
+        self._open.take(entry.id)
         waiter = entry.waiter
         if waiter.future.done():
             if isinstance(outcome_of(waiter.future), Verdict) and not entry.on_record:

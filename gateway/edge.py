@@ -18,6 +18,7 @@ from gateway.answer import Answer
 from gateway.config import GatewayConfig
 from gateway.doors import Doors
 from gateway.faults import Faults
+from gateway.problem import wants_problem
 from gateway.routes import Call, Routes
 from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError, StartError
@@ -71,9 +72,9 @@ class EdgeServer(web.Server):
         try:
             answer = await self._routed(request, request_id)
         except RequestError as error:
-            answer = self.faults.answer(error, request_id)
+            answer = self.faults.answer(error, request_id, problem=wants_problem(request.headers))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets our 500
-            answer = self.failed(error, request_id)
+            answer = self.failed(error, request_id, problem=wants_problem(request.headers))
         # The rest of an unread body would be taken for the next request, and aiohttp's parser drops or misreads what
         # comes in one piece with an Upgrade, whatever the protocol.
         if self.doors.leaving or not request.content.is_eof() or "Upgrade" in request.headers:
@@ -92,13 +93,14 @@ class EdgeServer(web.Server):
         handler = methods.get(request.method)
         if handler is None:
             allowed = [("Allow", ", ".join(sorted(methods)))]
-            return self.faults.answer(RequestError(ErrorCode.METHOD_NOT_ALLOWED), request_id, allowed)
+            error = RequestError(ErrorCode.METHOD_NOT_ALLOWED)
+            return self.faults.answer(error, request_id, allowed, problem=wants_problem(request.headers))
         return await handler(Call(request, request_id, tail))
 
-    def failed(self, error: BaseException | None, request_id: str) -> Answer:
+    def failed(self, error: BaseException | None, request_id: str, *, problem: bool = False) -> Answer:
         """Answer 500 for a fault of ours, and log where it happened: the message may hold what a client sent."""
         log_fault("request failed", error, request_id=request_id)
-        return self.faults.answer(RequestError(ErrorCode.INTERNAL_ERROR), request_id)
+        return self.faults.answer(RequestError(ErrorCode.INTERNAL_ERROR), request_id, problem=problem)
 
     def sweep(self, now: float) -> None:
         """End what is overdue at `now` (the loop's clock)."""
@@ -206,18 +208,18 @@ class EdgeConnection(RequestHandler):
 
     def handle_error(
         self,
-        request: web.BaseRequest,  # noqa: ARG002  # aiohttp's signature
+        request: web.BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002  # what the parser says quotes the client
     ) -> web.StreamResponse:
         """Called by aiohttp for what its parser refuses (400), and for faults that no handler caught."""
         request_id = new_request_id()
-        if status == 400:
+        if status == 400:  # There is no request yet that could have said which form it wants.
             error = RequestError(ErrorCode.INVALID_REQUEST, "The request is not valid HTTP.")
             answer = self._edge.faults.answer(error, request_id)
         else:
-            answer = self._edge.failed(exc, request_id)
+            answer = self._edge.failed(exc, request_id, problem=wants_problem(request.headers))
         answer.close = True
         return cast("web.StreamResponse", answer)
 

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 
-from gateway.answer import Answer, Headers, encode_json
+from gateway.answer import JSON, Answer, Headers, encode_json
+from gateway.problem import PROBLEM_JSON, problem_body
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
 JITTER = 0.25  # Up to this share is added to what a client is told to wait, so that clients do not return together.
-MAX_RETRY_AFTER_MS = 60_000
+MAX_RETRY_AFTER_MS = 60_000  # Predictions are not trusted any further.
 FALLBACK_RETRY_AFTER_MS = 1000
+_EXACT = frozenset({ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED})  # Waits that are known, however long.
 
 # How long to wait where nothing was measured: what is over in a moment anywhere else, and the rest a second.
 _RETRY_AFTER_MS = {
@@ -22,11 +24,21 @@ _TRY_LATER = {code for code, row in HTTP.items() if row.status in (429, 503)} | 
 
 
 class Refusal(RequestError):
-    """A request error that also knows when trying again makes sense (milliseconds from now)."""
+    """A request error that also knows when trying again makes sense (milliseconds from now).
 
-    def __init__(self, code: ErrorCode, message: str | None = None, retry_after_ms: int | None = None) -> None:
+    `violated` names the rate-limit policies that stood in the way.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str | None = None,
+        retry_after_ms: int | None = None,
+        violated: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(code, message)
         self.retry_after_ms = retry_after_ms
+        self.violated = violated
 
 
 class Faults:
@@ -35,11 +47,14 @@ class Faults:
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
 
-    def answer(self, error: RequestError, request_id: str, headers: Headers | None = None) -> Answer:
-        """The answer for `error`; `headers` (rate-limit state) are sent with it."""
+    def answer(
+        self, error: RequestError, request_id: str, headers: Headers | None = None, *, problem: bool = False
+    ) -> Answer:
+        """The answer for `error`; `headers` (rate-limit state) are sent with it. `problem`: in the form of RFC 9457."""
         row = HTTP[error.code]
         retry_after_ms = self._retry_after_ms(error) if error.code in _TRY_LATER else None
-        answer = Answer(row.status, _body(error, request_id, retry_after_ms))
+        body = (_problem if problem else _body)(error, request_id, retry_after_ms)
+        answer = Answer(row.status, body, content_type=PROBLEM_JSON if problem else JSON)
         answer.headers = [("x-request-id", request_id), *(headers or ()), *_retry_headers(error.code, retry_after_ms)]
         if row.status == 401:
             answer.headers.append(("WWW-Authenticate", "Bearer"))
@@ -49,7 +64,15 @@ class Faults:
         wanted = error.retry_after_ms if isinstance(error, Refusal) else None
         if not wanted or wanted < 0:
             wanted = _RETRY_AFTER_MS.get(error.code, FALLBACK_RETRY_AFTER_MS)
-        return math.ceil(min(wanted, MAX_RETRY_AFTER_MS) * (1 + JITTER * self._jitter()))
+        if error.code not in _EXACT:
+            wanted = min(wanted, MAX_RETRY_AFTER_MS)
+        # A quarter of a minute spreads everybody well enough; a quarter of a month would be a punishment.
+        return math.ceil(wanted + JITTER * self._jitter() * min(wanted, MAX_RETRY_AFTER_MS))
+
+
+def _problem(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:
+    violated = error.violated if isinstance(error, Refusal) else ()
+    return problem_body(error, request_id, retry_after_ms, violated)
 
 
 def _body(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:

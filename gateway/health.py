@@ -6,21 +6,18 @@ reason is a sentence for the person on call.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from gateway.breaker import BreakerState
 from gateway.direct_view import DirectView
+from gateway.finding import LEVELS, Finding, Status
+from gateway.health_tiers import amplified_load, lowered_limits, tier_figures
 from gateway.limits import MEMORY_EASED
-from scheduler.observation import GatewayStats, Observation, TierDepth, WorkerView
-
-Status = Literal["healthy", "degraded", "down"]
+from scheduler.observation import Observation, WorkerView
 
 STALE_LOOK_S = 2.0
 STALE_AUDIT_MS = 10_000
 NAMED_WORKERS = 5
-
-_LEVELS: tuple[Status, ...] = ("healthy", "degraded", "down")
-_CHECK_STATUS: dict[Status, str] = {"healthy": "pass", "degraded": "warn", "down": "fail"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,37 +39,29 @@ class HealthInputs:
     factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> part of its limits in force, all tiers.
     audit_lag_ms: int | None = 0  # None: it could not be read.
     direct: DirectView | None = None
+    tokens_problem: str | None = None  # Why JWTs cannot be checked as they should.
     time: str = ""  # Now, RFC 3339.
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One check: its name in the health+json draft's form, how bad it is, what was seen, and why it is not healthy."""
-
-    name: str
-    kind: str
-    level: Status
-    value: object
-    unit: str
-    reason: str | None = None
 
 
 def health(inputs: HealthInputs) -> tuple[int, dict[str, Any]]:
     """The HTTP status and the document."""
-    findings = [_gpus(inputs), _redis(inputs), _catalog(inputs), _subscriber(inputs), _audit(inputs), _limits(inputs)]
+    findings = [_gpus(inputs), _redis(inputs), _catalog(inputs), _subscriber(inputs), _audit(inputs)]
+    findings += [lowered_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
     findings.append(_memory(inputs))
+    if inputs.tokens_problem:
+        findings.append(Finding("jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
     if inputs.direct is not None:
         findings += [_spool(inputs.direct), *_breakers(inputs.direct)]
     if inputs.leaving:
         findings.append(
             Finding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
         )
-    status = max((finding.level for finding in findings), key=_LEVELS.index)
+    status = max((finding.level for finding in findings), key=LEVELS.index)
     document = {
         "status": status,
         "reasons": [finding.reason for finding in findings if finding.reason],
         **_figures(inputs),
-        "checks": {finding.name: [_check(finding, inputs.time)] for finding in findings},
+        "checks": {finding.name: [finding.check(inputs.time)] for finding in findings},
     }
     return (503 if status == "down" else 200), document
 
@@ -89,27 +78,10 @@ def _figures(inputs: HealthInputs) -> dict[str, Any]:
         "healthy_gpus": len(workers),
         "total_gpus": seen.total_gpus if seen else 0,
         "capacity_rps": round(inputs.capacity_rps, 3) if workers else 0.0,
-        "tiers": {name: _tier(name, part, seen) for name, part in inputs.factors.items()},
+        "tiers": {name: tier_figures(name, part, seen) for name, part in inputs.factors.items()},
         "dlq": seen.dlq if seen else 0,
         "audit_lag_ms": inputs.audit_lag_ms,
     }
-
-
-def _tier(name: str, part: float, seen: Observation | None) -> dict[str, Any]:
-    depth = (seen.tiers.get(name) if seen else None) or TierDepth(name, 0, 0.0)
-    stats = [gateway.tiers[name] for gateway in _gateways(seen) if name in gateway.tiers]
-    return {
-        "depth": depth.depth,
-        "oldest_ms": round(depth.oldest_ms, 1),
-        "effective_limit_ratio": round(part, 4),
-        "shed_per_second": round(sum(each.shed_per_second for each in stats), 3),
-        # The slowest gateway's figure: percentiles cannot be added, and on-call wants the worst.
-        "p95_ms": max((each.p95_ms for each in stats), default=0.0),
-    }
-
-
-def _gateways(seen: Observation | None) -> list[GatewayStats]:
-    return seen.gateways if seen else []
 
 
 def _gpus(inputs: HealthInputs) -> Finding:
@@ -212,26 +184,3 @@ def _memory(inputs: HealthInputs) -> Finding:
         f"{MEMORY_EASED:.0%}."
     )
     return Finding("redis:memory", "datastore", "degraded", share, "ratio", reason)
-
-
-def _limits(inputs: HealthInputs) -> Finding:
-    lowered = {name: part for name, part in inputs.factors.items() if part < 1}
-    if not lowered:
-        return Finding("limits:lowest", "component", "healthy", 1.0, "ratio")
-    named = ", ".join(f"{name} to {part:.0%}" for name, part in lowered.items())
-    lowest = round(min(lowered.values()), 4)
-    return Finding("limits:lowest", "component", "degraded", lowest, "ratio", f"Limits are lowered: {named}.")
-
-
-def _check(finding: Finding, time: str) -> dict[str, Any]:
-    check: dict[str, Any] = {
-        "componentType": finding.kind,
-        "observedValue": finding.value,
-        "status": _CHECK_STATUS[finding.level],
-        "time": time,
-    }
-    if finding.unit:
-        check["observedUnit"] = finding.unit
-    if finding.reason:
-        check["output"] = finding.reason
-    return check

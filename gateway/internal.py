@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 from gateway.answer import Answer
 from gateway.audit_lag import AuditLag
-from gateway.bearer import check_service_token
 from gateway.beat import Beat
 from gateway.catalog_view import CatalogView
 from gateway.direct import Direct
+from gateway.doorman import Doorman
 from gateway.doors import Doors
 from gateway.faults import Refusal
 from gateway.health import HealthInputs, health
+from gateway.identities import Identities
 from gateway.limits import LiveLimits
 from gateway.routes import Call
 from gateway.subscriber import Subscriber
@@ -48,6 +49,8 @@ class InternalParts:
     audit_lag: AuditLag
     doors: Doors
     direct: Direct
+    doorman: Doorman
+    identities: Identities
     find_stored: FindStored | None = None
 
 
@@ -77,7 +80,7 @@ class Internal:
 
     async def health(self, call: Call) -> Answer:
         """`GET /internal/health`."""
-        check_service_token(call.request.headers, self._parts.service_token)
+        self._parts.doorman.check_service(call, self._parts.service_token)
         status, document = health(await self._inputs())
         return Answer.of(status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
@@ -100,6 +103,7 @@ class Internal:
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             audit_lag_ms=await self._audit_lag_ms(),
             direct=parts.direct.view(),
+            tokens_problem=parts.identities.problem,
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
@@ -114,7 +118,7 @@ class Internal:
 
     async def request(self, call: Call) -> Answer:
         """`GET /internal/requests/{id}`: Redis while it still knows the request, the audit afterwards."""
-        check_service_token(call.request.headers, self._parts.service_token)
+        self._parts.doorman.check_service(call, self._parts.service_token)
         document = await self._document(call.tail)
         if document is None:
             raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")

@@ -1,60 +1,72 @@
-"""What this gateway counts, in bounded structures: rates over the last two seconds, p95 over the last ten."""
+"""What this gateway counts of its tiers, and the rates over the last two seconds that it publishes.
 
-import math
+Demand is what the customers' base limits would let through. Under a lowered limit it cannot be seen: whoever is held
+back is refused, or, told when to come back, sends less. So who gets through and leaves a bucket that is being emptied
+stands for 1 / factor requests, which is what the base limit would let through of that customer; who finds the bucket
+well filled uses less than the lowered limit, and stands for one. Were only what comes counted, the demand of clients
+that wait as told would vanish with their retries, the limits would open, and close again, for ever.
+"""
+
 from collections import deque
+from typing import NamedTuple
 
+from gateway.latency_window import LatencyWindow
 from scheduler.observation import GatewayStats, TierStats
 
 WINDOW_BEATS = 8  # Rates are taken over so many beats.
-LATENCY_SLOTS = 10
-LATENCY_SLOT_S = 1.0
-_BUCKETS_PER_DOUBLING = 6  # An answer time is known to 12 %.
-_BUCKETS = 14 * _BUCKETS_PER_DOUBLING  # Up to 16 s.
+LEAST_FACTOR = 0.01  # Under a lower one, single requests would count as hundreds.
+WELL_FILLED = 0.75  # A bucket this full is not what holds its customer back.
 
 
-class LatencyWindow:
-    """Answer times of the last ten seconds, as counts in logarithmic buckets, one row a second."""
+class Counts(NamedTuple):
+    """What was counted in one beat."""
 
-    def __init__(self) -> None:
-        self._rows: list[list[int]] = [[0] * _BUCKETS for _ in range(LATENCY_SLOTS)]
-        self._slot = 0
-
-    def add(self, latency_ms: float, now: float) -> None:
-        """Count one answer; `now` is monotonic seconds."""
-        self._turn(now)
-        bucket = int(math.log2(max(latency_ms, 1.0)) * _BUCKETS_PER_DOUBLING)
-        self._rows[self._slot % LATENCY_SLOTS][min(bucket, _BUCKETS - 1)] += 1
-
-    def p95_ms(self, now: float) -> float:
-        """The 95th percentile in ms, rounded up to its bucket's end; 0 when there was no answer."""
-        self._turn(now)
-        counts = [sum(column) for column in zip(*self._rows, strict=True)]
-        rank = math.ceil(0.95 * sum(counts))
-        seen = 0
-        for bucket, count in enumerate(counts):
-            seen += count
-            if count and seen >= rank:
-                return float(round(2 ** ((bucket + 1) / _BUCKETS_PER_DOUBLING), 1))
-        return 0.0
-
-    def _turn(self, now: float) -> None:
-        slot = int(now / LATENCY_SLOT_S)
-        for passed in range(max(self._slot + 1, slot - LATENCY_SLOTS + 1), slot + 1):
-            self._rows[passed % LATENCY_SLOTS] = [0] * _BUCKETS
-        self._slot = max(self._slot, slot)
+    arrived: float = 0
+    demand: float = 0
+    guessed: float = 0
+    shed: float = 0
+    answered: float = 0
+    retries: float = 0
+    shadowed: float = 0
 
 
 class TierMeter:
-    """One tier's counters since the last beat, and its latencies."""
+    """One tier's counters since the last beat, those of the beats before it, and its latencies."""
 
-    __slots__ = ("arrived", "latency", "passed", "shed", "window")
+    __slots__ = ("answered", "arrived", "demand", "guessed", "latency", "retries", "shadowed", "shed", "window")
 
     def __init__(self) -> None:
-        self.arrived = 0
-        self.passed = 0.0  # Let through by the key limits, scaled up to what the base limits would have let through.
-        self.shed = 0
         self.latency = LatencyWindow()
-        self.window: deque[tuple[int, float, int]] = deque([(0, 0.0, 0)] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
+        self.window: deque[Counts] = deque([Counts()] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.arrived, self.shed, self.answered, self.retries, self.shadowed = 0, 0, 0, 0, 0
+        self.demand, self.guessed = 0.0, 0.0
+
+    def close(self) -> Counts:
+        """End the beat; what was counted in the whole window."""
+        self.window.append(
+            Counts(
+                arrived=self.arrived,
+                demand=self.demand,
+                guessed=self.guessed,
+                shed=self.shed,
+                answered=self.answered,
+                retries=self.retries,
+                shadowed=self.shadowed,
+            )
+        )
+        self._begin()
+        return Counts(*(sum(column) for column in zip(*self.window, strict=True)))
+
+
+def fill(remaining: float, burst: float) -> float:
+    """How full, 0..1, a bucket of `burst` was that has `remaining` left after a request; 0 where that says nothing.
+
+    A bucket of one is empty after every request, whoever sends it.
+    """
+    return min(1.0, (max(0.0, remaining) + 1) / burst) if burst >= 2 else 0.0
 
 
 class Meter:
@@ -76,17 +88,37 @@ class Meter:
         """A valid request of a known key came in."""
         self._tier(tier).arrived += 1
 
-    def passed(self, tier: str, factor: float) -> None:
-        """It was not stopped by its key's limit, which now stands at `factor` of the base limit."""
-        self._tier(tier).passed += 1 / max(factor, 0.01)
+    def retried(self, tier: str) -> None:
+        """It says that it was tried before."""
+        self._tier(tier).retries += 1
+
+    def passed(self, tier: str, factor: float, filled: float | None = None) -> None:
+        """It was not stopped by its customer's limits, which now stand at `factor` of the base limits.
+
+        `filled`, 0..1: how full the emptiest of the customer's buckets was that the factor lowers; None where that is not
+        known, and demand is then held to be no more than what came. Of what is refused for want of capacity, only what
+        the base limits have room for is to be counted, and at factor 1: nothing is spent, so a customer may try forever.
+        """
+        meter = self._tier(tier)
+        weight = 1 / max(factor, LEAST_FACTOR)
+        if filled is None:
+            meter.guessed += weight
+        else:
+            meter.demand += 1.0 if filled >= WELL_FILLED else weight
 
     def shed(self, tier: str) -> None:
         """It was refused for want of capacity."""
         self._tier(tier).shed += 1
 
+    def shadowed(self, tier: str) -> None:
+        """It entered, and would have been refused were its tier's limits in force."""
+        self._tier(tier).shadowed += 1
+
     def answered(self, tier: str, latency_ms: float, now: float) -> None:
         """It got its output."""
-        self._tier(tier).latency.add(latency_ms, now)
+        meter = self._tier(tier)
+        meter.answered += 1
+        meter.latency.add(latency_ms, now)
 
     def beat(self, tiers: list[str], now: float) -> GatewayStats:
         """Close the beat and give the rates. Tiers that are not in `tiers` any more are forgotten."""
@@ -94,14 +126,20 @@ class Meter:
         self._spans.append(max(0.0, now - self._beat_at))
         self._beat_at = now
         span_s = max(sum(self._spans), 0.001)
-        stats: dict[str, TierStats] = {}
-        total = 0.0
-        for name, meter in self._tiers.items():
-            meter.window.append((meter.arrived, meter.passed, meter.shed))
-            meter.arrived, meter.passed, meter.shed = 0, 0.0, 0
-            arrived, passed, shed = (sum(column) / span_s for column in zip(*meter.window, strict=True))
-            # Demand is what the base limits would let through; it can be no more than what came.
-            demand = min(arrived, passed)
-            stats[name] = TierStats(round(demand, 3), round(shed, 3), meter.latency.p95_ms(now))
-            total += arrived
+        stats = {name: _rates(meter, span_s, now) for name, meter in self._tiers.items()}
+        total = sum(each.arrived_rps for each in stats.values())
         return GatewayStats(self._gateway_id, round(total, 3), stats)
+
+
+def _rates(meter: TierMeter, span_s: float, now: float) -> TierStats:
+    """A tier's counts as rates a second."""
+    rates = Counts(*(round(count / span_s, 3) for count in meter.close()))
+    return TierStats(
+        demand_rps=round(rates.demand + min(rates.guessed, rates.arrived), 3),
+        shed_per_second=rates.shed,
+        p95_ms=meter.latency.p95_ms(now),
+        answered_rps=rates.answered,
+        arrived_rps=rates.arrived,
+        retries_rps=rates.retries,
+        shadowed_rps=rates.shadowed,
+    )

@@ -1,24 +1,30 @@
 """A gateway put together: its parts and who knows whom. The only place that knows all of them; nothing runs here."""
 
+import math
 import random
 import time
 
 from gateway.admitter import Admitter, Limits
 from gateway.audit_lag import AuditLag
+from gateway.auth_throttle import AuthThrottle
 from gateway.beat import Beat
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView
 from gateway.config import GatewayConfig
 from gateway.direct import Direct, DirectParts
 from gateway.direct_audit import DirectAudit
+from gateway.doorman import Doorman
 from gateway.doors import Doors
 from gateway.faults import Faults
+from gateway.identities import Identities, Tokens
 from gateway.inference import Inference, InferenceParts
 from gateway.internal import FindStored, Internal, InternalParts
 from gateway.last_ends import LastEnds
 from gateway.limits import LiveLimits
+from gateway.me import FindUsage, Me, MeParts
 from gateway.meter import Meter
 from gateway.redis_watch import RedisWatch, ping
+from gateway.refusals import Refusals
 from gateway.routes import Routes
 from gateway.subscriber import Subscriber
 from gateway.sweep import DeadlineSweep
@@ -29,6 +35,7 @@ from scheduler.adoption import Adoption
 from scheduler.connections import command_client, subscriber_client
 from scheduler.endings import Endings
 from scheduler.keys import Keys
+from scheduler.limit_state import LimitState
 from scheduler.presence import Presence
 from scheduler.replies import Results
 
@@ -36,7 +43,14 @@ from scheduler.replies import Results
 class Parts:
     """What one gateway consists of."""
 
-    def __init__(self, config: GatewayConfig, catalog: CatalogView, find_stored: FindStored | None = None) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        catalog: CatalogView,
+        find_stored: FindStored | None = None,
+        find_usage: FindUsage | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
         self.config = config
         self._catalog = catalog
         self._client = command_client(config.redis_url)
@@ -50,6 +64,9 @@ class Parts:
         self._meter = Meter(config.gateway_id, time.monotonic())
         self._faults = Faults(random.random)
         self.doors = Doors()
+        self.identities = Identities(catalog, tokens)
+        self.doorman = self._doorman()
+        self.refusals = Refusals()
         self.waiters = Waiters(self._ended)
         self.cancels = Cancels(endings)
         self.limits = LiveLimits(config.pool)
@@ -72,7 +89,15 @@ class Parts:
             p95_ms=lambda: self.beat.service_p95_ms,
         )
         self.sweep = DeadlineSweep(self.waiters, endings, self.cancels)
-        self.beat = Beat(self._presence, catalog, self.limits, self._meter, listener=self.witness, watch=self.watch)
+        self.beat = Beat(
+            self._presence,
+            catalog,
+            self.limits,
+            self._meter,
+            listener=self.witness,
+            watch=self.watch,
+            refusals=self.refusals.drain,
+        )
         self.direct = self._direct(adoption, ends)
         self.subscriber = Subscriber(
             self._subscriber_client,
@@ -82,7 +107,23 @@ class Parts:
             anew=lambda: self.witness.suspect("the subscription was lost"),
         )
         self.internal = self._internal(find_stored)
-        self._routes = build_routes(self._inference(), self.internal)
+        inference = self._inference()
+        self.me = self._me(inference, find_usage)
+        self._routes = build_routes(inference, self.internal, self.me)
+
+    def _doorman(self) -> Doorman:
+        throttle = None if self.config.auth_failures == "off" else AuthThrottle(self.config.auth_failures)
+        return Doorman(self.identities, throttle)
+
+    def _me(self, inference: Inference, find_usage: FindUsage | None) -> Me:
+        return Me(
+            MeParts(
+                doorman=self.doorman,
+                standing=inference.standing,
+                read_limits=LimitState(self._client, self._keys).read,
+                find_usage=find_usage,
+            )
+        )
 
     def _direct(self, adoption: Adoption, ends: LastEnds) -> Direct:
         audit = DirectAudit(
@@ -120,6 +161,8 @@ class Parts:
                 doors=self.doors,
                 results=self._results,
                 direct=self.direct,
+                doorman=self.doorman,
+                note_refusal=self.refusals.note,
             )
         )
 
@@ -136,6 +179,8 @@ class Parts:
                 doors=self.doors,
                 direct=self.direct,
                 find_stored=find_stored,
+                doorman=self.doorman,
+                identities=self.identities,
             )
         )
 
@@ -145,16 +190,17 @@ class Parts:
     def _limits_now(self) -> Limits:
         snapshot = self._catalog.snapshot
         limits = Limits((), 0.0) if snapshot is None else self.limits.current(snapshot)
-        return limits._replace(redis_ms=self.beat.redis_ms())
+        return limits._replace(redis_ms=self.beat.redis_ms(), run_ms=math.ceil(self.beat.service_p95_ms))
 
 
-def build_routes(inference: Inference, internal: Internal) -> Routes:
+def build_routes(inference: Inference, internal: Internal, me: Me) -> Routes:
     """Every address that this gateway answers."""
     routes = Routes()
     routes.add("POST", "/v1/inference", inference)
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     for method in ("GET", "HEAD"):
+        routes.add(method, "/v1/me", me)
         routes.add(method, "/livez", internal.livez)
         routes.add(method, "/readyz", internal.readyz)
     return routes

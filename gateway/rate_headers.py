@@ -2,6 +2,7 @@
 
 A token bucket of `burst` tokens refilled at `rate` a second is announced as a quota of `burst` in the time that a
 full refill takes; "reset" is the time until the bucket is full again, not the time until one more request fits.
+What does not change from one answer to the next is built once for each set of limits.
 """
 
 import math
@@ -9,44 +10,97 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.answer import Headers
+from gateway.effective import Effective, Left
 
-POLICY = "requests"
-
-
-class RateState(NamedTuple):
-    """The effective limit of a key now: rate in requests/s, bucket size, what is left, milliseconds until full."""
-
-    rate: float
-    burst: float
-    remaining: float
-    reset_ms: int
+REQUESTS, TOKENS, CONCURRENCY = "requests", "tokens", "concurrency"
+TOKEN_WINDOW_S = 60
+# Months and years are the calendar's: the longest is announced, so that nobody who paces by it runs out early.
+_UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 * 86_400, "year": 366 * 86_400}
 
 
-def rate_headers(state: RateState) -> Headers:
-    """The headers for `state`; `remaining` is cut to whole requests within 0 and the limit."""
-    limit, policy = _limit_and_policy(state.rate, state.burst)
-    remaining = max(0, min(limit, int(state.remaining)))
-    reset_ms = max(0, state.reset_ms)
-    return [
-        ("RateLimit-Policy", policy),
-        ("RateLimit", f'"{POLICY}";r={remaining};t={math.ceil(reset_ms / 1000)}'),
-        ("x-ratelimit-limit-requests", str(limit)),
-        ("x-ratelimit-remaining-requests", str(remaining)),
+class _Fixed(NamedTuple):
+    """What is the same on all answers under one set of limits."""
+
+    requests: int
+    tokens: int
+    quotas: tuple[str, ...]
+    headers: Headers
+
+
+def rate_headers(limits: Effective, left: Left) -> Headers:
+    """The headers for `limits`, with what is left cut to whole units within 0 and the limit."""
+    fixed = _fixed(limits)
+    remaining, reset_ms, tokens_left, tokens_reset_ms, in_use, quotas_left = left
+    requests = _within(remaining, fixed.requests)
+    told = f'"{REQUESTS}";r={requests};t={_seconds(reset_ms)}'
+    headers = [
+        *fixed.headers,
+        ("x-ratelimit-remaining-requests", str(requests)),
         ("x-ratelimit-reset-requests", go_duration(reset_ms)),
     ]
+    if fixed.tokens:
+        tokens = _within(tokens_left, fixed.tokens)
+        told += f', "{TOKENS}";r={tokens};t={_seconds(tokens_reset_ms)}'
+        headers.append(("x-ratelimit-remaining-tokens", str(tokens)))
+        headers.append(("x-ratelimit-reset-tokens", go_duration(tokens_reset_ms)))
+    if most := limits.max_concurrency:
+        told += f', "{CONCURRENCY}";r={_within(most - in_use, most)}'
+    if quotas_left and len(quotas_left) == len(fixed.quotas):
+        for name, (_, amount), (spare, reset_ms) in zip(fixed.quotas, limits.quotas, quotas_left, strict=True):
+            told += f', "{name}";r={_within(spare, amount)};t={_seconds(reset_ms)}'
+    headers.append(("RateLimit", told))
+    return headers
 
 
-@lru_cache(maxsize=1024)
-def _limit_and_policy(rate: float, burst: float) -> tuple[int, str]:
-    limit = max(1, int(burst))
+@lru_cache(maxsize=4096)
+def _fixed(limits: Effective) -> _Fixed:
+    rate, burst = limits.told_rate, limits.told_burst
+    requests, tokens = max(1, int(burst)), int(limits.tokens_per_minute)
     window_s = max(1, math.ceil(burst / rate)) if rate > 0 else 1
-    return limit, f'"{POLICY}";q={limit};w={window_s}'
+    policies = [f'"{REQUESTS}";q={requests};w={window_s}']
+    headers = [("x-ratelimit-limit-requests", str(requests))]
+    if tokens:
+        policies.append(f'"{TOKENS}";q={tokens};w={TOKEN_WINDOW_S}')
+        headers.append(("x-ratelimit-limit-tokens", str(tokens)))
+    if limits.max_concurrency:
+        policies.append(f'"{CONCURRENCY}";q={limits.max_concurrency};qu="concurrent-requests"')
+    policies += [f'"{quota_name(period)}";q={amount};w={quota_window_s(period)}' for period, amount in limits.quotas]
+    headers.append(("RateLimit-Policy", ", ".join(policies)))
+    return _Fixed(requests, tokens, tuple(quota_name(period) for period, _ in limits.quotas), headers)
 
 
+def quota_name(period: str) -> str:
+    """What a quota's policy is called: `1day` is day, `2month` is 2months."""
+    every, unit = _parts(period)
+    return unit if every == 1 else f"{every}{unit}s"
+
+
+def quota_window_s(period: str) -> int:
+    """The length of its window, at most, in seconds."""
+    every, unit = _parts(period)
+    return every * _UNIT_S.get(unit, 1)
+
+
+def _parts(period: str) -> tuple[int, str]:
+    unit = period.lstrip("0123456789")
+    every = period[: len(period) - len(unit)]
+    return int(every) if every else 1, unit
+
+
+def _within(value: float, limit: int) -> int:
+    whole = int(value)
+    return limit if whole > limit else whole if whole > 0 else 0  # noqa: FURB136  # a fifth of what min and max take
+
+
+def _seconds(milliseconds: int) -> int:
+    return -(-milliseconds // 1000) if milliseconds > 0 else 0
+
+
+@lru_cache(maxsize=4096)
 def go_duration(milliseconds: int) -> str:
     """A duration as Go prints it and OpenAI sends it: `12ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
     if milliseconds < 1000:
-        return f"{milliseconds}ms" if milliseconds else "0s"
+        return f"{milliseconds}ms" if milliseconds > 0 else "0s"
     minutes, rest_ms = divmod(milliseconds, 60_000)
     seconds = f"{rest_ms / 1000:.3f}".rstrip("0").rstrip(".") + "s"
     if minutes < 60:

@@ -144,7 +144,7 @@ class Witness:
             now = self._clock()
             submissions = [_again(waiter, now) for waiter in group]
             failpoint("loss_seen")
-            verdicts = await self._admissions.admit(*limits[:2], submissions, limits.redis_ms)
+            verdicts = await self._admissions.admit(*limits[:2], submissions, *limits[2:])
             for waiter, verdict in zip(group, verdicts, strict=True):
                 self._judged(waiter, verdict)
 

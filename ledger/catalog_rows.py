@@ -5,33 +5,20 @@ row refuses the whole picture: half a change is worse than an old one.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
-from ledger.snapshot import Customer, Identity, Key, Model, Quota, Tier
-from scheduler.errors import TierlaneError
+from ledger.quotas import BadCatalogRow, Held, parse_quota
+from ledger.snapshot import Customer, Identity, Key, Model, Tier
 
-_QUOTA = re.compile(r"([1-9][0-9]*) ?(?:/|per) ?([1-9][0-9]*)? ?(second|minute|hour|day|month|year)s?")
+__all__ = ["BadCatalogRow", "Row", "customers_from", "keys_from", "models_from", "parse_quota", "tiers_from"]
+
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _SHARE_SLACK = 1e-9  # What adding decimal fractions in binary may be off.
 
 Row = Iterable[Any]
-
-
-class BadCatalogRow(TierlaneError):
-    """A row of the catalog makes no sense; the message names its table and key."""
-
-
-class CatalogRows(NamedTuple):
-    """The rows of one version, columns as in ledger/sql/catalog_*.sql."""
-
-    version: int
-    tiers: Sequence[Row]
-    customers: Sequence[Row]
-    keys: Sequence[Row]
-    models: Sequence[Row]
-    quotas: Sequence[Row]
+"""Columns as in ledger/sql/catalog_*.sql."""
 
 
 def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
@@ -49,40 +36,47 @@ def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
     return tiers
 
 
-def customers_from(rows: Iterable[Row], tiers: Sequence[Tier]) -> dict[str, Customer]:
-    """The customers by id, tier's limits filled in. Raises BadCatalogRow."""
-    by_name = {tier.name: tier for tier in tiers}
-    customers: dict[str, Customer] = {}
+def customers_from(
+    rows: Iterable[Row], tiers: Mapping[str, Tier], held: Callable[[str, str], Held]
+) -> Iterator[tuple[str, Customer]]:
+    """The customers by id, tier's limits filled in; `held` tells the quotas of a customer and tier.
+
+    One by one, so that a caller with very many can let others run in between. Raises BadCatalogRow.
+    """
     for id_, name, tier_name, suspended, rate, burst, concurrency, tokens, queue_ms in rows:
-        tier = by_name.get(tier_name)
+        tier = tiers.get(tier_name)
         if tier is None:
             raise BadCatalogRow(f"customers row {name!r} has the unknown tier {tier_name!r}.")
         customer = Customer(
             id_,
             name,
-            tier_name,
+            tier.name,  # Not the row's own text: one string for all.
             suspended,
             tier.requests_per_second if rate is None else rate,
             tier.burst if burst is None else burst,
             tier.max_concurrency if concurrency is None else concurrency,
             tier.tokens_per_minute if tokens is None else tokens,
             tier.max_queue_ms if queue_ms is None else queue_ms,
+            held(id_, tier.name),
         )
-        _positive("customers", name, rate=customer.requests_per_second, burst=customer.burst)
-        _positive("customers", name, wait=customer.max_queue_ms, concurrency=customer.max_concurrency)
-        customers[id_] = customer
-    return customers
+        if not (0 < customer.requests_per_second < inf and 0 < customer.burst < inf):
+            _positive("customers", name, rate=customer.requests_per_second, burst=customer.burst)
+        if customer.max_queue_ms <= 0 or customer.max_concurrency <= 0:
+            _positive("customers", name, wait=customer.max_queue_ms, concurrency=customer.max_concurrency)
+        yield id_, customer
 
 
 def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterator[tuple[str, Key]]:
-    """The keys one by one, so that a caller with very many can let others run in between. Raises BadCatalogRow."""
-    for key_id, customer_id, secret_hash, expires_at, revoked in rows:
+    """The keys one by one, as `customers_from`. Raises BadCatalogRow."""
+    for key_id, customer_id, secret_hash, expires_at, revoked, rate, burst in rows:
         customer = customers.get(customer_id)
         if customer is None or len(secret_hash) != 32:
             raise BadCatalogRow(f"api_keys row {key_id!r} has no customer or no SHA-256.")
+        if rate is not None or burst is not None:
+            _positive("api_keys", key_id, rate=rate or 0.0, burst=burst or 0.0)
         identity = Identity(
             key_id,
-            customer_id,
+            customer.id,
             customer.name,
             customer.tier,
             customer.requests_per_second,
@@ -90,6 +84,9 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             customer.max_concurrency,
             customer.tokens_per_minute,
             customer.max_queue_ms,
+            customer.quotas,
+            rate or 0.0,
+            burst or 0.0,
         )
         expiry = inf if expires_at is None else expires_at
         yield key_id, Key(identity, secret_hash, expiry, revoked, customer.suspended)
@@ -103,20 +100,6 @@ def models_from(rows: Iterable[Row]) -> dict[str, Model]:
         _require(0 < model.target_utilization <= 1, "models", name, "has a target_utilization outside 0..1")
         _require(model.max_wait_ms >= 0 and model.cache_ttl_s >= 0, "models", name, "has a negative time")
     return models
-
-
-def quotas_from(rows: Iterable[Row]) -> tuple[Quota, ...]:
-    """The quotas, taken apart. Raises BadCatalogRow."""
-    return tuple(parse_quota(customer_id, tier, text) for customer_id, tier, text in rows)
-
-
-def parse_quota(customer_id: str | None, tier: str | None, text: str) -> Quota:
-    """`10000/day`, `10 per 2 hours`: the notation of the library `limits`. Raises BadCatalogRow."""
-    form = _QUOTA.fullmatch(text)
-    if form is None or (customer_id is None) == (tier is None):
-        raise BadCatalogRow(f"quotas row {text!r} is not a quota of one customer or one tier, such as 10000/day.")
-    amount, every, unit = form.groups()
-    return Quota(customer_id, tier, int(amount), int(every or 1), unit, text)
 
 
 def _positive(table: str, key: str, **numbers: float) -> None:

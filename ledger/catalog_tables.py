@@ -43,6 +43,12 @@ tiers = Table(
     column("max_queue_ms", Integer, "Longest wait in the tier's queue, milliseconds."),
     column("shed_depth", Integer, "Waiting requests of this tier and above that shed it; null = never.", null=True),
     column("shed_wait_ms", Integer, "Predicted wait that sheds this tier, milliseconds; null = never.", null=True),
+    column(
+        "shadow",
+        Boolean,
+        "True: its limits and its shedding are judged and counted, but not enforced.",
+        server_default=text("false"),
+    ),
     matches("name", NAME_PATTERN),
     within("priority", 1, 1000),
     within("guaranteed_share", 0, 1),
@@ -93,10 +99,20 @@ api_keys = Table(
     column("expires_at", DateTime(timezone=True), "From when on the key is refused; null = never.", null=True),
     column("revoked_at", DateTime(timezone=True), "Set: the key is refused, from now on; null = valid.", null=True),
     column("last_used_at", DateTime(timezone=True), "Last use seen, written at most once a minute.", null=True),
+    column(
+        "requests_per_second",
+        Double,
+        "The key's own rate limit beside its customer's, requests per second; null = none.",
+        null=True,
+    ),
+    column("burst", Double, "The key's own bucket size, requests; null where it has no limit of its own.", null=True),
     matches("id", "^[a-z0-9]{12}$"),
     check("name", "length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]'"),
     check("secret_hash", "octet_length(secret_hash) = 32"),
     check("expires_at", "expires_at > created_at"),
+    check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
+    within("burst", 1, MOST_COUNT),
+    check("limit", "(requests_per_second IS NULL) = (burst IS NULL)"),
     comment="API keys. Issue one with SELECT issue_api_key('customer', 'what for'); it is shown once.",
 )
 
@@ -156,6 +172,12 @@ catalog_version = Table(
     column("single", Boolean, "Always true: the table has one row.", primary_key=True, server_default=text("true")),
     column("version", BigInteger, "Counts statements that changed the catalog; gateways compare it each second."),
     column("changed_at", DateTime(timezone=True), "When it was last counted up.", server_default=now),
+    column(
+        "whole_version",
+        BigInteger,
+        "The last version that config_changes does not tell row by row; who has an older one reads everything.",
+        server_default="0",
+    ),
     check("single", "single"),
     comment="One row. Triggers keep it; edit nothing here.",
 )
@@ -170,6 +192,13 @@ config_changes = Table(
     column("row_key", Text, "Primary key of the changed row."),
     column("old", JSONB, "The row before, secrets left out; null = it was added.", null=True),
     column("new", JSONB, "The row after, secrets left out; null = it was deleted.", null=True),
+    column(
+        "xact",
+        BigInteger,
+        "Number of the transaction that made the change; readers tell by it what is new to them.",
+        server_default=text("(pg_current_xact_id()::text)::bigint"),
+        index=True,
+    ),
     check("old_or_new", "num_nonnulls(old, new) >= 1"),
     comment="Who changed which catalog row from what to what. Triggers write it.",
 )

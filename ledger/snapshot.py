@@ -22,6 +22,7 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
     max_queue_ms: int
     shed_depth: int | None
     shed_wait_ms: int | None
+    shadow: bool = False  # Its limits are judged and counted, but not enforced.
 
 
 class Customer(msgspec.Struct, frozen=True, gc=False):
@@ -36,6 +37,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     max_concurrency: int
     tokens_per_minute: int | None
     max_queue_ms: int
+    quotas: tuple[tuple[str, int], ...] = ()  # As in Identity.
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
@@ -50,6 +52,9 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     max_concurrency: int
     tokens_per_minute: int | None
     max_queue_ms: int
+    quotas: tuple[tuple[str, int], ...] = ()  # Period and amount, such as ("1day", 10000), each period once.
+    key_rate: float = 0.0  # The key's own limit, requests/s and bucket size; 0 = it has none.
+    key_burst: float = 0.0
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):
@@ -89,7 +94,10 @@ class Model(msgspec.Struct, frozen=True, gc=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Everything at one version. `tiers` are in order of priority; keys, customers and models go by id or name."""
+    """Everything at one version; never changed, only replaced.
+
+    `tiers` are in order of priority; keys, customers and models go by id or name; `quotas` are in no order.
+    """
 
     version: int
     tiers: tuple[Tier, ...]

@@ -1,6 +1,7 @@
 """`admit`: many submissions in one call, each admitted whole or not at all."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
@@ -17,9 +18,11 @@ KEEP_MS = 30_000
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One request that asks to enter. Times are ms that are left, `rate` and `burst` the key's limit in requests.
+    """One request that asks to enter, with the limits of its customer as they are in force now. Times are ms left.
 
-    The order of the fields is that of admit.lua; `body` stays last, since it travels apart (Lua's msgpack has no bin).
+    `rate` (requests/s) and `burst` are the customer's, over all of its keys; 0 in the fields from `max_concurrency` to
+    `key_burst` means that there is no such limit. `tokens` is what the request is charged until it is known what it used.
+    `body` travels apart, since Lua's msgpack has no bin.
     """
 
     id: str
@@ -36,12 +39,21 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str = ""
     idempotency: str = ""  # What names the client's Idempotency-Key, unique over customers; "": none was sent.
     fingerprint: str = ""  # Of the body, so that a key that is used for another body is noticed.
+    tokens: int = 0
+    max_concurrency: int = 0
+    tokens_per_minute: float = 0.0
+    quotas: Sequence[tuple[str, int]] = ()  # Period and amount, such as ("1day", 10000); each period once.
+    key_rate: float = 0.0
+    key_burst: float = 0.0
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is asked or spent again.
     body: bytes
 
 
 class TierLimit(msgspec.Struct, array_like=True, frozen=True):
-    """What a tier may take now. `ahead` names this tier and every tier above it; -1 switches a shed rule off."""
+    """What a tier may take now. `ahead` names this tier and every tier above it; -1 switches a shed rule off.
+
+    `share` is the tier's guaranteed share, 0..1. A `shadow` tier's limits are judged and told, but let everybody in.
+    """
 
     name: str
     rate: float
@@ -50,13 +62,17 @@ class TierLimit(msgspec.Struct, array_like=True, frozen=True):
     ahead: Sequence[str]
     shed_depth: int = -1
     shed_wait_ms: int = -1
+    share: float = 0.0
+    shadow: bool = False
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to one submission, with the state of the key's bucket after it.
+    """The answer to one submission, with the state of its limits after it.
 
-    `remaining` requests are left, the bucket is full again in `reset_ms`, trying again pays after `retry_after_ms`
-    (0 where accepted), and `depth` requests wait in the tier.
+    `remaining` requests are left in the customer's bucket (or in the key's own, where that holds less), which is full
+    again in `reset_ms`; trying again pays after `retry_after_ms` (0 where accepted), and `depth` requests wait in the
+    tier. `tokens_left` may be below 0 (a debt); `quotas` has what is left of each quota and ms until it starts anew, in
+    the order of the submission. `shadowed` is the refusal that a tier in shadow would have given, "" where none.
     """
 
     outcome: Admission
@@ -65,6 +81,11 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     retry_after_ms: int
     depth: int
     stored_id: str = ""  # Whose stored answer is to be replayed, where the outcome is REPLAYED.
+    tokens_left: float = 0.0
+    tokens_reset_ms: int = 0
+    in_use: int = 0  # Of the customer's concurrency, this one included.
+    quotas: Sequence[tuple[int, int]] = ()
+    shadowed: str = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -79,24 +100,58 @@ class Admissions:
         self._gateway_id = gateway_id
 
     async def admit(
-        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission], redis_ms: int = 0
+        self,
+        tiers: Sequence[TierLimit],
+        capacity_rps: float,
+        submissions: Sequence[Submission],
+        redis_ms: int = 0,
+        run_ms: int = 0,
     ) -> list[Verdict]:
         """Verdicts in the order of the submissions. Idempotent by id, so it may be sent again after RedisUnavailable.
 
         `redis_ms`: Redis TIME now, at the latest, in ms; 0 where it is not known. A Redis that stood still takes up calls
-        that everybody has given up: by this it knows how late they are.
+        that everybody has given up: by this it knows how late they are. `run_ms`: what a run takes, so that none is let in
+        whose wait would leave no time for it.
         Raises ValueError for too many submissions or for a tier that is not among `tiers`.
         """
         if len(submissions) > MAX_SUBMISSIONS:
             raise ValueError(f"{len(submissions)} submissions in one call; at most {MAX_SUBMISSIONS}")
         if unknown := {s.tier for s in submissions} - {t.name for t in tiers}:
             raise ValueError(f"no limits were given for tier {min(unknown)!r}")
-        asked = _encode([msgspec.structs.astuple(s)[:-1] for s in submissions])
+        customers = _encode({s.customer_id: _limits_of(s) for s in submissions})
+        asked = _encode([_asked(s) for s in submissions])
         bodies = [s.body for s in submissions]
         try:
             packed = await self._script(
-                self._gateway_id, capacity_rps, _encode(tiers), asked, KEEP_MS, redis_ms, *bodies
+                self._gateway_id, capacity_rps, _encode(tiers), customers, asked, KEEP_MS, redis_ms, run_ms, *bodies
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]
         return _verdicts.decode(packed)
+
+
+def _limits_of(s: Submission) -> tuple[Any, ...]:
+    """What admit.lua is told of a customer."""
+    return s.rate, s.burst, s.tokens_per_minute, s.max_concurrency, s.quotas
+
+
+def _asked(s: Submission) -> tuple[Any, ...]:
+    """What it is told of a request."""
+    return (
+        s.id,
+        s.tier,
+        s.customer_id,
+        s.api_key_id,
+        s.nonce,
+        s.model,
+        s.input_bytes,
+        s.total_ms,
+        s.queue_ms,
+        s.trace_id,
+        s.idempotency,
+        s.fingerprint,
+        s.again,
+        s.tokens,
+        s.key_rate,
+        s.key_burst,
+    )

@@ -74,7 +74,7 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.REQUEST_TIMEOUT: HttpError(408, _INVALID, "The request took too long to arrive.", retry=False),
     ErrorCode.REQUEST_TOO_LARGE: HttpError(413, _INVALID, "The request is too large."),
     ErrorCode.UNSUPPORTED_ENCODING: HttpError(415, _INVALID, "Only identity content encoding is accepted."),
-    ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(429, "rate_limit_error", "The rate limit of this API key is reached."),
+    ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(429, "rate_limit_error", "A rate limit of this account is reached."),
     ErrorCode.QUOTA_EXCEEDED: HttpError(429, "insufficient_quota", "The quota is used up.", retry=False),
     ErrorCode.BACKPRESSURE: HttpError(429, "rate_limit_error", "The system is short of memory for new requests."),
     ErrorCode.REDUCED_CAPACITY: HttpError(503, _BUSY, "Limits are lowered because less capacity is available."),

@@ -5,7 +5,19 @@ a Redis Cluster. Lua builds the same names from the prefix.
 """
 
 PERMANENT = frozenset(
-    {"batch_queue", "leases", "outbox", "dlq", "gpus", "gateways", "auditors", "epoch", "wake", "outbox_bad"}
+    {
+        "batch_queue",
+        "leases",
+        "outbox",
+        "dlq",
+        "gpus",
+        "gateways",
+        "auditors",
+        "epoch",
+        "wake",
+        "outbox_bad",
+        "quotas_told",
+    }
 )
 """Keys that may stand without a TTL: each is a short list, an index that is swept, or durable work. Beside them only
 `queue:<tier>` and `outbox:<auditor>` have none."""
@@ -31,8 +43,10 @@ class Keys:
         self.resumed_at = self.prefix + "resumed_at"
         self.wake_at = self.prefix + "wake_at"
         self.epoch = self.prefix + "epoch"
+        self.quotas_told = self.prefix + "quotas_told"
         self.gpus = self.prefix + "gpus"
         self.gateways = self.prefix + "gateways"
+        self.refusal_lists = self.prefix + "refusal_lists"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
 
     def queue(self, tier: str) -> str:
@@ -56,6 +70,10 @@ class Keys:
 
     def gateway(self, gateway_id: str) -> str:
         return f"{self.prefix}gateway:{gateway_id}"
+
+    def refusals(self, gateway_id: str) -> str:
+        """What a gateway refused in the last minutes; `refusal_lists` names the gateways that have such a list."""
+        return f"{self.prefix}refusals:{gateway_id}"
 
     def responses(self, gateway_id: str) -> str:
         """A channel, not a key."""

@@ -57,11 +57,22 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
-    """One tier as one gateway sees it: offered and shed requests/s, and p95 of the answer time in ms (0: none)."""
+    """One tier as one gateway sees it: offered and shed requests/s, and p95 of the answer time in ms (0: none).
+
+    `factor` (0..1) is the part of its base limits that each customer of the tier has at this gateway, `allocated_rps` the
+    tier's part of the capacity. `answered_rps` is the measured drain, `retries_rps` how many of the offered requests said
+    that they were tried before, `shadowed_rps` what would have been refused were the tier's limits in force.
+    """
 
     demand_rps: float
     shed_per_second: float
     p95_ms: float
+    factor: float = 1.0
+    allocated_rps: float = 0.0
+    answered_rps: float = 0.0
+    arrived_rps: float = 0.0
+    retries_rps: float = 0.0
+    shadowed_rps: float = 0.0
 
 
 class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
@@ -70,6 +81,7 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     gateway_id: str
     requests_per_second: float
     tiers: dict[str, TierStats]
+    capacity_rps: float = 0.0  # What it shares out now.
 
 
 class Observation(msgspec.Struct, frozen=True):

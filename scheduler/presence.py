@@ -11,6 +11,8 @@ from scheduler.connections import bounded
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
 from scheduler.packed import inner
+from scheduler.refusals import KEEP_MS as KEEP_REFUSALS_MS
+from scheduler.refusals import KEPT_A_GATEWAY, MAX_A_BEAT, Refusal
 from scheduler.scripts import Script
 
 GONE_MS = 1000
@@ -60,9 +62,12 @@ class Presence:
         """A graceful leave: the worker is forgotten, not counted as lost."""
         await self._forget(self._keys.gpus, worker_id, self._keys.gpu(worker_id))
 
-    async def gateway_beat(self, stats: GatewayStats) -> BeatReply:
-        """Register or refresh a gateway."""
-        epoch_us, share = await self._gateway_beat(stats.gateway_id, _encode(stats), GATEWAY_GONE_MS)
+    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply:
+        """Register or refresh a gateway, and keep what it refused since its last beat: the oldest 256, oldest first."""
+        refused = [_encode(refusal) for refusal in refusals[:MAX_A_BEAT]]
+        epoch_us, share = await self._gateway_beat(
+            stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, KEPT_A_GATEWAY, KEEP_REFUSALS_MS, *refused
+        )
         return BeatReply(int(epoch_us), float(share))
 
     async def gateway_gone(self, gateway_id: str) -> None:

@@ -21,6 +21,10 @@ class Admission(StrEnum):
     ACCEPTED = "accepted"  # It is queued, stored and noted for the audit.
     DUPLICATE = "duplicate"  # The same id was accepted before; nothing was done again.
     KEY_LIMIT = "key_limit"  # The key's own token bucket is empty.
+    CUSTOMER_LIMIT = "customer_limit"  # The customer's token bucket, which all of its keys share, is empty.
+    TOKEN_LIMIT = "token_limit"  # noqa: S105  # The customer's model tokens of this minute are used up.
+    CONCURRENCY = "concurrency"  # As many requests of the customer are under way as may be.
+    QUOTA = "quota"  # A quota of the customer's day or month is used up.
     TIER_LIMIT = "tier_limit"  # The tier's share of the present capacity is used up.
     SHED = "shed"  # Too much waits in this tier and those above it.
     QUEUE_FULL = "queue_full"  # The tier's queue is at its cap.

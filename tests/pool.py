@@ -67,7 +67,11 @@ class Pool:
         gateway: str = "g1",
         redis_ms: int = 0,
     ) -> list[Verdict]:
-        return await Admissions(self.client, self.keys, gateway).admit(tiers, capacity, submissions, redis_ms)
+        return await self.admissions(gateway).admit(tiers, capacity, submissions, redis_ms)
+
+    def admissions(self, gateway: str) -> Admissions:
+        """The admit script of one gateway."""
+        return Admissions(self.client, self.keys, gateway)
 
     async def now_ms(self) -> int:
         """Redis TIME."""

@@ -65,7 +65,7 @@ class FakeRedis:
         self.during: Any = lambda: None
 
     async def admit(
-        self, tiers: Sequence[TierLimit], capacity_rps: float, asked: Sequence[Submission], redis_ms: int = 0
+        self, tiers: Sequence[TierLimit], capacity_rps: float, asked: Sequence[Submission], *_: int
     ) -> list[Verdict]:
         self._answer()
         self.submitted.append(list(asked))

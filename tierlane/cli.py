@@ -10,6 +10,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or a bad setting.
 
 import inspect
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,19 @@ USAGE_ERROR = 2
 SWITCHES = frozenset({"ephemeral"})  # Settings whose flag takes no value.
 LOGGING = ("log_format", "log_level")
 UP_FLAGS = ("port", "gateways", "workers", "backend", "max_batch_size", "data_dir", "ephemeral", *LOGGING)
+
+TOOLS = (
+    ("tier", "tierlane.admin.tier_command", "List, show or change tiers, the service classes."),
+    ("customer", "tierlane.admin.customer_command", "List, show or change customers."),
+    ("key", "tierlane.admin.key_command", "List, issue, rotate or revoke API keys."),
+    ("quota", "tierlane.admin.quota_command", "List or change quotas per day, month, ..."),
+    ("model", "tierlane.admin.model_command", "List, show or change models."),
+    ("explain", "tierlane.explain.command", "Take a limit apart, or say why a request was rejected."),
+    ("dlq", "tierlane.dlq.command", "List, show, requeue or purge dead letters."),
+    ("bench", "tierlane.bench.command", "Load a gateway over all tiers, show what came back."),
+    ("chaos", "tierlane.chaos.command", "Break a stack under load, show whether anything was lost."),
+)
+"""Verbs with options of their own: name, module, help."""
 
 Verb = Callable[["Settings"], int]
 
@@ -174,37 +188,19 @@ def migrate(settings: "Settings") -> int:
     return run(settings)
 
 
-@app.command(
-    # Everything is handed on, --help included: the options of `bench` are its own.
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def bench(context: typer.Context) -> None:
-    """Load a gateway over all tiers, show what came back."""
-    from tierlane.bench.command import main as bench_main
+def _hand_on(name: str, module: str, says: str) -> None:
+    """Add a verb with options of its own: a module whose `main` takes arguments and returns the exit code."""
 
-    raise typer.Exit(bench_main(list(context.args)))
-
-
-@app.command(
-    # As above: the options are its own.
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def chaos(context: typer.Context) -> None:
-    """Break a stack under load, show whether anything was lost."""
-    from tierlane.chaos.command import main as chaos_main
-
-    raise typer.Exit(chaos_main(list(context.args)))
+    @app.command(
+        name=name,
+        help=says,
+        # Everything is handed on, --help included.
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(import_module(module).main(list(context.args)))
 
 
-@app.command(
-    # As above: the options are its own.
-    add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def dlq(context: typer.Context) -> None:
-    """List, show, requeue or purge dead letters."""
-    from tierlane.dlq.command import main as dlq_main
-
-    raise typer.Exit(dlq_main(list(context.args)))
+for _name, _module, _says in TOOLS:
+    _hand_on(_name, _module, _says)

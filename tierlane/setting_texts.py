@@ -104,6 +104,35 @@ GATEWAY = {
         "67108864",
         "Most bytes of audit records kept in the data directory while Redis is away; about 400 a request. Full: 503.",
     ),
+    "auth_failures": Text(
+        "30/minute",
+        "Failed authentications of one address (IPv6: /64) before further failures get 429 instead of 401; off: never. "
+        "Good keys always pass. Behind one proxy all clients share it.",
+        "QUOTA",
+    ),
+    "jwt_jwks": Text(
+        "",
+        "File or https:// URL of the JWKS whose keys sign JWTs that are taken beside API keys. Unset: no JWTs. http:// "
+        "lets whoever is on the way forge tokens.",
+        "PLACE",
+    ),
+    "jwt_issuer": Text(
+        "", "What a JWT's iss must be. Alone it is enough only where the provider has keys of its own for each client."
+    ),
+    "jwt_audience": Text(
+        "",
+        "What a JWT's aud must hold. With JWTs this or the issuer is needed; this is the safer one: providers sign for "
+        "many parties with the same keys.",
+    ),
+    "jwt_algorithms": Text(
+        "RS256,ES256,EdDSA",
+        "Signature algorithms that JWTs may use, separated by commas. HS256 and none are refused. EdDSA costs about "
+        "3 x the CPU of RS256 to verify.",
+    ),
+    "jwt_customer_claim": Text(
+        "sub",
+        "Claim of a JWT that holds the customer's name or id. It must be one that users cannot choose themselves.",
+    ),
 }
 
 SCHEDULER = {

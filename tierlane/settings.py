@@ -20,7 +20,15 @@ from tierlane.setting_errors import SettingsError, first_error, unknown_name
 from tierlane.setting_texts import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
 
 # Variables that belong to the tools, not to a role; they read them by themselves.
-FOREIGN_PREFIXES = ("TIERLANE_BENCH_", "TIERLANE_CHAOS_", "TIERLANE_DLQ_", "TIERLANE_TEST_")
+FOREIGN_PREFIXES = (
+    "TIERLANE_ACTOR",
+    "TIERLANE_ADMIN_",
+    "TIERLANE_BENCH_",
+    "TIERLANE_CHAOS_",
+    "TIERLANE_DLQ_",
+    "TIERLANE_EXPLAIN_",
+    "TIERLANE_TEST_",
+)
 
 MIN_TOKEN_CHARS = 16
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
@@ -68,6 +76,13 @@ class Settings(BaseSettings):
     default_model: str | None = None
     direct_mode: Literal["on", "off"] = "on"
     spool_max_bytes: Annotated[int, Field(ge=1 << 20, le=16 << 30)] = 64 << 20
+
+    auth_failures: Annotated[str, Field(min_length=1)] = "30/minute"
+    jwt_jwks: str | None = None
+    jwt_issuer: str | None = None
+    jwt_audience: str | None = None
+    jwt_algorithms: Annotated[str, Field(min_length=1)] = "RS256,ES256,EdDSA"
+    jwt_customer_claim: Annotated[str, Field(min_length=1)] = "sub"
 
     lease_ms: Milliseconds = 600
     reap_ms: Milliseconds = 100

@@ -1,1 +1,1 @@
-SELECT customer_id::text, tier, quota FROM quotas ORDER BY id
+SELECT customer_id::text, tier, quota FROM quotas

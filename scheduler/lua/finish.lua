@@ -3,7 +3,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes {id, code, gpu_ms, tokens, bytes}, where
 --   an empty code means completed, 5... the end of each one's reply: packed gpu_ms, tokens, model version, output.
 -- Returns the number of outcomes that came too late (stale): all of them where the token does not own the batch.
--- include: prelude, wake, ending, dead_letters, batch
+-- include: prelude, wake, repaying, ending, dead_letters, batch
 local outcomes = cmsgpack.unpack(ARGV[4])
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return #outcomes end

@@ -13,6 +13,9 @@ from scheduler.audit import Accepted, DeadLetter, Ended, Record, decode_entry
 from scheduler.batches import RETRY_BUDGET
 from scheduler.states import TERMINAL
 
+THEIRS = {"poison_request", "invalid_request", "cancelled"}
+"""Failures that a client pays for."""
+
 
 class Life:
     """What happened since Redis was empty last: the other side of the books."""
@@ -34,6 +37,7 @@ class Row(NamedTuple):
     tries: int
     losses: int
     tier: str
+    paid: bool = False
 
 
 class Scan(NamedTuple):
@@ -47,6 +51,8 @@ class Scan(NamedTuple):
     line: list[str]
     dead: list[str]
     records: list[Record]
+    under_way: set[str]  # Who holds a lease of the customer's concurrency.
+    spent: int  # Of the customer's quota.
 
     def members(self) -> dict[str, list[str]]:
         """Batch -> its ids."""
@@ -58,20 +64,22 @@ class Scan(NamedTuple):
 
 EVERYTHING = """
 local rows, queues, inflight, batches = {}, {}, {}, {}
-for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'tries', 'losses', 'tier') end
+for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'tries', 'losses', 'tier', 'paid') end
 for i, tier in ipairs(KEYS) do queues[i] = redis.call('LRANGE', 'queue:' .. tier, 0, -1) end
 for i, key in ipairs(redis.call('KEYS', 'inflight:*')) do inflight[i] = {key, redis.call('LRANGE', key, 0, -1)} end
 for i, key in ipairs(redis.call('KEYS', 'batch:*')) do batches[i] = {key, redis.call('HGET', key, 'state')} end
 local leases = redis.call('ZRANGE', 'leases', 0, -1, 'WITHSCORES')
 local line, dead = redis.call('LRANGE', 'batch_queue', 0, -1), redis.call('LRANGE', 'dlq', 0, -1)
-return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE', 'outbox', 0, -1)}
+local quota = redis.call('HGET', 'rl:customer:customer', 'q:1year')
+return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE', 'outbox', 0, -1),
+  redis.call('ZRANGE', 'rl:leases:customer', 0, -1), string.match(quota or '', ' (%d+)$') or '0'}
 """
 """One round trip, since it is made after every step."""
 
 
 async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
     found: list[Any] = await pool.client.eval(EVERYTHING, len(TIERS), *TIERS, *ids)
-    rows, queues, inflight, leases, batches, line, dead, outbox = found
+    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent = found
     return Scan(
         rows={i: row_of(values) for i, values in zip(ids, rows, strict=True)},
         queues={tier: texts(queue) for tier, queue in zip(TIERS, queues, strict=True)},
@@ -81,12 +89,14 @@ async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
         line=texts(line),
         dead=texts(dead),
         records=[record for entry in reversed(outbox) for record in decode_entry(entry)[0]],
+        under_way=set(texts(under_way)),
+        spent=int(spent),
     )
 
 
 def row_of(values: list[bytes | None]) -> Row:
-    state, code, tries, losses, tier = ((v or b"").decode() for v in values)
-    return Row(state, code, int(tries or 0), int(losses or 0), tier)
+    state, code, tries, losses, tier, paid = ((v or b"").decode() for v in values)
+    return Row(state, code, int(tries or 0), int(losses or 0), tier, bool(paid))
 
 
 def texts(found: list[bytes]) -> list[str]:
@@ -101,6 +111,7 @@ def check_laws(seen: Scan, life: Life) -> None:
     check_audit(seen, life)
     check_dead_letters(seen)
     check_keys(seen, life)
+    check_limits(seen)
 
 
 def check_membership(seen: Scan) -> None:
@@ -132,6 +143,14 @@ def check_suspects(seen: Scan) -> None:
         losses = {seen.rows[i].losses for i in ids}
         assert len(losses) == 1, ("lost ones among others", batch, losses)
         assert max(losses) < RETRY_BUDGET or len(ids) == 1, ("not alone in the last attempt", batch, ids)
+
+
+def check_limits(seen: Scan) -> None:
+    """Who is under way counts as that and nobody else; who ran, or gave up by itself, has paid, and nobody else."""
+    under_way = {i for i, row in seen.rows.items() if row.state and row.state not in TERMINAL}
+    assert seen.under_way == under_way, ("leases of concurrency", seen.under_way ^ under_way)
+    charged = [row for row in seen.rows.values() if row.paid and not (row.state == "failed" and row.code not in THEIRS)]
+    assert seen.spent == len(charged), ("spent of the quota", seen.spent, len(charged))
 
 
 def check_audit(seen: Scan, life: Life) -> None:

@@ -20,6 +20,7 @@ OFTEN = st.sampled_from((True, True, True, False))
 REPLIES = st.sampled_from(("comes", "comes", "is lost", "is lost and undone"))
 CHAINS = (("fail", "release", "fail", "fail"), ("dies",) * 4, ("fail",) * 4, ("dies", "release", "fail", "dies"))
 CODES = (ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.NO_CAPACITY)
+LIMITS = {"total_ms": LONG_MS, "queue_ms": LONG_MS, "max_concurrency": 1000, "quotas": [("1year", 1_000_000)]}
 SHUT = [TierLimit(name, 0.0, 0.0, 0, TIERS, 0, 0) for name in TIERS]
 
 
@@ -35,7 +36,7 @@ class Protocol(World):
 
     @rule(tier=st.sampled_from(TIERS), count=st.integers(1, 3))
     def submit(self, tier: str, count: int) -> None:
-        fresh = [self.pool.submission(tier, total_ms=LONG_MS, queue_ms=LONG_MS) for _ in range(count)]
+        fresh = [self.pool.submission(tier, **LIMITS) for _ in range(count)]
         assert {v.outcome for v in self.run(self.pool.admit(fresh))} == {Admission.ACCEPTED}
         self.enter(fresh)
 
@@ -52,10 +53,7 @@ class Protocol(World):
     )
     def submit_with_key(self, key: str, body: str, at: str, times: int) -> None:
         """A client, or one whose gateway died, tries with the key it used before; twice in one call at times."""
-        fresh = [
-            self.pool.submission(total_ms=LONG_MS, queue_ms=LONG_MS, idempotency=key, fingerprint=body)
-            for _ in range(times)
-        ]
+        fresh = [self.pool.submission(**LIMITS, idempotency=key, fingerprint=body) for _ in range(times)]
         for submission, verdict in zip(fresh, self.run(self.pool.admit(fresh, gateway=at)), strict=True):
             assert (verdict.outcome, verdict.stored_id) == self.expected(key, body)
             if verdict.outcome == Admission.ACCEPTED:

@@ -83,7 +83,11 @@ async def test_a_rejection_changes_no_key(pool: Pool) -> None:
     """Every kind of rejection leaves Redis exactly as it was."""
     await pool.queue(2)
     narrow = {
-        Admission.KEY_LIMIT: (pool.submission(rate=0.0, burst=0.0), WIDE, 0.0),
+        Admission.KEY_LIMIT: (pool.submission(key_rate=0.001, key_burst=1.0), WIDE, 0.0),
+        Admission.CUSTOMER_LIMIT: (pool.submission(customer_id="c1", rate=0.0, burst=0.0), WIDE, 0.0),
+        Admission.TOKEN_LIMIT: (pool.submission(customer_id="c2", tokens=100, tokens_per_minute=101), WIDE, 0.0),
+        Admission.CONCURRENCY: (pool.submission(max_concurrency=2), WIDE, 0.0),
+        Admission.QUOTA: (pool.submission(customer_id="c3", quotas=[("1day", 0)]), WIDE, 0.0),
         Admission.TIER_LIMIT: (pool.submission(), [TierLimit("free", 0.0, 0.0, 1000, ["free"])], 0.0),
         Admission.SHED: (pool.submission(), [TierLimit("free", 1e6, 1e6, 1000, ["free"], 2)], 0.0),
         Admission.QUEUE_FULL: (pool.submission(), [TierLimit("free", 1e6, 1e6, 2, ["free"])], 0.0),
@@ -99,13 +103,13 @@ async def test_a_rejection_changes_no_key(pool: Pool) -> None:
     assert await everything(pool.client) == before
 
 
-async def test_a_key_spends_its_burst_and_no_more(pool: Pool) -> None:
-    """A fresh bucket is a quarter full; what it holds is admitted, the rest is told when to come back."""
-    slow = [pool.submission(rate=0.001, burst=20.0) for _ in range(8)]
+async def test_a_customer_spends_its_burst_and_no_more(pool: Pool) -> None:
+    """A fresh bucket is a quarter full; it is shared by all keys, and who comes too much is told when to come back."""
+    slow = [pool.submission(rate=0.001, burst=20.0, api_key_id=f"key-{i}") for i in range(8)]
 
     verdicts = await pool.admit(slow)
 
-    assert [v.outcome for v in verdicts] == [Admission.ACCEPTED] * 5 + [Admission.KEY_LIMIT] * 3
+    assert [v.outcome for v in verdicts] == [Admission.ACCEPTED] * 5 + [Admission.CUSTOMER_LIMIT] * 3
     assert [round(v.remaining) for v in verdicts[:5]] == [4, 3, 2, 1, 0]
     assert verdicts[5].retry_after_ms == pytest.approx(1_000_000, rel=0.01)
     assert await pool.depth("free") == 5
@@ -118,7 +122,7 @@ async def test_a_bucket_keeps_its_tokens_when_the_rate_changes(pool: Pool) -> No
     lowered = await pool.admit([pool.submission(rate=0.0005, burst=20.0)])
     raised = await pool.admit([pool.submission(rate=0.002, burst=40.0)])
 
-    assert [v.outcome for v in lowered + raised] == [Admission.KEY_LIMIT] * 2
+    assert [v.outcome for v in lowered + raised] == [Admission.CUSTOMER_LIMIT] * 2
 
 
 async def test_a_lost_bucket_comes_back_a_quarter_full(pool: Pool) -> None:
@@ -151,9 +155,9 @@ async def test_a_tier_shares_one_bucket(pool: Pool) -> None:
     ("waiting", "limit", "capacity", "expected"),
     [
         ({"enterprise": 3}, {"shed_depth": 3}, 0.0, Admission.SHED),  # work of a higher tier counts
-        ({"free": 2}, {"shed_depth": 3}, 0.0, Admission.ACCEPTED),
+        ({"free": 1}, {"shed_depth": 3}, 0.0, Admission.ACCEPTED),
         ({"paid": 10}, {"shed_wait_ms": 100}, 100.0, Admission.SHED),  # 10 ahead at 100/s is 100 ms
-        ({"paid": 9}, {"shed_wait_ms": 100}, 100.0, Admission.ACCEPTED),
+        ({"paid": 5}, {"shed_wait_ms": 100}, 100.0, Admission.ACCEPTED),
         ({"paid": 10}, {"shed_wait_ms": 100}, 0.0, Admission.ACCEPTED),  # capacity not known: nothing to predict from
         ({"paid": 10}, {}, 5.0, Admission.QUEUE_FULL),  # 2 s predicted, 2 s allowed: it could not finish
     ],

@@ -159,7 +159,7 @@ async def test_a_call_sent_again_is_a_duplicate_not_a_replay(pool: Pool) -> None
 async def test_a_rejected_one_leaves_the_key_free(pool: Pool) -> None:
     """It changed no key, so the retry that the client was told to make is admitted."""
     before = await everything(pool.client)
-    assert (await told(pool, keyed(pool, rate=0.0, burst=0.0))).outcome is Admission.KEY_LIMIT
+    assert (await told(pool, keyed(pool, rate=0.0, burst=0.0))).outcome is Admission.CUSTOMER_LIMIT
     assert await everything(pool.client) == before
 
     assert (await told(pool, keyed(pool))).outcome is Admission.ACCEPTED

@@ -4,16 +4,17 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import asyncpg
 import pytest
 
 from eventually import eventually
-from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
+from integration.ledger_fixtures import DeafProxy, database_url, db, dsn, own_server, postgres_server
 from ledger.catalog import POLL_SLACK_S, Catalog
 from ledger.catalog_load import CHANNEL
+from ledger.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 from tierlane.embedded.postgres_server import EmbeddedPostgres
 
@@ -42,6 +43,10 @@ def code_of(catalog: Catalog, key: str) -> ErrorCode | None:
     except RequestError as error:
         return error.code
     return None
+
+
+def who(catalog: Catalog, key: str) -> Identity:
+    return catalog.identify(key, time.time())
 
 
 async def issue(db: Connection) -> str:
@@ -83,12 +88,96 @@ async def test_without_notify_the_poll_brings_it(catalog: Catalog, db: Connectio
     await changed_within(catalog, db, 19, 2.0)
 
 
+CHANGES: dict[str, tuple[str, Callable[[Catalog, str], bool]]] = {
+    "tier": ("UPDATE tiers SET burst = 17 WHERE name = 'paid'", lambda c, key: who(c, key).burst == 17),
+    "customer": ("UPDATE customers SET max_concurrency = 3", lambda c, key: who(c, key).max_concurrency == 3),
+    "customer suspended": (
+        "UPDATE customers SET status = 'suspended'",
+        lambda c, key: code_of(c, key) is ErrorCode.ACCOUNT_SUSPENDED,
+    ),
+    "key": ("UPDATE api_keys SET requests_per_second = 2, burst = 3", lambda c, key: who(c, key).key_rate == 2),
+    "key revoked": (
+        "UPDATE api_keys SET revoked_at = now()",
+        lambda c, key: code_of(c, key) is ErrorCode.INVALID_API_KEY,
+    ),
+    "quota": (
+        "INSERT INTO quotas (customer_id, quota) SELECT id, '10/day' FROM customers",
+        lambda c, key: who(c, key).quotas == (("1day", 10),),
+    ),
+    "quota of a tier": (
+        "INSERT INTO quotas (tier, quota) VALUES ('paid', '9 per 2 hours')",
+        lambda c, key: who(c, key).quotas == (("2hour", 9),),
+    ),
+    "model": ("INSERT INTO models (name) VALUES ('tiny')", lambda c, _: "tiny" in c.snapshot.models),
+}
+
+
+@pytest.mark.parametrize("row", CHANGES)
+async def test_a_change_is_obeyed_within_a_second(database_url: str, db: Connection, row: str) -> None:
+    """With NOTIFY alone: the poll is a minute away."""
+    key = await issue(db)
+    catalog = Catalog(database_url, poll_s=60)
+    await catalog.start()
+    sql, is_obeyed = CHANGES[row]
+    assert not is_obeyed(catalog, key)
+
+    await db.execute(sql)
+    await eventually(lambda: is_obeyed(catalog, key), f"the {row} is obeyed", 1.0)
+    await catalog.stop()
+
+
+@pytest.mark.parametrize("row", CHANGES)
+async def test_a_change_is_obeyed_within_two_seconds_without_notify(
+    database_url: str, db: Connection, row: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No notification ever arrives; the version is asked for each second."""
+    key = await issue(db)
+    async with DeafProxy(database_url, tmp_path_factory.mktemp("deaf")) as proxy:
+        catalog = Catalog(proxy.url)
+        await catalog.start()
+        sql, is_obeyed = CHANGES[row]
+        assert not is_obeyed(catalog, key)
+
+        await db.execute(sql)
+        await eventually(lambda: is_obeyed(catalog, key), f"the {row} is obeyed", 2.0)
+        await eventually(lambda: proxy.dropped, "the notification was there, and was dropped")
+        await catalog.stop()
+
+
 async def test_a_killed_connection_is_made_again(catalog: Catalog, db: Connection) -> None:
     """The change that falls into the gap is found by the version."""
     assert await db.fetchval(KILL_CATALOG)
 
     await changed_within(catalog, db, 20, 2.0)
     await eventually(lambda: catalog.problem is None, "the problem is over")
+
+
+async def test_another_change_of_the_same_number_is_not_taken_for_ours(catalog: Catalog, db: Connection) -> None:
+    """After a failover that lost our last change another one may have got its version; its time tells them apart."""
+    await db.execute("ALTER TABLE tiers DISABLE TRIGGER USER")
+    await db.execute("UPDATE tiers SET burst = 23 WHERE name = 'free'")
+    await db.execute("UPDATE catalog_version SET changed_at = clock_timestamp()")
+    assert await db.fetchval(KILL_CATALOG)
+
+    await eventually(lambda: burst(catalog) == 23, "the other server's picture arrives", 2.0)
+
+
+async def test_changes_are_followed_by_rows_also_after_a_reconnection(
+    catalog: Catalog, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short break of the connection does not make a large catalog be read again for one key."""
+    key = await issue(db)
+    await eventually(lambda: code_of(catalog, key) is None, "the key is known")
+    assert await db.fetchval(KILL_CATALOG)
+    await eventually(lambda: catalog.problem, "the connection is seen to be gone")
+    await eventually(lambda: catalog.problem is None, "it is there again")
+
+    def too_much(*_: Any) -> None:
+        raise AssertionError("everything was read again")
+
+    monkeypatch.setattr("ledger.catalog.load_whole", too_much)
+    await db.execute("UPDATE api_keys SET revoked_at = now()")
+    await eventually(lambda: code_of(catalog, key) is ErrorCode.INVALID_API_KEY, "it is revoked", 1.0)
 
 
 async def test_key_revocation_suspension_and_tier_change_arrive(catalog: Catalog, db: Connection) -> None:

@@ -177,7 +177,9 @@ async def test_limits_hold_in_direct_mode(client: Redis, redis_url: str, outage:
         assert [code for code, _, _ in answers] == [200] * 5 + [429] * 3
         _, document, headers = answers[-1]
         assert document["error"]["code"] == "rate_limit_exceeded"
-        assert 0 < int(headers["retry-after-ms"]) < 1300
+        assert (
+            0 < int(headers["retry-after-ms"]) < 1600
+        )  # One of the 15 that are missing comes in 19/15 s, with jitter.
         assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("20", "0")
         assert len(stack.gateway.direct._ends) == 0
 

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import socket
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -17,6 +18,7 @@ from scheduler.errors import StartError
 __all__ = ["start_here"]
 
 HELLO = Hello("g1", TOKEN)
+Connect = Callable[[Worker], Awaitable[DirectClient]]
 
 
 async def still_serves(worker: Worker) -> None:
@@ -81,24 +83,14 @@ AFTER_HELLO = [
 ]
 
 
-@pytest.mark.parametrize("frame", BEFORE_HELLO)
-async def test_junk_for_a_hello_ends_its_connection(start_here: StartHere, frame: bytes) -> None:
-    """It is counted, and never ends the endpoint."""
+@pytest.mark.parametrize(
+    ("connect", "frame"),
+    [(DirectClient.open, frame) for frame in BEFORE_HELLO] + [(DirectClient.welcomed, frame) for frame in AFTER_HELLO],
+)
+async def test_junk_ends_its_connection(start_here: StartHere, connect: Connect, frame: bytes) -> None:
+    """From a stranger or from somebody with the token: it is counted, and never ends the endpoint."""
     worker = await start_here()
-    client = await DirectClient.open(worker)
-
-    client.send_bytes(frame)
-
-    assert await client.closed()
-    assert worker._endpoint.malformed == 1
-    await still_serves(worker)
-
-
-@pytest.mark.parametrize("frame", AFTER_HELLO)
-async def test_junk_after_the_hello_ends_its_connection(start_here: StartHere, frame: bytes) -> None:
-    """The same from somebody with the token: the protocol is all that is taken."""
-    worker = await start_here()
-    client = await DirectClient.welcomed(worker)
+    client = await connect(worker)
 
     client.send_bytes(frame)
 

@@ -12,6 +12,7 @@ from integration.ledger_fixtures import database_url, db, postgres_server
 __all__ = ["database_url", "db", "postgres_server"]
 
 Connection = Any
+KEY = "INSERT INTO api_keys (id, customer_id, name, secret_hash, requests_per_second, burst) SELECT 'abcdefghijkl', id, 'n', sha256(''), "
 ID = "req_" + "0" * 12 + "7" + "0" * 19
 
 
@@ -23,13 +24,15 @@ async def acme(db: Connection) -> str:
 
 
 async def test_the_default_tiers_are_those_of_the_contract(db: Connection) -> None:
-    """Priority, guaranteed share and shedding depth of enterprise, paid and free."""
-    rows = await db.fetch("SELECT name, priority, guaranteed_share, shed_depth FROM tiers ORDER BY priority")
+    """Priority, guaranteed share, shedding depth and tokens a minute of enterprise, paid and free; none is on trial."""
+    rows = await db.fetch(
+        "SELECT name, priority, guaranteed_share, shed_depth, tokens_per_minute, shadow FROM tiers ORDER BY priority"
+    )
 
     assert [tuple(row) for row in rows] == [
-        ("enterprise", 1, 0.05, None),
-        ("paid", 2, 0.25, 500),
-        ("free", 3, 0.10, 100),
+        ("enterprise", 1, 0.05, None, 60_000_000, False),
+        ("paid", 2, 0.25, 500, 12_000_000, False),
+        ("free", 3, 0.10, 100, 2_400_000, False),
     ]
 
 
@@ -59,6 +62,12 @@ async def test_the_default_tiers_are_those_of_the_contract(db: Connection) -> No
         ("INSERT INTO quotas (tier, quota) VALUES ('free', '0/day')", "ck_quotas_quota"),
         ("INSERT INTO quotas (quota) VALUES ('10/day')", "ck_quotas_owner"),
         ("INSERT INTO quotas (tier, quota) VALUES ('free', '1/day'), ('free', '1/day')", "uq_quotas_customer_id"),
+        (f"{KEY} 1, NULL::float8 FROM customers", "ck_api_keys_limit"),
+        (f"{KEY} NULL::float8, 1 FROM customers", "ck_api_keys_limit"),
+        (f"{KEY} 0, 1 FROM customers", "ck_api_keys_requests_per_second"),
+        (f"{KEY} 'NaN'::float8, 1 FROM customers", "ck_api_keys_requests_per_second"),
+        (f"{KEY} 1, 0.5 FROM customers", "ck_api_keys_burst"),
+        (f"{KEY} 1, 'Infinity'::float8 FROM customers", "ck_api_keys_burst"),
         ("INSERT INTO models (name) VALUES ('no spaces')", "ck_models_name"),
         ("INSERT INTO models (name, target_utilization) VALUES ('m', 0)", "ck_models_target_utilization"),
         ("INSERT INTO models (name, max_batch_size) VALUES ('m', 0)", "ck_models_max_batch_size"),
@@ -104,13 +113,46 @@ async def test_each_statement_counts_the_version_up_by_one(db: Connection, acme:
         "INSERT INTO quotas (tier, quota) VALUES ('free', '10/day')",
         "UPDATE api_keys SET last_used_at = now()",
         "UPDATE api_keys SET revoked_at = now()",
+        "UPDATE api_keys SET requests_per_second = 1, burst = 1",
         "UPDATE customers SET status = 'suspended'",
+        "UPDATE customers SET status = 'suspended' WHERE false",
+        "DELETE FROM config_changes",
     ):
         before = await db.fetchval("SELECT version FROM catalog_version")
         await db.execute(sql)
         versions.append(await db.fetchval("SELECT version FROM catalog_version") - before)
 
-    assert versions == [1, 1, 1, 1, 0, 1, 1]
+    assert versions == [1, 1, 1, 1, 0, 1, 1, 1, 1, 1]
+
+
+async def test_what_rows_cannot_tell_is_counted(db: Connection, acme: str) -> None:
+    """After TRUNCATE, and after the record of changes was edited, an older picture cannot be brought up to date by rows."""
+    counted = []
+    for sql in (
+        "UPDATE customers SET burst = 1",
+        "TRUNCATE quotas",
+        "UPDATE tiers SET burst = 1",
+        "DELETE FROM config_changes",
+    ):
+        await db.execute(sql)
+        counted.append(await db.fetchval("SELECT version - whole_version FROM catalog_version"))
+    await db.execute("DELETE FROM catalog_version")
+    await db.execute("UPDATE tiers SET burst = 2")
+
+    assert counted == [counted[0], 0, 1, 0]
+    assert counted[0] > 0
+    assert tuple(await db.fetchrow("SELECT version, whole_version FROM catalog_version")) == (1, 1)
+
+
+async def test_a_keys_own_limit_is_written_down_and_its_use_is_not(db: Connection, acme: str) -> None:
+    """The triggers' lists of columns know the new ones."""
+    await db.fetchval("SELECT issue_api_key('acme', 'ci')")
+    await db.execute("DELETE FROM config_changes")
+    await db.execute("UPDATE api_keys SET last_used_at = now()")
+    await db.execute("UPDATE api_keys SET requests_per_second = 2, burst = 3")
+
+    rows = await db.fetch("SELECT new ->> 'requests_per_second', new ->> 'burst' FROM config_changes")
+    assert [tuple(row) for row in rows] == [("2", "3")]
 
 
 async def test_changes_are_written_down_with_old_and_new(db: Connection, acme: str) -> None:
@@ -170,8 +212,24 @@ async def test_customer_limits_shows_own_or_the_tiers(db: Connection, acme: str)
     """The base that the gateways start from."""
     await db.execute("UPDATE customers SET requests_per_second = 5")
 
-    row = await db.fetchrow("SELECT tier, requests_per_second, burst, max_queue_ms FROM customer_limits")
-    assert tuple(row) == ("paid", 5.0, 1000.0, 2000)
+    row = await db.fetchrow(
+        "SELECT tier, requests_per_second, burst, max_queue_ms, shadow, quotas FROM customer_limits"
+    )
+    assert tuple(row) == ("paid", 5.0, 1000.0, 2000, False, [])
+
+
+async def test_customer_limits_shows_every_quota_that_holds(db: Connection, acme: str) -> None:
+    """Its own and its tier's, each text once; and whether the tier is only on trial."""
+    await db.execute("UPDATE tiers SET shadow = true WHERE name = 'paid'")
+    await db.execute(
+        "INSERT INTO quotas (customer_id, quota) VALUES ($1::text::uuid, '9/day'), ($1::text::uuid, '7/hour')", acme
+    )
+    await db.execute(
+        "INSERT INTO quotas (tier, quota) VALUES ('paid', '9/day'), ('paid', '99/month'), ('free', '1/day')"
+    )
+
+    row = await db.fetchrow("SELECT shadow, quotas FROM customer_limits")
+    assert tuple(row) == (True, ["7/hour", "9/day", "99/month"])
 
 
 async def test_usage_and_slo_views_add_up(db: Connection, acme: str) -> None:

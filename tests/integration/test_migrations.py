@@ -140,6 +140,27 @@ async def test_the_audit_is_migrated_with_its_rows(empty_url: str) -> None:
     await db.close()
 
 
+async def test_token_limits_that_somebody_set_are_kept(empty_url: str) -> None:
+    """Only what was null gets a default, only of the default tiers; changes of before are still there."""
+    engine = create_async_engine(empty_url)
+    async with engine.connect() as connection:
+        await connection.run_sync(lambda c: upgrade_to(c, "0007_pre_delivery"))
+    await engine.dispose()
+    db = await asyncpg.connect(dsn(empty_url))
+    await db.execute("UPDATE tiers SET tokens_per_minute = 5 WHERE name = 'paid'")
+    await db.execute("DELETE FROM tiers WHERE name = 'free'")
+    await db.execute("INSERT INTO tiers SELECT 'gold', 9, 0, 1, 1, 1, NULL, 1, 1")
+    changes = await db.fetchval("SELECT count(*) FROM config_changes")
+
+    await upgrade_to_head(empty_url)
+
+    rows = await db.fetch("SELECT name, tokens_per_minute FROM tiers ORDER BY priority")
+    assert [tuple(row) for row in rows] == [("enterprise", 60_000_000), ("paid", 5), ("gold", None)]
+    assert await db.fetchval("SELECT count(*) FROM config_changes") == changes + 1
+    assert await db.fetchval("SELECT count(*) FROM config_changes WHERE xact > 0") == changes + 1
+    await db.close()
+
+
 def upgrade_to(connection: Connection, revision: str) -> None:
     """As `upgrade_to_head`, but not so far."""
     config = migration._config()

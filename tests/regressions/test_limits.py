@@ -31,8 +31,8 @@ async def test_bug_16_clock_skew_in_ages(pool: Pool, offset_us: int) -> None:
     await ask(pool, 1, 0.001, 10)
     now_s, micro = await pool.client.time()
     stamp = now_s * 1_000_000 + micro + offset_us
-    await pool.client.hset("rl:key:key", mapping={"tokens": "5.000000", "at": str(stamp)})
-    (request_id,) = await pool.queue(1, api_key_id="other")
+    await pool.client.hset("rl:customer:customer", mapping={"tokens": "5.000000", "at": str(stamp)})
+    (request_id,) = await pool.queue(1, customer_id="other")
     await pool.client.hset(pool.keys.request(request_id), "at", now_s * 1000 + 3_600_000)
 
     verdicts = await ask(pool, 20, 0.001, 10)
@@ -46,7 +46,7 @@ async def test_bug_16_clock_skew_in_ages(pool: Pool, offset_us: int) -> None:
 async def test_bug_20_a_bucket_that_drifts_and_is_reset_by_a_new_rate(pool: Pool) -> None:
     """Every change of a rate handed out a fresh burst; here tokens stay, and no more pass than burst and rate allow."""
     await ask(pool, 1, 0.0, 100)
-    await pool.client.hset("rl:key:key", "tokens", "100.000000")
+    await pool.client.hset("rl:customer:customer", "tokens", "100.000000")
     random.seed(20)
     passed, most_rate, began = 0, 0.0, time.monotonic()
     for _ in range(60):
@@ -62,7 +62,7 @@ async def test_bug_20_a_bucket_that_drifts_and_is_reset_by_a_new_rate(pool: Pool
 async def test_bug_20_a_smaller_burst_clamps(pool: Pool) -> None:
     """What was saved under a large burst cannot be spent under a small one."""
     await ask(pool, 1, 0.0, 100)
-    await pool.client.hset("rl:key:key", "tokens", "100.000000")
+    await pool.client.hset("rl:customer:customer", "tokens", "100.000000")
 
     assert accepted(await ask(pool, 20, 0.0, 3)) == 3
 

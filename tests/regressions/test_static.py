@@ -4,6 +4,7 @@ import ast
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -92,20 +93,23 @@ def test_bytes_from_outside_never_become_code() -> None:
     assert broken(lint.unpickles) == []
 
 
+BAD_NODES: list[tuple[Rule, str]] = [
+    (lint.moves_by_hand, "async def f(c):\n    await c.lpush('queue:free', 'id')"),
+    (lint.moves_by_hand, "async def f(self):\n    await self._client.rpop('queue:free')"),
+    (lint.walks_the_keyspace, "async def f(c):\n    return await c.keys('request:*')"),
+    (lint.walks_the_keyspace, "def f(c):\n    return [k for k in c.scan_iter('x*')]"),
+    (lint.removes_by_value, "async def f(c):\n    await c.lrem('queue:free', 1, 'id')"),
+    (lint.shields, "import asyncio\nasync def f(w):\n    await asyncio.shield(w())"),
+    (lint.tells_the_time, "import time\ndef age(at):\n    return time.time() - at"),
+    (lint.waits_for, "import asyncio\nasync def f(a):\n    await asyncio.wait_for(a, 1)"),
+    (lint.waits_for, "from asyncio import wait_for"),
+    (lint.shields, "import asyncio\nasync def f(a):\n    await asyncio.shield(a)"),
+    (lint.unpickles, "import pickle"),
+    (lint.unpickles, "from yaml import load"),
+    (lint.unpickles, "def f(path):\n    return torch.load(path)"),
+]
 BAD_LINES: list[tuple[Callable[[ast.Module], list[int]], str]] = [
-    (lambda tree: found(tree, lint.moves_by_hand), "async def f(c):\n    await c.lpush('queue:free', 'id')"),
-    (lambda tree: found(tree, lint.moves_by_hand), "async def f(self):\n    await self._client.rpop('queue:free')"),
-    (lambda tree: found(tree, lint.walks_the_keyspace), "async def f(c):\n    return await c.keys('request:*')"),
-    (lambda tree: found(tree, lint.walks_the_keyspace), "def f(c):\n    return [k for k in c.scan_iter('x*')]"),
-    (lambda tree: found(tree, lint.removes_by_value), "async def f(c):\n    await c.lrem('queue:free', 1, 'id')"),
-    (lambda tree: found(tree, lint.shields), "import asyncio\nasync def f(w):\n    await asyncio.shield(w())"),
-    (lambda tree: found(tree, lint.tells_the_time), "import time\ndef age(at):\n    return time.time() - at"),
-    (lambda tree: found(tree, lint.waits_for), "import asyncio\nasync def f(a):\n    await asyncio.wait_for(a, 1)"),
-    (lambda tree: found(tree, lint.waits_for), "from asyncio import wait_for"),
-    (lambda tree: found(tree, lint.shields), "import asyncio\nasync def f(a):\n    await asyncio.shield(a)"),
-    (lambda tree: found(tree, lint.unpickles), "import pickle"),
-    (lambda tree: found(tree, lint.unpickles), "from yaml import load"),
-    (lambda tree: found(tree, lint.unpickles), "def f(path):\n    return torch.load(path)"),
+    *((partial(found, rule=rule), text) for rule, text in BAD_NODES),
     (lint.forgets_a_task, "async def f(a):\n    asyncio.create_task(a)"),
     (lint.forgets_a_task, "async def f(self, a):\n    self._loop.create_task(a)"),
     (lint.forgets_a_task, "async def f(a):\n    task = asyncio.ensure_future(a)"),

@@ -7,7 +7,7 @@ import pytest
 
 from tierlane.bench.command import main
 from tierlane.bench.inputs import NONCE_CHARACTERS
-from tierlane.bench.option_texts import OPTIONS, bench_variable
+from tierlane.bench.option_texts import OPTIONS, TOOL
 from tierlane.bench.plan import Address, UsageError, read_address, read_plan
 from tierlane.bench.stack_info import StackError, StackInfo, keys_for, read_stack
 
@@ -83,7 +83,7 @@ def test_the_help_shows_each_option_with_variable_and_default(capsys: pytest.Cap
     shown = re.sub(r"\s+", " ", capsys.readouterr().out)
 
     for option, text in OPTIONS.items():
-        assert f"[env: {bench_variable(option)}] [default: {text.default or 'none'}]" in shown
+        assert f"[env: {TOOL.variable(option)}] [default: {text.default or 'none'}]" in shown
 
 
 @pytest.mark.parametrize("argv", [["--rate", "x"], ["--unknown"], ["--stack", "nowhere.json"], ["stray"]])

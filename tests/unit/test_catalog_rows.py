@@ -1,33 +1,62 @@
 """Catalog rows to snapshot: limits filled in, nonsense refused with the row named."""
 
-import asyncio
+import re
+from datetime import UTC, datetime
 from math import inf, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from limits import parse as parse_limit
 
-from ledger.catalog_load import KEYS_A_STEP, build
-from ledger.catalog_rows import BadCatalogRow, CatalogRows, parse_quota
+from ledger.catalog_build import SnapshotBuild, readable
+from ledger.catalog_changes import MOST_CHANGES, Changed, changed_by
+from ledger.catalog_rows import BadCatalogRow, models_from, parse_quota, tiers_from
+from ledger.catalog_tables import QUOTA_PATTERN
+from ledger.quotas import held_of, window_number, window_start
 from ledger.snapshot import Quota, Snapshot
 
-PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500)
-FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000)
+PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
+FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
 ACME = ("c1", "acme", "paid", False, None, None, None, None, None)
-KEY = ("k1", "c1", b"x" * 32, None, False)
+KEY = ("k1", "c1", b"x" * 32, None, False, None, None)
 MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True)
+DAILY = ("c1", None, "10000/day")
 
 
-def rows(**changes: Any) -> CatalogRows:
-    return CatalogRows(7, [FREE, PAID], [ACME], [KEY], [MODEL], [("c1", None, "10000/day")])._replace(**changes)
+class Rows(NamedTuple):
+    """The rows of one version, columns as in ledger/sql/catalog_*.sql."""
+
+    version: int
+    tiers: list[Any]
+    customers: list[Any]
+    keys: list[Any]
+    models: list[Any]
+    quotas: list[Any]
+
+
+def rows(**changes: Any) -> Rows:
+    return Rows(7, [FREE, PAID], [ACME], [KEY], [MODEL], [DAILY])._replace(**changes)
 
 
 def changed(row: tuple[Any, ...], at: int, value: Any) -> tuple[Any, ...]:
     return (*row[:at], value, *row[at + 1 :])
 
 
-def snapshot(catalog: CatalogRows) -> Snapshot:
-    return asyncio.run(build(catalog))
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def snapshot(catalog: Rows, known: Snapshot | None = None) -> Snapshot:
+    """As a load does it, but all at one go."""
+    with readable():
+        build = SnapshotBuild(tiers_from(catalog.tiers), known)
+        models = models_from(catalog.models)
+    build.add_quotas(catalog.quotas)
+    build.add_customers(catalog.customers)
+    build.add_keys(catalog.keys)
+    return build.picture(catalog.version, models)
 
 
 def test_tiers_come_by_priority_and_limits_by_inheritance() -> None:
@@ -37,6 +66,7 @@ def test_tiers_come_by_priority_and_limits_by_inheritance() -> None:
     assert [tier.name for tier in made.tiers] == ["paid", "free"]
     assert made.version == 7
     assert made.tier("free").shed_depth == 100
+    assert (made.tier("free").shadow, made.tier("paid").shadow) == (True, False)
     assert made.customers["c1"].requests_per_second == 1000.0
     assert made.keys["k1"].identity.max_concurrency == 500
     assert made.keys["k1"].expires_at == inf
@@ -70,6 +100,11 @@ def test_a_customers_own_limit_wins_over_its_tiers() -> None:
         ({"customers": [changed(ACME, 4, -1.0)]}, "'acme' has a rate"),
         ({"keys": [changed(KEY, 1, "nobody")]}, "'k1'"),
         ({"keys": [changed(KEY, 2, b"short")]}, "'k1'"),
+        ({"keys": [changed(KEY, 5, 3.0)]}, "'k1' has a burst"),
+        ({"keys": [changed(KEY, 6, 3.0)]}, "'k1' has a rate"),
+        ({"keys": [(*KEY[:5], nan, 1.0)]}, "'k1' has a rate"),
+        ({"keys": [(*KEY[:5], 1.0, -1.0)]}, "'k1' has a burst"),
+        ({"keys": [KEY[:5]]}, "cannot be read"),
         ({"models": [changed(MODEL, 2, 0)]}, "'tiny' has a batch"),
         ({"models": [changed(MODEL, 7, 1.5)]}, "target_utilization"),
         ({"quotas": [("c1", None, "plenty")]}, "'plenty'"),
@@ -91,20 +126,154 @@ def test_quotas_are_read_as_the_library_limits_reads_them(text: str) -> None:
     assert (ours.amount, ours.every, ours.unit) == (theirs.amount, theirs.multiples, theirs.GRANULARITY.name)
 
 
-def test_many_keys_are_built_in_steps() -> None:
-    """None is lost at the steps' edges."""
-    many = [(f"k{n}", "c1", b"x" * 32, 1.0, False) for n in range(2 * KEYS_A_STEP + 1)]
+@given(st.from_regex(re.compile(QUOTA_PATTERN.removesuffix("$"), re.ASCII), fullmatch=True))
+def test_whatever_the_table_accepts_is_read_and_means_the_same(text: str) -> None:
+    """The CHECK is the first lock: what passes it must never make a bad row, nor another number."""
+    amount, every, unit = re.fullmatch(r"([0-9]+) ?(?:/|per) ?([0-9]+)? ?([a-z]+?)s?", text, re.ASCII).groups()
+    quota = parse_quota("c1", None, text)
 
-    assert len(snapshot(rows(keys=many)).keys) == 2 * KEYS_A_STEP + 1
+    assert (quota.amount, quota.every, quota.unit) == (int(amount), int(every or 1), unit)
 
 
-async def test_others_run_while_many_keys_are_built() -> None:
-    """A large catalog does not hold up the requests of the same process."""
-    many = [(f"k{n}", "c1", b"x" * 32, None, False) for n in range(10 * KEYS_A_STEP)]
-    building = asyncio.create_task(build(rows(keys=many)))
-    turns = 0
-    while not building.done():
-        await asyncio.sleep(0)
-        turns += 1
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "10",
+        "day",
+        "10/day;5/hour",
+        "10/day, 10/day",
+        "0/day",
+        "-1/day",
+        "1.5/day",
+        "10/fortnight",
+        f"{10**15}/day",
+        "10/10000 days",
+        "1/day x",
+        "1/day\n5",
+    ],
+)
+def test_what_is_not_one_quota_is_refused_by_name(text: str) -> None:
+    """The library takes several in one text, and amounts of nothing; a row is one quota."""
+    with pytest.raises(BadCatalogRow, match="such as 10000/day") as refused:
+        parse_quota("c1", None, text)
 
-    assert turns >= 10
+    assert repr(text) in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [None, 5])
+def test_a_quota_that_is_no_text_is_a_bad_row(value: Any) -> None:
+    """A constraint was dropped: refused, not crashed."""
+    with pytest.raises(BadCatalogRow):
+        snapshot(rows(quotas=[("c1", None, value)]))
+
+
+def test_a_customers_quotas_are_its_own_and_its_tiers() -> None:
+    """Each period once with the smallest amount, the shortest first: all that apply are held."""
+    of_tier = [(None, "paid", "500/day"), (None, "paid", "9000/month"), (None, "free", "1/hour")]
+    made = snapshot(rows(quotas=[DAILY, ("c1", None, "5 per 2 hours"), *of_tier]))
+    other = snapshot(rows(quotas=of_tier, customers=[ACME, ("c2", "free one", "free", *ACME[3:])]))
+
+    assert made.customers["c1"].quotas == (("2hour", 5), ("1day", 500), ("1month", 9000))
+    assert made.keys["k1"].identity.quotas is made.customers["c1"].quotas
+    assert len(made.quotas) == 5
+    assert other.customers["c2"].quotas == (("1hour", 1),)
+    assert snapshot(rows(quotas=[])).keys["k1"].identity.quotas == ()
+
+
+def test_one_day_and_24_hours_are_two_windows() -> None:
+    """They name different keys, so both are held."""
+    quotas = [parse_quota("c1", None, text) for text in ("10/day", "20/24 hours", "30/day")]
+
+    assert set(held_of(quotas)) == {("1day", 10), ("24hour", 20)}
+
+
+def test_a_keys_own_limit_is_in_its_identity() -> None:
+    """Beside its customer's, which stays; without one both are 0."""
+    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0)]))
+
+    assert (made.keys["k1"].identity.key_rate, made.keys["k1"].identity.key_burst) == (0.0, 0.0)
+    assert (made.keys["k2"].identity.key_rate, made.keys["k2"].identity.key_burst) == (2.5, 4.0)
+    assert made.keys["k2"].identity.requests_per_second == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("period", "now", "starts", "ends"),
+    [
+        ("1day", "2026-02-28 23:59:59.999999", "2026-02-28", "2026-03-01"),
+        ("1month", "2026-03-01", "2026-03-01", "2026-04-01"),
+        ("3month", "2026-12-31 12:00", "2026-10-01", "2027-01-01"),
+        ("1year", "2024-02-29", "2024-01-01", "2025-01-01"),
+        ("2hour", "1970-01-01 03:00:01", "1970-01-01 02:00", "1970-01-01 04:00"),
+        ("30second", "2026-01-01 00:00:30", "2026-01-01 00:00:30", "2026-01-01 00:01"),
+    ],
+)
+def test_windows_begin_and_end_in_utc(period: str, now: str, starts: str, ends: str) -> None:
+    """Days are UTC's, months and years the calendar's; each moment is in exactly one."""
+    number = window_number(period, utc(now))
+
+    assert window_start(period, number) == utc(starts)
+    assert window_start(period, number + 1) == utc(ends)
+
+
+@given(
+    st.sampled_from(["second", "minute", "hour", "day", "month", "year"]),
+    st.integers(1, 9999),
+    st.integers(0, 230 * 365 * 86400).map(lambda at: datetime.fromtimestamp(at, UTC)),
+)
+def test_each_moment_is_in_its_window(unit: str, every: int, now: datetime) -> None:
+    """Whatever the CHECK lets through: no moment is outside of the window that is named for it, and none overflows."""
+    period = f"{every}{unit}"
+    number = window_number(period, now)
+
+    assert window_start(period, number) <= now < window_start(period, number + 1)
+
+
+def test_what_is_equal_is_taken_from_the_picture_before() -> None:
+    """A large catalog read anew costs hardly any memory; what differs is new."""
+    before = snapshot(rows(customers=[ACME, ("c2", "two", "free", *ACME[3:])], keys=[KEY, ("k2", "c2", *KEY[2:])]))
+    two = ("c2", "two", "free", True, *ACME[4:])
+    after = snapshot(rows(customers=[ACME, two], keys=[KEY, ("k2", "c2", *KEY[2:])]), before)
+
+    assert after.customers["c1"] is before.customers["c1"]
+    assert after.keys["k1"] is before.keys["k1"]
+    assert after.customers["c2"].suspended
+    assert after.keys["k2"].suspended
+    assert not before.keys["k2"].suspended
+
+
+def test_a_part_is_merged_with_the_picture_before() -> None:
+    """What was changed and is not found any more is gone; the picture before stays as it was."""
+    before = snapshot(rows(keys=[KEY, ("k2", *KEY[1:]), ("k3", *KEY[1:])]))
+    build = SnapshotBuild(before.tiers, before)
+    build.merge_customers([])
+    build.add_keys([("k2", "c1", b"y" * 32, None, True, None, None)])
+    build.merge_keys(["k2", "k3", "k4"])
+    after = build.picture(8, dict(before.models), before.quotas)
+
+    assert sorted(after.keys) == ["k1", "k2"]
+    assert after.keys["k2"].revoked
+    assert sorted(before.keys) == ["k1", "k2", "k3"]
+    assert not before.keys["k2"].revoked
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], Changed(set(), set(), set(), set())),
+        ([("customers", None, "c1", None, None, True)], Changed({"c1"}, set(), set(), {"customers"})),
+        ([("customers", "c1", "c2", None, None, True)], Changed({"c1", "c2"}, set(), set(), {"customers"})),
+        ([("api_keys", "k1", None, "c1", "c1", False)], Changed(set(), {"k1"}, set(), {"api_keys"})),
+        ([("quotas", "1", "1", "c1", "c2", False)], Changed({"c1", "c2"}, set(), {"c1", "c2"}, {"quotas"})),
+        ([("quotas", "1", "1", None, None, True)], None),
+        (
+            [("models", None, None, None, None, False), ("tiers", None, None, None, None, False)],
+            Changed(set(), set(), set(), {"models", "tiers"}),
+        ),
+        ([("what_comes_later", None, None, None, None, False)], None),
+        ([("models", None, None, None, None, False)] * (MOST_CHANGES + 1), None),
+    ],
+)
+def test_what_changes_touch(changes: list[Any], expected: Changed | None) -> None:
+    """None is: read everything."""
+    assert changed_by(changes) == expected

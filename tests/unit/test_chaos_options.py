@@ -9,7 +9,7 @@ import pytest
 from tierlane.chaos.catalogue import BY_NAME, KINDS
 from tierlane.chaos.command import main
 from tierlane.chaos.faults import DOING
-from tierlane.chaos.option_texts import OPTIONS, chaos_variable
+from tierlane.chaos.option_texts import OPTIONS, TOOL
 from tierlane.chaos.options import UsageError, read_options
 from tierlane.setting_texts import flag
 
@@ -83,7 +83,7 @@ def test_the_help_shows_every_variable_and_default(capsys: pytest.CaptureFixture
 
     for name, text in OPTIONS.items():
         assert flag(name) in shown
-        assert f"[env: {chaos_variable(name)}] [default: {text.default or 'none'}]" in shown
+        assert f"[env: {TOOL.variable(name)}] [default: {text.default or 'none'}]" in shown
 
 
 def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from tierlane.cli import app
 from tierlane.setting_texts import TEXTS, flag, variable
 
-VERBS = ("up", "gateway", "scheduler", "worker", "migrate", "bench", "chaos")
+ROLES = ("up", "gateway", "scheduler", "worker", "migrate")
+TOOLS = ("tier", "customer", "key", "quota", "model", "explain", "dlq", "bench", "chaos")
 HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
 IMPORTED = """
 import sys
@@ -41,10 +42,10 @@ def test_the_help_lists_every_verb() -> None:
 
     assert shown.exit_code == 0
     listed = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].splitlines() if line.strip()]
-    assert set(VERBS) <= set(listed)
+    assert listed[: len(ROLES) + len(TOOLS)] == [*ROLES, *TOOLS]
 
 
-@pytest.mark.parametrize("verb", ["up", "gateway", "scheduler", "worker", "migrate"])
+@pytest.mark.parametrize("verb", ROLES)
 def test_every_flag_shows_its_variable_and_default(verb: str) -> None:
     """Each flag of a verb is followed by [env: X] [default: Y]."""
     shown = " ".join(CliRunner().invoke(app, [verb, "--help"]).stdout.split())
@@ -64,9 +65,18 @@ def test_up_has_the_promised_flags(name: str) -> None:
     assert f"{flag(name)} " in shown
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_tool_has_a_help_of_its_own(tool: str) -> None:
+    """`--help` is handed on, and tells the tool by the name it was called with."""
+    shown = CliRunner().invoke(app, [tool, "--help"])
+
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith(f"Usage: tierlane {tool} ")
+
+
 def test_secrets_have_no_flag() -> None:
     """URLs and the token are never on a command line."""
-    for verb in VERBS[:-1]:
+    for verb in (*ROLES, *TOOLS):
         shown = CliRunner().invoke(app, [verb, "--help"]).stdout
         assert "--redis-url" not in shown
         assert "--database-url" not in shown

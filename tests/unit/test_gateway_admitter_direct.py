@@ -25,7 +25,12 @@ class Redis:
         self.asked: list[list[str]] = []
 
     async def admit(
-        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission], redis_ms: int = 0
+        self,
+        tiers: Sequence[TierLimit],
+        capacity_rps: float,
+        submissions: Sequence[Submission],
+        redis_ms: int = 0,
+        run_ms: int = 0,
     ) -> list[Verdict]:
         self.asked.append([submission.id for submission in submissions])
         self.meanwhile()

@@ -17,6 +17,7 @@ from gateway.endless import end_all
 from gateway.spool import to_line
 from gateway.spool_writer import PAIR_ROOM
 from scheduler.admission import Verdict
+from scheduler.batches import Outcome
 from scheduler.errors import ErrorCode
 from scheduler.replies import Reply
 from scheduler.request_id import new_request_id
@@ -116,6 +117,37 @@ async def test_what_redis_accepted_is_left_to_it(desk: Desk) -> None:
     assert await desk.ended() == []
     assert [entry.waiter.future.done() for entry in (sent, leaving)] == [False, False]
     assert desk.audit.spool.kept_free == 0
+
+
+async def test_a_thousand_that_were_cancelled_leave_nothing(desk: Desk) -> None:
+    """Nor do those that ended otherwise: a customer's concurrency is what is under way, whatever the ends were."""
+    cancelled = [desk.enter() for _ in range(1000)]
+    sent = [await desk.begun() for _ in range(5)]
+    assert desk.ends.of_customer("c") == 1005
+    for entry in (*cancelled, sent[0]):
+        entry.waiter.future.cancel()
+        entry.waiter.gone = True
+    sent[1].waiter.accepted = True
+    desk.ends.given_up(sent[1], ErrorCode.WORKER_LOST)
+    desk.ends.refuse(sent[2], ErrorCode.SHED_FOR_PRIORITY)
+    desk.ends.ran(sent[3], Outcome(sent[3].id, "", 1.0, 1, "v1", "out"), "worker-1", 1)
+    sent[4].waiter.deadline = 0.0
+    desk.ends.sweep(1.0)
+    desk.ends.sweep(1.0)
+
+    assert (desk.ends.of_customer("c"), len(desk.ends._open), desk.ends._open._of) == (0, 0, {})
+    await desk.notes()
+
+
+async def test_one_customer_s_requests_are_its_own(desk: Desk) -> None:
+    """Nobody else's count, and one that is taken twice counts once."""
+    ours, theirs = desk.enter(), DirectEntry(waiting(new_request_id(), customer_id="other"), 1, 0.0)
+    for entry in (ours, theirs, theirs):
+        desk.ends.take(entry)
+    desk.ends.refuse(ours, ErrorCode.SHED_FOR_PRIORITY)
+    desk.ends.refuse(ours, ErrorCode.SHED_FOR_PRIORITY)
+
+    assert [desk.ends.of_customer(name) for name in ("c", "other", "nobody")] == [0, 1, 0]
 
 
 async def test_two_lines_ask_for_one_beginning_once(desk: Desk) -> None:

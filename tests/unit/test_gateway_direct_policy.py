@@ -1,16 +1,10 @@
-"""Direct mode's pure parts: when it is entered and left, who waits in which order, and what the local limits let in."""
+"""Direct mode's pure parts: when it is entered and left, and who waits in which order."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from direct_parts import waiting
-from gateway.direct_door import DirectDoor
 from gateway.direct_mode import LEAVE_AFTER_S, DirectMode, Mode
 from gateway.direct_queue import MAX_BATCH, DirectEntry, DirectQueue
-from gateway.local_limits import LocalLimits, Share
-from scheduler.admission import Submission, TierLimit
-from scheduler.states import Admission
 
 
 def looked(mode: DirectMode, now: float, redis: str, *, can_serve: bool = True, waiting: int = 0) -> Mode:
@@ -150,98 +144,3 @@ async def test_the_unwanted_are_taken_out() -> None:
 
     assert names(queue.take_out(lambda each: each.id in "ac")) == ["a", "c"]
     assert (len(queue), queue.ahead_of(1), queue.ahead_of(2)) == (1, 0, 1)
-
-
-def submission(rate: float = 100.0, burst: float = 100.0, key: str = "k") -> Submission:
-    return Submission(
-        id="req",
-        tier="free",
-        customer_id="c",
-        api_key_id=key,
-        nonce="n",
-        model="m",
-        input_bytes=1,
-        total_ms=4000,
-        queue_ms=2000,
-        rate=rate,
-        burst=burst,
-        body=b"",
-    )
-
-
-def door(gateways: int = 1, max_waiting: int = 10) -> DirectDoor:
-    made = DirectDoor(DirectQueue(max_waiting))
-    made.open(gateways)
-    return made
-
-
-WIDE = TierLimit("free", 1000.0, 1000.0, 100, ["free"])
-
-
-@pytest.mark.parametrize(("gateways", "let_in"), [(1, 25), (2, 12), (50, 1), (1000, 1)])
-def test_a_key_has_its_share_and_begins_with_a_quarter_of_it(gateways: int, let_in: int) -> None:
-    """What it spent in Redis a moment ago is not known here; one request is always let in."""
-    judge = door(gateways).judge
-    outcomes = [judge(submission(), WIDE, 1, 0.0).outcome for _ in range(50)]
-
-    assert outcomes.count(Admission.ACCEPTED) == let_in
-    assert set(outcomes[let_in:]) == {Admission.KEY_LIMIT}
-
-
-def test_a_refusal_says_when_to_come_back_and_spends_nothing() -> None:
-    """The tier's bucket is whole after a key was refused, and the hint is when the key's next token comes."""
-    judge = door(gateways=2).judge
-    narrow = TierLimit("narrow", 10.0, 8.0, 100, ["narrow"])  # Half of it here, a quarter of that to begin with: one.
-    poor = submission(rate=4.0, burst=4.0, key="poor")
-    assert judge(poor, WIDE, 1, 0.0).outcome is Admission.ACCEPTED
-    refused = judge(poor, narrow, 1, 0.0)
-    assert (refused.outcome, refused.retry_after_ms) == (Admission.KEY_LIMIT, 501)
-    assert (refused.remaining, refused.reset_ms) == (0.0, 1001)
-    outcomes = [judge(submission(), narrow, 1, 0.0).outcome for _ in range(2)]
-    assert outcomes == [Admission.ACCEPTED, Admission.TIER_LIMIT]
-    assert judge(poor, WIDE, 1, 0.6).outcome is Admission.ACCEPTED
-
-
-def test_the_tier_is_held_to_its_share_of_the_capacity() -> None:
-    """Many keys of one tier together get no more than the tier has."""
-    judge = door().judge
-    narrow = TierLimit("free", 40.0, 40.0, 100, ["free"])
-    outcomes = [judge(submission(key=f"k{n}"), narrow, 1, 0.0).outcome for n in range(12)]
-
-    assert outcomes == [Admission.ACCEPTED] * 10 + [Admission.TIER_LIMIT] * 2
-
-
-async def test_a_full_room_is_a_full_queue() -> None:
-    """With a hint, and without spending a token."""
-    queue = DirectQueue(max_waiting=1)
-    queue.put(await entry("first", 2))
-    judge = DirectDoor(queue).judge
-
-    refused = judge(submission(), WIDE, 2, 0.0)
-    assert (refused.outcome, refused.retry_after_ms, refused.remaining) == (Admission.QUEUE_FULL, 500, 25.0)
-    assert judge(submission(), WIDE, 1, 0.0).outcome is Admission.ACCEPTED
-
-
-def test_the_number_of_buckets_is_bounded() -> None:
-    """The oldest goes."""
-    limits = LocalLimits(max_keys=3)
-    for number in range(10):
-        limits.key(f"k{number}", Share(1.0, 4.0), 0.0)
-
-    assert len(limits) == 3
-
-
-@given(
-    rate=st.floats(0.5, 200.0),
-    burst=st.floats(1.0, 400.0),
-    gateways=st.integers(1, 8),
-    gaps=st.lists(st.floats(0.0, 0.2), min_size=1, max_size=200),
-)
-def test_no_window_lets_in_more_than_the_share(rate: float, burst: float, gateways: int, gaps: list[float]) -> None:
-    """Over any run of requests: at most the local bucket and what flows into it."""
-    judge, now, accepted = door(gateways).judge, 0.0, 0
-    for gap in gaps:
-        now += gap
-        accepted += judge(submission(rate, burst), WIDE, 1, now).outcome is Admission.ACCEPTED
-
-    assert accepted <= max(1.0, burst / gateways) + rate / gateways * now + 1e-6

@@ -1,13 +1,15 @@
 """Rate-limit headers, durations and the bytes of an answer's head."""
 
+from typing import Any
+
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.answer import Answer
 from gateway.bearer import bearer_token, check_service_token
-from gateway.inference import trace_id
-from gateway.key_states import KeyStates
-from gateway.rate_headers import RateState, go_duration, rate_headers
+from gateway.effective import Effective, Left
+from gateway.rate_headers import go_duration, rate_headers
+from gateway.submissions import trace_id
 from scheduler.errors import ErrorCode, RequestError
 
 
@@ -35,52 +37,71 @@ def test_durations_are_written_as_go_does(milliseconds: int, text: str) -> None:
     assert go_duration(milliseconds) == text
 
 
+def limits(rate: float, burst: float, **more: Any) -> Effective:
+    """Limits of requests, and what else a test says."""
+    none: dict[str, Any] = {"tokens_per_minute": 0.0, "max_concurrency": 0, "quotas": (), "key_rate": 0, "key_burst": 0}
+    return Effective(rate, burst, **none | more)
+
+
 @pytest.mark.parametrize(
-    ("state", "policy", "limit", "openai"),
+    ("rate", "burst", "left", "policy", "limit", "openai"),
     [
-        (RateState(10, 20, 19.9, 50), '"requests";q=20;w=2', '"requests";r=19;t=1', ("20", "19", "50ms")),
-        (RateState(10, 20, 20, 0), '"requests";q=20;w=2', '"requests";r=20;t=0', ("20", "20", "0s")),
-        (RateState(0.5, 1, 0.2, 1600), '"requests";q=1;w=2', '"requests";r=0;t=2', ("1", "0", "1.6s")),
-        (RateState(0, 1, 0, 86_400_000), '"requests";q=1;w=1', '"requests";r=0;t=86400', ("1", "0", "24h0m0s")),
-        (RateState(5, 7.5, 99, -3), '"requests";q=7;w=2', '"requests";r=7;t=0', ("7", "7", "0s")),
+        (10, 20, Left(19.9, 50), '"requests";q=20;w=2', '"requests";r=19;t=1', ("20", "19", "50ms")),
+        (10, 20, Left(20, 0), '"requests";q=20;w=2', '"requests";r=20;t=0', ("20", "20", "0s")),
+        (0.5, 1, Left(0.2, 1600), '"requests";q=1;w=2', '"requests";r=0;t=2', ("1", "0", "1.6s")),
+        (0, 1, Left(0, 86_400_000), '"requests";q=1;w=1', '"requests";r=0;t=86400', ("1", "0", "24h0m0s")),
+        (5, 7.5, Left(99, -3), '"requests";q=7;w=2', '"requests";r=7;t=0', ("7", "7", "0s")),
     ],
 )
 def test_the_limit_in_force_is_announced_in_both_forms(
-    state: RateState, policy: str, limit: str, openai: tuple[str, str, str]
+    rate: float, burst: float, left: Left, policy: str, limit: str, openai: tuple[str, str, str]
 ) -> None:
     """Draft 11 and OpenAI's headers say the same: bucket size, whole requests left, time until full."""
-    sent = dict(rate_headers(state))
+    sent = dict(rate_headers(limits(rate, burst), left))
 
     assert (sent["RateLimit-Policy"], sent["RateLimit"]) == (policy, limit)
     names = ("limit", "remaining", "reset")
     assert tuple(sent[f"x-ratelimit-{name}-requests"] for name in names) == openai
+    assert not any(name.endswith("-tokens") for name in sent)
 
 
-def test_a_key_that_was_not_seen_is_announced_full() -> None:
-    """Without a verdict the bucket is estimated: full when unknown, refilled since it was last seen otherwise."""
-    states = KeyStates()
-    assert states.estimate("k", 2.0, 10.0, now=100.0) == RateState(2.0, 10.0, 10.0, 0)
+def test_each_limit_is_an_item_of_its_own() -> None:
+    """Requests, tokens, concurrency and quotas, each by its policy's name, and tokens in OpenAI's form as well."""
+    all_of_them = limits(
+        10, 20, tokens_per_minute=6000.0, max_concurrency=5, quotas=(("1day", 1000), ("2month", 9), ("1hour", 50))
+    )
+    left = Left(3.0, 1700, 1500.7, 44_990, 2, ((998, 3_600_001), (9, 1000), (-1, 0)))
+    sent = dict(rate_headers(all_of_them, left))
 
-    states.of("k", 10.0, 100.0).remaining = 4.0
-    assert states.estimate("k", 2.0, 10.0, now=101.0) == RateState(2.0, 10.0, 6.0, 2000)
+    assert sent["RateLimit-Policy"] == (
+        '"requests";q=20;w=2, "tokens";q=6000;w=60, "concurrency";q=5;qu="concurrent-requests", '
+        '"day";q=1000;w=86400, "2months";q=9;w=5356800, "hour";q=50;w=3600'
+    )
+    assert sent["RateLimit"] == (
+        '"requests";r=3;t=2, "tokens";r=1500;t=45, "concurrency";r=3, '
+        '"day";r=998;t=3601, "2months";r=9;t=1, "hour";r=0;t=0'
+    )
+    tokens = {name: sent[f"x-ratelimit-{name}-tokens"] for name in ("limit", "remaining", "reset")}
+    assert tokens == {"limit": "6000", "remaining": "1500", "reset": "44.99s"}
 
 
-def test_the_base_bucket_empties_and_refills() -> None:
-    """The shadow of the base limit lets its burst through, then its rate."""
-    state = KeyStates().of("k", 2.0, 0.0)
+def test_a_debt_is_nothing_left_and_a_quota_that_is_not_known_is_not_made_up() -> None:
+    """Below zero is zero; the policy of a quota is announced even while its state is not known."""
+    sent = dict(
+        rate_headers(limits(1, 1, tokens_per_minute=60.0, quotas=(("1day", 7),)), Left(1, 0, -50.0, 110_000, 9))
+    )
 
-    assert [state.take_base(1.0, 2.0, at) for at in (0.0, 0.0, 0.0, 0.5, 1.0)] == [True, True, False, False, True]
+    assert sent["RateLimit-Policy"].endswith(', "day";q=7;w=86400')
+    assert sent["RateLimit"] == '"requests";r=1;t=0, "tokens";r=0;t=110'
 
 
-def test_states_are_bounded() -> None:
-    """A flood of keys drops the oldest."""
-    states = KeyStates(max_keys=2)
-    for name in "abc":
-        states.of(name, 1.0, 0.0).remaining = 0.0
+def test_a_key_with_a_limit_of_its_own_is_told_the_smaller_of_both() -> None:
+    """The key's own where that is less, the customer's where that is."""
+    own = dict(rate_headers(limits(100, 200, key_rate=2.0, key_burst=4.0), Left(3, 500)))
+    wide = dict(rate_headers(limits(10, 20, key_rate=100.0, key_burst=200.0), Left(30, 500)))
 
-    assert len(states) == 2
-    assert states.estimate("a", 1.0, 1.0, 0.0).remaining == 1.0
-    assert states.estimate("c", 1.0, 1.0, 0.0).remaining == 0.0
+    assert (own["RateLimit-Policy"], own["x-ratelimit-limit-requests"]) == ('"requests";q=4;w=2', "4")
+    assert (wide["RateLimit-Policy"], wide["x-ratelimit-remaining-requests"]) == ('"requests";q=20;w=2', "20")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,19 @@ def worker(number: int, *, healthy: bool = True, status: str = "busy", age_ms: f
 
 def looking(*workers: WorkerView) -> Observation:
     stats = [
-        GatewayStats("g1", 100.0, {"free": TierStats(90.0, 1.5, 60.0)}),
-        GatewayStats("g2", 50.0, {"free": TierStats(40.0, 0.5, 80.0), "paid": TierStats(10.0, 0.0, 20.0)}),
+        GatewayStats(
+            "g1",
+            100.0,
+            {"free": TierStats(90.0, 1.5, 60.0, 1.0, 130.0, arrived_rps=90.0, retries_rps=20.0, shadowed_rps=3.0)},
+        ),
+        GatewayStats(
+            "g2",
+            50.0,
+            {
+                "free": TierStats(40.0, 0.5, 80.0, 1.0, 130.0, arrived_rps=40.0, retries_rps=6.0, shadowed_rps=0.25),
+                "paid": TierStats(10.0, 0.0, 20.0, 1.0, 10.0, arrived_rps=10.0),
+            },
+        ),
     ]
     tiers = {"free": TierDepth("free", 7, 12.34), "paid": TierDepth("paid", 2, 1.0)}
     return Observation(0, tiers, list(workers), stats, 0, 0, 3, 4)
@@ -49,8 +60,26 @@ def test_a_well_system_shows_its_figures() -> None:
     assert [document[name] for name in figures] == [0.5, 9, 150.0, 2, 2, 160.0]
     assert (document["dlq"], document["audit_lag_ms"]) == (4, 20)
     assert document["tiers"] == {
-        "paid": {"depth": 2, "oldest_ms": 1.0, "effective_limit_ratio": 1.0, "shed_per_second": 0.0, "p95_ms": 20.0},
-        "free": {"depth": 7, "oldest_ms": 12.3, "effective_limit_ratio": 1.0, "shed_per_second": 2.0, "p95_ms": 80.0},
+        "paid": {
+            "depth": 2,
+            "oldest_ms": 1.0,
+            "effective_limit_ratio": 1.0,
+            "allocated_rps": 10.0,
+            "shed_per_second": 0.0,
+            "shadow_refusals_per_second": 0.0,
+            "retry_amplification": 1.0,
+            "p95_ms": 20.0,
+        },
+        "free": {
+            "depth": 7,
+            "oldest_ms": 12.3,
+            "effective_limit_ratio": 1.0,
+            "allocated_rps": 130.0,
+            "shed_per_second": 2.0,
+            "shadow_refusals_per_second": 3.25,
+            "retry_amplification": 1.25,
+            "p95_ms": 80.0,
+        },
     }
 
 
@@ -136,7 +165,43 @@ def test_checks_have_the_drafts_shape() -> None:
 
     assert set(document["checks"]) == {
         "gpus:healthy", "redis:look_age", "catalog:age", "responses:subscribed", "audit:lag", "limits:lowest",
-        "redis:memory",
+        "retries:amplification", "redis:memory",
     }  # fmt: skip
     for checks in document["checks"].values():
         assert all({"componentType", "observedValue", "status", "time"} <= set(check) for check in checks)
+
+
+def retried(*stats: tuple[float, float]) -> Observation:
+    """Each gateway's requests/s and retries/s of one tier."""
+    gateways = [
+        GatewayStats(f"g{i}", arrived, {"free": TierStats(arrived, 0.0, 0.0, arrived_rps=arrived, retries_rps=again)})
+        for i, (arrived, again) in enumerate(stats)
+    ]
+    return Observation(0, {}, [worker(1)], gateways, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("stats", "amplification", "reason"),
+    [
+        ([], 1.0, None),
+        ([(0.0, 0.0)], 1.0, None),
+        ([(300.0, 0.0), (100.0, 0.0)], 1.0, None),
+        ([(300.0, 100.0)], 1.5, None),  # not over it
+        ([(20.0, 9.9)], 1.9802, None),  # so few that they are no load
+        ([(150.0, 60.0), (150.0, 60.0)], 1.6667, "Clients' retries multiply the load: free 1.7-fold."),
+        ([(40.0, 30.0)], 4.0, "Clients' retries multiply the load: free 4.0-fold."),
+        ([(40.0, 40.0)], 100.0, "Clients' retries multiply the load: free 100.0-fold."),  # no first try is seen
+    ],
+)
+def test_retries_that_multiply_the_load_are_told(
+    stats: list[tuple[float, float]], amplification: float, reason: str | None
+) -> None:
+    """All requests for each new one, over all gateways; over 1.5 at ten retries a second or more, on-call is told."""
+    _, document = health(inputs(observation=retried(*stats), factors={"free": 1.0}))
+
+    assert document["tiers"]["free"]["retry_amplification"] == amplification
+    assert (document["status"], document["reasons"]) == (
+        "degraded" if reason else "healthy",
+        [reason] if reason else [],
+    )
+    assert document["checks"]["retries:amplification"][0]["observedValue"] == amplification

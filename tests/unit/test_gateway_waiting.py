@@ -55,7 +55,12 @@ class FakeRedis:
         self.standing: dict[str, Reply] = {}
 
     async def admit(
-        self, tiers: Sequence[TierLimit], capacity_rps: float, submissions: Sequence[Submission], redis_ms: int = 0
+        self,
+        tiers: Sequence[TierLimit],
+        capacity_rps: float,
+        submissions: Sequence[Submission],
+        redis_ms: int = 0,
+        run_ms: int = 0,
     ) -> list[Verdict]:
         self.admitted.append([submission.id for submission in submissions])
         self.total_ms += [submission.total_ms for submission in submissions]

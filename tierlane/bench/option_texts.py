@@ -1,8 +1,7 @@
-"""What every option of `tierlane bench` means, as `--help` shows it. Only the standard library, so that help is quick."""
+"""What every option of `tierlane bench` means, as `--help` shows it."""
 
-from tierlane.setting_texts import PREFIX, Text, flag, number
-
-BENCH_PREFIX = PREFIX + "BENCH_"
+from tierlane.setting_texts import Text, number
+from tierlane.tool_command import Tool
 
 OPTIONS: dict[str, Text] = {
     "url": Text("", "Where to send, as http://HOST:PORT. Unset: http_url of the stack file.", "URL"),
@@ -34,13 +33,4 @@ OPTIONS: dict[str, Text] = {
     "max_error_rate": Text("", "Largest share of requests without a 200, such as 1%; more fails the run.", "SHARE"),
     "json": Text("", "Write everything that was measured to this file.", "FILE"),
 }
-
-
-def bench_variable(option: str) -> str:
-    """The environment variable of an option."""
-    return BENCH_PREFIX + option.upper()
-
-
-def both_names(option: str) -> str:
-    """The option as errors name it."""
-    return f"{flag(option)} ({bench_variable(option)})"
+TOOL = Tool("bench", OPTIONS)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tierlane.bench.inputs import MIN_INPUT_BYTES, filler_of
 from tierlane.bench.mix import Mix, MixError, parse_mix
-from tierlane.bench.option_texts import OPTIONS, both_names
+from tierlane.bench.option_texts import OPTIONS, TOOL
 from tierlane.bench.output_check import Verify
 from tierlane.bench.schedule import Arrivals
 from tierlane.bench.slo import Objective, SloError, parse_share, parse_slo
@@ -103,7 +103,7 @@ class _Reader:
         try:
             return parse(self._text(option))
         except (MixError, SloError) as error:
-            raise UsageError(f"{both_names(option)}: {error}.") from None
+            raise UsageError(f"{TOOL.both_names(option)}: {error}.") from None
 
     def _number(self, option: str, *, above: float, most: float) -> float:
         """A number; `above` of -1 stands for "0 or more"."""
@@ -114,13 +114,13 @@ class _Reader:
             value = math.nan
         if not (above < value <= most and value >= 0):
             least = "above 0" if above == 0 else "of 0 or more"
-            raise UsageError(f"{both_names(option)}: must be a number {least}, at most {most:g}, got {text!r}.")
+            raise UsageError(f"{TOOL.both_names(option)}: must be a number {least}, at most {most:g}, got {text!r}.")
         return value
 
     def _integer(self, option: str, least: int, most: int) -> int:
         text = self._text(option)
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise UsageError(f"{both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
+            raise UsageError(f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
         return int(text)
 
     def _choice(self, option: str, kind: type[E]) -> E:
@@ -128,12 +128,12 @@ class _Reader:
         try:
             return kind(text)
         except ValueError:
-            raise UsageError(f"{both_names(option)}: must be one of {', '.join(kind)}, got {text!r}.") from None
+            raise UsageError(f"{TOOL.both_names(option)}: must be one of {', '.join(kind)}, got {text!r}.") from None
 
 
 def read_address(url: str) -> Address:
     """Take a URL apart; its path, if any, goes before `/v1/inference`. Raises UsageError."""
-    where = both_names("url")
+    where = TOOL.both_names("url")
     try:
         parts = urlsplit(url)
         port = parts.port or 80

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tierlane.bench.conduct import measure
 from tierlane.bench.document import Document, document
-from tierlane.bench.option_texts import both_names
+from tierlane.bench.option_texts import TOOL
 from tierlane.bench.plan import Plan, UsageError, read_address
 from tierlane.bench.progress import Progress
 from tierlane.bench.report import show
@@ -40,7 +40,7 @@ def _writable(path: Path) -> None:
     try:
         path.touch()
     except OSError as error:
-        raise UsageError(f"{both_names('json')}: cannot write {path}: {error.strerror}.") from None
+        raise UsageError(f"{TOOL.both_names('json')}: cannot write {path}: {error.strerror}.") from None
 
 
 def _write(path: Path, result: Document) -> None:

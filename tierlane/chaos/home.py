@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tierlane.chaos.option_texts import both_names
+from tierlane.chaos.option_texts import TOOL
 from tierlane.chaos.options import UsageError
 from tierlane.setting_texts import PREFIX
 from tierlane.up.data_dir import DataDir
@@ -71,9 +71,9 @@ def _made(path: Path) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError:
-        raise UsageError(f"{both_names('keep')}: {path} exists already; name a new directory.") from None
+        raise UsageError(f"{TOOL.both_names('keep')}: {path} exists already; name a new directory.") from None
     except OSError as error:
-        raise UsageError(f"{both_names('keep')}: cannot make {path}: {error.strerror}.") from None
+        raise UsageError(f"{TOOL.both_names('keep')}: cannot make {path}: {error.strerror}.") from None
     _let_through(path)
     return path
 

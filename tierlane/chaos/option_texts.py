@@ -1,8 +1,7 @@
-"""What every option of `tierlane chaos` means, as `--help` shows it. Only the standard library, so that help is quick."""
+"""What every option of `tierlane chaos` means, as `--help` shows it."""
 
-from tierlane.setting_texts import PREFIX, Text, flag, number
-
-CHAOS_PREFIX = PREFIX + "CHAOS_"
+from tierlane.setting_texts import Text, number
+from tierlane.tool_command import Tool
 
 OPTIONS: dict[str, Text] = {
     "seed": number("", "Seed of the load and of the faults; the same gives the same schedule. Unset: drawn, and told."),
@@ -29,14 +28,5 @@ OPTIONS: dict[str, Text] = {
     "json": Text("", "Write the verdicts, the schedule and what happened to this file.", "FILE"),
     "keep": Text("", "Keep logs, history and evidence in this new directory. Unset: all is removed.", "DIR"),
 }
-QUIET = "Show nothing but the table of invariants."
-
-
-def chaos_variable(option: str) -> str:
-    """The environment variable of an option."""
-    return CHAOS_PREFIX + option.upper()
-
-
-def both_names(option: str) -> str:
-    """The option as errors name it."""
-    return f"{flag(option)} ({chaos_variable(option)})"
+SWITCHES = {"quiet": "Show nothing but the table of invariants."}
+TOOL = Tool("chaos", OPTIONS, SWITCHES)

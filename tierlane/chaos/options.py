@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tierlane.chaos.catalogue import BY_NAME, KINDS, Kind
-from tierlane.chaos.option_texts import OPTIONS, both_names
+from tierlane.chaos.option_texts import OPTIONS, TOOL
 
 ALL = "all"
 MAX_SEED = 2**63
@@ -59,7 +59,7 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
     against = reader.path("against")
     seeds = reader.seeds("seeds")
     if seeds and reader.text("seed"):
-        raise UsageError(f"{both_names('seeds')}: cannot be given together with {both_names('seed')}.")
+        raise UsageError(f"{TOOL.both_names('seeds')}: cannot be given together with {TOOL.both_names('seed')}.")
     return Options(
         seed=reader.integer("seed", 0, MAX_SEED) if reader.text("seed") else secrets.randbits(32),
         duration=reader.number("duration", MIN_SECONDS, MAX_SECONDS),
@@ -114,13 +114,13 @@ class _Reader:
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            raise UsageError(f"{both_names(option)}: must be a number from {least:g} to {most:g}, got {text!r}.")
+            raise UsageError(f"{TOOL.both_names(option)}: must be a number from {least:g} to {most:g}, got {text!r}.")
         return value
 
     def integer(self, option: str, least: int, most: int) -> int:
         text = self.text(option)
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise UsageError(f"{both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
+            raise UsageError(f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
         return int(text)
 
     def seeds(self, option: str) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class _Reader:
         try:
             return seed_range(text) if text else ()
         except ValueError as error:
-            raise UsageError(f"{both_names(option)}: {error}.") from None
+            raise UsageError(f"{TOOL.both_names(option)}: {error}.") from None
 
     def kinds(self, option: str, *, outside: bool) -> tuple[Kind, ...]:
         text = self.text(option)
@@ -141,6 +141,6 @@ class _Reader:
     def _check_names(self, option: str, names: Sequence[str], *, outside: bool) -> None:
         for name in names:
             if name not in BY_NAME:
-                raise UsageError(f"{both_names(option)}: there is no fault {name!r}; `--faults list` shows all.")
+                raise UsageError(f"{TOOL.both_names(option)}: there is no fault {name!r}; `--faults list` shows all.")
             if outside and not BY_NAME[name].outside:
-                raise UsageError(f"{both_names(option)}: {name} cannot be done to a stack that is not our own.")
+                raise UsageError(f"{TOOL.both_names(option)}: {name} cannot be done to a stack that is not our own.")

@@ -14,7 +14,7 @@ import psutil
 from ledger.postgres import asyncpg_dsn
 from tierlane.bench.stack_info import ProcessInfo
 from tierlane.chaos.catalogue import Place
-from tierlane.chaos.option_texts import both_names
+from tierlane.chaos.option_texts import TOOL
 from tierlane.chaos.options import UsageError
 from tierlane.chaos.plan import Customer, Sources, Target
 from tierlane.chaos.proxy import FaultProxy
@@ -41,7 +41,7 @@ class StackInfo(msgspec.Struct, frozen=True):
 
 def read_stack(path: Path) -> StackInfo:
     """Read the file. Raises UsageError."""
-    option = both_names("against")
+    option = TOOL.both_names("against")
     try:
         return msgspec.json.decode(path.read_bytes(), type=StackInfo)
     except OSError as error:
@@ -122,7 +122,7 @@ async def _customers(info: StackInfo) -> tuple[Customer, ...]:
 
 async def _check_backend(url: str, key: str) -> None:
     """Cross-talk is told by outputs, so they must be the inputs reversed."""
-    option = both_names("against")
+    option = TOOL.both_names("against")
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     headers = {"Authorization": f"Bearer {key}"}
     try:

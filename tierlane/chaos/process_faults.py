@@ -1,36 +1,34 @@
 """Faults of processes: killed, stopped, or on a disk that is full."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import psutil
 
-from tierlane.chaos.fault import FaultImpossible
+from tierlane.chaos.fault import Doing, FaultImpossible
 from tierlane.chaos.file_limits import full_disk
 from tierlane.chaos.ground import Ground
 from tierlane.chaos.proxy import Weather
 from tierlane.chaos.schedule import Planned
 
 
-@asynccontextmanager
-async def killed(ground: Ground, fault: Planned) -> AsyncIterator[str]:
-    """SIGKILL; who starts it again is the stack's affair."""
-    processes = await _processes(ground, fault)
-    for process in processes:
-        with suppress(psutil.Error):
-            process.kill()
-    yield _pids(processes)
+def _blow(strike: Callable[[psutil.Process], None]) -> Doing:
+    @asynccontextmanager
+    async def struck(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+        processes = await _processes(ground, fault)
+        for process in processes:
+            with suppress(psutil.Error):
+                strike(process)
+        yield _pids(processes)
+
+    return struck
 
 
-@asynccontextmanager
-async def ended(ground: Ground, fault: Planned) -> AsyncIterator[str]:
-    """SIGTERM: it finishes what it has, or hands it back."""
-    processes = await _processes(ground, fault)
-    for process in processes:
-        with suppress(psutil.Error):
-            process.terminate()
-    yield _pids(processes)
+killed = _blow(psutil.Process.kill)
+"""SIGKILL; who starts it again is the stack's affair."""
+ended = _blow(psutil.Process.terminate)
+"""SIGTERM: it finishes what it has, or hands it back."""
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from tierlane.chaos.drain import Left
 from tierlane.chaos.ground import Ground
 from tierlane.chaos.history import History
 from tierlane.chaos.home import home
-from tierlane.chaos.option_texts import both_names
+from tierlane.chaos.option_texts import TOOL
 from tierlane.chaos.options import Options, UsageError
 from tierlane.chaos.outside import OutsideStack
 from tierlane.chaos.plan import RunInfo, Sources, Target
@@ -194,4 +194,4 @@ def writable(path: Path) -> None:
     try:
         path.touch()
     except OSError as error:
-        raise UsageError(f"{both_names('json')}: cannot write {path}: {error.strerror}.") from None
+        raise UsageError(f"{TOOL.both_names('json')}: cannot write {path}: {error.strerror}.") from None

@@ -1,6 +1,6 @@
 """The customers of a chaos stack: ten in each tier, with limits so wide that the load itself is never rejected.
 
-Only rates and bursts are wide. The shed rules, the queue times and the capacity of the GPUs stay what they are.
+Only what one customer may do is wide. The shed rules, the queue times and the capacity of the GPUs stay what they are.
 """
 
 import asyncpg
@@ -14,7 +14,8 @@ CUSTOMERS_PER_TIER = 10
 WIDE = 100_000.0
 
 WIDEN = """
-UPDATE tiers SET requests_per_second = $1::float8, burst = $1::float8, max_concurrency = $1::int, max_queue_depth = $1::int
+UPDATE tiers SET requests_per_second = $1::float8, burst = $1::float8, max_concurrency = $1::int,
+    max_queue_depth = $1::int, tokens_per_minute = NULL
 """
 # What the model does: measured, it would be the same after some seconds of load.
 RATE_MODELS = "UPDATE models SET rps_per_gpu = max_batch_size / $1::float8"

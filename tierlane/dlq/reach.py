@@ -1,57 +1,19 @@
-"""How the verbs reach PostgreSQL: whose addresses are meant, and one short connection whose faults are one sentence."""
+"""How `tierlane dlq` reaches PostgreSQL: as every verb does, under a name of its own."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
-from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
-from scheduler.errors import TierlaneError
-from tierlane.local_stack import with_local_stack
-from tierlane.setting_errors import SettingsError
+from ledger.postgres import Connection
+from tierlane import reach
+from tierlane.reach import UsageError, reachable, run
+from tierlane.reach import VerbError as DlqError
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
 
-CONNECT_TIMEOUT_S = 5.0
-STATEMENT_TIMEOUT_MS = 30_000
+__all__ = ["DlqError", "UsageError", "database", "reachable", "run"]
 
 
-class UsageError(Exception):
-    """The verb cannot be meant like that; the message is one sentence."""
-
-
-class DlqError(TierlaneError):
-    """The verb cannot be carried out; the message is one sentence."""
-
-
-def reachable(settings: "Settings") -> "Settings":
-    """The settings with the local stack's addresses where none is set. Raises SettingsError without a database."""
-    found = with_local_stack(settings)
-    if not found.database_url:
-        raise SettingsError(
-            f"TIERLANE_DATABASE_URL: is not set, and no local stack runs in {settings.data_dir}; "
-            "set it, start `tierlane up`, or name the stack's --data-dir"
-        )
-    return found
-
-
-def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a verb to its exit code."""
-    return asyncio.run(work())
-
-
-@asynccontextmanager
-async def database(settings: "Settings") -> AsyncIterator[Connection]:
+def database(settings: "Settings") -> AbstractAsyncContextManager[Connection]:
     """One connection. Raises DlqError where PostgreSQL does not serve it."""
-    try:
-        connection = await connect(
-            settings.database_url,
-            name="tierlane-dlq",
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
-        )
-        async with closing(connection):
-            yield connection
-    except AWAY as error:
-        raise DlqError(f"PostgreSQL at {place_of(settings.database_url)} cannot be used: {reason(error)}.") from error
+    return reach.database(settings, "tierlane-dlq")

@@ -1,9 +1,12 @@
 """The gateway's process: the HTTP edge over a catalog that follows PostgreSQL."""
 
 import contextlib
+import functools
+import gc
 import os
 import resource
 import socket
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import structlog
@@ -11,9 +14,11 @@ from uuid_utils import uuid7
 
 from gateway.app import run_gateway
 from gateway.config import GatewayConfig
+from gateway.identities import Tokens
 from ledger.catalog import Catalog
-from ledger.postgres import connect
+from ledger.postgres import Connection, connect
 from ledger.requests import RequestRow, find_request
+from ledger.usage import Usage, find_usage
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.process import run_role
 from tierlane.roles.start_checks import check_database
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
     from tierlane.settings import Settings
 
 LOOK_TIMEOUT_MS = 500
-"""For the one look at the audit that `GET /internal/requests/{id}` may need."""
+"""For the one look at the audit that `GET /internal/requests/{id}` or `GET /v1/me` may need."""
 
 
 SPARE_FILES = 64
@@ -51,6 +56,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         direct=settings.direct_mode == "on",
         data_dir=settings.data_dir,
         spool_max_bytes=settings.spool_max_bytes,
+        auth_failures=settings.auth_failures,
         total_ms=settings.total_request_ms,
         gone_ms=settings.gone_ms,
         max_body_bytes=settings.max_body_bytes,
@@ -83,15 +89,34 @@ async def _serve(settings: "Settings") -> int:
     await check_database(settings.database_url)
     catalog = Catalog(settings.database_url)
     await catalog.start()
+    gc.collect()
+    gc.freeze()  # What is here stays: looking it over again would stop every answer for 40 ms now and then.
     try:
-        await run_gateway(gateway_config(settings), catalog, lambda request_id: _find(settings, request_id))
+        await run_gateway(
+            gateway_config(settings),
+            catalog,
+            find_stored=functools.partial(_find, settings),
+            find_usage=functools.partial(_usage, settings),
+            tokens=tokens_of(settings, catalog),
+        )
     finally:
         await catalog.stop()
     return 0
 
 
 async def _find(settings: "Settings", request_id: str) -> RequestRow | None:
-    """One short connection a look: on-call asks rarely, and an idle pool would be one more thing that can hang."""
+    async with _look(settings) as connection:
+        return await find_request(connection, request_id)
+
+
+async def _usage(settings: "Settings", customer_id: str) -> Usage:
+    async with _look(settings) as connection:
+        return await find_usage(connection, customer_id)
+
+
+@contextlib.asynccontextmanager
+async def _look(settings: "Settings") -> AsyncIterator[Connection]:
+    """One short connection a look: people ask rarely, and an idle pool would be one more thing that can hang."""
     connection = await connect(
         settings.database_url,
         name="tierlane-gateway",
@@ -99,6 +124,23 @@ async def _find(settings: "Settings", request_id: str) -> RequestRow | None:
         statement_timeout_ms=LOOK_TIMEOUT_MS,
     )
     try:
-        return await find_request(connection, request_id)
+        yield connection
     finally:
         await connection.close(timeout=LOOK_TIMEOUT_MS / 1000)
+
+
+def tokens_of(settings: "Settings", catalog: Catalog) -> Tokens | None:
+    """The second way in; None where no JWKS is named. Raises StartError for what would let wrong tokens in."""
+    if not settings.jwt_jwks:
+        return None
+    from gateway.jwt_config import JwtConfig  # noqa: PLC0415 - see below
+    from gateway.jwt_identities import JwtIdentities  # noqa: PLC0415 - brings cryptography: 80 ms and 15 MB
+
+    config = JwtConfig(
+        jwks=settings.jwt_jwks,
+        issuer=settings.jwt_issuer,
+        audience=settings.jwt_audience,
+        algorithms=tuple(name.strip() for name in settings.jwt_algorithms.split(",") if name.strip()),
+        customer_claim=settings.jwt_customer_claim,
+    )
+    return JwtIdentities(catalog, config)

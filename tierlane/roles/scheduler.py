@@ -12,6 +12,7 @@ from uuid_utils import uuid7
 from ledger.audit_chores import ChorePolicy
 from ledger.auditor import Auditor, AuditPolicy
 from ledger.catalog import Catalog
+from ledger.quota_keeper import QuotaKeeper
 from scheduler.batch_policy import BatchPolicy
 from scheduler.batches import Batches
 from scheduler.caretaker import Caretaker
@@ -21,6 +22,7 @@ from scheduler.endings import Endings
 from scheduler.keys import Keys
 from scheduler.outbox import Outbox
 from scheduler.presence import Presence
+from scheduler.quota_restore import QuotaRestore
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.pool_policy import batch_policy
 from tierlane.roles.process import run_role, stop_on_signals
@@ -76,8 +78,9 @@ async def _run_loops(
         settings.reap_ms,
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
+    quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
     async with asyncio.TaskGroup() as group:
-        loops = [group.create_task(loop()) for loop in (waker.run, dispatcher.run, caretaker.run)]
+        loops = [group.create_task(loop()) for loop in (waker.run, dispatcher.run, caretaker.run, quotas.run)]
         group.create_task(auditor.run())
         await stop.wait()
         for loop in loops:

@@ -1,0 +1,40 @@
+"""Answer times of the last ten seconds and their p95, as counts in logarithmic buckets: bounded, whatever the load."""
+
+import math
+
+LATENCY_SLOTS = 10
+LATENCY_SLOT_S = 1.0
+_BUCKETS_PER_DOUBLING = 6  # An answer time is known to 12 %.
+_BUCKETS = 14 * _BUCKETS_PER_DOUBLING  # Up to 16 s.
+
+
+class LatencyWindow:
+    """One row of buckets a second."""
+
+    def __init__(self) -> None:
+        self._rows: list[list[int]] = [[0] * _BUCKETS for _ in range(LATENCY_SLOTS)]
+        self._slot = 0
+
+    def add(self, latency_ms: float, now: float) -> None:
+        """Count one answer; `now` is monotonic seconds."""
+        self._turn(now)
+        bucket = int(math.log2(max(latency_ms, 1.0)) * _BUCKETS_PER_DOUBLING)
+        self._rows[self._slot % LATENCY_SLOTS][min(bucket, _BUCKETS - 1)] += 1
+
+    def p95_ms(self, now: float) -> float:
+        """The 95th percentile in ms, rounded up to its bucket's end; 0 when there was no answer."""
+        self._turn(now)
+        counts = [sum(column) for column in zip(*self._rows, strict=True)]
+        rank = math.ceil(0.95 * sum(counts))
+        seen = 0
+        for bucket, count in enumerate(counts):
+            seen += count
+            if count and seen >= rank:
+                return float(round(2 ** ((bucket + 1) / _BUCKETS_PER_DOUBLING), 1))
+        return 0.0
+
+    def _turn(self, now: float) -> None:
+        slot = int(now / LATENCY_SLOT_S)
+        for passed in range(max(self._slot + 1, slot - LATENCY_SLOTS + 1), slot + 1):
+            self._rows[passed % LATENCY_SLOTS] = [0] * _BUCKETS
+        self._slot = max(self._slot, slot)

@@ -1,0 +1,97 @@
+"""Where each customer stands with its limits at this gateway: what is in force, what is told, and who is to blame.
+
+It brings together the tier factors, what Redis last said, and the shadow of the base limits; verdicts go in, headers and
+refusals come out. No I/O.
+"""
+
+import time
+from collections.abc import Callable
+
+from gateway.admitter import ENTERED
+from gateway.answer import Headers
+from gateway.catalog_view import IdentityView
+from gateway.effective import Effective, Left, LimitLook, effective
+from gateway.faults import Refusal
+from gateway.known_limits import KnownLimits
+from gateway.limits import LiveLimits
+from gateway.meter import Meter, fill
+from gateway.rate_headers import rate_headers
+from gateway.verdicts import LOWERED, NO_ROOM, refusal
+from scheduler.admission import Submission, Verdict
+from scheduler.states import Admission
+
+
+class Standing:
+    """All customers'."""
+
+    def __init__(self, limits: LiveLimits, meter: Meter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._live = limits
+        self._meter = meter
+        self._clock = clock
+        self._known = KnownLimits()
+
+    def factor(self, identity: IdentityView) -> float:
+        """The part of its base limits that the identity has now, 0..1."""
+        return self._live.factor(identity.tier)
+
+    def limits(self, identity: IdentityView) -> Effective:
+        """The limits of the identity as lowered now."""
+        return effective(identity, self._live.factor(identity.tier))
+
+    def judged(self, identity: IdentityView, submission: Submission, verdict: Verdict) -> bool:
+        """Note and count a verdict. True where only a lowered limit kept the request out: base limits would let it in."""
+        now, tier, outcome = self._clock(), identity.tier, verdict.outcome
+        # As it was when admission was asked: one that fell since would make a flood of what came before.
+        factor = submission.rate / identity.requests_per_second if identity.requests_per_second else 1.0
+        entered = outcome in ENTERED
+        if verdict.shadowed:
+            self._meter.shadowed(tier)
+        if entered:
+            self._meter.passed(tier, factor, _filled(submission, verdict))
+        if outcome is Admission.BACKPRESSURE:  # Redis was too full to look at any limit.
+            self._meter.passed(tier, factor)
+            return False
+        self._known.note(identity, verdict, now, lowered=factor < 1)
+        if not (entered or outcome in LOWERED or outcome in NO_ROOM):
+            return False
+        allows = factor >= 1 or self._known.base_allows(identity, submission.tokens, now, entered=entered)
+        if allows and outcome in NO_ROOM:  # Nothing was spent: who insists counts at its base rate.
+            self._meter.passed(tier, 1.0, 1.0)
+        return allows and outcome in LOWERED and factor < 1
+
+    def settle(self, identity: IdentityView, unused_tokens: int) -> None:
+        """A request has ended and used so many tokens less than it was charged (below 0: more)."""
+        self._known.settle(identity, unused_tokens)
+
+    def refusal(self, identity: IdentityView, verdict: Verdict, *, base_limit_allows: bool) -> Refusal:
+        """The error for a verdict that refuses."""
+        return refusal(
+            verdict,
+            base_limit_allows=base_limit_allows,
+            limits=self.limits(identity),
+            factor=self._live.factor(identity.tier),
+            drain_rps=self._live.drain_rps(identity.tier),
+        )
+
+    def looked(self, identity: IdentityView, look: LimitLook) -> None:
+        """Remember a look at the limits that was no verdict."""
+        self._known.note(identity, look, self._clock(), lowered=self._live.factor(identity.tier) < 1)
+
+    def left(self, identity: IdentityView, limits: Effective, verdict: Verdict | None = None) -> Left:
+        """What is left of `limits`: as the verdict says, else as far as is known here."""
+        if verdict is None or verdict.outcome is Admission.BACKPRESSURE or len(verdict.quotas) != len(limits.quotas):
+            return self._known.estimate(identity, limits, self._clock())
+        return Left.of(verdict)
+
+    def headers(self, identity: IdentityView, verdict: Verdict | None = None) -> Headers:
+        """The rate-limit headers of an answer."""
+        limits = self.limits(identity)
+        return rate_headers(limits, self.left(identity, limits, verdict))
+
+
+def _filled(submission: Submission, verdict: Verdict) -> float:
+    """How full, 0..1, the emptiest of the customer's buckets was."""
+    filled = fill(verdict.remaining, min(submission.burst, submission.key_burst or submission.burst))
+    if submission.tokens_per_minute:
+        filled = min(filled, (verdict.tokens_left + submission.tokens) / submission.tokens_per_minute)
+    return filled

@@ -1,0 +1,85 @@
+"""From a decoded request to what admission is asked: the limits in force, the estimate of tokens, deadline and trace."""
+
+import math
+import re
+import secrets
+
+from multidict import CIMultiDictProxy
+
+from gateway.catalog_view import IdentityView
+from gateway.effective import Effective
+from gateway.idempotency import NONE, idempotency
+from scheduler.admission import Submission
+from scheduler.payload import Payload, encode_payload
+
+BYTES_PER_TOKEN = 4
+DEFAULT_OUTPUT_TOKENS = 16
+MOST_OUTPUT_TOKENS = 2**31  # Larger wishes would only lose digits in a bucket that is kept as a float.
+_OUTPUT_FIELDS = ("max_tokens", "max_new_tokens")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def build_submission(
+    request_id: str,
+    identity: IdentityView,
+    payload: Payload,
+    limits: Effective,
+    *,
+    total_ms: int,
+    key: str | None = None,
+    trace: str = "",
+) -> Submission:
+    """What admission is asked for one request; `key` is its Idempotency-Key, where it has one."""
+    value, fingerprint = NONE if key is None else idempotency(identity.customer_id, key, payload)
+    input_bytes = len(payload.input.encode())
+    return Submission(
+        id=request_id,
+        tier=identity.tier,
+        customer_id=identity.customer_id,
+        api_key_id=identity.key_id,
+        nonce=secrets.token_hex(8),
+        model=payload.model,
+        input_bytes=input_bytes,
+        total_ms=total_ms,
+        queue_ms=identity.max_queue_ms,
+        rate=limits.rate,
+        burst=limits.burst,
+        trace_id=trace,
+        idempotency=value,
+        fingerprint=fingerprint,
+        tokens=token_estimate(payload, input_bytes),
+        max_concurrency=limits.max_concurrency,
+        tokens_per_minute=limits.tokens_per_minute,
+        quotas=limits.quotas,
+        key_rate=limits.key_rate,
+        key_burst=limits.key_burst,
+        body=encode_payload(payload),
+    )
+
+
+def token_estimate(payload: Payload, input_bytes: int) -> int:
+    """Tokens that the request is charged until it is known what it used: a quarter of its bytes, and all it may write."""
+    return math.ceil(input_bytes / BYTES_PER_TOKEN) + _output_tokens(payload)
+
+
+def _output_tokens(payload: Payload) -> int:
+    for name in _OUTPUT_FIELDS:
+        wanted = payload.parameters.get(name)
+        if type(wanted) is int:  # True is an int as well.
+            return min(max(0, wanted), MOST_OUTPUT_TOKENS)
+    return DEFAULT_OUTPUT_TOKENS
+
+
+def trace_id(headers: CIMultiDictProxy[str]) -> str:
+    """The trace id of a W3C `traceparent`, or "" where there is none that is valid."""
+    value = headers.get("traceparent")
+    found = _TRACEPARENT.fullmatch(value) if value else None
+    if found is None or set(found[1]) == {"0"} or found[0].startswith("ff"):
+        return ""
+    return found[1]
+
+
+def is_retry(headers: CIMultiDictProxy[str]) -> bool:
+    """Whether OpenAI's client says that it sent this before: `x-stainless-retry-count` over 0."""
+    count = headers.get("x-stainless-retry-count")
+    return count is not None and count.isascii() and count.isdigit() and count.strip("0") != ""

@@ -1,0 +1,60 @@
+-- customer: what one customer may do now (needs prelude, bucket and quota): requests, model tokens, concurrency, quotas.
+-- One hash a customer, read and written once a call, however many of its requests are in it. A lease a request, which
+-- expires: a bare counter would be wrong for ever once somebody died. Expired ones are looked for where they matter only.
+local LEASE_SLACK_MS = 500
+local customers = {}
+
+-- customer(id, told): told = {rate, burst, tokens a minute, concurrency, {{period, amount}...}}, 0 where not limited.
+local function customer(id, told)
+  local c = customers[id]
+  if c then return c end
+  c = {key = P .. 'rl:customer:' .. id, leases = P .. 'rl:leases:' .. id, rate = told[1], burst = told[2], pace = told[3],
+    most = told[4], quotas = {}, used = 0, entered = {}}
+  local fields = {'tokens', 'at', 'rate', 'budget', 'pace'}
+  for i, q in ipairs(told[5]) do fields[5 + i] = 'q:' .. q[1] end
+  local row = redis.call('HMGET', c.key, unpack(fields))
+  for i = 1, 5 do row[i] = tonumber(row[i]) end
+  c.tokens = filled(row[1], row[2], row[3], c.rate, c.burst)
+  c.budget = c.pace > 0 and filled(row[4], row[2], row[5] and row[5] / 60, c.pace / 60, c.pace) or 0
+  for i, q in ipairs(told[5]) do
+    local number, ends = window(q[1])
+    local of, spent = string.match(row[5 + i] or '', '^(%d+) (%d+)$')
+    c.quotas[i] = {period = q[1], amount = q[2], number = number, ends = ends, spent = tonumber(of) == number and tonumber(spent) or 0}
+  end
+  c.used = c.most > 0 and redis.call('ZCARD', c.leases) or 0
+  c.stale = c.most > 0 and c.used >= c.most
+  if c.stale then c.used = redis.call('ZCOUNT', c.leases, '(' .. now, '+inf') end
+  customers[id] = c
+  return c
+end
+
+-- refuse(c, tokens) -> which limit refuses a request of so many tokens, and ms until it would not; nil where none does.
+-- A request larger than a whole minute enters when the minute is whole: its debt keeps the next ones out.
+local function refuse(c, tokens)
+  if c.tokens < 1 then return 'customer_limit', ms_until(c.tokens, 1, c.rate) end
+  local wanted = math.min(tokens, c.pace)
+  if c.pace > 0 and c.budget < wanted then return 'token_limit', ms_until(c.budget, wanted, c.pace / 60) end
+  if c.most > 0 and c.used >= c.most then return 'concurrency', 0 end
+  for _, q in ipairs(c.quotas) do
+    if q.spent >= q.amount then return 'quota', q.ends - now end
+  end
+end
+
+-- charge(c, tokens) -> what the request row remembers of it, for who settles: "<tokens> <period> <window> ...".
+local function charge(c, tokens)
+  c.tokens, c.spent = c.tokens - 1, true
+  if c.pace <= 0 then tokens = 0 end
+  c.budget = c.budget - tokens
+  local paid = {string.format('%d', tokens)}
+  for _, q in ipairs(c.quotas) do
+    q.spent = q.spent + 1
+    paid[#paid + 1] = q.period .. ' ' .. q.number
+  end
+  return table.concat(paid, ' ')
+end
+
+-- hold_lease(c, id, deadline): it counts as under way until it ends, or a moment after its deadline.
+local function hold_lease(c, id, deadline)
+  local n = #c.entered
+  c.used, c.entered[n + 1], c.entered[n + 2] = c.used + 1, deadline + LEASE_SLACK_MS, id
+end

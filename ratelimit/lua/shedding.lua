@@ -1,0 +1,34 @@
+-- shedding: who is turned away before the queue, lowest tier first, and not all at once (needs prelude).
+-- `depth` is what waits in each tier; `t` is a tier's limits.
+local depth = {}
+
+-- served_before(t) -> requests that are served before the next one of this tier, at the latest: all that wait in it and
+-- above it, or, as its share of the capacity is guaranteed, those of its own at the pace of that share.
+local function served_before(t)
+  local ahead = 0
+  for _, other in ipairs(t.ahead) do ahead = ahead + (depth[other] or 0) end
+  return t.share > 0 and math.min(ahead, depth[t.name] / t.share) or ahead
+end
+
+-- probability(x, limit): 0 up to half of the limit, 1 from the limit on, rising from nothing in between. A cliff would
+-- turn away everybody in one moment and nobody in the next, in step with the clients' retries.
+local function probability(x, limit)
+  if limit < 0 then return 0 end
+  local over = math.max(0, 2 * x / limit - 1)
+  return over >= 1 and 1 or over * over
+end
+
+-- draw(id): a number from 0 to 1 that is the request's own, so that the call that is repeated says the same.
+local function draw(id)
+  return (tonumber(string.sub(id, -4), 16) or 0) / 65536
+end
+
+-- shed(t, id, capacity, longest_ms) -> 'shed' or 'queue_full' with the predicted wait in ms, or nil. Who need not wait
+-- is let in however little time there is: else a run that was measured slow once would keep everybody out, unmeasured.
+local function shed(t, id, capacity, longest_ms)
+  local ahead = served_before(t)
+  local wait_ms = capacity > 0 and ahead / capacity * 1000 or 0
+  local p = math.max(probability(ahead, t.shed_depth), probability(wait_ms, t.shed_wait_ms))
+  if p > draw(id) then return 'shed', wait_ms end
+  if wait_ms > 0 and wait_ms >= longest_ms then return 'queue_full', wait_ms end
+end

@@ -1,0 +1,9 @@
+#!lua flags=no-writes
+-- limit_state: what is left of one customer's limits, without asking for anything: nothing is spent.
+-- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 customer id, 3 packed {rate, burst, tokens a minute, concurrency,
+--   quotas} as admit is told them, 4 key id, 5 rate and 6 burst of the key's own limit (rate 0 = it has none).
+-- Returns packed {remaining, reset_ms, tokens left, tokens reset_ms, in use, {{quota left, quota reset_ms}...}}.
+-- include: prelude, ratelimit/bucket, ratelimit/quota, ratelimit/customer, judging
+local key = tonumber(ARGV[5]) > 0 and bucket(P .. 'rl:key:' .. ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) or nil
+local told = verdict('', customer(ARGV[2], cmsgpack.unpack(ARGV[3])), key, 0, 0)
+return cmsgpack.pack({told[2], told[3], told[7], told[8], told[9], told[10]})

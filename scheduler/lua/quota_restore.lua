@@ -1,0 +1,21 @@
+#!lua
+-- quota_restore: what the audit says was spent of quotas, for a Redis that may have lost it. Only ever raises a count.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{customer id, period, ms when its window began, spent}...}, 3 whether that
+--   was all: then this Redis remembers, by its epoch, that it was told.
+-- Returns how many were raised. A count of another window than the present one says nothing and is not taken.
+-- include: prelude, ratelimit/quota
+local raised = 0
+for _, q in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local key, field = P .. 'rl:customer:' .. q[1], 'q:' .. q[2]
+  local number, ends = window(q[2])
+  local of, spent = string.match(redis.call('HGET', key, field) or '', '^(%d+) (%d+)$')
+  local known = tonumber(of) == number and tonumber(spent) or 0
+  if window_at(q[2], q[3]) == number and known < q[4] then
+    redis.call('HSET', key, field, string.format('%.0f %.0f', number, q[4]))
+    local keep_ms = math.ceil(ends - now) + 1000
+    if redis.call('PTTL', key) < keep_ms then redis.call('PEXPIRE', key, keep_ms) end
+    raised = raised + 1
+  end
+end
+if ARGV[3] == '1' then redis.call('SET', P .. 'quotas_told', redis.call('GET', P .. 'epoch') or '') end
+return raised

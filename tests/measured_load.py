@@ -1,0 +1,81 @@
+"""Open-loop load that is measured: streams of requests on the generator of `tierlane bench`, counted in stretches of time."""
+
+import gc
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tierlane.bench.inputs import TAG_CHARACTERS, Inputs, filler_of
+from tierlane.bench.load import Load, Phase
+from tierlane.bench.mix import Mix
+from tierlane.bench.output_check import OutputCheck, Verify
+from tierlane.bench.schedule import Arrivals, schedule
+from tierlane.bench.tally import TierTally
+from tierlane.bench.wire import RequestForm
+
+CONNECTIONS = 512
+TIMEOUT_S = 10.0
+_tags = count(1)
+
+
+class Stream(NamedTuple):
+    """Requests of one key, so many a second, at random moments."""
+
+    key: str
+    rate: float
+
+
+Stretch = Mapping[str, TierTally]
+"""What became of the requests of one stretch of time, by stream."""
+
+
+class MeasuredLoad:
+    """One run. `seconds` are the stretches; a request counts to the one in which it was due."""
+
+    def __init__(self, url: str, streams: Mapping[str, Stream], seconds: Sequence[float], seed: int) -> None:
+        total = sum(stream.rate for stream in streams.values())
+        mix = Mix(tuple(streams), tuple(stream.rate / total for stream in streams.values()))
+        ends = [sum(seconds[: n + 1]) for n in range(len(seconds))]
+        self._phases = [Phase(end, [TierTally(name) for name in streams]) for end in ends]
+        inputs = Inputs(f"{next(_tags):0{TAG_CHARACTERS}x}", filler_of(32))
+        self._check = OutputCheck(Verify.REVERSED, inputs)
+        where = urlsplit(url)
+        forms = [RequestForm(where.netloc, "/v1/inference", stream.key, inputs) for stream in streams.values()]
+        due = schedule(Arrivals.POISSON, total, ends[-1], mix, seed)
+        self._load = Load(due, self._phases, forms, inputs, self._check)
+        self._load.connect(where.hostname or "", where.port or 80, connections=CONNECTIONS, timeout_s=TIMEOUT_S)
+
+    async def run(self) -> list[Stretch]:
+        """Send everything; returns the stretches once every request has its end. No answer may belong to another."""
+        gc.collect()
+        gc.disable()  # Its pauses would look like the server's.
+        try:
+            self._load.begin()
+            await self._load.finish()
+        finally:
+            gc.enable()
+        assert self._check.crossed == 0
+        assert self._load.ids.repeated() == 0
+        return [{tally.name: tally for tally in phase.tallies} for phase in self._phases]
+
+    @property
+    def late_ms(self) -> float:
+        """How late requests were sent, 99th percentile in ms: more than a few, and this machine is too busy to measure."""
+        return 1000 * max(phase.lag.quantile(0.99) or 0.0 for phase in self._phases)
+
+
+def p99_ms(tally: TierTally) -> float:
+    """The 99th percentile of the 200s in ms, from the moment at which each was due."""
+    return 1000 * (tally.latency.quantile(0.99) or 0.0)
+
+
+def told(name: str, stretch: Stretch, seconds: float) -> str:
+    """One line of figures."""
+    parts = [
+        f"{tally.name} {tally.scheduled / seconds:.0f}/s asked, {tally.ok / seconds:.1f}/s served, "
+        f"p50 {1000 * (tally.latency.quantile(0.5) or 0):.0f} ms, p99 {p99_ms(tally):.0f} ms, "
+        f"{dict(tally.errors)}, {tally.missing} unanswered"
+        for tally in stretch.values()
+    ]
+    return f"{name}: " + "; ".join(parts)

@@ -1,0 +1,115 @@
+"""The heartbeat: what goes with it, what comes of it, and what is left when it fails."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.beat import Beat
+from gateway.limits import HOLD_S, LiveLimits
+from gateway.meter import Meter
+from ledger.snapshot import Model, Snapshot, Tier
+from scheduler.errors import RedisUnavailable
+from scheduler.observation import GatewayStats, Observation, WorkerView
+from scheduler.presence import BeatReply
+from scheduler.refusals import Refusal
+
+TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 1.0, 0, True)
+TIERS = (
+    Tier("enterprise", 1, 0.05, 100.0, 200.0, 8, None, 500, 2000, None, None),
+    Tier("free", 3, 0.10, 10.0, 20.0, 8, None, 500, 2000, None, None),
+)
+SNAPSHOT = Snapshot(1, TIERS, {}, {}, {"tiny": TINY}, ())
+WORKER = WorkerView("w", "busy", 0.9, 1, 10.0, True, 100.0, 50.0, "tiny", "v1")
+
+
+class Pool:
+    """A presence that keeps what it is told, and shows one worker."""
+
+    def __init__(self) -> None:
+        self.told: list[GatewayStats] = []
+        self.refusals: list[Refusal] = []
+        self.away = False
+
+    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply:
+        if self.away:
+            raise RedisUnavailable("no answer")
+        self.told.append(stats)
+        self.refusals += refusals
+        return BeatReply(7, 0.5)
+
+    async def observe(self, tiers: Sequence[str]) -> Observation:
+        assert list(tiers) == ["enterprise", "free"]
+        return Observation(5000, {}, [WORKER], self.told[-1:], 0, 0, 0, 0)
+
+
+class Listener:
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.misses = 0
+
+    def beat(self, epoch_us: int) -> None:
+        self.epochs.append(epoch_us)
+
+    def missed(self) -> None:
+        self.misses += 1
+
+
+def beating(**more: Any) -> tuple[Beat, Pool, LiveLimits, Meter, Listener, list[float]]:
+    pool, limits, meter, listener, now = Pool(), LiveLimits("default"), Meter("g1", 0.0), Listener(), [0.0]
+    catalog: Any = SimpleNamespace(snapshot=SNAPSHOT)
+    beat = Beat(pool, catalog, limits, meter, listener=listener, clock=lambda: now[0], **more)
+    return beat, pool, limits, meter, listener, now
+
+
+async def test_a_beat_tells_what_was_metered_and_what_is_shared_out() -> None:
+    """What is published now is what was allocated with the last look, and the next look makes new limits of it."""
+    beat, pool, limits, meter, listener, now = beating()
+    for _ in range(200):
+        meter.arrived("free")
+        meter.passed("free", 1.0, 1.0)
+    now[0] = 1.0
+    await beat.beat()
+    now[0] = 1.25
+    await beat.beat()
+
+    first, second = (stats.tiers["free"] for stats in pool.told)
+    assert (first.demand_rps, first.factor, first.allocated_rps) == (200.0, 1.0, 0.0)
+    assert (second.demand_rps, second.factor, second.allocated_rps) == (160.0, 0.5, 100.0)
+    assert [stats.capacity_rps for stats in pool.told] == [0.0, 100.0]
+    assert limits.factor("free") == 0.5 + 0.25 * 0.25  # On its way to 100 of 160.
+    assert (limits.memory_share, listener.epochs, beat.age_s()) == (0.5, [7, 7], 0.0)
+
+
+async def test_refusals_go_with_the_beat() -> None:
+    """Each once, oldest first, as they are handed over."""
+    kept = [Refusal(id=f"req_{n}", customer_id="c", key_id="k", tier="free", code="queue_full") for n in range(3)]
+
+    def drain() -> list[Refusal]:
+        drained, kept[:] = list(kept), []
+        return drained
+
+    beat, pool, *_ = beating(refusals=drain)
+    await beat.beat()
+    await beat.beat()
+
+    assert [refusal.id for refusal in pool.refusals] == ["req_0", "req_1", "req_2"]
+
+
+async def test_a_missed_beat_holds_the_limits_then_falls_to_the_floor() -> None:
+    """The last look stays, the listener hears of it, and health has the reason."""
+    beat, pool, limits, _, listener, now = beating()
+    await beat.beat()
+    pool.away = True
+    now[0] = HOLD_S
+    await beat.beat()
+    assert (beat.redis_problem, beat.age_s(), listener.misses) == ("no answer", HOLD_S, 1)
+    assert (limits.memory_share, limits.healthy_gpus) == (0.5, 1)
+    now[0] = HOLD_S + 0.1
+    await beat.beat()
+
+    assert (limits.memory_share, limits.capacity_rps) == (0.0, 100.0)
+    pool.away = False
+    await beat.beat()
+    assert beat.redis_problem is None

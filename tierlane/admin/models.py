@@ -1,0 +1,31 @@
+"""What `tierlane model` looks at."""
+
+from ledger.admin.change import Change, find, remove
+from ledger.admin.rows import list_models
+from ledger.catalog_tables import models
+from ledger.postgres import Connection
+from tierlane.admin.named_rows import NamedRows
+from tierlane.screen import Column
+
+
+async def _delete_model(connection: Connection, name: str) -> list[Change]:
+    return [await remove(connection, models, await find(connection, models, name))]
+
+
+MODELS = NamedRows(
+    table=models,
+    read=list_models,
+    drop=_delete_model,
+    columns=(
+        Column("name", "NAME"),
+        Column("enabled", "ENABLED"),
+        Column("pool", "POOL"),
+        Column("max_batch_size", "BATCH"),
+        Column("max_batch_tokens", "BATCH TOKENS"),
+        Column("max_wait_ms", "WAIT MS"),
+        Column("gpu_timeout_ms", "TIMEOUT MS"),
+        Column("rps_per_gpu", "RPS/GPU"),
+        Column("target_utilization", "TARGET"),
+        Column("cache_ttl_s", "CACHE S"),
+    ),
+)

@@ -1,0 +1,162 @@
+"""The question answered: what PostgreSQL and Redis can tell is read and explained. One that is away is told, not fatal."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+import typer
+
+from gateway.effective import effective
+from ledger.requests import RequestRow, find_request
+from scheduler.connections import command_client
+from scheduler.errors import RedisUnavailable, TierlaneError
+from scheduler.keys import Keys
+from scheduler.limit_state import LimitsInForce, LimitsLeft, LimitState
+from scheduler.observation import Observation
+from scheduler.presence import Presence
+from scheduler.refusals import Refusal, find_refusal, recent_refusals
+from scheduler.replies import RequestDetail, Results
+from scheduler.request_id import created_ms
+from tierlane.explain.customer import CustomerExplanation, CustomerRow, Pool, explain_customer, factor_of
+from tierlane.explain.request import RequestExplanation, explain_request
+from tierlane.explain.rows import Rows, read_rows
+from tierlane.explain.screen import as_json, customer_lines, request_lines
+from tierlane.reach import VerbError, database, run
+from tierlane.screen import printable
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from tierlane.settings import Settings
+
+NAME = "tierlane-explain"
+
+
+class Seen(NamedTuple):
+    """What Redis shows of a customer; None where it did not."""
+
+    observation: Observation | None = None
+    left: LimitsLeft | None = None
+    refusals: list[Refusal] | None = None
+
+
+def explain_asked(settings: "Settings", asked: str, refusals: int, form: str) -> int:
+    """Print what can be told of a customer or a request; the exit code. Raises VerbError where nothing can."""
+
+    async def work() -> int:
+        told: CustomerExplanation | RequestExplanation
+        if is_request_id(asked):
+            told = await _request(settings, asked)
+            lines, known = request_lines(told), told.found != "unknown"
+        else:
+            told = await _customer(settings, asked, refusals)
+            lines, known = customer_lines(told), True
+        if form == "json":
+            typer.echo(as_json(told))
+        else:
+            typer.echo("\n".join(map(printable, lines)), err=not known)
+        return 0 if known else 1
+
+    return run(work)
+
+
+def is_request_id(text: str) -> bool:
+    """Whether this names a request; everything else names a customer."""
+    try:
+        return created_ms(text) > 0
+    except ValueError:
+        return False
+
+
+async def _customer(settings: "Settings", asked: str, refusals: int) -> CustomerExplanation:
+    rows, seen, not_read = Rows(), Seen(), list[str]()
+    try:
+        async with database(settings, NAME) as connection:
+            rows = await read_rows(connection, asked)
+    except TierlaneError as error:
+        not_read.append(_without(error, "base limits, priorities and shares"))
+    else:
+        if rows.row is None:
+            raise VerbError(f"There is no customer {printable(asked)}, nor is that a request id.")
+    try:
+        async with _redis(settings) as client:
+            seen = await _see(client, settings.pool, asked, rows, refusals)
+    except RedisUnavailable as error:
+        not_read.append(_without(error, "factors, what is left and what was refused"))
+    if len(not_read) == 2:
+        raise VerbError("\n".join(not_read))
+    pool = Pool(settings.pool, rows.tiers, rows.models, seen.observation)
+    return explain_customer(asked, rows.row, pool, left=seen.left, refusals=seen.refusals, not_read=not_read)
+
+
+def _without(error: TierlaneError, what: str) -> str:
+    """One sentence: what is away, and what could therefore not be read."""
+    return f"{str(error).rstrip('.')}; so {what} could not be read."
+
+
+async def _see(client: "Redis", pool: str, asked: str, rows: Rows, refusals: int) -> Seen:
+    keys = Keys(pool)
+    observation = await Presence(client, keys).observe([tier.name for tier in rows.tiers])
+    left = await _left(LimitState(client, keys), rows.row, observation) if rows.row else None
+    customer_id = rows.row.customer.id if rows.row else _as_customer_id(asked)
+    known = await recent_refusals(client, keys, customer_id, refusals) if customer_id else None
+    return Seen(observation, left, known)
+
+
+async def _left(state: LimitState, row: CustomerRow, observation: Observation) -> LimitsLeft:
+    """What is left of the limits in force, which Redis must be told, since it does not keep them."""
+    now = effective(row.as_identity(), factor_of(row.customer.tier, observation))
+    return await state.read(
+        LimitsInForce(
+            customer_id=row.customer.id,
+            rate=now.rate,
+            burst=now.burst,
+            tokens_per_minute=now.tokens_per_minute,
+            max_concurrency=now.max_concurrency,
+            quotas=now.quotas,
+        )
+    )
+
+
+def _as_customer_id(asked: str) -> str | None:
+    """The id where it was an id that was asked for: then refusals are found without PostgreSQL."""
+    try:
+        return str(UUID(asked))
+    except ValueError:
+        return None
+
+
+async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
+    row: RequestRow | None = None
+    detail: RequestDetail | None = None
+    refusal: Refusal | None = None
+    not_read: list[str] = []
+    try:
+        async with database(settings, NAME) as connection:
+            row = await find_request(connection, request_id)
+    except VerbError as error:
+        not_read.append(_without(error, "rows of the audit"))
+    try:
+        async with _redis(settings) as client:
+            keys = Keys(settings.pool)
+            detail = await Results(client, keys).request_detail(request_id)
+            if row is None and detail is None:
+                refusal = await find_refusal(client, keys, request_id)
+    except RedisUnavailable as error:
+        not_read.append(_without(error, "what is under way and what was refused"))
+    if len(not_read) == 2:
+        raise VerbError("\n".join(not_read))
+    return explain_request(request_id, row, detail, refusal, not_read)
+
+
+@asynccontextmanager
+async def _redis(settings: "Settings") -> AsyncIterator["Redis"]:
+    """A client of the pool's Redis. Raises RedisUnavailable where none is set."""
+    if not settings.redis_url:
+        raise RedisUnavailable("TIERLANE_REDIS_URL is not set.")
+    client = command_client(settings.redis_url)
+    try:
+        yield client
+    finally:
+        await client.aclose()

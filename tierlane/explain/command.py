@@ -1,0 +1,62 @@
+"""`tierlane explain` as a command: one argument and its options. What it does is imported when it runs."""
+# ruff: noqa: PLC0415 - see above
+
+from typing import Annotated, Literal
+
+import typer
+
+from tierlane.verbs import EPILOG, STYLE, Config, DataDir, Pool, Verb, carry_out, from_variable, output, run_group
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,  # Plain help is drawn in half the time.
+    pretty_exceptions_enable=False,
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return the exit code."""
+    return run_group(app, "explain", argv)
+
+
+def _show_help(context: typer.Context, *, wanted: bool) -> None:
+    if wanted:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+# An own help option, because typer imports pydantic to check the built-in one.
+@app.command(epilog=EPILOG, add_help_option=False, context_settings=STYLE)
+def explain(
+    *,
+    asked: Annotated[
+        str, typer.Argument(metavar="CUSTOMER_OR_REQUEST", help="A customer's name or id, or a request id.")
+    ],
+    refusals: Annotated[
+        int,
+        from_variable(
+            "--refusals",
+            variable="TIERLANE_EXPLAIN_REFUSALS",
+            says="Most of a customer's last refusals to show.",
+            default="5",
+            metavar="N",
+            min=0,
+            max=1000,
+        ),
+    ] = 5,
+    form: Annotated[Literal["table", "json"], output("TIERLANE_EXPLAIN_OUTPUT")] = "table",
+    config: Config = None,
+    data_dir: DataDir = None,
+    pool: Pool = None,
+    help_: Annotated[  # noqa: ARG001 - its callback does it
+        bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
+    ] = False,
+) -> None:
+    """Take a customer's limits apart, or say why a request was refused, or what became of it."""
+
+    def prepare() -> Verb:
+        from tierlane.explain.answer import explain_asked
+
+        return lambda settings: explain_asked(settings, asked, refusals, form)
+
+    carry_out(prepare, config, data_dir=data_dir, pool=pool)

@@ -1,0 +1,203 @@
+"""A customer's limits taken apart: base, factor and why, what is in force, what is left. Pure: values in, values out."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.effective import effective
+from ledger.snapshot import Customer, Identity, Model, Tier
+from scheduler.limit_state import LimitsLeft
+from scheduler.observation import Observation
+from scheduler.refusals import Refusal
+from tierlane.explain.factor import (
+    Capacity,
+    GatewayPart,
+    TierPart,
+    apart,
+    capacity_of,
+    capacity_words,
+    gateways_of,
+    tier_parts,
+    why,
+)
+from tierlane.explain.refused import limit_words
+
+
+class CustomerRow(msgspec.Struct, frozen=True):
+    """A customer as PostgreSQL has it: `own` names the limits that are its own, not its tier's."""
+
+    customer: Customer
+    own: frozenset[str] = frozenset()
+    keys: tuple[Identity, ...] = ()  # Usable keys with a limit of their own.
+
+    def as_identity(self) -> Identity:
+        """The customer without any of its keys."""
+        row = self.customer
+        tokens, wait = row.tokens_per_minute, row.max_queue_ms
+        rates = (row.requests_per_second, row.burst, row.max_concurrency)
+        return Identity("", row.id, row.name, row.tier, *rates, tokens, wait, row.quotas)
+
+
+class LimitLine(msgspec.Struct, frozen=True):
+    """One limit: its base and whose it is, what is in force, what is left of it. None: not limited, or not known."""
+
+    limit: str
+    base: float | None
+    of: str
+    effective: float | None
+    left: float | None = None
+    anew_in_ms: int | None = None
+
+
+class PastRefusal(msgspec.Struct, frozen=True):
+    """One refusal of the last minutes."""
+
+    request_id: str
+    at_ms: int
+    code: str
+    refused_by: str
+    factor: float
+    more: int
+
+
+class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """All that could be told of one customer."""
+
+    customer: str
+    customer_id: str | None = None
+    tier: str | None = None
+    suspended: bool = False
+    factor: float | None = None
+    why: list[str] = []
+    limits: list[LimitLine] = []
+    capacity: Capacity | None = None
+    tiers: list[TierPart] = []
+    gateways: list[GatewayPart] = []
+    refusals: list[PastRefusal] | None = None  # None: they could not be read.
+    not_read: list[str] = []
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """What is known of the pool; no observation where Redis did not answer, no rows where PostgreSQL did not."""
+
+    name: str
+    tiers: Sequence[Tier] = ()
+    models: Sequence[Model] = ()
+    observation: Observation | None = None
+
+
+def explain_customer(
+    asked: str,
+    row: CustomerRow | None,
+    pool: Pool,
+    *,
+    left: LimitsLeft | None = None,
+    refusals: Sequence[Refusal] | None = None,
+    not_read: Sequence[str] = (),
+) -> CustomerExplanation:
+    """Put together what is known; `asked` is the customer as it was named, `not_read` what is missing and why."""
+    customer = row.customer if row else None
+    seen = pool.observation
+    gateways = gateways_of(customer.tier if customer else _lowest_tier(pool), seen) if seen else []
+    parts = tier_parts(pool.tiers, seen, gateways[0]) if seen and gateways else []
+    capacity = capacity_of(seen, pool.models, pool.name, gateways[0].capacity_rps) if seen and gateways else None
+    factor = gateways[0].factor if gateways and customer else None
+    return CustomerExplanation(
+        customer=customer.name if customer else asked,
+        customer_id=customer.id if customer else None,
+        tier=customer.tier if customer else None,
+        suspended=customer.suspended if customer else False,
+        factor=factor,
+        why=_reasons(customer, pool, parts, capacity),
+        limits=_lines(row, None if seen is None else 1.0 if factor is None else factor, left) if row else [],
+        capacity=capacity,
+        tiers=parts,
+        gateways=gateways,
+        refusals=None if refusals is None else [past(refusal) for refusal in refusals],
+        not_read=list(not_read),
+    )
+
+
+def factor_of(tier: str, observation: Observation | None) -> float:
+    """The factor that is told: the lowest of all gateways, 1 where none is in force."""
+    gateways = gateways_of(tier, observation) if observation else []
+    return gateways[0].factor if gateways else 1.0
+
+
+def past(refusal: Refusal) -> PastRefusal:
+    """One line of the list of refusals."""
+    return PastRefusal(refusal.id, refusal.at_ms, refusal.code, limit_words(refusal), refusal.factor, refusal.more)
+
+
+def _lowest_tier(pool: Pool) -> str:
+    """Whose look stands for the pool where the customer's tier is not known: the first to be lowered."""
+    names = [name for gateway in (pool.observation.gateways if pool.observation else ()) for name in gateway.tiers]
+    return names[-1] if names else ""
+
+
+def _reasons(
+    customer: Customer | None,
+    pool: Pool,
+    parts: Sequence[TierPart],
+    capacity: Capacity | None,
+) -> list[str]:
+    said: list[str] = []
+    if customer and customer.suspended:
+        said.append(f"{customer.name} is suspended: every request is refused with account_suspended.")
+    if capacity is not None and pool.observation is not None:
+        named = [part.name for part in parts if customer is None or part.name == customer.tier]
+        said += [why(name, parts, capacity) for name in named]
+        said += [words for name in named if (words := apart(name, gateways_of(name, pool.observation)))]
+        said.append(capacity_words(capacity))
+    elif pool.observation is not None:
+        said.append("No gateway runs that would tell a factor, so none is in force.")
+    if customer and any(tier.shadow for tier in pool.tiers if tier.name == customer.tier):
+        said.append(f"Tier {customer.tier} is in shadow: its limits are judged and counted, but not enforced.")
+    return said
+
+
+def _lines(row: CustomerRow, factor: float | None, left: LimitsLeft | None) -> list[LimitLine]:
+    """Every limit. Without a factor it is not known what is in force of those that it lowers."""
+    customer = row.customer
+    base, now = effective(row.as_identity()), effective(row.as_identity(), factor or 0.0)
+    tokens = base.tokens_per_minute > 0
+
+    def of(limit: str) -> str:
+        return "own" if limit in row.own else f"tier {customer.tier}"
+
+    def line(limit: str, whole: float | None, part: float | None, rest: float | None = None) -> LimitLine:
+        return LimitLine(limit, whole, of(limit), None if part is None or factor is None else round(part, 4), rest)
+
+    free = max(0, base.max_concurrency - left.in_use) if left else None
+    return [
+        line("requests_per_second", base.rate, now.rate),
+        line("burst", base.burst, now.burst, left.remaining if left else None),
+        line(
+            "tokens_per_minute",
+            base.tokens_per_minute if tokens else None,
+            now.tokens_per_minute if tokens else None,
+            left.tokens_left if left and tokens else None,
+        ),
+        LimitLine("max_concurrency", base.max_concurrency, of("max_concurrency"), base.max_concurrency, free),
+        *_quotas(customer, left),
+        *[each for key in row.keys for each in _of_key(key, factor)],
+    ]
+
+
+def _quotas(customer: Customer, left: LimitsLeft | None) -> list[LimitLine]:
+    """Quotas are not lowered. What is left comes in their order."""
+    known = list(left.quotas) if left else []
+    rests: list[tuple[int, int] | tuple[None, None]] = [*known, *[(None, None)] * (len(customer.quotas) - len(known))]
+    return [
+        LimitLine(f"quota per {period}", amount, "quotas", amount, rest, anew_in_ms)
+        for (period, amount), (rest, anew_in_ms) in zip(customer.quotas, rests, strict=False)
+    ]
+
+
+def _of_key(key: Identity, factor: float | None) -> list[LimitLine]:
+    base, now = effective(key), effective(key, factor or 0.0)
+    rate, burst = (None, None) if factor is None else (round(now.key_rate, 4), round(now.key_burst, 4))
+    return [
+        LimitLine(f"key {key.key_id} requests_per_second", base.key_rate, "key", rate),
+        LimitLine(f"key {key.key_id} burst", base.key_burst, "key", burst),
+    ]

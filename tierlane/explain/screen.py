@@ -1,0 +1,89 @@
+"""Explanations on the screen: text for people, JSON for programs. Pure: lines out."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from tierlane.explain.customer import CustomerExplanation, LimitLine, PastRefusal
+from tierlane.explain.factor import GatewayPart, TierPart
+from tierlane.explain.figures import columns, moment, number, percent, rate, span
+from tierlane.explain.request import RequestExplanation
+
+NONE = "-"
+_LIMITS = ("LIMIT", "BASE", "OF", "NOW", "LEFT")
+_TIERS = ("TIER", "PRIORITY", "GUARANTEED", "ASKS FOR", "GETS", "FACTOR")
+_REFUSALS = ("REFUSED (UTC)", "REQUEST", "CODE", "FACTOR", "BY")
+
+
+def as_json(explanation: CustomerExplanation | RequestExplanation) -> str:
+    """The whole of it."""
+    return msgspec.json.format(msgspec.json.encode(explanation), indent=2).decode()
+
+
+def customer_lines(told: CustomerExplanation) -> list[str]:
+    """A customer for people."""
+    name = f"{told.customer} ({told.customer_id})" if told.customer_id else told.customer
+    lines = [f"{name}, tier {told.tier}" if told.tier else name]
+    lines += _block(told.why)
+    lines += _block(columns([_LIMITS, *map(_limit, told.limits)]) if told.limits else [])
+    lines += _block(columns([_TIERS, *map(_tier, told.tiers)]) if told.tiers else [])
+    if _differ(told.gateways):
+        lines += _block(_gateways(told.gateways))
+    if told.refusals is not None:
+        lines += _block(_refusals(told.refusals))
+    return [*lines, *_block(told.not_read)]
+
+
+def request_lines(told: RequestExplanation) -> list[str]:
+    """A request for people."""
+    lines = [told.request_id, *_block(told.said)]
+    events = [(event["at"], event["event"], f"after {span(max(0, event['after_ms']))}") for event in told.timeline]
+    lines += _block(columns(events) if events else [])
+    lines += _block(columns([(name, _plain(value)) for name, value in told.facts.items()]) if told.facts else [])
+    return [*lines, *_block(told.not_read)]
+
+
+def _block(lines: Iterable[str]) -> list[str]:
+    """Lines behind an empty one, or nothing."""
+    block = list(lines)
+    return ["", *block] if block else []
+
+
+def _limit(line: LimitLine) -> Sequence[str]:
+    anew = f" (anew in {span(line.anew_in_ms)})" if line.anew_in_ms is not None else ""
+    base, now, left = (NONE if value is None else number(value) for value in (line.base, line.effective, line.left))
+    return line.limit, "none" if line.base is None else base, line.of, now, left + anew
+
+
+def _tier(part: TierPart) -> Sequence[str]:
+    shadow = " (shadow)" if part.shadow else ""
+    guaranteed = f"{rate(part.guaranteed_rps)} ({percent(part.guaranteed_share)})"
+    asks, gets = rate(part.demand_rps), rate(part.allocated_rps)
+    return part.name + shadow, str(part.priority), guaranteed, asks, gets, percent(part.factor)
+
+
+def _differ(gateways: Sequence[GatewayPart]) -> bool:
+    return len({percent(gateway.factor) for gateway in gateways}) > 1
+
+
+def _gateways(gateways: Sequence[GatewayPart]) -> list[str]:
+    rows = [(g.id, percent(g.factor), rate(g.allocated_rps), rate(g.capacity_rps)) for g in gateways]
+    return columns([("GATEWAY", "FACTOR", "TIER GETS", "CAPACITY"), *rows])
+
+
+def _refusals(refusals: Sequence[PastRefusal]) -> list[str]:
+    if not refusals:
+        return ["No refusal in the last 10 minutes."]
+    rows = [(moment(r.at_ms), r.request_id, r.code, percent(r.factor), r.refused_by + _more(r)) for r in refusals]
+    return columns([_REFUSALS, *rows])
+
+
+def _more(refusal: PastRefusal) -> str:
+    return f" (and {refusal.more} more like it)" if refusal.more else ""
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return NONE
+    return number(value) if isinstance(value, float) else str(value)
