@@ -22,6 +22,7 @@ from ledger.postgres import asyncpg_dsn
 from tierlane.bench.connection import Pending
 from tierlane.bench.connection_pool import ConnectionPool
 from tierlane.bench.cpu import cpu_between, read_cpu
+from tierlane.bench.load import error_code
 from tierlane.bench.plan import Address, read_address
 from tierlane.bench.stack_info import StackInfo, read_stack
 from tierlane.bench.tally import Silence, TierTally
@@ -174,7 +175,8 @@ class _Load:
         return self._head + self._keys[int(pending.nonce) % len(self._keys)] + self._rest
 
     def _answered(self, _: Pending, response: Response) -> None:
-        self.answers[str(response.status)] += 1
+        status = response.status
+        self.answers["200" if status == 200 else f"{status} {error_code(response.body)}"] += 1
         self._settled += 1
 
     def _silent(self, _: Pending, why: Silence, __: str) -> None:

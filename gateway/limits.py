@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from gateway.admitter import Limits
-from gateway.catalog_view import SnapshotView, TierRow
-from ratelimit.capacity import capacity_rps
+from gateway.catalog_view import ModelRow, SnapshotView, TierRow
+from ratelimit.capacity import capacity_rps, rate_rps
 from ratelimit.shares import TierShare, allocate, ceilings, factor
 from ratelimit.slew import relax
 from scheduler.admission import TierLimit
-from scheduler.observation import GatewayStats, Observation, TierStats
+from scheduler.observation import GatewayStats, Observation, TierStats, WorkerView
 
 HOLD_S = 10.0
 WAITING_ROOM_S = 2.0
@@ -56,7 +56,8 @@ class LiveLimits:
             self._factors = _lowest(observation.gateways)
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
-        self._count([worker.rps for worker in observation.workers if worker.healthy], snapshot, now)
+        batch = min((model.max_batch_size for model in _models(snapshot, self._pool)), default=0)
+        self._count([_rate(worker, batch) for worker in observation.workers if worker.healthy], snapshot, now)
         self._demand = _total(observation.gateways, "demand_rps")
         self._drain = _total(observation.gateways, "answered_rps")
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
@@ -156,11 +157,22 @@ class LiveLimits:
 
 
 def _capacity(rates: Sequence[float], snapshot: SnapshotView, pool: str) -> float:
-    models = [model for model in snapshot.models.values() if model.enabled and model.pool == pool]
+    models = _models(snapshot, pool)
     # A pool's GPUs run all its models, so the most careful row speaks for the pool.
     prior = min((model.rps_per_gpu for model in models), default=0.0)
     target = min((model.target_utilization for model in models), default=1.0)
     return capacity_rps(rates, prior, target)
+
+
+def _models(snapshot: SnapshotView, pool: str) -> list[ModelRow]:
+    return [model for model in snapshot.models.values() if model.enabled and model.pool == pool]
+
+
+def _rate(worker: WorkerView, batch: int) -> float:
+    """Measured at the size that batches are formed of now, which an admin may change; 0 where it is not known."""
+    if worker.seen_batch <= 0:  # An older worker tells one figure.
+        return worker.rps
+    return rate_rps(worker.base_ms, worker.item_ms, worker.seen_batch, batch)
 
 
 def _floor(snapshot: SnapshotView, pool: str) -> float:

@@ -75,7 +75,7 @@ class ServiceTime:
 
     def predicted_ms(self, size: int) -> float:
         """The fit at this size; 0 while nothing was measured."""
-        slope, base = self._fit()
+        slope, base = self.fit()
         return slope * size + base
 
     def rate_at(self, max_batch: int) -> float:
@@ -83,17 +83,21 @@ class ServiceTime:
 
         A fit over single requests says little about full batches, and a limit must not be built on it.
         """
-        seen = max((c.mean_size for c in self._classes.values()), default=0.0)
-        if 2 * seen < max_batch:
+        if 2 * self.seen_batch < max_batch:
             return 0.0
         return 1000 * max_batch / max(self.predicted_ms(max_batch), 0.001)
+
+    @property
+    def seen_batch(self) -> float:
+        """The largest batches that were measured: the mean size of their class; 0 while none was."""
+        return max((c.mean_size for c in self._classes.values()), default=0.0)
 
     def _percentile(self, size: int, share: float) -> float | None:
         known = self._classes.get(size.bit_length())
         return known.percentile(share) if known else None
 
-    def _fit(self) -> tuple[float, float]:
-        """Slope and base, neither below zero: more items never take less time, and no batch takes negative time."""
+    def fit(self) -> tuple[float, float]:
+        """Slope and base in ms, neither below zero: more items never take less time, no batch takes negative time."""
         rows = [(min(c.count, SAMPLES_TRUSTED), c.mean_size, c.mean_ms) for c in self._classes.values()]
         if not rows:
             return 0.0, 0.0

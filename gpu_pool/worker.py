@@ -161,6 +161,7 @@ class Worker:
 
     def _beat(self) -> WorkerBeat:
         execution = self._execution
+        item_ms, base_ms = execution.service.fit()
         return WorkerBeat(
             id=self._config.worker_id,
             status=self._status(),
@@ -171,6 +172,9 @@ class Worker:
             backend=self._config.backend,
             model_version=self._keeper.version,
             direct=self._endpoint.address,
+            base_ms=round(base_ms, 3),
+            item_ms=round(item_ms, 4),
+            seen_batch=round(execution.service.seen_batch, 1),
         )
 
     def _status(self) -> str:

@@ -27,7 +27,10 @@ class Queues(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
-    """What a worker says of itself. `rps` is its measured rate at a full batch (0: not measured yet)."""
+    """What a worker says of itself. `rps` is its measured rate at the largest batch it takes (0: not measured yet).
+
+    A batch of n takes about `base_ms` + n x `item_ms`, which was measured up to batches of `seen_batch` (0: not at all).
+    """
 
     id: str
     status: str  # starting | ready | busy | draining | down
@@ -38,6 +41,9 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     backend: str
     model_version: str
     direct: str = ""  # host:port of its direct endpoint; "": it has none.
+    base_ms: float = 0.0
+    item_ms: float = 0.0
+    seen_batch: float = 0.0
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -54,6 +60,9 @@ class WorkerView(msgspec.Struct, frozen=True):
     backend: str
     model_version: str
     direct: str = ""
+    base_ms: float = 0.0
+    item_ms: float = 0.0
+    seen_batch: float = 0.0
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

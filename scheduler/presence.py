@@ -123,6 +123,9 @@ def _view(row: tuple[str, float, bool, msgspec.Raw]) -> WorkerView:
         backend=beat.backend,
         model_version=beat.model_version,
         direct=beat.direct,
+        base_ms=beat.base_ms,
+        item_ms=beat.item_ms,
+        seen_batch=beat.seen_batch,
     )
 
 

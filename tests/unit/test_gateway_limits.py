@@ -1,5 +1,6 @@
 """Live limits: observations and demand in, tier limits, factors and what is published out."""
 
+import msgspec
 import pytest
 
 from gateway.limits import HOLD_S, WAITING_ROOM_S, LiveLimits
@@ -33,6 +34,19 @@ def test_capacity_is_what_the_healthy_gpus_do() -> None:
     assert limits.capacity_rps == pytest.approx(160.0)
     limits.observe(observed([worker("a", 200.0), worker("b", healthy=False)]), SNAPSHOT, 0.25)
     assert limits.capacity_rps == pytest.approx(160.0)
+
+
+def test_smaller_batches_in_sql_mean_less_capacity() -> None:
+    """What was measured counts at the size that batches are formed of now, not at the one that a worker could take."""
+    measured = msgspec.structs.replace(worker("a", 640.0), base_ms=50.0, seen_batch=32.0)
+    limits = LiveLimits("default")
+    limits.observe(observed([measured]), SNAPSHOT, 0.0)
+    assert limits.capacity_rps == pytest.approx(0.8 * 640)
+
+    eight = msgspec.structs.replace(SNAPSHOT, models={"tiny": msgspec.structs.replace(TINY, max_batch_size=8)})
+    limits.observe(observed([measured]), eight, 0.25)
+
+    assert limits.capacity_rps == pytest.approx(0.8 * 160)
 
 
 def test_a_calm_pool_lets_every_tier_use_what_is_free() -> None:
