@@ -3,16 +3,17 @@
 Late binding: nothing is formed beyond what the workers need ready, so that whatever waits can still be overtaken.
 Full or due: a full batch leaves at once; a part batch only for an idle worker, when its window is over or when waiting
 would bring it less than one more request. Order: strict by priority, with two guards that bound the wait of every
-admitted request: a guaranteed share per tier (kept as credit from batch to batch), and ageing (a tier whose oldest
-request waited for `ageing_ms` gets a quarter of the batch until it has caught up).
+admitted request: a guaranteed share per tier (kept as credit from batch to batch), and ageing (while a tier's oldest request
+has waited for `ageing_ms`, its share is at least a twentieth). More would turn the order around when it matters most:
+after a loss of GPUs every lower tier is late, and a higher one must not wait for their backlog.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-AGED_PART = 4
-"""An aged tier gets one in so many places of a batch, ahead of the strict order."""
+AGED_SHARE = 0.05
+"""The share of every batch that an aged tier has at the least, ahead of the strict order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +114,15 @@ def choose(
 ) -> tuple[list[tuple[str, int]], dict[str, float]]:
     """Fill one batch: (tier, places) in priority order, and the credit that the tiers carry on.
 
-    Places go to guarantees first, then to aged tiers, then strictly by priority. A tier's credit grows by its share of
-    each batch while it has something waiting, falls by what it was given, and never exceeds one batch.
+    Places go to guarantees first, aged tiers' among them, then strictly by priority. A tier's credit grows by its share
+    of each batch while it has something waiting, falls by what it was given, and never exceeds one batch.
     """
     size = policy.max_batch_size
     order = sorted(policy.tiers, key=lambda t: t.priority)
-    owed = {t.name: _owed(t, tiers, credit, size) for t in order}
+    owed = {t.name: _owed(t, tiers, credit, policy) for t in order}
     places = dict.fromkeys(owed, 0)
     left = size
-    for wanted in (_guaranteed(owed), _aged(order, tiers, policy), {t.name: size for t in order}):
+    for wanted in (_guaranteed(owed), {t.name: size for t in order}):
         for tier in order:
             depth = tiers[tier.name].depth if tier.name in tiers else 0
             more = min(left, wanted.get(tier.name, 0), depth - places[tier.name])
@@ -131,17 +132,14 @@ def choose(
     return [(t.name, places[t.name]) for t in order if places[t.name]], rest
 
 
-def _owed(tier: TierPolicy, tiers: Mapping[str, Waiting], credit: Mapping[str, float], size: int) -> float:
-    if tier.name not in tiers or not tiers[tier.name].depth:
+def _owed(tier: TierPolicy, tiers: Mapping[str, Waiting], credit: Mapping[str, float], policy: BatchPolicy) -> float:
+    waiting = tiers.get(tier.name)
+    if waiting is None or not waiting.depth:
         return 0.0
-    return min(float(size), credit.get(tier.name, 0.0) + tier.guaranteed_share * size)
+    late = waiting.oldest_ms >= policy.ageing_ms
+    share = max(tier.guaranteed_share, AGED_SHARE) if late else tier.guaranteed_share
+    return min(float(policy.max_batch_size), credit.get(tier.name, 0.0) + share * policy.max_batch_size)
 
 
 def _guaranteed(owed: Mapping[str, float]) -> dict[str, int]:
     return {name: int(places + 1e-9) for name, places in owed.items()}
-
-
-def _aged(order: Sequence[TierPolicy], tiers: Mapping[str, Waiting], policy: BatchPolicy) -> dict[str, int]:
-    places = max(1, policy.max_batch_size // AGED_PART)
-    late = (t.name for t in order if t.name in tiers and tiers[t.name].depth)
-    return {name: places for name in late if tiers[name].oldest_ms >= policy.ageing_ms}

@@ -33,14 +33,23 @@ class QuotaRestore:
 
     async def wanted(self) -> bool:
         """Whether this Redis has a beginning since which nobody has told it."""
-        async with bounded():
-            epoch, told = await self._client.mget(*self._names)
+        epoch, told = await self._look()
         return epoch is not None and epoch != told
 
     async def tell(self, spent: Sequence[QuotaSpent]) -> int:
-        """Raise what stands lower; how many did."""
+        """Raise what stands lower; how many did. One that is emptied meanwhile still wants to be told."""
+        epoch, _ = await self._look()
         raised = 0
         for start in range(0, max(1, len(spent)), CHUNK):
-            chunk = spent[start : start + CHUNK]
-            raised += int(await self._script(_encode(chunk), int(start + CHUNK >= len(spent))))
+            is_last = start + CHUNK >= len(spent)
+            raised += await self._tell_some(spent[start : start + CHUNK], epoch or b"" if is_last else b"")
         return raised
+
+    async def _look(self) -> tuple[bytes | None, bytes | None]:
+        """When this Redis began, and of which beginning it was told."""
+        async with bounded():
+            epoch, told = await self._client.mget(*self._names)
+        return epoch, told
+
+    async def _tell_some(self, chunk: Sequence[QuotaSpent], told: bytes) -> int:
+        return int(await self._script(_encode(chunk), told))

@@ -2,14 +2,17 @@
 -- Read once a call, spent in memory, written once a call by save_buckets(); one that was not spent is not written.
 -- A missing bucket was idle long enough to be full, or Redis was lost: it counts as a quarter full at the epoch
 -- (when this Redis was first used) and refilled since, so a lost Redis never hands everybody a full burst.
-local FRESH = 0.25
+local FRESH, BACK_US = 0.25, 1000000
+local LEAST_KEPT_MS, MOST_KEPT_MS = 3600000, 604800000 -- the least: a rate that falls later must find what was spent
 local epoch_us = tonumber(redis.call('GET', P .. 'epoch'))
 local buckets = {}
 
 -- filled(tokens, at, was, rate, burst) -> tokens now. `was` is the rate when they were written: for the time since then
--- the lower of the two counts, so that neither raising a rate nor lowering it gives anything for the past.
+-- the lower of the two counts, so that neither raising a rate nor lowering it gives anything for the past. One that was
+-- written in the future (TIME went back) would not fill for as long: it counts as lost, which is a quarter full.
 local function filled(tokens, at, was, rate, burst)
   if not tokens or not at then tokens, at, was = burst * FRESH, epoch_us or now_us, rate end
+  if at > now_us + BACK_US then tokens = math.max(tokens, burst * FRESH) end
   local elapsed = math.max(0, now_us - at) / 1000000
   return math.min(burst, tokens + elapsed * math.min(was or rate, rate))
 end
@@ -21,11 +24,23 @@ local function ms_until(tokens, wanted, rate)
   return math.min(86400000, math.ceil((wanted - tokens) / rate * 1000))
 end
 
+-- kept_ms(...): twice the time until full, within bounds. outlive(key, ms): never shortens what a key has already.
+local function kept_ms(tokens, burst, rate)
+  if rate <= 0 then return MOST_KEPT_MS end
+  return math.ceil(math.max(LEAST_KEPT_MS, math.min(MOST_KEPT_MS, (burst - tokens) / rate * 2000)))
+end
+
+local function outlive(key, ms)
+  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
+end
+
 local function bucket(key, rate, burst)
   local b = buckets[key]
   if b then return b end
   local row = redis.call('HMGET', key, 'tokens', 'at', 'rate')
-  b = {tokens = filled(tonumber(row[1]), tonumber(row[2]), tonumber(row[3]), rate, burst), rate = rate, burst = burst}
+  local was = tonumber(row[3])
+  b = {key = key, tokens = filled(tonumber(row[1]), tonumber(row[2]), was, rate, burst), rate = rate, burst = burst}
+  b.risen = was and was < rate -- since it was written
   buckets[key] = b
   return b
 end
@@ -34,11 +49,11 @@ local function spend(b)
   b.tokens, b.spent = b.tokens - 1, true
 end
 
+local function save_bucket(b)
+  redis.call('HSET', b.key, 'tokens', string.format('%.6f', b.tokens), 'at', string.format('%.0f', now_us), 'rate', b.rate)
+  outlive(b.key, kept_ms(b.tokens, b.burst, b.rate))
+end
+
 local function save_buckets()
-  for key, b in pairs(buckets) do
-    if b.spent then
-      redis.call('HSET', key, 'tokens', string.format('%.6f', b.tokens), 'at', string.format('%.0f', now_us), 'rate', b.rate)
-      redis.call('PEXPIRE', key, math.max(60000, 2 * ms_until(b.tokens, b.burst, b.rate)))
-    end
-  end
+  for _, b in pairs(buckets) do if b.spent then save_bucket(b) end end
 end

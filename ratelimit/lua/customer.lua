@@ -1,8 +1,13 @@
 -- customer: what one customer may do now (needs prelude, bucket and quota): requests, model tokens, concurrency, quotas.
 -- One hash a customer, read and written once a call, however many of its requests are in it. A lease a request, which
 -- expires: a bare counter would be wrong for ever once somebody died. Expired ones are looked for where they matter only.
-local LEASE_SLACK_MS = 500
 local customers = {}
+
+-- recount(c): how many are under way, without the leases that have expired.
+local function recount(c)
+  c.stale, c.used = true, redis.call('ZCOUNT', c.leases, '(' .. now, '+inf') + #c.entered / 2
+  return c.used
+end
 
 -- customer(id, told): told = {rate, burst, tokens a minute, concurrency, {{period, amount}...}}, 0 where not limited.
 local function customer(id, told)
@@ -22,8 +27,8 @@ local function customer(id, told)
     c.quotas[i] = {period = q[1], amount = q[2], number = number, ends = ends, spent = tonumber(of) == number and tonumber(spent) or 0}
   end
   c.used = c.most > 0 and redis.call('ZCARD', c.leases) or 0
-  c.stale = c.most > 0 and c.used >= c.most
-  if c.stale then c.used = redis.call('ZCOUNT', c.leases, '(' .. now, '+inf') end
+  if c.most > 0 and c.used >= c.most then recount(c) end
+  c.risen = row[3] and row[3] < c.rate or row[5] and row[5] < c.pace -- since they were written
   customers[id] = c
   return c
 end
@@ -32,12 +37,13 @@ end
 -- A request larger than a whole minute enters when the minute is whole: its debt keeps the next ones out.
 local function refuse(c, tokens)
   if c.tokens < 1 then return 'customer_limit', ms_until(c.tokens, 1, c.rate) end
-  local wanted = math.min(tokens, c.pace)
+  local wanted, ends = math.min(tokens, c.pace), nil
   if c.pace > 0 and c.budget < wanted then return 'token_limit', ms_until(c.budget, wanted, c.pace / 60) end
-  if c.most > 0 and c.used >= c.most then return 'concurrency', 0 end
+  if c.most > 0 and c.used >= c.most and (c.stale or recount(c) >= c.most) then return 'concurrency', 0 end
   for _, q in ipairs(c.quotas) do
-    if q.spent >= q.amount then return 'quota', q.ends - now end
+    if q.spent >= q.amount then ends = math.max(ends or 0, q.ends) end
   end
+  if ends then return 'quota', ends - now end
 end
 
 -- charge(c, tokens) -> what the request row remembers of it, for who settles: "<tokens> <period> <window> ...".
@@ -51,10 +57,4 @@ local function charge(c, tokens)
     paid[#paid + 1] = q.period .. ' ' .. q.number
   end
   return table.concat(paid, ' ')
-end
-
--- hold_lease(c, id, deadline): it counts as under way until it ends, or a moment after its deadline.
-local function hold_lease(c, id, deadline)
-  local n = #c.entered
-  c.used, c.entered[n + 1], c.entered[n + 2] = c.used + 1, deadline + LEASE_SLACK_MS, id
 end

@@ -1,13 +1,19 @@
 -- customer_save: what a call leaves of its customers (needs prelude, bucket and customer).
-local LEASES_KEPT_MS = 600000
+local LEASE_SLACK_MS, LEASES_KEPT_MS = 500, 600000
+
+-- hold_lease(c, id, deadline): it counts as under way until it ends, or a moment after its deadline.
+local function hold_lease(c, id, deadline)
+  local n = #c.entered
+  c.used, c.entered[n + 1], c.entered[n + 2] = c.used + 1, deadline + LEASE_SLACK_MS, id
+end
 
 local function save_customer(c)
   local fields = {'tokens', string.format('%.6f', c.tokens), 'at', string.format('%.0f', now_us), 'rate', c.rate}
-  local keep_ms = math.max(60000, 2 * ms_until(c.tokens, c.burst, c.rate))
+  local keep_ms = kept_ms(c.tokens, c.burst, c.rate)
   if c.pace > 0 then
     local n = #fields
     fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'budget', string.format('%.3f', c.budget), 'pace', c.pace
-    keep_ms = math.max(keep_ms, 2 * ms_until(c.budget, c.pace, c.pace / 60))
+    keep_ms = math.max(keep_ms, kept_ms(c.budget, c.pace, c.pace / 60))
   end
   for _, q in ipairs(c.quotas) do
     fields[#fields + 1] = 'q:' .. q.period
@@ -15,7 +21,23 @@ local function save_customer(c)
     keep_ms = math.max(keep_ms, q.ends - now + 1000)
   end
   redis.call('HSET', c.key, unpack(fields))
-  redis.call('PEXPIRE', c.key, keep_ms)
+  outlive(c.key, keep_ms) -- a gateway that has not heard of a quota yet must not shorten its memory
+end
+
+-- note_rates(c, key, pool, tokens): those that rose since a bucket was written that is too empty now. What refuses is not
+-- written, and so would go on to fill at the rate that is past until it lets somebody in: never, where that was next to
+-- nothing. Spends nothing, and once for each rise.
+local function note_rates(c, key, pool, tokens)
+  for _, b in ipairs({pool, key}) do
+    if b.risen and b.tokens < 1 then
+      save_bucket(b)
+      b.risen = false
+    end
+  end
+  if c.risen and (c.tokens < 1 or c.budget < math.min(tokens, c.pace)) then
+    save_customer(c)
+    c.risen = false
+  end
 end
 
 local function save_customers()

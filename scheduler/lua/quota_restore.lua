@@ -1,7 +1,7 @@
 #!lua
 -- quota_restore: what the audit says was spent of quotas, for a Redis that may have lost it. Only ever raises a count.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{customer id, period, ms when its window began, spent}...}, 3 whether that
---   was all: then this Redis remembers, by its epoch, that it was told.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{customer id, period, ms when its window began, spent}...}, 3 the epoch of the
+--   Redis that has been told all with this, '' while there is more: one that was emptied meanwhile wants all of it again.
 -- Returns how many were raised. A count of another window than the present one says nothing and is not taken.
 -- include: prelude, ratelimit/quota
 local raised = 0
@@ -17,5 +17,5 @@ for _, q in ipairs(cmsgpack.unpack(ARGV[2])) do
     raised = raised + 1
   end
 end
-if ARGV[3] == '1' then redis.call('SET', P .. 'quotas_told', redis.call('GET', P .. 'epoch') or '') end
+if ARGV[3] ~= '' then redis.call('SET', P .. 'quotas_told', ARGV[3]) end
 return raised

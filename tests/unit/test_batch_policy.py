@@ -79,21 +79,39 @@ def test_ready_limit(workers: int, ready: int, leased: int, limit: int) -> None:
         (waiting(free=50), {}, [("free", 32)]),  # work-conserving
         (waiting(enterprise=2, free=50), {}, [("enterprise", 2), ("free", 30)]),
         (waiting(enterprise=50, free=50), {"free": 0.9}, [("enterprise", 28), ("free", 4)]),  # 0.9 + 3.2 owed
-        (waiting(enterprise=50, free=50, oldest_ms=1500), {}, [("enterprise", 21), ("free", 11)]),  # both aged
+        (waiting(enterprise=50, paid=50, free=50, oldest_ms=1500), {}, [("enterprise", 21), ("paid", 8), ("free", 3)]),
     ],
 )
 def test_who_is_in_it(queues: Mapping[str, Waiting], credit: Mapping[str, float], picks: list[tuple[str, int]]) -> None:
-    """Guarantees first, then a quarter for each aged tier, the rest strictly by priority."""
+    """Guarantees first, the rest strictly by priority; a share that is guaranteed does not grow with age."""
     assert choose(queues, policy(), credit)[0] == picks
 
 
-def test_an_aged_tier_is_served_ahead_of_the_order() -> None:
-    """A free request that waited a second gets into the next batch, however much enterprise work there is."""
-    queues = {"enterprise": Waiting(500, 20.0), "free": Waiting(3, 1000.0), "paid": Waiting(0, 0.0)}
+def test_an_aged_tier_without_a_guarantee_is_served_all_the_same() -> None:
+    """One that is promised nothing gets a twentieth once it waited a second, and nothing before."""
+    tiers = (TierPolicy("enterprise", 1, 0.5), TierPolicy("free", 2, 0.0))
+    bare = BatchPolicy(8, 40.0, 4, 1000.0, tiers)
+    served = {}
+    for age_ms in (999.0, 1000.0):
+        credit: Mapping[str, float] = {}
+        served[age_ms] = 0
+        for _ in range(100):
+            picks, credit = choose(waiting(enterprise=50, free=50, oldest_ms=age_ms), bare, credit)
+            served[age_ms] += dict(picks).get("free", 0)
 
-    picks, _ = choose(queues, policy(), {})
+    assert served == {999.0: 0, 1000.0: 40}  # 100 batches x 8 places x 0.05
 
-    assert dict(picks) == {"enterprise": 29, "free": 3}
+
+@pytest.mark.parametrize("size", [1, 4, 8, 32])
+def test_the_backlog_of_lower_tiers_leaves_the_highest_its_part(size: int) -> None:
+    """Half the GPUs died, everything below is late: enterprise has what is guaranteed to nobody else."""
+    credit: Mapping[str, float] = {}
+    places = 0
+    for _ in range(400):
+        picks, credit = choose(waiting(enterprise=90, paid=500, free=500, oldest_ms=1900), policy(size=size), credit)
+        places += dict(picks).get("enterprise", 0)
+
+    assert places / (400 * size) >= 1 - 0.25 - 0.10 - 0.01
 
 
 def test_a_small_share_is_paid_from_credit() -> None:

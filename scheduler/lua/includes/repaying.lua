@@ -18,6 +18,7 @@ local function repay(id, customer, paid, state, code, used)
   freed[customer], ids[#ids + 1] = ids, id
   if not paid or paid == '' or (state == 'failed' and THEIRS[code]) then return end
   local key, tokens, windows = string.match(paid, '^(%S+) (%d+)(.*)$')
+  if not key then return end -- of another version
   if state == 'completed' then
     if tonumber(tokens) > 0 and used > 0 then owed(customer).tokens = owed(customer).tokens + tokens - used end
     return
@@ -31,25 +32,35 @@ local function repay(id, customer, paid, state, code, used)
   end
 end
 
--- add(key, field, amount): only to what is there; a bucket that is gone is full, and would stay without a TTL.
+-- add(key, field, amount): only to what is there; a bucket that is gone is full, and would stay without a TTL. Errors
+-- are passed over from here on: the requests have ended, and nothing in the way of a refund may keep their answers back.
 local function add(key, field, amount)
-  if amount == 0 then return end
-  local sum = redis.call('HINCRBYFLOAT', key, field, amount)
-  if tonumber(sum) == amount and redis.call('HEXISTS', key, 'at') == 0 then redis.call('DEL', key) end
+  if amount == 0 or redis.pcall('HEXISTS', key, field) ~= 1 then return end
+  local sum, pace = tonumber(redis.pcall('HINCRBYFLOAT', key, field, amount)), tonumber(redis.call('HGET', key, 'pace'))
+  if field ~= 'budget' or not (sum and pace and sum < 0 and pace > 0) then return end
+  -- Who waits for the end of the key must not be rid of the debt: as in kept_ms of bucket.
+  local keep_ms = math.ceil(math.min(604800000, 120000 * (1 - sum / pace)))
+  if redis.call('PTTL', key) < keep_ms then redis.call('PEXPIRE', key, keep_ms) end
+end
+
+-- unspend(key, w, count): of a quota's window, where it is still the one that counts.
+local function unspend(key, w, count)
+  local period, number = string.match(w, '^(%S+) (%d+)$')
+  local row = redis.pcall('HGET', key, 'q:' .. period)
+  local of, spent = string.match(type(row) == 'string' and row or '', '^(%d+) (%d+)$')
+  if of == number then redis.call('HSET', key, 'q:' .. period, of .. ' ' .. string.format('%.0f', math.max(0, spent - count))) end
 end
 
 local function repay_all()
-  for customer, ids in pairs(freed) do redis.call('ZREM', P .. 'rl:leases:' .. customer, unpack(ids)) end
+  for customer, ids in pairs(freed) do
+    for i = 1, #ids, 1000 do redis.pcall('ZREM', P .. 'rl:leases:' .. customer, unpack(ids, i, math.min(#ids, i + 999))) end
+  end
   for customer, b in pairs(back) do
     local key = P .. 'rl:customer:' .. customer
     add(key, 'tokens', b.requests)
     add(key, 'budget', b.tokens)
     for id, count in pairs(b.keys) do add(P .. 'rl:key:' .. id, 'tokens', count) end
-    for w, count in pairs(b.windows) do
-      local period, number = string.match(w, '^(%S+) (%d+)$')
-      local of, spent = string.match(redis.call('HGET', key, 'q:' .. period) or '', '^(%d+) (%d+)$')
-      if of == number then redis.call('HSET', key, 'q:' .. period, of .. ' ' .. string.format('%d', math.max(0, spent - count))) end
-    end
+    for w, count in pairs(b.windows) do unspend(key, w, count) end
   end
   freed, back = {}, {}
 end
