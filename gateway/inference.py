@@ -40,13 +40,11 @@ from scheduler.states import Admission, State
 
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or leave it out."
 
-NoteRefusal = Callable[[str, IdentityView, ErrorCode, Verdict | None, float], None]
-"""Told of every request that was not let in: its id, whose it is, the code, what admission said, and the tier's factor."""
+NoteRefusal = Callable[[str, IdentityView, RequestError, Verdict | None, float], None]
+"""Told of every request that was not let in: its id, whose it is, the error, what admission said, the tier's factor."""
 
 
-def _tell_nobody(
-    request_id: str, identity: IdentityView, code: ErrorCode, verdict: Verdict | None, factor: float
-) -> None:
+def _tell_nobody(*_: object) -> None:
     """Nobody asked to be told."""
 
 
@@ -203,7 +201,7 @@ class Inference:
         """The answer to an error, which tells the limits as well; what was kept out is noted for who asks why."""
         verdict = waiter.verdict if waiter else None
         if waiter is not None and (verdict is None or verdict.outcome not in ENTERED):
-            self._parts.note_refusal(call.request_id, identity, error.code, verdict, self.standing.factor(identity))
+            self._parts.note_refusal(call.request_id, identity, error, verdict, self.standing.factor(identity))
         headers = self.standing.headers(identity, verdict)
         problem = wants_problem(call.request.headers)
         return self._parts.faults.answer(error, call.request_id, headers, problem=problem)

@@ -10,6 +10,7 @@ from gateway.catalog_view import IdentityView
 from gateway.effective import Effective, Left, LimitLook, effective
 
 MAX_STATES = 10_000
+DAY_MS = 86_400_000  # What is told where nothing comes back at all, as Redis tells it.
 FRESH = 0.25  # Of a bucket of which nothing is known: as much as Redis trusts in one that it has lost.
 
 
@@ -134,4 +135,6 @@ class KnownLimits:
 def _refilled(level: float, rate: float, size: float, elapsed_s: float) -> tuple[float, int]:
     """What a bucket holds after so long, and ms until it is full."""
     level = min(size, level + max(0.0, elapsed_s) * rate)
-    return level, int((size - level) / rate * 1000) if rate > 0 else 0
+    if level >= size:
+        return level, 0
+    return level, min(DAY_MS, int((size - level) / rate * 1000)) if rate > 0 else DAY_MS

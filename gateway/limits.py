@@ -8,6 +8,7 @@ Everything is computed from what all gateways publish, this one's part of it as 
 to the same, whichever of them a customer asks.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -97,6 +98,11 @@ class LiveLimits:
     def drain_rps(self, tier: str) -> float:
         """Measured answers/s of the tier over all gateways; 0 where nothing is known of it."""
         return self._drain.get(tier, 0.0)
+
+    def pressure(self, tier: str) -> float:
+        """How many times what it may use at the most the tier asks for."""
+        ceiling = self.ceiling(tier)
+        return self.demand(tier) / ceiling if ceiling > 0 else math.inf
 
     def no_gpu(self, now: float) -> bool:
         """Whether there has been no healthy GPU for longer than one may be waited for."""

@@ -60,7 +60,8 @@ def _fixed(limits: Effective) -> _Fixed:
     policies = [f'"{REQUESTS}";q={requests};w={window_s}']
     headers = [("x-ratelimit-limit-requests", str(requests))]
     if tokens:
-        policies.append(f'"{TOKENS}";q={tokens};w={TOKEN_WINDOW_S}')
+        # No registered unit, but without one it would have to be read as requests.
+        policies.append(f'"{TOKENS}";q={tokens};qu="tokens";w={TOKEN_WINDOW_S}')
         headers.append(("x-ratelimit-limit-tokens", str(tokens)))
     if limits.max_concurrency:
         policies.append(f'"{CONCURRENCY}";q={limits.max_concurrency};qu="concurrent-requests"')

@@ -9,8 +9,9 @@ import msgspec
 
 from gateway.catalog_view import IdentityView
 from gateway.effective import effective
+from gateway.faults import Refusal as Told
 from scheduler.admission import Verdict
-from scheduler.errors import ErrorCode
+from scheduler.errors import RequestError
 from scheduler.refusals import MAX_A_BEAT, Refusal
 from scheduler.states import Admission
 
@@ -33,18 +34,18 @@ class Refusals:
         self.left_out = 0  # Since the start, and not even counted with one that was kept.
 
     def note(
-        self, request_id: str, identity: IdentityView, code: ErrorCode, verdict: Verdict | None, factor: float
+        self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
     ) -> None:
         """Keep or count one refusal. `factor` is that of its tier now; no verdict means that admission was not asked."""
-        group = (identity.customer_id, code.value, verdict.outcome.value if verdict else "")
+        group = (identity.customer_id, error.code.value, verdict.outcome.value if verdict else "")
         kept = self._kept.get(group)
         if kept is None:
             if self._size >= self._most and not self._give_one_up():
                 self.left_out += 1
                 return
-            self._kept[group] = [_refusal(request_id, identity, code, verdict, factor)]
+            self._kept[group] = [_refusal(request_id, identity, error, verdict, factor)]
         elif len(kept) < self._same and self._size < self._most:
-            kept.append(_refusal(request_id, identity, code, verdict, factor))
+            kept.append(_refusal(request_id, identity, error, verdict, factor))
             self._several[group] = None
         else:
             self._more[group] = self._more.get(group, 0) + 1
@@ -76,7 +77,7 @@ class Refusals:
 
 
 def _refusal(
-    request_id: str, identity: IdentityView, code: ErrorCode, verdict: Verdict | None, factor: float
+    request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
 ) -> Refusal:
     """The limits that were in force, and the state that admission answered with."""
     now = effective(identity, factor)
@@ -85,7 +86,7 @@ def _refusal(
         customer_id=identity.customer_id,
         key_id=identity.key_id,
         tier=identity.tier,
-        code=code.value,
+        code=error.code.value,
         factor=round(factor, 4),
         rate=round(now.rate, 4),
         burst=round(now.burst, 4),
@@ -93,6 +94,7 @@ def _refusal(
         max_concurrency=now.max_concurrency,
         key_rate=round(now.key_rate, 4),
         key_burst=round(now.key_burst, 4),
+        retry_after_ms=(error.retry_after_ms or 0) if isinstance(error, Told) else 0,
     )
     return limits if verdict is None else _with(limits, identity, verdict)
 
@@ -108,7 +110,7 @@ def _with(limits: Refusal, identity: IdentityView, verdict: Verdict) -> Refusal:
         tokens_left=round(verdict.tokens_left, 3),
         in_use=verdict.in_use,
         depth=verdict.depth,
-        retry_after_ms=verdict.retry_after_ms,
+        retry_after_ms=limits.retry_after_ms or verdict.retry_after_ms,
     )
 
 

@@ -71,6 +71,7 @@ class Standing:
             limits=self.limits(identity),
             factor=self._live.factor(identity.tier),
             drain_rps=self._live.drain_rps(identity.tier),
+            pressure=self._live.pressure(identity.tier),
         )
 
     def looked(self, identity: IdentityView, look: LimitLook) -> None:

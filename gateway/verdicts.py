@@ -3,7 +3,7 @@
 from gateway.effective import Effective
 from gateway.faults import Refusal
 from gateway.rate_headers import CONCURRENCY, REQUESTS, TOKENS, quota_name
-from ratelimit.retry_after import retry_after_ms
+from ratelimit.retry_after import MOST_MS, retry_after_ms
 from scheduler.admission import Verdict
 from scheduler.errors import ErrorCode
 from scheduler.states import Admission
@@ -17,6 +17,7 @@ _CODES = {
     Admission.TIER_LIMIT: ErrorCode.REDUCED_CAPACITY,
     Admission.SHED: ErrorCode.SHED_FOR_PRIORITY,
     Admission.QUEUE_FULL: ErrorCode.QUEUE_FULL,
+    Admission.WAIT: ErrorCode.QUEUE_FULL,
     Admission.BACKPRESSURE: ErrorCode.BACKPRESSURE,
     Admission.IN_PROGRESS: ErrorCode.IDEMPOTENCY_IN_PROGRESS,
     Admission.TOO_LATE: ErrorCode.DEADLINE_EXCEEDED,
@@ -33,11 +34,13 @@ OWN_LIMITS = LOWERED | {Admission.CONCURRENCY, Admission.QUOTA}
 _LEAST_RETRY_MS = {
     Admission.SHED: 100,
     Admission.QUEUE_FULL: 100,
+    Admission.WAIT: 100,
     Admission.TIER_LIMIT: 250,
     Admission.CONCURRENCY: 250,
     Admission.IN_PROGRESS: 500,
 }
-NO_ROOM = frozenset({Admission.SHED, Admission.QUEUE_FULL, Admission.TIER_LIMIT})
+NO_ROOM = frozenset({Admission.SHED, Admission.QUEUE_FULL, Admission.WAIT, Admission.TIER_LIMIT})
+_MOST_PRESSURE = 120.0  # Half a minute.
 _MOST_WHERE_LOWERED_MS = 60_000  # At a rate that is nearly nothing now, the wait is a guess about the capacity.
 
 _OWN_DOING = frozenset(
@@ -57,16 +60,20 @@ def refusal(
     limits: Effective | None = None,
     factor: float = 1.0,
     drain_rps: float = 0.0,
+    pressure: float = 1.0,
 ) -> Refusal:
     """The error for a verdict that refuses under `limits`, which are `factor` of the base; the tier drains at `drain_rps`.
 
+    `pressure` is how many times its part of the capacity the tier asks for.
     Who is stopped only because the tier's limits are lowered is told so: the client did nothing wrong.
     """
     lowered = base_limit_allows and verdict.outcome in LOWERED
     code = ErrorCode.REDUCED_CAPACITY if lowered else _CODES[verdict.outcome]
-    retry_ms = _retry_ms(verdict, drain_rps)
+    retry_ms = _retry_ms(verdict, drain_rps, pressure)
     if factor < 1 and verdict.outcome in LOWERED:
         retry_ms = min(retry_ms, _MOST_WHERE_LOWERED_MS)
+    if verdict.outcome is Admission.WAIT:
+        return Refusal(code, "The predicted wait is longer than this request may take.", retry_ms)
     if limits is None or verdict.outcome not in OWN_LIMITS:
         return Refusal(code, retry_after_ms=retry_ms)
     message = _words(verdict, limits) + (" It is lowered while less capacity is available." if lowered else "")
@@ -78,12 +85,15 @@ def for_want_of_capacity(code: ErrorCode) -> bool:
     return code not in _OWN_DOING
 
 
-def _retry_ms(verdict: Verdict, drain_rps: float) -> int:
-    wait_ms = verdict.retry_after_ms
+def _retry_ms(verdict: Verdict, drain_rps: float, pressure: float) -> int:
+    wait_ms, least_ms = verdict.retry_after_ms, _LEAST_RETRY_MS.get(verdict.outcome, 0)
     if verdict.outcome in NO_ROOM:
         measured_ms = retry_after_ms(verdict.depth, drain_rps, wait_ms)
-        wait_ms = max(measured_ms, wait_ms) if verdict.outcome is Admission.TIER_LIMIT else measured_ms
-    return max(wait_ms, _LEAST_RETRY_MS.get(verdict.outcome, 0))
+        if verdict.outcome is not Admission.TIER_LIMIT:
+            return max(measured_ms, least_ms)
+        # Nobody of a crowd at a full bucket stands in a line, so the line says nothing: each is to come so much rarer.
+        wait_ms = max(measured_ms, min(wait_ms, MOST_MS), int(least_ms * min(max(1.0, pressure), _MOST_PRESSURE)))
+    return max(wait_ms, least_ms)
 
 
 def _words(verdict: Verdict, limits: Effective) -> str:

@@ -35,11 +35,17 @@ class QuotaKeeper:
     """Looks every `look_s` whether Redis has to be told. `snapshot` gives the catalog, None while it is not known."""
 
     def __init__(
-        self, database_url: str, restore: Restore, snapshot: Callable[[], Snapshot | None], look_s: float = 1.0
+        self,
+        database_url: str,
+        restore: Restore,
+        snapshot: Callable[[], Snapshot | None],
+        pool: str = "default",
+        look_s: float = 1.0,
     ) -> None:
         self._url = database_url
         self._restore = restore
         self._snapshot = snapshot
+        self._pool = pool
         self._look_s = look_s
 
     async def run(self) -> None:
@@ -72,7 +78,7 @@ class QuotaKeeper:
             statement_timeout_ms=SPENT_TIMEOUT_MS,
         )
         async with closing(connection):
-            counted = await quota_spent(connection, snapshot)
+            counted = await quota_spent(connection, snapshot, pool=self._pool)
         return [
             QuotaSpent(s.customer_id, s.period, int(s.window_start.timestamp() * 1000), s.requests) for s in counted
         ]

@@ -58,19 +58,23 @@ async def quota_spent(
     connection: Connection,
     snapshot: Snapshot,
     *,
+    pool: str = "default",
     now: datetime | None = None,
     timeout_ms: int = SPENT_TIMEOUT_MS,
 ) -> list[Spent]:
-    """What every customer with quotas has spent of them, where it is more than nothing.
+    """What every customer with quotas has spent of them in one pool, where it is more than nothing.
 
+    Each pool counts for itself; what was run of a model that is gone from the catalog is not known to be of any.
     `now` says which windows are the present ones (Redis' time; None: PostgreSQL's). A request counts in the window in
-    which its id was made. Raises what asyncpg raises; `timeout_ms` is for
-    each statement, which counts one period of some customers.
+    which its id was made. Raises what asyncpg raises; `timeout_ms` is for each statement, which counts one period of
+    some customers.
     """
     customers: dict[str, list[str]] = defaultdict(list)
     for customer in snapshot.customers.values():
         for period, _ in customer.quotas:
             customers[period].append(customer.id)
+    models = [model.name for model in snapshot.models.values() if model.pool == pool]
+    charged = list(CHARGED_FAILURES)
     spent: list[Spent] = []
     async with _bounded(connection, timeout_ms):
         moment: datetime = await connection.fetchval(statement("moment")) if now is None else now
@@ -78,7 +82,7 @@ async def quota_spent(
             start, end = _window(period, moment)
             for first in range(0, len(ids), CUSTOMERS_A_STEP):
                 some = ids[first : first + CUSTOMERS_A_STEP]
-                rows = await connection.fetch(statement("quota_spent"), start, end, some, list(CHARGED_FAILURES))
+                rows = await connection.fetch(statement("quota_spent"), start, end, some, charged, models)
                 spent.extend(Spent(customer_id, period, start, requests) for customer_id, requests in rows)
     return spent
 

@@ -1,7 +1,7 @@
 """What was spent of quotas, told to a Redis that came back empty: the audit remembers it, Redis does not."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
@@ -45,11 +45,10 @@ class QuotaRestore:
             raised += await self._tell_some(spent[start : start + CHUNK], epoch or b"" if is_last else b"")
         return raised
 
-    async def _look(self) -> tuple[bytes | None, bytes | None]:
-        """When this Redis began, and of which beginning it was told."""
+    async def _look(self) -> Sequence[Any]:
+        """In bytes, None where it is not known: when this Redis began, and of which beginning it was told."""
         async with bounded():
-            epoch, told = await self._client.mget(*self._names)
-        return epoch, told
+            return await self._client.mget(*self._names)
 
     async def _tell_some(self, chunk: Sequence[QuotaSpent], told: bytes) -> int:
         return int(await self._script(_encode(chunk), told))

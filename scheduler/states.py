@@ -28,6 +28,7 @@ class Admission(StrEnum):
     TIER_LIMIT = "tier_limit"  # The tier's share of the present capacity is used up.
     SHED = "shed"  # Too much waits in this tier and those above it.
     QUEUE_FULL = "queue_full"  # The tier's queue is at its cap.
+    WAIT = "predicted_wait"  # What waits before it would take longer than it may wait, or leave no time to run.
     BACKPRESSURE = "backpressure"  # Redis has too little memory left to store it.
     REPLAYED = "replayed"  # Its idempotency key has an answer already; the verdict names the request that has it.
     IN_PROGRESS = "in_progress"  # The request of its idempotency key is still under way.

@@ -8,8 +8,8 @@ local epoch_us = tonumber(redis.call('GET', P .. 'epoch'))
 local buckets = {}
 
 -- filled(tokens, at, was, rate, burst) -> tokens now. `was` is the rate when they were written: for the time since then
--- the lower of the two counts, so that neither raising a rate nor lowering it gives anything for the past. One that was
--- written in the future (TIME went back) would not fill for as long: it counts as lost, which is a quarter full.
+-- the lower of the two counts, so that no change of a rate gives anything for the past. One that was written in the
+-- future (TIME went back) would not fill for as long: it counts as lost.
 local function filled(tokens, at, was, rate, burst)
   if not tokens or not at then tokens, at, was = burst * FRESH, epoch_us or now_us, rate end
   if at > now_us + BACK_US then tokens = math.max(tokens, burst * FRESH) end
@@ -23,6 +23,9 @@ local function ms_until(tokens, wanted, rate)
   if rate <= 0 then return 86400000 end
   return math.min(86400000, math.ceil((wanted - tokens) / rate * 1000))
 end
+
+-- moved(was, rate): whether it is another rate; gateways that relax limits differ by a little all the time.
+local function moved(was, rate) return was and math.abs(was - rate) > rate / 100 end
 
 -- kept_ms(...): twice the time until full, within bounds. outlive(key, ms): never shortens what a key has already.
 local function kept_ms(tokens, burst, rate)
@@ -40,17 +43,15 @@ local function bucket(key, rate, burst)
   local row = redis.call('HMGET', key, 'tokens', 'at', 'rate')
   local was = tonumber(row[3])
   b = {key = key, tokens = filled(tonumber(row[1]), tonumber(row[2]), was, rate, burst), rate = rate, burst = burst}
-  b.risen = was and was < rate -- since it was written
-  buckets[key] = b
+  b.moved, buckets[key] = moved(was, rate), b
   return b
 end
 
-local function spend(b)
-  b.tokens, b.spent = b.tokens - 1, true
-end
+local function spend(b) b.tokens, b.spent = b.tokens - 1, true end
 
 local function save_bucket(b)
-  redis.call('HSET', b.key, 'tokens', string.format('%.6f', b.tokens), 'at', string.format('%.0f', now_us), 'rate', b.rate)
+  local tokens, at = string.format('%.9f', b.tokens), string.format('%.0f', now_us)
+  redis.call('HSET', b.key, 'tokens', tokens, 'at', at, 'rate', b.rate)
   outlive(b.key, kept_ms(b.tokens, b.burst, b.rate))
 end
 

@@ -28,7 +28,7 @@ local function customer(id, told)
   end
   c.used = c.most > 0 and redis.call('ZCARD', c.leases) or 0
   if c.most > 0 and c.used >= c.most then recount(c) end
-  c.risen = row[3] and row[3] < c.rate or row[5] and row[5] < c.pace -- since they were written
+  c.moved = moved(row[3], c.rate) or c.pace > 0 and moved(row[5], c.pace)
   customers[id] = c
   return c
 end

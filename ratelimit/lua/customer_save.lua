@@ -8,11 +8,11 @@ local function hold_lease(c, id, deadline)
 end
 
 local function save_customer(c)
-  local fields = {'tokens', string.format('%.6f', c.tokens), 'at', string.format('%.0f', now_us), 'rate', c.rate}
+  local fields = {'tokens', string.format('%.9f', c.tokens), 'at', string.format('%.0f', now_us), 'rate', c.rate}
   local keep_ms = kept_ms(c.tokens, c.burst, c.rate)
   if c.pace > 0 then
     local n = #fields
-    fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'budget', string.format('%.3f', c.budget), 'pace', c.pace
+    fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'budget', string.format('%.6f', c.budget), 'pace', c.pace
     keep_ms = math.max(keep_ms, kept_ms(c.budget, c.pace, c.pace / 60))
   end
   for _, q in ipairs(c.quotas) do
@@ -24,19 +24,19 @@ local function save_customer(c)
   outlive(c.key, keep_ms) -- a gateway that has not heard of a quota yet must not shorten its memory
 end
 
--- note_rates(c, key, pool, tokens): those that rose since a bucket was written that is too empty now. What refuses is not
--- written, and so would go on to fill at the rate that is past until it lets somebody in: never, where that was next to
--- nothing. Spends nothing, and once for each rise.
+-- note_rates(c, key, pool, tokens): those that changed since a bucket was written that is too empty now. What refuses is
+-- not written, and would be taken to have filled at the rate of then all the while: hardly ever, where that was next to
+-- nothing, or to the brim, when the rate comes back to it. This spends nothing, and is done once for each change.
 local function note_rates(c, key, pool, tokens)
   for _, b in ipairs({pool, key}) do
-    if b.risen and b.tokens < 1 then
+    if b.moved and b.tokens < math.min(1, b.burst) then
       save_bucket(b)
-      b.risen = false
+      b.moved = false
     end
   end
-  if c.risen and (c.tokens < 1 or c.budget < math.min(tokens, c.pace)) then
+  if c.moved and (c.tokens < math.min(1, c.burst) or c.budget < math.min(tokens, c.pace)) then
     save_customer(c)
-    c.risen = false
+    c.moved = false
   end
 end
 

@@ -23,12 +23,12 @@ local function draw(id)
   return (tonumber(string.sub(id, -4), 16) or 0) / 65536
 end
 
--- shed(t, id, capacity, longest_ms) -> 'shed' or 'queue_full' with the predicted wait in ms, or nil. Who need not wait
+-- shed(t, id, capacity, longest_ms) -> 'shed' or 'predicted_wait' with the predicted wait in ms, or nil. Who need not wait
 -- is let in however little time there is: else a run that was measured slow once would keep everybody out, unmeasured.
 local function shed(t, id, capacity, longest_ms)
   local ahead = served_before(t)
   local wait_ms = capacity > 0 and ahead / capacity * 1000 or 0
   local p = math.max(probability(ahead, t.shed_depth), probability(wait_ms, t.shed_wait_ms))
   if p > draw(id) then return 'shed', wait_ms end
-  if wait_ms > 0 and wait_ms >= longest_ms then return 'queue_full', wait_ms end
+  if wait_ms > 0 and wait_ms >= longest_ms then return 'predicted_wait', wait_ms end
 end

@@ -1,5 +1,6 @@
 #!lua
--- admit: may these enter now? Each one is admitted whole or not at all; a rejection changes no key.
+-- admit: may these enter now? Each one is admitted whole or not at all; a rejection spends nothing. All that it ever
+-- writes is that a rate has changed, once, on a bucket that it found empty.
 -- Idempotent by request id: an id that is stored already is told `duplicate` and nothing is done again.
 -- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 gateway id, 3 capacity in requests/s (0 = not known),
 --   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow}, 5 packed

@@ -5,5 +5,7 @@
 -- Returns packed {remaining, reset_ms, tokens left, tokens reset_ms, in use, {{quota left, quota reset_ms}...}}.
 -- include: prelude, ratelimit/bucket, ratelimit/quota, ratelimit/customer, judging
 local key = tonumber(ARGV[5]) > 0 and bucket(P .. 'rl:key:' .. ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) or nil
-local told = verdict('', customer(ARGV[2], cmsgpack.unpack(ARGV[3])), key, 0, 0)
+local c = customer(ARGV[2], cmsgpack.unpack(ARGV[3]))
+if c.used > 0 then recount(c) end
+local told = verdict('', c, key, 0, 0)
 return cmsgpack.pack({told[2], told[3], told[7], told[8], told[9], told[10]})

@@ -159,7 +159,7 @@ async def test_a_tier_shares_one_bucket(pool: Pool) -> None:
         ({"paid": 10}, {"shed_wait_ms": 100}, 100.0, Admission.SHED),  # 10 ahead at 100/s is 100 ms
         ({"paid": 5}, {"shed_wait_ms": 100}, 100.0, Admission.ACCEPTED),
         ({"paid": 10}, {"shed_wait_ms": 100}, 0.0, Admission.ACCEPTED),  # capacity not known: nothing to predict from
-        ({"paid": 10}, {}, 5.0, Admission.QUEUE_FULL),  # 2 s predicted, 2 s allowed: it could not finish
+        ({"paid": 10}, {}, 5.0, Admission.WAIT),  # 2 s predicted, 2 s allowed: it could not finish
     ],
 )
 async def test_shedding_by_what_waits_ahead(

@@ -321,7 +321,7 @@ async def test_nobody_enters_whose_wait_leaves_no_time_to_run(pool: Pool) -> Non
     fits = await pool_admit_with_run(pool, 400)
     late = await pool_admit_with_run(pool, 600)
 
-    assert (fits.outcome, late.outcome) == (Admission.ACCEPTED, Admission.QUEUE_FULL)
+    assert (fits.outcome, late.outcome) == (Admission.ACCEPTED, Admission.WAIT)
 
 
 async def test_an_idle_pool_takes_whom_it_may_be_too_slow_for(pool: Pool) -> None:

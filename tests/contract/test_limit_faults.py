@@ -9,6 +9,7 @@ from scheduler.admission import TierLimit, Verdict
 from scheduler.batches import Outcome
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
+from scheduler.limit_state import LimitsInForce, LimitState
 from scheduler.quota_restore import CHUNK, QuotaRestore, QuotaSpent
 from scheduler.states import Admission
 
@@ -47,7 +48,7 @@ async def test_a_tier_that_had_nothing_for_a_moment_is_not_locked_out(pool: Pool
 
 
 async def test_a_raised_rate_is_obeyed_by_an_empty_bucket(pool: Pool) -> None:
-    """The customer's and the key's own: at the old rate their next request would be let in after 11 days."""
+    """At the old rate the customer's next request would be let in after 11 days."""
     await pool.client.set(pool.keys.epoch, 1)
     low, high = {"rate": 1e-6, "burst": 1.0}, {"rate": 10.0, "burst": 10.0}
     assert await outcomes(pool, 2, **low) == ["accepted", "customer_limit"]
@@ -55,6 +56,10 @@ async def test_a_raised_rate_is_obeyed_by_an_empty_bucket(pool: Pool) -> None:
     await as_if_past(pool.client, HASH, 0.5)
     assert (await outcomes(pool, 10, **high)).count("accepted") == 5
 
+
+async def test_a_raised_rate_is_obeyed_by_a_key_of_its_own(pool: Pool) -> None:
+    """The same for a key that has a limit of its own."""
+    await pool.client.set(pool.keys.epoch, 1)
     key_low, key_high = {"key_rate": 1e-6, "key_burst": 1.0}, {"key_rate": 10.0, "key_burst": 10.0}
     assert await outcomes(pool, 2, **key_low) == ["accepted", "key_limit"]
     assert await outcomes(pool, 1, **key_high) == ["key_limit"]
@@ -74,15 +79,28 @@ async def test_raised_tokens_a_minute_are_obeyed_by_an_empty_budget(pool: Pool) 
     assert told.count("accepted") == 9  # 100 tokens less the debt of 10.
 
 
-async def test_a_refusal_writes_nothing_once_the_rate_is_known(pool: Pool) -> None:
-    """Only that a rate rose is noted, once; what is left stays as it was."""
+async def test_a_rate_that_was_low_for_a_while_gives_nothing_for_it(pool: Pool) -> None:
+    """Lowered and raised again, and nobody could enter in between: it counted as if it had been high all the time."""
     await pool.client.set(pool.keys.epoch, 1)
-    await outcomes(pool, 1, rate=1e-9, burst=1.0)
-    assert await outcomes(pool, 1, rate=1e-6, burst=1.0) == ["customer_limit"]
+    low, high = {"rate": 1e-6, "burst": 20.0}, {"rate": 100.0, "burst": 20.0}
+    assert await outcomes(pool, 20, **high) == ["accepted"] * 20
+    assert await outcomes(pool, 1, **low) == ["customer_limit"]
+    await as_if_past(pool.client, HASH, 60)
+
+    assert await outcomes(pool, 1, **high) == ["customer_limit"]
+
+
+async def test_a_refusal_writes_nothing_once_the_rate_is_known(pool: Pool) -> None:
+    """Only that a rate is another one is noted, once; what is left stays as it was."""
+    await pool.client.set(pool.keys.epoch, 1)
+    limits = {"tokens_per_minute": 1e-6, "tokens": 1, "burst": 1.0}
+    await outcomes(pool, 1, rate=1e-9, **limits)
+    assert await outcomes(pool, 1, rate=1e-6, **limits) == ["customer_limit"]
     noted = await pool.client.hgetall(HASH)
 
-    assert await outcomes(pool, 3, rate=1e-6, burst=1.0) == ["customer_limit"] * 3
-    assert await outcomes(pool, 1, rate=1e-9, burst=1.0) == ["customer_limit"]  # Another gateway, not so far yet.
+    assert await outcomes(pool, 3, rate=1e-6, **limits) == ["customer_limit"] * 3
+    assert await outcomes(pool, 1, rate=1.005e-6, **limits) == ["customer_limit"]  # Another gateway, a little further.
+    assert await outcomes(pool, 1, rate=1e-6, burst=1.0) == ["customer_limit"]  # And one that knows of no tokens.
 
     assert await pool.client.hgetall(HASH) == noted
     assert float(noted[b"tokens"]) < 0.01
@@ -109,14 +127,27 @@ async def test_a_slow_bucket_is_kept_until_it_is_full(pool: Pool) -> None:
 async def test_a_debt_is_kept_until_it_is_paid(pool: Pool) -> None:
     """What was used beyond the estimate may be hours of tokens: who waits for the bucket's end is not rid of them."""
     await pool.client.set(pool.keys.epoch, 1)
-    (asked,) = submissions = [pool.submission(tokens=10, tokens_per_minute=100)]
+    (asked,) = submissions = [pool.submission(tokens=600, tokens_per_minute=600)]
     await pool.admit(submissions)
     await pool.form([("free", 1)])
     batch = await pool.claim_next()
 
     await pool.batches.finish(batch.batch_id, batch.token, [Outcome(asked.id, "", 50.0, 60_000, "v1", "x")])
 
-    assert await pool.client.pttl(HASH) >= 10 * HOUR_MS  # 600 minutes of 100.
+    assert await pool.client.pttl(HASH) >= 1.6 * HOUR_MS  # 99 minutes of 600.
+
+
+async def test_a_backend_that_counts_nonsense_shuts_nobody_out_for_days(pool: Pool) -> None:
+    """A hundred times the estimate is the most that is believed."""
+    await pool.client.set(pool.keys.epoch, 1)
+    (asked,) = submissions = [pool.submission(tokens=10, tokens_per_minute=100)]
+    await pool.admit(submissions)
+    await pool.form([("free", 1)])
+    batch = await pool.claim_next()
+
+    await pool.batches.finish(batch.batch_id, batch.token, [Outcome(asked.id, "", 50.0, 2**53, "v1", "x")])
+
+    assert float(await pool.client.hget(HASH, "budget")) == pytest.approx(90 - 990, abs=1)
 
 
 async def test_what_is_known_of_quotas_outlives_a_view_without_them(pool: Pool) -> None:
@@ -162,22 +193,17 @@ async def test_a_bucket_that_cannot_be_added_to_keeps_no_answer_back(pool: Pool)
 
 async def test_many_ends_of_one_customer_in_one_call(pool: Pool) -> None:
     """More than Lua can hand to one command: all their places are free."""
-    ids = []
-    for _ in range(34):
-        ids += await pool.queue(250, "paid") if len(ids) < 1000 else []
-    stand_ins = {f"req_{n}": 9e15 for n in range(8200)}
-    await pool.client.zadd(LEASES, stand_ins)
-    for n in range(0, 8200, 4100):
-        pipe = pool.client.pipeline(transaction=False)
-        for request_id in list(stand_ins)[n : n + 4100]:
-            row = {"state": "queued", "tier": "free", "gw": "g1", "cust": "customer", "nonce": "", "at": 1, "dl": 9e15, "qdl": 9e15}
-            pipe.hset(pool.keys.request(request_id), mapping=row)
-            pipe.pexpire(pool.keys.request(request_id), 60_000)
-        await pipe.execute()
+    (asked,) = await pool.queue(1)
+    ids = [f"req_{n}" for n in range(8200)]
+    await pool.client.zadd(LEASES, dict.fromkeys(ids, 9e15))
+    pipe = pool.client.pipeline(transaction=False)
+    for request_id in ids:
+        pipe.copy(pool.keys.request(asked), pool.keys.request(request_id))
+    await pipe.execute()
 
-    await pool.endings.cancel([(request_id, ErrorCode.CANCELLED) for request_id in stand_ins])
+    await pool.endings.cancel([(request_id, ErrorCode.CANCELLED) for request_id in ids])
 
-    assert await pool.client.zcard(LEASES) == len(ids)
+    assert await pool.client.zrange(LEASES, 0, -1) == [asked.encode()]
 
 
 async def test_places_of_expired_leases_are_free_within_one_call(pool: Pool) -> None:
@@ -187,6 +213,15 @@ async def test_places_of_expired_leases_are_free_within_one_call(pool: Pool) -> 
 
     assert await outcomes(pool, 4, max_concurrency=3) == ["accepted"] * 3 + ["concurrency"]
     assert await pool.client.zcard(LEASES) == 3
+
+
+async def test_a_look_counts_no_expired_lease(pool: Pool) -> None:
+    """People who ask are told who is under way, not who once was."""
+    await pool.queue(2)
+    await pool.client.zadd(LEASES, {"gone": 1})
+    limits = LimitsInForce(customer_id="customer", rate=1.0, burst=1.0, max_concurrency=9)
+
+    assert (await LimitState(pool.client, pool.keys).read(limits)).in_use == 2
 
 
 async def test_who_has_spent_two_quotas_is_told_the_later_end(pool: Pool) -> None:
@@ -215,7 +250,7 @@ async def test_a_redis_that_is_emptied_while_it_is_told_is_told_again(pool: Pool
     """The first part went to the one before: only the last one said that it was all."""
 
     class Emptied(QuotaRestore):
-        async def _tell_some(self, chunk: Any, told: str) -> int:
+        async def _tell_some(self, chunk: Any, told: bytes) -> int:
             raised = await super()._tell_some(chunk, told)
             if not told:
                 await pool.client.flushall()

@@ -15,7 +15,7 @@ from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.snapshot import Identity
 from pool import Pool, done
 from scheduler.admission import Submission
-from scheduler.errors import ErrorCode
+from scheduler.errors import ErrorCode, RequestError
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, TierStats
 from scheduler.request_id import new_request_id
@@ -80,7 +80,7 @@ async def refuse(pool: Pool, customer_id: str, *codes: ErrorCode) -> list[str]:
     refusals, ids = Refusals(), [new_request_id() for _ in codes]
     for request_id, code in zip(ids, codes, strict=True):
         (verdict,) = await pool.admit([submission(pool, customer_id, rate=1e-9, burst=1e-9)])
-        refusals.note(request_id, identity, code, verdict, 0.4)
+        refusals.note(request_id, identity, RequestError(code), verdict, 0.4)
     await pool.presence.gateway_beat(stats(), refusals.drain())
     return ids
 

@@ -14,7 +14,7 @@ from gateway.inference import Inference
 from integration.gateway_fixtures import Stack, running_stack, tier
 from scheduler.admission import Verdict
 from scheduler.batches import Outcome
-from scheduler.errors import ErrorCode
+from scheduler.errors import ErrorCode, RequestError
 from scheduler.states import Admission
 
 DAY_MS = 86_400_000
@@ -219,9 +219,11 @@ async def test_who_was_refused_and_why_is_noted(stack: Stack) -> None:
     """Whoever explains refusals hears of those that were kept out, and of nothing else."""
     noted: list[tuple[str, str, ErrorCode, str]] = []
 
-    def note(request_id: str, identity: IdentityView, code: ErrorCode, verdict: Verdict | None, factor: float) -> None:
+    def note(
+        request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
+    ) -> None:
         assert factor == 1.0
-        noted.append((request_id, identity.customer_id, code, verdict.outcome if verdict else ""))
+        noted.append((request_id, identity.customer_id, error.code, verdict.outcome if verdict else ""))
 
     handlers = stack.gateway._routes._exact["/v1/inference"]
     inference = handlers["POST"]

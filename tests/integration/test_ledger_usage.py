@@ -26,22 +26,31 @@ NOON = datetime(2026, 3, 15, 12, tzinfo=UTC)
 async def acme(db: Connection) -> str:
     """The id of a customer `acme` in the tier paid."""
     customer: str = await db.fetchval("INSERT INTO customers (name, tier) VALUES ('acme', 'paid') RETURNING id::text")
+    await db.execute("INSERT INTO models (name, pool) VALUES ('tiny', 'default'), ('large', 'second')")
     return customer
 
 
 async def ask(
-    db: Connection, customer: str, at: datetime, status: str = "completed", code: str | None = None, tokens: int = 10
+    db: Connection,
+    customer: str,
+    at: datetime,
+    status: str = "completed",
+    code: str | None = None,
+    *,
+    tokens: int = 10,
+    model: str = "tiny",
 ) -> None:
     """One row of the audit."""
     await db.execute(
-        "INSERT INTO requests (id, created_at, customer_id, tier, status, error_code, tokens_used) "
-        "VALUES ($1, $2, $3, 'paid', $4, $5, $6)",
+        "INSERT INTO requests (id, created_at, customer_id, tier, model, status, error_code, tokens_used) "
+        "VALUES ($1, $2, $3, 'paid', $7, $4, $5, $6)",
         f"req_{next(NUMBERS):032x}",
         at,
         customer,
         status,
         code,
         tokens,
+        model,
     )
 
 
@@ -110,6 +119,17 @@ async def test_what_was_spent_of_each_quota_is_counted_in_its_present_window(db:
         Spent(acme, "1month", datetime(2026, 3, 1, tzinfo=UTC), 8),
         Spent(acme, "2hour", NOON, 3),
     ]
+
+
+async def test_each_pool_counts_for_itself(db: Connection, acme: str) -> None:
+    """Redis counts in each pool apart, so what ran in another is not charged here."""
+    await db.execute("INSERT INTO quotas (customer_id, quota) VALUES ($1::text::uuid, '100/day')", acme)
+    for model in ("tiny", "large", "large"):
+        await ask(db, acme, NOON, model=model)
+    known = await load(db)
+
+    assert [one.requests for one in await quota_spent(db, known, now=NOON)] == [1]
+    assert [one.requests for one in await quota_spent(db, known, pool="second", now=NOON)] == [2]
 
 
 async def test_windows_are_those_in_which_redis_counts(client: Redis) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -135,7 +136,7 @@ POLICY = BatchPolicy(20, 40.0, 4, 1000.0, SHARES)
 
 
 def test_bug_23_starvation_under_strict_order() -> None:
-    """Strict priority starves the last tier for ever (sidekiq #112); here it keeps its share, and more once it is old."""
+    """Strict priority starves the last tier for ever (sidekiq #112); here it keeps its share, and has one once it is old."""
     flood = {"enterprise": Waiting(10_000, 100.0), "paid": Waiting(0, 0.0), "free": Waiting(1000, 100.0)}
     credit: dict[str, float] = {}
     given = 0
@@ -144,9 +145,11 @@ def test_bug_23_starvation_under_strict_order() -> None:
         given += dict(picks).get("free", 0)
     assert given == pytest.approx(0.10 * 50 * 20, rel=0.05)
 
-    aged = flood | {"free": Waiting(1000, 1500.0)}
-    picks, _ = choose(aged, POLICY, {})
-    assert dict(picks)["free"] >= 5
+    promised_nothing = replace(POLICY, tiers=[replace(tier, guaranteed_share=0.0) for tier in POLICY.tiers])
+    picks, _ = choose(flood, promised_nothing, {})
+    assert "free" not in dict(picks)
+    picks, _ = choose(flood | {"free": Waiting(1000, 1500.0)}, promised_nothing, {})
+    assert dict(picks)["free"] == 1  # A twentieth of 20.
 
 
 async def test_bug_24_inversion_by_batches_that_are_formed(pool: Pool) -> None:

@@ -1,6 +1,7 @@
 """Error answers: body, retry headers and jitter, for every code that there is."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -161,6 +162,7 @@ def test_problem_details_are_for_those_who_name_them(accept: list[str], expected
         # Never less: its jitter must spread those who come back.
         (Admission.SHED, False, ErrorCode.SHED_FOR_PRIORITY, 100),
         (Admission.QUEUE_FULL, True, ErrorCode.QUEUE_FULL, 100),
+        (Admission.WAIT, True, ErrorCode.QUEUE_FULL, 100),
         (Admission.BACKPRESSURE, False, ErrorCode.BACKPRESSURE, 70),
     ],
 )
@@ -173,10 +175,25 @@ def test_refusals_of_admission_have_their_codes(
     assert (error.code, error.retry_after_ms) == (code, retry_ms)
 
 
-@pytest.mark.parametrize("outcome", [Admission.SHED, Admission.QUEUE_FULL, Admission.TIER_LIMIT])
+@pytest.mark.parametrize("outcome", [Admission.SHED, Admission.QUEUE_FULL, Admission.WAIT, Admission.TIER_LIMIT])
 def test_those_who_stand_in_line_are_told_how_fast_it_moves(outcome: Admission) -> None:
     """Twenty wait and ten a second are answered: come back in two seconds."""
     assert refusal(Verdict(outcome, 0.0, 0, 70, 20), base_limit_allows=False, drain_rps=10.0).retry_after_ms == 2000
+
+
+@pytest.mark.parametrize(
+    ("pressure", "retry_ms"), [(0.5, 250), (1.0, 250), (2.0, 500), (10.0, 2500), (math.inf, 30_000)]
+)
+def test_a_crowd_at_a_full_bucket_is_told_to_come_so_much_rarer(pressure: float, retry_ms: int) -> None:
+    """Ten times what fits: ten times as long, or obedient clients would come back four times a second each."""
+    told = refusal(Verdict(Admission.TIER_LIMIT, 0.0, 0, 5, 0), base_limit_allows=False, pressure=pressure)
+
+    assert told.retry_after_ms == retry_ms
+
+
+def test_a_wait_that_is_too_long_is_not_called_a_full_queue() -> None:
+    """The code is the contract's, the sentence says what it was."""
+    assert "predicted wait" in refusal(Verdict(Admission.WAIT, 0.0, 0, 70, 3), base_limit_allows=False).message
 
 
 def test_a_tiny_lowered_rate_is_not_taken_for_a_promise() -> None:

@@ -74,7 +74,7 @@ def test_each_limit_is_an_item_of_its_own() -> None:
     sent = dict(rate_headers(all_of_them, left))
 
     assert sent["RateLimit-Policy"] == (
-        '"requests";q=20;w=2, "tokens";q=6000;w=60, "concurrency";q=5;qu="concurrent-requests", '
+        '"requests";q=20;w=2, "tokens";q=6000;qu="tokens";w=60, "concurrency";q=5;qu="concurrent-requests", '
         '"day";q=1000;w=86400, "2months";q=9;w=5356800, "hour";q=50;w=3600'
     )
     assert sent["RateLimit"] == (

@@ -2,10 +2,11 @@
 
 import pytest
 
+from gateway.faults import Refusal as Told
 from gateway.refusals import Refusals
 from ledger.snapshot import Identity
 from scheduler.admission import Verdict
-from scheduler.errors import ErrorCode
+from scheduler.errors import ErrorCode, RequestError
 from scheduler.refusals import Refusal
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
@@ -23,7 +24,7 @@ def verdict(outcome: Admission, quotas: tuple[tuple[int, int], ...] = ()) -> Ver
 
 def note(refusals: Refusals, customer_id: str, times: int = 1, code: ErrorCode = RATE) -> None:
     for _ in range(times):
-        refusals.note(new_request_id(), identity(customer_id), code, None, 1.0)
+        refusals.note(new_request_id(), identity(customer_id), RequestError(code), None, 1.0)
 
 
 def counted(drained: list[Refusal]) -> dict[str, tuple[int, int]]:
@@ -37,7 +38,8 @@ def test_what_was_in_force_is_kept() -> None:
     """The base limits by the factor, a burst of at least one, and the state that admission answered with."""
     refusals = Refusals()
     request_id = new_request_id()
-    refusals.note(request_id, identity(), ErrorCode.REDUCED_CAPACITY, verdict(Admission.CUSTOMER_LIMIT), 0.4)
+    error = RequestError(ErrorCode.REDUCED_CAPACITY)
+    refusals.note(request_id, identity(), error, verdict(Admission.CUSTOMER_LIMIT), 0.4)
 
     assert refusals.drain() == [
         Refusal(
@@ -79,7 +81,7 @@ def test_the_quota_that_refused_is_named(
     """The first one with nothing left, as admission judges; none where no quota refused."""
     refusals = Refusals()
     customer = identity(quotas=(("1day", 10), ("1month", 99)))
-    refusals.note(new_request_id(), customer, ErrorCode.QUOTA_EXCEEDED, verdict(outcome, left), 1.0)
+    refusals.note(new_request_id(), customer, RequestError(ErrorCode.QUOTA_EXCEEDED), verdict(outcome, left), 1.0)
 
     (kept,) = refusals.drain()
 
@@ -141,3 +143,13 @@ def test_draining_leaves_nothing_behind() -> None:
     assert refusals.drain() == []
     note(refusals, "b", 8)
     assert counted(refusals.drain()) == {"b": (8, 0)}
+
+
+def test_the_wait_is_the_one_that_the_client_was_told() -> None:
+    """Not the raw one of admission, which the gateway may have made longer."""
+    refusals = Refusals()
+    told = Told(ErrorCode.REDUCED_CAPACITY, retry_after_ms=2500)
+    refusals.note(new_request_id(), identity(), told, verdict(Admission.TIER_LIMIT), 0.4)
+
+    (kept,) = refusals.drain()
+    assert kept.retry_after_ms == 2500

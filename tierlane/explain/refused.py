@@ -29,6 +29,9 @@ _LIMITS: dict[str, _Words] = {
     ),
     Admission.TIER_LIMIT: lambda r: f"the share of tier {r.tier} in the present capacity, which was used up",
     Admission.SHED: lambda r: f"shedding: {count(r.depth, 'request')} waited in tier {r.tier}",
+    Admission.WAIT: lambda r: (
+        f"the predicted wait: {count(r.depth, 'request')} waited in tier {r.tier}, and others before it"
+    ),
     Admission.QUEUE_FULL: lambda r: f"the queue cap of tier {r.tier}: {count(r.depth, 'request')} waited in it",
     Admission.BACKPRESSURE: lambda _: "the memory limit of Redis",
     Admission.TOO_LATE: lambda _: "its deadline: it had passed before the request could be judged",
@@ -51,6 +54,7 @@ _ADVICE: dict[str, str] = {
     Admission.QUOTA: "Wait until the quota starts anew, or raise it; a raised one keeps what was spent.",
     Admission.TIER_LIMIT: "Try again later: more GPUs, or less demand of the tiers above, make room.",
     Admission.SHED: "Try again later, or serve it in a higher tier; more GPUs drain the queue faster.",
+    Admission.WAIT: "Try again later; with a longer max_queue_ms it would have waited, up to its deadline.",
     Admission.QUEUE_FULL: "Try again later; a tier that is often full needs more GPUs or a larger max_queue_depth.",
     Admission.BACKPRESSURE: "Try again later; if it lasts, raise Redis' maxmemory or find out what does not drain.",
     Admission.TOO_LATE: "Send a new request; if it happens often, Redis or its network stalls.",

@@ -78,7 +78,7 @@ async def _run_loops(
         settings.reap_ms,
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
-    quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
+    quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot, settings.pool)
     async with asyncio.TaskGroup() as group:
         loops = [group.create_task(loop()) for loop in (waker.run, dispatcher.run, caretaker.run, quotas.run)]
         group.create_task(auditor.run())
