@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 
 from pool import TIERS, WIDE, Pool, done
