@@ -19,7 +19,7 @@ from gateway.standing import Standing
 from ledger.usage import Usage
 from scheduler.limit_state import LimitsInForce
 
-LOOK_KEPT_S = 0.2
+LOOK_KEPT_S = 0.02  # Against hot loops only: other gateways spend meanwhile, of which nothing is known here.
 USAGE_KEPT_S = 10.0
 SORRY_S = 2.0
 LOOK_TIMEOUT_S = 0.5
@@ -82,15 +82,13 @@ class Me:
         await self._usage.close()
 
     async def _left(self, identity: IdentityView, limits: Effective) -> tuple[Left, bool]:
-        """What is left, and whether Redis said so just now."""
+        """What is left, and whether Redis said so just now: by a look, or by a verdict that came after a look kept."""
         found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits))
-        if found.value is None:
-            return self._parts.standing.left(identity, limits), False
-        self._parts.standing.looked(identity, found.value)
-        return Left.of(found.value), True
+        return self._parts.standing.left(identity, limits), found.value is not None
 
     async def _read(self, identity: IdentityView, limits: Effective) -> LimitLook:
-        return await self._parts.read_limits(
+        """Look, and note what was seen once: noted again later it would undo what verdicts have told since."""
+        look = await self._parts.read_limits(
             LimitsInForce(
                 customer_id=identity.customer_id,
                 key_id=identity.key_id,
@@ -103,6 +101,8 @@ class Me:
                 key_burst=limits.key_burst,
             )
         )
+        self._parts.standing.looked(identity, look)
+        return look
 
     async def _usage_document(self, identity: IdentityView) -> dict[str, Any]:
         find = self._parts.find_usage

@@ -47,7 +47,7 @@ def build_submission(
         trace_id=trace,
         idempotency=value,
         fingerprint=fingerprint,
-        tokens=token_estimate(payload, input_bytes),
+        tokens=_charged(token_estimate(payload, input_bytes), limits.tokens_per_minute),
         max_concurrency=limits.max_concurrency,
         tokens_per_minute=limits.tokens_per_minute,
         quotas=limits.quotas,
@@ -60,6 +60,11 @@ def build_submission(
 def token_estimate(payload: Payload, input_bytes: int) -> int:
     """Tokens that the request is charged until it is known what it used: a quarter of its bytes, and all it may write."""
     return math.ceil(input_bytes / BYTES_PER_TOKEN) + _output_tokens(payload)
+
+
+def _charged(estimate: int, tokens_per_minute: float) -> int:
+    """At most a whole minute: one that asks for all there is and is then cancelled would shut its customer out for days."""
+    return min(estimate, max(1, int(tokens_per_minute))) if tokens_per_minute else estimate
 
 
 def _output_tokens(payload: Payload) -> int:

@@ -8,12 +8,15 @@ from functools import cache
 from typing import Any
 
 import jwt
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from gateway.jwt_config import JwtConfig
 from gateway.jwt_keys import KeySet, parse_jwks
+from gateway.jwt_verifier import JwtVerifier
 from ledger.snapshot import Customer, Snapshot
+from scheduler.errors import ErrorCode, RequestError
 
 ISSUER = "https://issuer.example"
 AUDIENCE = "tierlane"
@@ -135,3 +138,11 @@ class LiteralCustomers:
 
     def knows_all(self, now: float) -> bool:
         return self.all_known
+
+
+def refused(verifier: JwtVerifier, text: str, now: float = NOW) -> str:
+    """The message with which a token is refused as not valid."""
+    with pytest.raises(RequestError) as error:
+        verifier.verify(text, now)
+    assert error.value.code is ErrorCode.INVALID_API_KEY
+    return error.value.message

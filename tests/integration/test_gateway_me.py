@@ -44,6 +44,7 @@ class Page:
     catalog: LiteralCatalog
     limits: LiveLimits
     standing: Standing
+    me: Me
     asked: list[str] = field(default_factory=list)
     usage: Callable[[], Usage] = lambda: USAGE
     redis_away: bool = False
@@ -79,7 +80,7 @@ async def serving(client: Redis) -> AsyncIterator[Page]:
     runner, port = await serve(EdgeServer(routes, Faults(lambda: 0.0), Doors(), config), config)
     try:
         async with aiohttp.ClientSession() as http:
-            page = Page(f"http://127.0.0.1:{port}", http, catalog, limits, standing)
+            page = Page(f"http://127.0.0.1:{port}", http, catalog, limits, standing, me)
             yield page
     finally:
         await me.close()
@@ -94,7 +95,7 @@ async def page(client: Redis) -> AsyncIterator[Page]:
 
 
 async def spend(page: Page, client: Redis, count: int) -> None:
-    """Let so many requests of the free customer in."""
+    """Let so many requests of the free customer in, through this gateway."""
     snapshot = page.catalog.snapshot
     assert snapshot is not None
     identity = snapshot.keys[page.catalog.keys["free"].id].identity
@@ -102,7 +103,10 @@ async def spend(page: Page, client: Redis, count: int) -> None:
     payload = Payload("tiny", "hell", {})
     limits = effective(identity)
     asked = [build_submission(pool.submission().id, identity, payload, limits, total_ms=4000) for _ in range(count)]
-    assert {verdict.outcome for verdict in await pool.admit(asked)} == {"accepted"}
+    verdicts = await pool.admit(asked)
+    assert {verdict.outcome for verdict in verdicts} == {"accepted"}
+    for submission, verdict in zip(asked, verdicts, strict=True):
+        page.standing.judged(identity, submission, verdict)
 
 
 async def test_it_says_who_and_what_is_left(page: Page, client: Redis) -> None:
@@ -159,6 +163,20 @@ async def test_asking_spends_nothing(page: Page, client: Redis) -> None:
 
     assert seen == {9}
     assert (status, headers["x-ratelimit-remaining-requests"]) == (200, "9")
+
+
+async def test_what_was_spent_since_a_look_is_told(page: Page, client: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that is kept takes back nothing of what admission said after it, here and in other answers' headers."""
+    page.catalog.set(key={"requests_per_second": 0.001, "burst": 40.0, "quotas": DAY})
+    monkeypatch.setattr(page.me._looks, "_keep_s", 60.0)
+    left = []
+    for _ in range(3):
+        await spend(page, client, 1)
+        _, document, headers = await page.get()
+        assert headers["x-ratelimit-remaining-requests"] == str(document["remaining"]["requests"])
+        left.append((document["remaining"]["requests"], document["remaining"]["quotas"][0]["remaining"]))
+
+    assert left == [(9, 99), (8, 98), (7, 97)]
 
 
 async def test_lowered_limits_have_their_reason(page: Page) -> None:

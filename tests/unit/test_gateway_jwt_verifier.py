@@ -1,6 +1,5 @@
 """Only a token that the trusted issuer signed for us, and that is valid now, is good. Attacks by name."""
 
-import base64
 import contextlib
 import json
 from typing import Any
@@ -10,7 +9,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jwt_claims import Claims
 from gateway.jwt_verifier import JwtVerifier
 from jwt_issuer import (
     AUDIENCE,
@@ -22,12 +20,12 @@ from jwt_issuer import (
     config,
     hmac_token,
     jwk,
-    jwks,
     private_key,
+    refused,
     signed_text,
     token,
 )
-from scheduler.errors import ErrorCode, RequestError
+from scheduler.errors import RequestError
 
 HEADER = '{"alg":"ES256","kid":"ES256-0"}'
 
@@ -42,14 +40,6 @@ def source() -> LiteralSource:
 def verifier(source: LiteralSource) -> JwtVerifier:
     """What is tested."""
     return JwtVerifier(config(), source)
-
-
-def refused(verifier: JwtVerifier, text: str, now: float = NOW) -> str:
-    """The message with which a token is refused as not valid."""
-    with pytest.raises(RequestError) as error:
-        verifier.verify(text, now)
-    assert error.value.code is ErrorCode.INVALID_API_KEY
-    return error.value.message
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
@@ -293,118 +283,3 @@ def test_a_jwt_inside_a_jwt_is_not_opened(verifier: JwtVerifier) -> None:
     header = '{"alg":"ES256","kid":"ES256-0","cty":"JWT"}'
 
     assert "well-formed" in refused(verifier, signed_text(header, token()))
-
-
-def test_a_token_without_a_kid_is_taken_where_one_key_fits(verifier: JwtVerifier, source: LiteralSource) -> None:
-    """With two it would be a guess."""
-    without = token(headers={"kid": None})
-    assert verifier.verify(without, NOW)
-
-    source.set(jwk("ES256"), jwk("ES256", 1))
-
-    assert "key" in refused(verifier, without)
-    assert source.wishes == 0
-
-
-@pytest.mark.parametrize("kid", ["../../etc/passwd", "ES256-0\x00", "' OR 1=1", "x" * 3000, ""])
-def test_an_unknown_key_is_refused_and_asked_for(verifier: JwtVerifier, source: LiteralSource, kid: str) -> None:
-    """The name is only ever compared."""
-    assert "key" in refused(verifier, token(headers={"kid": kid}))
-    assert source.wishes == 1
-
-
-def test_a_kid_that_is_no_text_is_refused(verifier: JwtVerifier) -> None:
-    """Lists and numbers name no key."""
-    for kid in (7, ["ES256-0"], {"a": 1}, True):
-        header = json.dumps({"alg": "ES256", "kid": kid})
-        assert "well-formed" in refused(verifier, signed_text(header, json.dumps(claims())))
-
-
-def test_while_the_key_set_is_away_an_unknown_key_may_be_a_new_one(
-    verifier: JwtVerifier, source: LiteralSource
-) -> None:
-    """503, as for an API key while PostgreSQL is away; known keys go on."""
-    source.problem = "The JWKS at https://issuer.example/keys does not answer."
-
-    with pytest.raises(RequestError) as error:
-        verifier.verify(token(number=1), NOW)
-
-    assert error.value.code is ErrorCode.CATALOG_UNAVAILABLE
-    assert verifier.verify(token(), NOW)
-
-
-def test_without_a_key_set_nothing_can_be_said(verifier: JwtVerifier, source: LiteralSource) -> None:
-    """Also of tokens that were good before: the set may be gone because its keys leaked."""
-    verifier.verify(token(), NOW)
-    source.keys = None
-
-    with pytest.raises(RequestError) as error:
-        verifier.verify(token(), NOW)
-
-    assert error.value.code is ErrorCode.CATALOG_UNAVAILABLE
-
-
-def test_a_remembered_token_expires_all_the_same(verifier: JwtVerifier) -> None:
-    """It was good when it was seen first."""
-    text = token()
-    assert verifier.verify(text, NOW)
-    assert verifier.verify(text, NOW + 609)
-    assert len(verifier) == 1
-
-    assert "expired" in refused(verifier, text, NOW + 610)
-    assert len(verifier) == 0
-
-
-def test_a_token_whose_key_is_taken_out_is_refused_from_then_on(verifier: JwtVerifier, source: LiteralSource) -> None:
-    """Also where it was remembered."""
-    text = token()
-    assert verifier.verify(text, NOW)
-
-    source.set(jwk("ES256", 1))
-
-    assert "key" in refused(verifier, text)
-    assert verifier.verify(token(number=1), NOW)
-
-
-def test_a_key_that_was_replaced_under_its_name_no_longer_verifies(
-    verifier: JwtVerifier, source: LiteralSource
-) -> None:
-    """The remembered verdict was about another key."""
-    text = token()
-    assert verifier.verify(text, NOW)
-
-    source.set(jwk("ES256", 1, kid="ES256-0"))
-
-    assert "signature" in refused(verifier, text)
-
-
-def test_the_memory_of_good_tokens_is_bounded_and_bad_ones_do_not_enter(source: LiteralSource) -> None:
-    """The oldest goes; nobody can flush it with nonsense."""
-    verifier = JwtVerifier(config(max_cached=3), source)
-    texts = [token("EdDSA", sub=f"customer-{number}") for number in range(5)]
-    for text in texts:
-        verifier.verify(text, NOW)
-    for number in range(10):
-        refused(verifier, token("EdDSA", number=1, sub=f"customer-{number}"))
-
-    assert len(verifier) == 3
-    assert [verifier.verify(text, NOW).customer for text in texts] == [f"customer-{number}" for number in range(5)]
-
-
-def test_nothing_of_a_remembered_token_is_kept(verifier: JwtVerifier) -> None:
-    """Only its hash, and what it said."""
-    text = token()
-    verifier.verify(text, NOW)
-
-    kept = verifier._good
-    assert [len(name) for name in kept] == [32]
-    assert isinstance(next(iter(kept.values())), Claims)
-    assert text not in repr(kept)
-    assert base64.b64encode(text.encode()).decode() not in repr(kept)
-
-
-def test_the_issuers_default_keys_are_what_the_tests_think(source: LiteralSource) -> None:
-    """Three, so that a confusion has something to confuse."""
-    assert source.keys is not None
-    assert len(source.keys) == 3
-    assert b'"kty": "EC"' in jwks()

@@ -51,6 +51,14 @@ def test_a_submission_carries_the_limits_in_force() -> None:
     assert decode_payload(asked.body) == payload
 
 
+@pytest.mark.parametrize(("tokens_per_minute", "charged"), [(600, 300), (None, 2**31 + 2), (1, 1)])
+def test_a_wish_for_all_there_is_costs_a_minute_at_most(tokens_per_minute: int | None, charged: int) -> None:
+    """A request that is cancelled stays charged: its customer is out for a minute then, not for days."""
+    who, greedy = identity(tokens_per_minute=tokens_per_minute), Payload("tiny", "hello", {"max_tokens": 10**18})
+
+    assert build_submission("req_1", who, greedy, effective(who, 0.5), total_ms=1).tokens == charged
+
+
 def test_an_idempotency_key_is_named_within_its_customer() -> None:
     """What it is called begins with the customer, so that nobody meets another's."""
     who = identity()
