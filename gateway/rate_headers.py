@@ -14,6 +14,7 @@ from gateway.effective import Effective, Left
 
 REQUESTS, TOKENS, CONCURRENCY = "requests", "tokens", "concurrency"
 TOKEN_WINDOW_S = 60
+MOST = 10**15 - 1  # An integer of a structured field has 15 digits: with one more, clients may drop the whole field.
 # Months and years are the calendar's: the longest is announced, so that nobody who paces by it runs out early.
 _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 * 86_400, "year": 366 * 86_400}
 
@@ -55,8 +56,8 @@ def rate_headers(limits: Effective, left: Left) -> Headers:
 @lru_cache(maxsize=4096)
 def _fixed(limits: Effective) -> _Fixed:
     rate, burst = limits.told_rate, limits.told_burst
-    requests, tokens = max(1, int(burst)), int(limits.tokens_per_minute)
-    window_s = max(1, math.ceil(burst / rate)) if rate > 0 else 1
+    requests, tokens = max(1, int(burst)), int(min(MOST, limits.tokens_per_minute))
+    window_s = max(1, math.ceil(min(MOST, burst / rate))) if rate > 0 else 1
     policies = [f'"{REQUESTS}";q={requests};w={window_s}']
     headers = [("x-ratelimit-limit-requests", str(requests))]
     if tokens:
