@@ -140,4 +140,4 @@ def _refilled(level: float, rate: float, size: float, elapsed_s: float) -> tuple
     level = min(size, level + max(0.0, elapsed_s) * rate)
     if level >= size:
         return level, 0
-    return level, min(DAY_MS, int((size - level) / rate * 1000)) if rate > 0 else DAY_MS
+    return level, int(min(DAY_MS, (size - level) / rate * 1000)) if rate > 0 else DAY_MS

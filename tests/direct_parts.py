@@ -23,8 +23,8 @@ from scheduler.direct import (
 from scheduler.payload import decode_payload
 
 
-def waiting(request_id: str, started: float = 0.0, **changes: Any) -> Waiter:
-    """A request that waits for its answer; `changes` go into its submission."""
+def submission(request_id: str = "req", **changes: Any) -> Submission:
+    """A request of a customer that no limit of its own stops soon."""
     fields: dict[str, Any] = {
         "id": request_id,
         "tier": "free",
@@ -39,7 +39,12 @@ def waiting(request_id: str, started: float = 0.0, **changes: Any) -> Waiter:
         "burst": 100.0,
         "body": b"",
     }
-    return Waiter(Submission(**fields | changes), started, asyncio.get_running_loop().create_future())
+    return Submission(**fields | changes)
+
+
+def waiting(request_id: str, started: float = 0.0, **changes: Any) -> Waiter:
+    """A request that waits for its answer; `changes` go into its submission."""
+    return Waiter(submission(request_id, **changes), started, asyncio.get_running_loop().create_future())
 
 
 Serve = Callable[[DirectItem], Outcome | None]

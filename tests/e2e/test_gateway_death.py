@@ -6,11 +6,8 @@ What it had queued is dropped before the GPU and closed in the audit; what it ha
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +15,14 @@ import aiohttp
 import asyncpg
 import pytest
 
+from admin import sql
 from eventually import eventually
 from faults import busy_worker
-from ledger.postgres import asyncpg_dsn
 from scheduler.batches import GATEWAY_GONE_MS
 from scheduler.connections import command_client
 from scheduler.keys import Keys
-from stack import Stack, free_port, start_stack
+from second_gateway import second_gateway
+from stack import Stack, start_stack
 
 TIERS = ("enterprise", "paid", "free")
 
@@ -35,50 +33,6 @@ def slow_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     options = ("--backend", "simulated:250", "--workers", "1", "--max-batch-size", "4")
     with start_stack(tmp_path_factory.mktemp("slow"), *options) as stack:
         yield stack
-
-
-def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
-    seen = stack.read()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")} | {
-        "TIERLANE_REDIS_URL": seen["redis_url"],
-        "TIERLANE_DATABASE_URL": seen["database_url"],
-        "TIERLANE_SERVICE_TOKEN": seen["service_token"],
-        "TIERLANE_PORT": str(port),
-        "TIERLANE_DATA_DIR": str(home / "second"),
-    }
-    with (home / "second.log").open("wb") as output:
-        command = [sys.executable, "-P", "-m", "tierlane", "gateway"]
-        return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-
-
-@asynccontextmanager
-async def second_gateway(stack: Stack, home: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
-    """Another gateway on the same Redis and PostgreSQL: its process and its address."""
-    port = free_port()
-    process = _start(stack, home, port)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        await eventually(lambda: _ready(url), "the second gateway is ready", 30.0)
-        yield process, url
-    finally:
-        process.kill()
-        process.wait()
-
-
-async def _ready(url: str) -> bool:
-    try:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
-            return answer.status == 200
-    except aiohttp.ClientError:
-        return False
-
-
-async def sql(stack: Stack, query: str, *values: object) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
-    try:
-        return await connection.fetch(query, *values)
-    finally:
-        await connection.close()
 
 
 async def ask(stack: Stack, url: str, tier: str, key: str) -> tuple[int, dict[str, Any], bool]:

@@ -13,12 +13,12 @@ import pytest
 from redis.asyncio import Redis
 
 from admin import LIMIT, NewCustomer, add_customer, announced, known, sql
-from e2e.test_gateway_death import second_gateway
 from eventually import eventually
 from scheduler.connections import command_client
 from scheduler.keys import Keys
 from scheduler.observation import WorkerBeat
 from scheduler.presence import Presence
+from second_gateway import second_gateway
 from stack import Stack, start_stack
 
 LONG_MS = "30000"

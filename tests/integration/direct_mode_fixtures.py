@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from direct_parts import FakeEndpoint
+from direct_parts import FakeEndpoint, endpoints
 from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
 from pool import Pool
@@ -56,6 +56,17 @@ async def direct_stack(
         yield stack
 
 
+@asynccontextmanager
+async def direct_already(
+    client: Redis, redis_url: str, home: Path, outage: Outage, **changes: Any
+) -> AsyncIterator[tuple[Stack, FakeEndpoint]]:
+    """The same with one door, once Redis is away and a first request was served past it."""
+    async with endpoints("serve") as doors, direct_stack(client, redis_url, home, doors, **changes) as stack:
+        outage.begin()
+        await stack.infer(tier_name="enterprise")
+        yield stack, doors[0]
+
+
 def knows(stack: Stack, doors: int) -> bool:
     seen = stack.gateway.beat.observation
     return seen is not None and sum(bool(worker.direct) for worker in seen.workers) == doors
@@ -70,6 +81,18 @@ async def back(stack: Stack) -> None:
 async def audit_of(pool: Pool, request_id: str) -> tuple[list[Accepted], list[Ended]]:
     accepted, ended = await pool.audit()
     return [each for each in accepted if each.id == request_id], [each for each in ended if each.id == request_id]
+
+
+async def told_at_last(pool: Pool, stack: Stack, request_id: str) -> set[tuple[str, str, str, bool]]:
+    """What the audit says of its ends once Redis is trusted again."""
+    await back(stack)
+    _, ended = await audit_of(pool, request_id)
+    return told(ended)
+
+
+def told(ended: list[Ended]) -> set[tuple[str, str, str, bool]]:
+    """Each pair may be there twice: Redis is told again what it may have lost."""
+    return {(each.state, each.error_code, each.mode, each.delivered) for each in ended}
 
 
 async def served(stack: Stack, asking: "asyncio.Task[Any]") -> bool:

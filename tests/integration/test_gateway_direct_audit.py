@@ -12,18 +12,22 @@ from direct_parts import endpoints
 from eventually import eventually
 from gateway.audit_pairs import Pair
 from gateway.spool import Spool, SpoolError, from_line, to_line
-from integration.direct_mode_fixtures import Outage, audit_of, back, direct_stack, outage
+from integration.direct_mode_fixtures import (
+    Outage,
+    audit_of,
+    back,
+    direct_already,
+    direct_stack,
+    outage,
+    told,
+    told_at_last,
+)
 from integration.gateway_fixtures import running_stack
 from pool import Pool
 from scheduler.audit import Accepted, Ended
 from scheduler.request_id import new_request_id
 
 __all__ = ["outage"]  # pytest finds the fixture by its name here.
-
-
-def told(ended: list[Ended]) -> set[tuple[str, str, str, bool]]:
-    """Each pair may be there twice: Redis is told again what it may have lost."""
-    return {(each.state, each.error_code, each.mode, each.delivered) for each in ended}
 
 
 def pair() -> Pair:
@@ -159,13 +163,11 @@ async def test_what_ran_and_could_not_be_noted_is_noted_later_as_it_was_told(
     def refuse(notes: object, keep_free: int) -> None:
         raise SpoolError("The spool cannot be written: Input/output error.")
 
-    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
+    async with direct_already(client, redis_url, tmp_path, outage) as (stack, door):
         spool = stack.gateway.direct._parts.audit.spool
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
-        doors[0].seconds = 0.2
+        door.seconds = 0.2
         asking = asyncio.create_task(stack.infer(tier_name="enterprise"))
-        await eventually(lambda: len(doors[0].batches) == 2, "the worker has it")
+        await eventually(lambda: len(door.batches) == 2, "the worker has it")
         with monkeypatch.context() as patch:
             patch.setattr(spool, "append", refuse)
             status, document, _ = await asking
@@ -173,71 +175,61 @@ async def test_what_ran_and_could_not_be_noted_is_noted_later_as_it_was_told(
         outage.end()
         await back(stack)
         await eventually(lambda: not stack.gateway.direct._ends._owed and not spool.kept_free, "its end is written")
-        await back(stack)
-        _, ended = await audit_of(pool, document["error"]["request_id"])
+        ends = await told_at_last(pool, stack, document["error"]["request_id"])
 
-        assert told(ended) == {("failed", "no_capacity", "direct", True)}
+        assert ends == {("failed", "no_capacity", "direct", True)}
 
 
 async def test_what_is_under_way_while_its_beginning_is_merged_ends_as_ever(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Redis is back while a worker runs it: its beginning goes first, its end later, and its client gets the output."""
-    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
-        doors[0].seconds = 0.7
+    async with direct_already(client, redis_url, tmp_path, outage) as (stack, door):
+        door.seconds = 0.7
         asking = asyncio.create_task(stack.infer({"input": "abc"}, "enterprise"))
-        await eventually(lambda: len(doors[0].batches) == 2, "the worker has it")
-        request_id = doors[0].batches[1][0]
+        await eventually(lambda: len(door.batches) == 2, "the worker has it")
+        request_id = door.batches[1][0]
         outage.end()
         await eventually(lambda: not stack.gateway.direct.view().spool_bytes, "its beginning is merged")
         accepted, ended = await audit_of(pool, request_id)
         assert ([each.id for each in accepted], ended, asking.done()) == ([request_id], [], False)
         assert (await asking)[1]["output"] == "cba"
-        await back(stack)
-        _, ended = await audit_of(pool, request_id)
+        ends = await told_at_last(pool, stack, request_id)
 
-        assert told(ended) == {("completed", "", "direct", True)}
+        assert ends == {("completed", "", "direct", True)}
 
 
 async def test_a_client_that_leaves_is_noted_as_cancelled(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """It never hears an answer, and the audit does not say that it did; nothing stays behind."""
-    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
-        doors[0].behaviour = "silent"
+    async with direct_already(client, redis_url, tmp_path, outage) as (stack, door):
+        door.behaviour = "silent"
         asking = asyncio.create_task(stack.infer(tier_name="paid"))
-        await eventually(lambda: len(doors[0].batches) == 2, "the worker has it")
-        request_id = doors[0].batches[1][0]
+        await eventually(lambda: len(door.batches) == 2, "the worker has it")
+        request_id = door.batches[1][0]
         asking.cancel()
         await eventually(lambda: len(stack.gateway.direct._ends) == 0, "it is noted")
         outage.end()
-        await back(stack)
-        _, ended = await audit_of(pool, request_id)
+        ends = await told_at_last(pool, stack, request_id)
 
-        assert told(ended) == {("failed", "cancelled", "direct", False)}
+        assert ends == {("failed", "cancelled", "direct", False)}
 
 
 async def test_the_deadline_is_kept_and_noted(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """A worker that is too slow: 504 in time, in the audit as told."""
-    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors, total_ms=900) as stack:
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
-        doors[0].seconds = 5.0
+    async with direct_already(client, redis_url, tmp_path, outage, total_ms=900) as (stack, door):
+        door.seconds = 5.0
         began = time.monotonic()
         status, document, _ = await stack.infer(tier_name="enterprise")
         assert (status, document["error"]["code"]) == (504, "deadline_exceeded")
         assert 0.7 < time.monotonic() - began < 1.0
         outage.end()
-        await back(stack)
-        _, ended = await audit_of(pool, document["error"]["request_id"])
+        ends = await told_at_last(pool, stack, document["error"]["request_id"])
 
-        assert told(ended) == {("failed", "deadline_exceeded", "direct", True)}
+        assert ends == {("failed", "deadline_exceeded", "direct", True)}
 
 
 async def test_who_waits_too_long_in_the_room_is_told_so(
@@ -252,10 +244,9 @@ async def test_who_waits_too_long_in_the_room_is_told_so(
         status, document, _ = await stack.infer(tier_name="free")
         assert (status, document["error"]["code"]) == (504, "queue_timeout")
         outage.end()
-        await back(stack)
-        _, ended = await audit_of(pool, document["error"]["request_id"])
+        ends = await told_at_last(pool, stack, document["error"]["request_id"])
 
-        assert told(ended) == {("failed", "queue_timeout", "direct", True)}
+        assert ends == {("failed", "queue_timeout", "direct", True)}
 
 
 async def test_what_redis_accepted_waits_for_redis_where_no_worker_serves_it(

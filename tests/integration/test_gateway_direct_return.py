@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from direct_parts import endpoints
 from eventually import eventually
-from integration.direct_mode_fixtures import Outage, back, direct_stack, outage, served
+from integration.direct_mode_fixtures import Outage, back, direct_already, direct_stack, outage, served
 
 __all__ = ["outage"]  # pytest finds the fixture by its name here.
 
@@ -39,10 +39,8 @@ async def test_a_key_needs_redis_and_gets_it_as_soon_as_it_answers(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Refused while Redis is away; served through Redis while the others still go past it."""
-    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
+    async with direct_already(client, redis_url, tmp_path, outage) as (stack, _):
         stack.gateway.direct._policy._leave_after_s = 30.0
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
         status, document, _ = await stack.infer(tier_name="enterprise", **{"Idempotency-Key": "k"})
         assert (status, document["error"]["code"]) == (503, "no_capacity")
         outage.end()
@@ -57,10 +55,8 @@ async def test_what_went_to_redis_before_it_was_trusted_is_taken_over_too(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """It came back, accepted a request with a key, and went away again, all while direct mode was on."""
-    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
+    async with direct_already(client, redis_url, tmp_path, outage) as (stack, _):
         stack.gateway.direct._policy._leave_after_s = 30.0
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
         outage.end()
         await eventually(lambda: stack.gateway.watch.answers, "Redis answers")
         asking = asyncio.create_task(stack.infer({"input": "abc"}, "paid", **{"Idempotency-Key": "k"}))

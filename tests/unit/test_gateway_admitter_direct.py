@@ -1,45 +1,19 @@
 """Admission beside direct mode: what is tried again, and that nothing is taken from those whom direct mode has."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 
 from direct_parts import waiting
+from fake_redis import FakeRedis
 from gateway.admitter import Admitter, Limits
 from gateway.call_watch import OnceMore
 from gateway.cancels import Cancels
 from gateway.endless import end_all
 from gateway.waiters import Waiter
-from scheduler.admission import Submission, TierLimit, Verdict
-from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.replies import Reply
+from scheduler.admission import TierLimit, Verdict
+from scheduler.errors import ErrorCode
 from scheduler.states import Admission
 
-
-class Redis:
-    """Fails so often, then gives the verdict; `meanwhile` happens during each call."""
-
-    def __init__(self, failures: int = 0, outcome: Admission = Admission.ACCEPTED) -> None:
-        self.failures = failures
-        self.outcome = outcome
-        self.meanwhile: Callable[[], None] = lambda: None
-        self.asked: list[list[str]] = []
-
-    async def admit(
-        self,
-        tiers: Sequence[TierLimit],
-        capacity_rps: float,
-        submissions: Sequence[Submission],
-        redis_ms: int = 0,
-        run_ms: int = 0,
-    ) -> list[Verdict]:
-        self.asked.append([submission.id for submission in submissions])
-        self.meanwhile()
-        if len(self.asked) <= self.failures:
-            raise RedisUnavailable("away")
-        return [Verdict(self.outcome, 5.0, 100, 0, 1) for _ in submissions]
-
-    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
-        return []
+REFUSED = Verdict(Admission.KEY_LIMIT, 5.0, 100, 0, 1)
 
 
 class Watch(OnceMore):
@@ -61,7 +35,7 @@ class Watch(OnceMore):
         return tries < 3
 
 
-async def run(redis: Redis, *waiters: Waiter, watch: Watch | None = None) -> Cancels:
+async def run(redis: FakeRedis, *waiters: Waiter, watch: Watch | None = None) -> Cancels:
     """Submit these and let everything happen that needs no time; returns what is to be ended in Redis."""
     cancels = Cancels(redis)
     limits = Limits([TierLimit("free", 1.0, 1.0, 1, ["free"])], 10.0)
@@ -77,15 +51,15 @@ async def run(redis: Redis, *waiters: Waiter, watch: Watch | None = None) -> Can
 
 async def test_a_call_is_sent_again_as_often_as_the_watch_wants_it() -> None:
     """Under the same ids, and each try is reported."""
-    redis, watch, waiter = Redis(failures=2), Watch(), waiting("a")
+    redis, watch, waiter = FakeRedis(failures=2), Watch(), waiting("a")
     await run(redis, waiter, watch=watch)
 
-    assert (redis.asked, watch.told, waiter.accepted) == ([["a"]] * 3, "bfbfba", True)
+    assert (redis.admitted, watch.told, waiter.accepted) == ([["a"]] * 3, "bfbfba", True)
 
 
 async def test_whom_direct_mode_took_is_neither_refused_nor_ended() -> None:
     """The call failed for good; of its two requests one was taken over meanwhile."""
-    redis, taken, left = Redis(failures=3), waiting("taken"), waiting("left")
+    redis, taken, left = FakeRedis(failures=3), waiting("taken"), waiting("left")
 
     def take() -> None:
         taken.direct = True
@@ -98,16 +72,16 @@ async def test_whom_direct_mode_took_is_neither_refused_nor_ended() -> None:
 
 async def test_who_waits_behind_and_was_taken_is_not_asked_for() -> None:
     """He is served already."""
-    redis, taken = Redis(), waiting("taken")
+    redis, taken = FakeRedis(), waiting("taken")
     taken.direct = True
     await run(redis, taken)
 
-    assert redis.asked == []
+    assert redis.admitted == []
 
 
 async def test_a_late_refusal_does_not_reach_who_is_served_already() -> None:
     """The call came through after all, and says no: what he was given stands."""
-    redis, taken = Redis(outcome=Admission.KEY_LIMIT), waiting("taken")
+    redis, taken = FakeRedis(verdict=REFUSED), waiting("taken")
 
     def take() -> None:
         taken.direct = True
@@ -120,7 +94,7 @@ async def test_a_late_refusal_does_not_reach_who_is_served_already() -> None:
 
 async def test_a_late_acceptance_is_noted() -> None:
     """Redis has it too: should direct mode give it up, it waits there."""
-    redis, taken = Redis(), waiting("taken")
+    redis, taken = FakeRedis(), waiting("taken")
 
     def take() -> None:
         taken.direct = True

@@ -7,6 +7,7 @@ import pytest
 
 from gateway.direct_view import DirectView
 from gateway.health import HealthInputs, health
+from health_inputs import health_inputs
 from scheduler.observation import Observation, WorkerView
 
 WORKER = WorkerView("worker-1", "ready", 0.5, 1, 100.0, True, 100.0, 50.0, "tiny", "v1")
@@ -27,20 +28,7 @@ SERVING = replace(CALM, active=True, for_s=3.21, workers=4, serves=True, spool_b
 
 
 def inputs(direct: DirectView, **changes: Any) -> HealthInputs:
-    fields: dict[str, Any] = {
-        "observation": Observation(0, {}, [WORKER], [], 0, 0, 0, 0),
-        "look_age_s": 0.1,
-        "redis_problem": None,
-        "catalog_loaded": True,
-        "catalog_fresh": True,
-        "catalog_age_s": 0.5,
-        "catalog_problem": None,
-        "subscribed": True,
-        "leaving": False,
-        "capacity_rps": 160.0,
-        "direct": direct,
-    }
-    return HealthInputs(**fields | changes)
+    return health_inputs(observation=Observation(0, {}, [WORKER], [], 0, 0, 0, 0), direct=direct, **changes)
 
 
 @pytest.mark.parametrize(

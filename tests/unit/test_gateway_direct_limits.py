@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from direct_parts import waiting
+from direct_parts import submission, waiting
 from gateway.direct_door import MOST_RETRY_MS, DirectDoor
 from gateway.direct_queue import DirectEntry, DirectQueue
 from gateway.local_limits import LocalLimits
@@ -16,24 +16,6 @@ from scheduler.states import Admission
 
 WIDE = TierLimit("free", 1000.0, 1000.0, 100, ["free"])
 SHADOW = TierLimit("free", 1000.0, 1000.0, 100, ["free"], shadow=True)
-
-
-def submission(**changes: Any) -> Submission:
-    fields: dict[str, Any] = {
-        "id": "req",
-        "tier": "free",
-        "customer_id": "c",
-        "api_key_id": "k",
-        "nonce": "n",
-        "model": "m",
-        "input_bytes": 1,
-        "total_ms": 4000,
-        "queue_ms": 2000,
-        "rate": 100.0,
-        "burst": 100.0,
-        "body": b"",
-    }
-    return Submission(**fields | changes)
 
 
 class Door:

@@ -95,6 +95,16 @@ def test_a_debt_is_nothing_left_and_a_quota_that_is_not_known_is_not_made_up() -
     assert sent["RateLimit"] == '"requests";r=1;t=0, "tokens";r=0;t=110'
 
 
+def test_numbers_stay_within_what_a_structured_field_can_hold() -> None:
+    """15 digits at most, whatever a row holds: a client that parses strictly would drop the whole field."""
+    told = dict(rate_headers(limits(5e-324, 1e7, tokens_per_minute=2.0**63), Left(1e7, 0, 2.0**63, 0)))
+
+    assert '"requests";q=10000000;w=999999999999999' in told["RateLimit-Policy"]
+    assert '"tokens";q=999999999999999;' in told["RateLimit-Policy"]
+    assert '"tokens";r=999999999999999;' in told["RateLimit"]
+    assert told["x-ratelimit-limit-tokens"] == told["x-ratelimit-remaining-tokens"] == "999999999999999"
+
+
 def test_a_key_with_a_limit_of_its_own_is_told_the_smaller_of_both() -> None:
     """The key's own where that is less, the customer's where that is."""
     own = dict(rate_headers(limits(100, 200, key_rate=2.0, key_burst=4.0), Left(3, 500)))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.health import HealthInputs, health
+from health_inputs import health_inputs
 from scheduler.observation import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
 
@@ -33,22 +34,13 @@ def looking(*workers: WorkerView) -> Observation:
 
 
 def inputs(**changes: Any) -> HealthInputs:
-    fields: dict[str, Any] = {
+    told: dict[str, Any] = {
         "observation": looking(worker(1), worker(2)),
-        "look_age_s": 0.1,
-        "redis_problem": None,
-        "catalog_loaded": True,
-        "catalog_fresh": True,
-        "catalog_age_s": 0.5,
-        "catalog_problem": None,
-        "subscribed": True,
-        "leaving": False,
-        "capacity_rps": 160.0,
         "factors": {"paid": 1.0, "free": 1.0},
         "audit_lag_ms": 20,
         "time": "now",
     }
-    return HealthInputs(**fields | changes)
+    return health_inputs(**told | changes)
 
 
 def test_a_well_system_shows_its_figures() -> None:

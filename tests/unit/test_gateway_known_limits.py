@@ -50,6 +50,14 @@ def test_what_was_seen_refills_until_it_is_asked_for() -> None:
     assert known.estimate(who, effective(who), now=105.0).quotas == ()  # A new window, of which nothing is known.
 
 
+def test_a_bucket_that_hardly_fills_is_full_in_a_day_at_most() -> None:
+    """The smallest rate that a row can hold, whose refill takes longer than any number says."""
+    known, who = KnownLimits(), identity(requests_per_second=5e-324)
+    known.note(who, verdict(3.0), 0.0, lowered=False)
+
+    assert known.estimate(who, effective(who), 1.0)[:2] == (3.0, 86_400_000)
+
+
 def test_quotas_are_remembered_through_a_verdict_that_knows_none() -> None:
     """Direct mode judges without them."""
     known, who = KnownLimits(), identity(quotas=(("1day", 9),))

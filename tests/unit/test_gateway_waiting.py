@@ -1,21 +1,20 @@
 """Waiters, coalesced admission, cancels and the deadline sweep, on a fake at the seam of Admissions and Endings."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
+from fake_redis import ACCEPTED, FakeRedis
 from gateway.admitter import Admitter, Limits
 from gateway.cancels import MAX_IDS, Cancels
 from gateway.endless import end_all
 from gateway.sweep import GRACE_S, LEAD_S, DeadlineSweep
 from gateway.waiters import Waiter, Waiters
 from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
-from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.errors import ErrorCode
 from scheduler.replies import Reply
 from scheduler.states import Admission
 
-ACCEPTED = Verdict(Admission.ACCEPTED, 5.0, 100, 0, 1)
 REFUSED = Verdict(Admission.KEY_LIMIT, 0.0, 100, 50, 1)
 
 
@@ -39,44 +38,6 @@ def waiter(request_id: str, started: float = 0.0, customer: str = "c", nonce: st
 
 def reply(request_id: str, customer: str = "c", nonce: str = "n", output: str = "out") -> Reply:
     return Reply(request_id, customer, nonce, "completed", "", 1, 1.0, "b", 1, "w", 1.0, 1, "v1", output)
-
-
-class FakeRedis:
-    """Answers admissions and cancels as told; `gate` holds the next calls until it is set."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.failures = 0
-        self.verdict = ACCEPTED
-        self.admitted: list[list[str]] = []
-        self.total_ms: list[int] = []
-        self.cancelled: list[list[tuple[str, ErrorCode]]] = []
-        self.standing: dict[str, Reply] = {}
-
-    async def admit(
-        self,
-        tiers: Sequence[TierLimit],
-        capacity_rps: float,
-        submissions: Sequence[Submission],
-        redis_ms: int = 0,
-        run_ms: int = 0,
-    ) -> list[Verdict]:
-        self.admitted.append([submission.id for submission in submissions])
-        self.total_ms += [submission.total_ms for submission in submissions]
-        await self._answer()
-        return [self.verdict for _ in submissions]
-
-    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
-        self.cancelled.append(list(requests))
-        await self._answer()
-        return [self.standing.get(request_id) for request_id, _ in requests]
-
-    async def _answer(self) -> None:
-        await self.gate.wait()
-        if self.failures:
-            self.failures -= 1
-            raise RedisUnavailable("away")
 
 
 async def settled() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from ledger.snapshot import Model, Snapshot, Tier
 from scheduler.batch_policy import BatchPolicy, TierPolicy
-from tierlane.roles.pool_policy import DEFAULT_TIERS, batch_policy, pool_model
+from tierlane.roles.pool_policy import DEFAULT_TIERS, LEAVING_S, LeavingTiers, batch_policy, pool_model
 from tierlane.settings import Settings
 
 SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000)
@@ -41,3 +41,19 @@ def test_rows_become_a_policy() -> None:
 def test_without_a_catalog_queued_work_still_moves() -> None:
     """A scheduler that starts while PostgreSQL is away forms batches by the documented defaults."""
     assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS)
+
+
+def test_a_tier_that_was_renamed_is_still_served() -> None:
+    """What waits under the old name goes out in its old place, without taking a share, until nobody can use the name."""
+    now = 0.0
+    leaving = LeavingTiers(lambda: now)
+    gold, basic = TierPolicy("gold", 1, 0.5), TierPolicy("basic", 2, 0.1)
+    before = BatchPolicy(8, 25, 4, 1000, (gold, basic))
+    after = BatchPolicy(8, 25, 4, 1000, (TierPolicy("or", 1, 0.5), basic))
+
+    assert leaving.kept(before) == before
+    now = 1.0
+    assert leaving.kept(after).tiers == (*after.tiers, TierPolicy("gold", 1, 0.0))
+    assert leaving.kept(before).tiers == (*before.tiers, TierPolicy("or", 1, 0.0))
+    now = 1.0 + LEAVING_S
+    assert leaving.kept(before) == before

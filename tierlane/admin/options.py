@@ -67,17 +67,17 @@ _READS = {"output": (_Output, "table"), "config": (Config, None), "data_dir": (D
 _WRITES = {"dry_run": (_DryRun, False), "actor": (_Actor, None), **_READS}
 
 
-def reads(app: typer.Typer, name: str) -> Callable[[Declared], Declared]:
-    """Add a verb that shows something."""
-    return lambda declared: _add(app, name, declared, {}, _READS)
+def reads(app: typer.Typer, name: str, *, says: str = "") -> Callable[[Declared], Declared]:
+    """Add a verb that shows something; `says` is its help where its docstring is not."""
+    return lambda declared: _add(app, name, declared, {}, _READS, says=says)
 
 
 def writes(
-    app: typer.Typer, name: str, fields: Sequence[Field] = (), *, new: bool = False
+    app: typer.Typer, name: str, fields: Sequence[Field] = (), *, new: bool = False, says: str = ""
 ) -> Callable[[Declared], Declared]:
     """Add a verb that changes something; one with `fields` is called with `given`, `new` when they are of a new row."""
     options = {field.name: (Annotated[str | None, _field_option(field, new=new)], None) for field in fields}
-    return lambda declared: _add(app, name, declared, options, _WRITES)
+    return lambda declared: _add(app, name, declared, options, _WRITES, says=says)
 
 
 def _field_option(field: Field, *, new: bool) -> Any:
@@ -86,7 +86,13 @@ def _field_option(field: Field, *, new: bool) -> Any:
 
 
 def _add(
-    app: typer.Typer, name: str, declared: Declared, fields: dict[str, tuple[Any, Any]], all_have: dict[str, Any]
+    app: typer.Typer,
+    name: str,
+    declared: Declared,
+    fields: dict[str, tuple[Any, Any]],
+    all_have: dict[str, Any],
+    *,
+    says: str,
 ) -> Declared:
     own = [parameter for key, parameter in inspect.signature(declared).parameters.items() if key != "given"]
 
@@ -100,7 +106,7 @@ def _add(
     parameters = own + [_parameter(key, *kind) for key, kind in (fields | all_have).items()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(name=name, help=declared.__doc__)(command)
+    app.command(name=name, help=says or declared.__doc__)(command)
     return declared
 
 

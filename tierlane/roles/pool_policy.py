@@ -1,6 +1,7 @@
 """From the catalog to the batch policy of one pool: which tiers there are, and how the pool's model wants its batches."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledger.snapshot import Model, Snapshot
@@ -12,6 +13,30 @@ if TYPE_CHECKING:
 DEFAULT_TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
 DEFAULT_BATCH_SIZE, DEFAULT_WINDOW_MS = 32, 40.0
 """What holds until PostgreSQL has been reached for the first time: work that is queued already must go on."""
+
+LEAVING_S = 600.0
+
+
+class LeavingTiers:
+    """Tiers that were renamed or deleted a moment ago, in their old place but without a share.
+
+    A gateway may hear of it later than we do, or be cut off from PostgreSQL for a while: what it still lets in under the
+    old name, and what waits already, would otherwise stand in a queue that nobody serves until its deadline.
+    """
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        self._clock_s = clock_s
+        self._known: dict[str, tuple[float, TierPolicy]] = {}
+
+    def kept(self, policy: BatchPolicy) -> BatchPolicy:
+        """The policy, and those that were in one within the last ten minutes."""
+        now, names = self._clock_s(), {tier.name for tier in policy.tiers}
+        self._known |= {tier.name: (now + LEAVING_S, tier) for tier in policy.tiers}
+        if len(self._known) == len(names):
+            return policy
+        self._known = {name: known for name, known in self._known.items() if now < known[0]}
+        left = [replace(tier, guaranteed_share=0.0) for name, (_, tier) in self._known.items() if name not in names]
+        return replace(policy, tiers=(*policy.tiers, *left))
 
 
 def pool_model(models: Iterable[Model], pool: str) -> Model | None:

@@ -24,7 +24,7 @@ from scheduler.outbox import Outbox
 from scheduler.presence import Presence
 from scheduler.quota_restore import QuotaRestore
 from tierlane.roles.log_output import configure_logs
-from tierlane.roles.pool_policy import batch_policy
+from tierlane.roles.pool_policy import LeavingTiers, batch_policy
 from tierlane.roles.process import run_role, stop_on_signals
 from tierlane.roles.start_checks import check_database, check_redis
 
@@ -60,10 +60,10 @@ async def _serve(settings: "Settings") -> int:
 async def _run_loops(
     settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis
 ) -> None:
-    keys = Keys(settings.pool)
+    keys, leaving = Keys(settings.pool), LeavingTiers(time.monotonic)
 
     def policy() -> BatchPolicy:
-        return batch_policy(catalog.snapshot, settings)
+        return leaving.kept(batch_policy(catalog.snapshot, settings))
 
     def tier_names() -> list[str]:
         return [tier.name for tier in policy().tiers]

@@ -1,0 +1,51 @@
+"""A fake at the seam of Admissions and Endings, for unit tests of what asks them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from scheduler.admission import Submission, TierLimit, Verdict
+from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.replies import Reply
+from scheduler.states import Admission
+
+ACCEPTED = Verdict(Admission.ACCEPTED, 5.0, 100, 0, 1)
+
+
+class FakeRedis:
+    """Answers admissions and cancels as told; `gate` holds the next calls until it is set, the first `failures` fail."""
+
+    def __init__(self, failures: int = 0, verdict: Verdict = ACCEPTED) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures = failures
+        self.verdict = verdict
+        self.meanwhile: Callable[[], None] = lambda: None  # Happens during each admission.
+        self.admitted: list[list[str]] = []
+        self.total_ms: list[int] = []
+        self.cancelled: list[list[tuple[str, ErrorCode]]] = []
+        self.standing: dict[str, Reply] = {}
+
+    async def admit(
+        self,
+        tiers: Sequence[TierLimit],
+        capacity_rps: float,
+        submissions: Sequence[Submission],
+        redis_ms: int = 0,
+        run_ms: int = 0,
+    ) -> list[Verdict]:
+        self.admitted.append([submission.id for submission in submissions])
+        self.total_ms += [submission.total_ms for submission in submissions]
+        self.meanwhile()
+        await self._answer()
+        return [self.verdict for _ in submissions]
+
+    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
+        self.cancelled.append(list(requests))
+        await self._answer()
+        return [self.standing.get(request_id) for request_id, _ in requests]
+
+    async def _answer(self) -> None:
+        await self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise RedisUnavailable("away")

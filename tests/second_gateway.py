@@ -1,0 +1,49 @@
+"""A second gateway beside a running stack, for tests that kill it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from eventually import eventually
+from stack import Stack, free_port
+
+
+def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
+    seen = stack.read()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")} | {
+        "TIERLANE_REDIS_URL": seen["redis_url"],
+        "TIERLANE_DATABASE_URL": seen["database_url"],
+        "TIERLANE_SERVICE_TOKEN": seen["service_token"],
+        "TIERLANE_PORT": str(port),
+        "TIERLANE_DATA_DIR": str(home / "second"),
+    }
+    with (home / "second.log").open("wb") as output:
+        command = [sys.executable, "-P", "-m", "tierlane", "gateway"]
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+
+
+@asynccontextmanager
+async def second_gateway(stack: Stack, home: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
+    """Another gateway on the same Redis and PostgreSQL: its process and its address."""
+    port = free_port()
+    process = _start(stack, home, port)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await eventually(lambda: _ready(url), "the second gateway is ready", 30.0)
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _ready(url: str) -> bool:
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
