@@ -116,8 +116,8 @@ async def test_a_customer_is_taken_apart(pool: Pool, redis_url: str, database_ur
             limits["max_concurrency"][0],
             limits["max_concurrency"][0] - 2,
         ),
-        "quota per 1day": (1000.0, "quotas", 1000.0, 998.0),
-        "quota per 1month": (90_000.0, "quotas", 90_000.0, 89_998.0),
+        "quota per day": (1000.0, "quotas", 1000.0, 998.0),
+        "quota per month": (90_000.0, "quotas", 90_000.0, 89_998.0),
         f"key {key} requests_per_second": (20.0, "key", 8.0, None),
         f"key {key} burst": (5.0, "key", 2.0, None),
     }

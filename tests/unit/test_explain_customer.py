@@ -81,8 +81,8 @@ def test_limits_are_taken_apart() -> None:
         "burst": (20.0, "tier free", 7.62, 3.25),
         "tokens_per_minute": (2_400_000.0, "tier free", 914_400.0, 880_100.0),
         "max_concurrency": (80.0, "own", 80.0, 77.0),
-        "quota per 1day": (10_000.0, "quotas", 10_000.0, 9120.0),
-        "quota per 1month": (90_000.0, "quotas", 90_000.0, 80_000.0),
+        "quota per day": (10_000.0, "quotas", 10_000.0, 9120.0),
+        "quota per month": (90_000.0, "quotas", 90_000.0, 80_000.0),
         "key k1 requests_per_second": (10.0, "key", 3.81, None),
         "key k1 burst": (2.0, "key", 1.0, None),
     }
@@ -199,7 +199,7 @@ def test_the_screen() -> None:
         "requests_per_second         100        tier free  38.1     -",
         "burst                       20         tier free  7.62     3.25",
     ]
-    assert "quota per 1day              10,000     quotas     10,000   9,120 (anew in 3 h 2 min)" in blocks[2]
+    assert "quota per day               10,000     quotas     10,000   9,120 (anew in 3 h 2 min)" in blocks[2]
     assert blocks[3].splitlines()[3] == "free        3         32/s (10 %)  84/s      32/s   38 %"
     assert blocks[4].splitlines()[1].endswith("0 left (and 12 more like it)")
     assert len(blocks) == 5

@@ -156,7 +156,7 @@ def refused(outcome: str, code: str = "rate_limit_exceeded", **fields: object) -
         (refused("concurrency"), "the customer's concurrency: 50 of 50 requests under way"),
         (
             refused("quota", "quota_exceeded", quota="1day", quota_amount=10_000),
-            "the customer's quota of 10,000 requests per 1day, which was used up",
+            "the customer's quota of 10,000 requests per day, which was used up",
         ),
         (refused("quota", "quota_exceeded"), "a quota of the customer, which was used up"),
         (

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.effective import effective
+from gateway.rate_headers import quota_name
 from ledger.snapshot import Customer, Identity, Model, Tier
 from scheduler.limit_state import LimitsLeft
 from scheduler.observation import Observation
@@ -189,7 +190,7 @@ def _quotas(customer: Customer, left: LimitsLeft | None) -> list[LimitLine]:
     known = list(left.quotas) if left else []
     rests: list[tuple[int, int] | tuple[None, None]] = [*known, *[(None, None)] * (len(customer.quotas) - len(known))]
     return [
-        LimitLine(f"quota per {period}", amount, "quotas", amount, rest, anew_in_ms)
+        LimitLine(f"quota per {quota_name(period)}", amount, "quotas", amount, rest, anew_in_ms)
         for (period, amount), (rest, anew_in_ms) in zip(customer.quotas, rests, strict=False)
     ]
 

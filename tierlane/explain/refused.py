@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from gateway.rate_headers import quota_name
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.refusals import Refusal
 from scheduler.states import Admission
@@ -23,7 +24,7 @@ _LIMITS: dict[str, _Words] = {
         f"the customer's concurrency: {r.in_use} of {count(r.max_concurrency, 'request')} under way"
     ),
     Admission.QUOTA: lambda r: (
-        f"the customer's quota of {number(r.quota_amount)} requests per {r.quota}, which was used up"
+        f"the customer's quota of {number(r.quota_amount)} requests per {quota_name(r.quota)}, which was used up"
         if r.quota
         else "a quota of the customer, which was used up"
     ),
