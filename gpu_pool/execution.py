@@ -100,6 +100,10 @@ class Execution:
             done = await run_watched(model, plan.items, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms)
         except ModelHung:
             self.service.forget(size)
+            self._keeper.given_up()
+            raise
+        except ModelLost:
+            self._keeper.given_up()
             raise
         finally:
             self.running = False

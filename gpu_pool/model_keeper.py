@@ -60,6 +60,13 @@ class ModelKeeper:
             self._set("quarantined")
             self._process.kill()
 
+    def given_up(self) -> None:
+        """Its process was killed or lost in the middle of a batch. Until its end is noticed it must get no other one,
+        which would be lost with it and would count that as an attempt.
+        """
+        if self.status == "ready":
+            self._set("down")
+
     def stop(self) -> None:
         """Start no further process."""
         self._stopping = True

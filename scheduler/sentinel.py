@@ -5,9 +5,10 @@
 A failover may lose what the old primary had acknowledged last: those who hold the requests submit them again.
 """
 
+import re
 import weakref
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
@@ -32,9 +33,11 @@ class SentinelUrl(NamedTuple):
 
 def parse(url: str) -> SentinelUrl:
     """Raises StartError, which names the part at fault."""
-    parts = urlsplit(url)
-    user, at, hosts = parts.netloc.rpartition("@")
-    path = [part for part in parts.path.split("/") if part]
+    # By hand: newer versions of urllib refuse a list of hosts in which one is an IPv6 address.
+    scheme, _, rest = url.partition("://")
+    netloc, _, tail = rest.partition("/")
+    user, at, hosts = netloc.rpartition("@")
+    path = [part for part in re.split("[?#]", tail)[0].split("/") if part]
     if not path or len(path) > 2:
         raise StartError("The Redis URL must end in the name of the service that Sentinel watches, as in .../primary.")
     if len(path) == 2 and not path[1].isdigit():
@@ -44,7 +47,7 @@ def parse(url: str) -> SentinelUrl:
         service=unquote(path[0]),
         database=int(path[1]) if len(path) == 2 else 0,
         credentials=_credentials(user) if at else {},
-        tls=parts.scheme.startswith("rediss"),
+        tls=scheme.startswith("rediss"),
     )
 
 
