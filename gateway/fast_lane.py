@@ -153,6 +153,7 @@ class Ride:
             self._connection.arrive(self._inference.answer(identity, waiter, outcome))
         except Exception as error:  # noqa: BLE001
             self._fail(error)
+        self._waiter = None  # It knows this ride: only the garbage collector could free a ring of two.
 
     def _fail(self, error: Exception) -> None:
         try:

@@ -212,17 +212,20 @@ class Inference:
         now = self.clock()
         latency_ms = (now - waiter.started) * 1000
         self._parts.meter.answered(identity.tier, latency_ms, now)
-        return success(outcome, identity.tier, latency_ms, self.standing.headers(identity, verdict))
+        return success(outcome, identity.tier, latency_ms, self.standing.lines(identity, verdict))
 
     async def _replay(self, call: Call, identity: IdentityView, waiter: Waiter, verdict: Verdict) -> Answer:
         """The answer that the request's key has already. Raises RequestError where it cannot be read."""
         self.standing.judged(identity, waiter.submission, verdict)
         reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
-        headers = [*self.standing.headers(identity, verdict), *REPLAYED]
         if reply.state != State.COMPLETED:
-            problem = wants_problem(call.headers)
-            return self._parts.faults.answer(_failure(reply), reply.id, headers, problem=problem)
-        return success(reply, identity.tier, (self.clock() - waiter.started) * 1000, headers)
+            headers = [*self.standing.headers(identity, verdict), REPLAYED]
+            return self._parts.faults.answer(_failure(reply), reply.id, headers, problem=wants_problem(call.headers))
+        answer = success(
+            reply, identity.tier, (self.clock() - waiter.started) * 1000, self.standing.lines(identity, verdict)
+        )
+        answer.headers.append(REPLAYED)
+        return answer
 
     def _shed(self, identity: IdentityView, error: RequestError) -> RequestError:
         if for_want_of_capacity(error.code):

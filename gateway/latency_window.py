@@ -35,6 +35,8 @@ class LatencyWindow:
 
     def _turn(self, now: float) -> None:
         slot = int(now / LATENCY_SLOT_S)
+        if slot == self._slot:
+            return
         for passed in range(max(self._slot + 1, slot - LATENCY_SLOTS + 1), slot + 1):
             self._rows[passed % LATENCY_SLOTS] = [0] * _BUCKETS
         self._slot = max(self._slot, slot)
