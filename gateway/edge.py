@@ -236,6 +236,11 @@ class EdgeConnection(RequestHandler):
         super().pause_writing()
         self._edge.write_watch.start(self, self._loop.time())
 
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002  # aiohttp's signature
+        """Called by aiohttp after every read of a body, where mostly nothing was paused and nothing is to be resumed."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def resume_writing(self) -> None:
         super().resume_writing()
         self._edge.write_watch.stop(self)
