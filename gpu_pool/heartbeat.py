@@ -63,8 +63,6 @@ class Heartbeat:
         self.working.clear()
 
     async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self._every_s):
-                await self._due.wait()
-        except TimeoutError:
-            pass
+        timer = asyncio.get_running_loop().call_later(self._every_s, self._due.set)
+        await self._due.wait()
+        timer.cancel()

@@ -92,6 +92,7 @@ class Worker:
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
+            await self._pipeline.close()
             await self._leave()
         if self._keeper.start_error is not None:
             raise self._keeper.start_error
@@ -113,6 +114,8 @@ class Worker:
 
     async def _may_claim(self) -> bool:
         conditions = (self._keeper.ready, self._heartbeat.working, self._pipeline.room)
+        if all(condition.is_set() for condition in conditions):
+            return True
         try:
             async with asyncio.timeout(LOOK_S):
                 for condition in conditions:
@@ -137,11 +140,13 @@ class Worker:
         self._keeper.stop()
         self._endpoint.drain()
         self._heartbeat.now()
+        self._pipeline.drain()
+        until = time.monotonic() + self._config.drain_ms / 1000
         direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
         await asyncio.wait([pump], timeout=self._config.drain_ms / 1000)
+        await self._pipeline.settled(max(0.0, until - time.monotonic()))
         await direct
         self._execution.stop()
-        await asyncio.wait([pump], timeout=LAST_WORDS_S)
         await self._pipeline.settled(LAST_WORDS_S)
 
     async def _leave(self) -> None:
