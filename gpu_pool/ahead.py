@@ -14,14 +14,16 @@ AHEAD_MS = 10.0
 class Place:
     """One claimed batch's place: it waits for `granted`, says when it `begins`, and must say once that it is `over`."""
 
-    def __init__(self, ahead: "Ahead", granted: "asyncio.Future[bool]") -> None:
+    def __init__(self, ahead: "Ahead", granted: "asyncio.Future[bool]", pressed: bool) -> None:  # noqa: FBT001
         self._ahead = ahead
+        self._pressed = pressed
         self.granted = granted
         """True: the model is this batch's. False: the worker stops, and it must be handed back."""
 
     def begins(self, expected_ms: float) -> None:
         """The model begins, and will take about so long; 0: nobody knows."""
-        self._ahead.model_begins(expected_ms)
+        if self._pressed and expected_ms > 0:
+            self._ahead.model_begins(expected_ms)
 
     def over(self) -> None:
         """The model is free, or was never needed. May be said again."""
@@ -44,9 +46,9 @@ class Ahead:
         """Whether one more batch may be claimed."""
         return self._holder is None or (self._near_end and self._waiting is None)
 
-    def place(self) -> Place:
-        """A place for a batch that was just claimed."""
-        place = Place(self, asyncio.get_running_loop().create_future())
+    def place(self, *, ahead: bool) -> Place:
+        """A place for a batch that was just claimed; `ahead`: the next one may be claimed before this one's end."""
+        place = Place(self, asyncio.get_running_loop().create_future(), ahead)
         if self._stopping:
             place.granted.set_result(False)
         elif self._holder is None:
@@ -64,10 +66,9 @@ class Ahead:
             self._waiting = None
 
     def model_begins(self, expected_ms: float) -> None:
-        """The holder's run begins."""
-        if expected_ms > 0:
-            delay_s = max(0.0, expected_ms - AHEAD_MS) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._nears_end)
+        """The holder's run begins; the next batch may be claimed near its end."""
+        delay_s = max(0.0, expected_ms - AHEAD_MS) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._nears_end)
 
     def pass_on(self, place: Place) -> None:
         """The place is given up; its successor gets the model."""

@@ -25,20 +25,10 @@ class Plan:
 def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: float) -> Plan:
     """`needed_ms`: what a run takes; `gone_ms`: how long ago the requests' time left was read."""
     least_ms = needed_ms + gone_ms
-    ids: list[str] = []
-    bodies: list[bytes] = []
-    early: list[Outcome] = []
-    for request in requests:
-        if request.ms_left <= least_ms:
-            late = "Too little time was left to run this request."
-            early.append(not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, late))
-        elif not request.body:
-            early.append(not_run(request.id, ErrorCode.INVALID_REQUEST, "The stored request cannot be read."))
-        else:
-            ids.append(request.id)
-            bodies.append(request.body)
+    early = [_unfit(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body]
+    fit = [request for request in requests if request.ms_left > least_ms and request.body] if early else requests
     longest_ms = max((request.ms_left for request in requests), default=0) - gone_ms
-    return Plan(ids, bodies, early, longest_ms)
+    return Plan([request.id for request in fit], [request.body for request in fit], early, longest_ms)
 
 
 def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version: str) -> list[Outcome]:
@@ -47,12 +37,19 @@ def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version:
         Outcome(request_id, result.error_code, gpu_ms, result.tokens_used, version, result.output)
         for request_id, result in zip(plan.ids, results, strict=True)
     ]
-    return plan.early + ran
+    return plan.early + ran if plan.early else ran
 
 
 def refused(plan: Plan, code: ErrorCode, sentence: str) -> list[Outcome]:
     """The outcomes of a batch that the model cannot be given."""
     return plan.early + [not_run(request_id, code, sentence) for request_id in plan.ids]
+
+
+def _unfit(request: ClaimedRequest, least_ms: float) -> Outcome:
+    if request.ms_left <= least_ms:
+        late = "Too little time was left to run this request."
+        return not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, late)
+    return not_run(request.id, ErrorCode.INVALID_REQUEST, "The stored request cannot be read.")
 
 
 def not_run(request_id: str, code: ErrorCode, sentence: str) -> Outcome:

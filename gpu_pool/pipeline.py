@@ -36,10 +36,16 @@ log = structlog.get_logger()
 
 
 class BatchPipeline:
-    """One batch that runs, one claimed ahead, at most two more being settled. `room`: another one may be claimed."""
+    """One batch that runs, one claimed ahead, at most two more being settled. `room`: another one may be claimed.
 
-    def __init__(self, config: WorkerConfig, batches: Batches, execution: Execution) -> None:
+    `sending` is called when the end of a batch is about to be sent to Redis.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, batches: Batches, execution: Execution, sending: Callable[[], None]
+    ) -> None:
         self._config = config
+        self._sending = sending
         self._batches = batches
         self._execution = execution
         self._tasks: set[asyncio.Task[None]] = set()
@@ -49,8 +55,11 @@ class BatchPipeline:
         self.room = asyncio.Event()
         self.room.set()
 
-    async def take(self, batch_id: str) -> None:
-        """Claim one batch, and begin to serve it. Raises RedisUnavailable."""
+    async def take(self, batch_id: str, *, pressed: bool = True) -> None:
+        """Claim one batch, and begin to serve it. Raises RedisUnavailable.
+
+        `pressed`: it stood ready, so the next one may be claimed ahead. Else that would bring nothing but a wake-up.
+        """
         token = secrets.token_hex(16)
         asked_at = time.monotonic()
         try:
@@ -62,7 +71,7 @@ class BatchPipeline:
         if batch is not None and batch.requests:
             failpoint("batch_claimed")
             lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000)
-            self._start(self._serve(batch, lease, self._ahead.place(), asked_at), len(batch.requests))
+            self._start(self._serve(batch, lease, self._ahead.place(ahead=pressed), asked_at), len(batch.requests))
 
     def drain(self) -> None:
         """Begin nothing more: what was claimed ahead is handed back."""
@@ -118,6 +127,7 @@ class BatchPipeline:
         if lease.lost:
             log.warning("batch lost to another worker", batch=batch.batch_id, size=len(batch.requests))
             return
+        self._sending()
         await self._insist(lambda: self._batches.finish(batch.batch_id, batch.token, outcomes), give_up_at)
         failpoint("batch_finished")
 
