@@ -55,6 +55,7 @@ class Wire(asyncio.Protocol):
         self._hang_up: Callable[[], None] = connection._close  # noqa: SLF001 - the only close that is no coroutine
         self._transport: Any = writer.transport
         self._answers: deque[asyncio.Future[Any]] = deque()
+        self._unsent: list[bytes] = []
         self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
         self._loop = asyncio.get_running_loop()
         self.usable = True
@@ -64,8 +65,15 @@ class Wire(asyncio.Protocol):
         """Send one command; its answer, or a RedisError."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._answers.append(answer)
-        self._transport.write(command)
+        self._unsent.append(command)
+        if len(self._unsent) == 1:
+            self._loop.call_soon(self._flush)  # What is called in the same turn of the loop goes out in one write.
         return answer
+
+    def _flush(self) -> None:
+        commands, self._unsent = self._unsent, []
+        if not self._transport.is_closing():
+            self._transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
 
     def overdue(self, answer: "asyncio.Future[Any]") -> None:
         """Fail a call whose answer was not there in time, and send no other one here."""
