@@ -53,9 +53,11 @@ COLUMNS = (
 """In the order in which a row has them; that of the table does not matter to COPY."""
 
 # The version of the UUID is part of it: of another one the first bits are no time.
-_ID = re.compile(r"req_[0-9a-f]{12}7[0-9a-f]{19}")
+_ID = re.compile(r"req_[0-9a-f]{12}7[0-9a-f]{19}").fullmatch
+_LAST_ID = f"req_{copy.MOST_MS:012x}~"
 _HEAD = Struct(">hi36siq")
-_WHOLE_HEAD = Struct(">hi36siqiiididiiii")  # And five numbers that are all known.
+_WHOLE = Struct(">hi36siqiiididiiii")  # And five numbers that are all known.
+_FIELDS = len(COLUMNS)
 _NOBODY = copy.NULL * 5
 _NO_RUN = copy.text(State.QUEUED) + copy.NULL * 10
 _MODES = frozenset({"queue", "direct"})
@@ -121,7 +123,7 @@ def _is_told(record: Ended) -> bool:
 
 def check_id(request_id: str) -> None:
     """Raises ValueError for an id that is not ours: no table takes it."""
-    if _ID.fullmatch(request_id) is None:
+    if _ID(request_id) is None or request_id > _LAST_ID:
         raise ValueError(f"{request_id!r} is not a request id")
 
 
@@ -131,19 +133,17 @@ def to_row(request_id: str, accepted: Accepted | None, ended: Ended | None) -> R
     Raises ValueError for an id, a customer or a state that is not ours, and struct.error for what no column can hold.
     """
     check_id(request_id)
-    created = copy.microseconds(int(request_id[4:16], 16))
-    if accepted is None or ended is None:
-        numbers = _numbers(accepted, ended)
-    else:
+    created = (int(request_id[4:16], 16) - copy.EPOCH_MS) * 1000
+    if accepted is not None and ended is not None:
         size, latency, queue = accepted.input_bytes, ended.latency_ms, ended.queue_ms
         tokens, output = ended.tokens_used, ended.output_bytes
-        if size and tokens and output and 0 <= latency < inf and 0 <= queue < inf:  # As nearly all are.
-            own = (4, size, 8, latency, 8, queue, 4, tokens, 4, output)
-            head = _WHOLE_HEAD.pack(len(COLUMNS), 36, request_id.encode(), 8, created, *own)
+        if size and tokens and output and 0 <= latency < inf and 0 <= queue < inf:  # As nearly all are: in one step.
+            head = _WHOLE.pack(
+                _FIELDS, 36, request_id.encode(), 8, created, 4, size, 8, latency, 8, queue, 4, tokens, 4, output
+            )
             return head + _whose_of(accepted) + _run_of(ended)
-        numbers = _numbers(accepted, ended)
-    head = _HEAD.pack(len(COLUMNS), 36, request_id.encode(), 8, created)
-    return head + numbers + _whose_of(accepted) + _run_of(ended)
+    head = _HEAD.pack(_FIELDS, 36, request_id.encode(), 8, created)
+    return head + _numbers(accepted, ended) + _whose_of(accepted) + _run_of(ended)
 
 
 def id_of(row: Row) -> str:

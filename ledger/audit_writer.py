@@ -7,7 +7,7 @@ is found by halving, so it never takes others with it.
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import asyncpg
 
@@ -51,7 +51,7 @@ async def write_rows(
     the same rows again is then right and changes nothing that was committed.
     """
     refused: list[Refused] = []
-    parts = [(part, new) for part in _parts(rows)]
+    parts = [(part, new) for part in (_slices(rows) if new else _parts(rows))]
     while parts:
         part, new = parts.pop()
         try:
@@ -70,6 +70,10 @@ async def write_rows(
     return refused
 
 
+def _slices(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow]]:
+    return (rows[at : at + ROWS_A_TRANSACTION] for at in range(0, len(rows), ROWS_A_TRANSACTION))
+
+
 def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow]]:
     """What each transaction writes."""
     begin = size = 0
@@ -84,16 +88,22 @@ def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow
 
 
 async def _write(connection: Connection, rows: Sequence[Row | LetterRow], *, new: bool) -> None:
+    async with connection.transaction():
+        if new:
+            await _copy(connection, "requests", cast("Sequence[Row]", rows))
+        else:
+            await _merge(connection, rows)
+        failpoint("audit_uncommitted")
+
+
+async def _merge(connection: Connection, rows: Sequence[Row | LetterRow]) -> None:
     letters = [row for row in rows if isinstance(row, LetterRow)]
     requests = [row for row in rows if not isinstance(row, LetterRow)]
-    async with connection.transaction():
-        if requests:
-            await _copy(connection, "requests" if new else STAGING, requests)
-        if requests and not new:
-            await connection.execute(statement("merge_requests"))
-        if letters:
-            await connection.executemany(statement("insert_dead_letters"), letters)
-        failpoint("audit_uncommitted")
+    if requests:
+        await _copy(connection, STAGING, requests)
+        await connection.execute(statement("merge_requests"))
+    if letters:
+        await connection.executemany(statement("insert_dead_letters"), letters)
 
 
 async def _copy(connection: Connection, table: str, rows: Sequence[Row]) -> None:

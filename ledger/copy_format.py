@@ -10,8 +10,8 @@ from struct import Struct
 NULL = b"\xff\xff\xff\xff"
 _BEGIN = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 _END = b"\xff\xff"
-_EPOCH_MS = 946_684_800_000  # PostgreSQL counts microseconds from the year 2000.
-_MOST_MS = 253_402_300_799_999  # The end of the year 9999: what is later could be written, but not read again.
+EPOCH_MS = 946_684_800_000  # PostgreSQL counts microseconds from the year 2000.
+MOST_MS = 253_402_300_799_999  # The end of the year 9999: what is later could be written, but not read again.
 
 _LENGTH = Struct(">i")
 _SMALLINT = Struct(">ih")
@@ -20,16 +20,12 @@ _BIGINT = Struct(">iq")
 _DOUBLE = Struct(">id")
 
 
-def microseconds(epoch_ms: int) -> int:
-    """A time in milliseconds as the number that a timestamptz is. Raises ValueError for one that nobody could read."""
-    if epoch_ms > _MOST_MS:
-        raise ValueError(f"{epoch_ms} is not a time")
-    return (epoch_ms - _EPOCH_MS) * 1000
-
-
 def text(value: str) -> bytes:
     """A text; an empty one is NULL."""
-    return raw(value.encode()) if value else NULL
+    if not value:
+        return NULL
+    encoded = value.encode()
+    return _LENGTH.pack(len(encoded)) + encoded
 
 
 def raw(value: bytes) -> bytes:
@@ -57,8 +53,10 @@ def double(value: float) -> bytes:
 
 
 def timestamptz(epoch_ms: int) -> bytes:
-    """A time; NULL for 0 and less, which stand for "not known"."""
-    return _BIGINT.pack(8, microseconds(epoch_ms)) if epoch_ms > 0 else NULL
+    """A time; NULL for 0 and less, which stand for "not known". Raises ValueError for one that nobody could read."""
+    if epoch_ms > MOST_MS:
+        raise ValueError(f"{epoch_ms} is not a time")
+    return _BIGINT.pack(8, (epoch_ms - EPOCH_MS) * 1000) if epoch_ms > 0 else NULL
 
 
 async def stream(rows: Iterable[bytes]) -> AsyncIterator[bytes]:
