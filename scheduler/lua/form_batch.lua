@@ -13,7 +13,7 @@ local size, used = 0, {}
 local function seat(tier, ids)
   if #ids == 0 then return end
   for _, member in ipairs(ids) do
-    redis.call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id, 'formed', stamp)
+    redis.call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id, 'formed', formed_at)
   end
   local list = P .. 'inflight:' .. tier .. ':' .. id
   redis.call('LPUSH', list, unpack(ids))
@@ -27,7 +27,7 @@ if redis.call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) then
   for i, pick in ipairs(picks) do seat(pick[1], chosen[i]) end
 end
 if size > 0 then
-  redis.call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', stamp)
+  redis.call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
   redis.call('PEXPIRE', P .. 'batch:' .. id, keep_ms)
   redis.call('ZADD', P .. 'leases', now + ARGV[5], id)
   redis.call('RPUSH', P .. 'batch_queue', id) -- the tail: a retried batch stands at the head

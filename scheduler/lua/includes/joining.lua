@@ -1,5 +1,5 @@
 -- joining: who leaves its tier queue for a batch (needs prelude, ending and owners; ARGV as form_batch has them).
-local stamp, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
+local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
 local LOOKS = 4 -- a place: a heap of dead ids must not hold the server
 
 -- unfit(row) -> the error code that ends a queued request now, or nil where it may run.
