@@ -1,8 +1,8 @@
 """When a batch leaves and who is in it: a pure function of a snapshot. No Redis, no clock, no await.
 
 Late binding: nothing is formed beyond what the workers need ready, so that whatever waits can still be overtaken.
-Full or due: a full batch leaves at once; a part batch only for an idle worker, when its window is over or when waiting
-would bring it less than one more request. Order: strict by priority, with two guards that bound the wait of every
+Full or due: a full batch leaves at once; a part batch only for an idle worker, when it has the size that the load asks
+for (`batch_window`), when its window is over, or when waiting would bring it less than one more request. Order: strict by priority, with two guards that bound the wait of every
 admitted request: a guaranteed share per tier (kept as credit from batch to batch), and ageing (while a tier's oldest request
 has waited for `ageing_ms`, its share is at least a twentieth). More would turn the order around when it matters most:
 after a loss of GPUs every lower tier is late, and a higher one must not wait for their backlog.
@@ -11,6 +11,8 @@ after a loss of GPUs every lower tier is late, and a higher one must not wait fo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from scheduler.batch_window import UNKNOWN, Service, target_size, window_ms
 
 AGED_SHARE = 0.05
 """The share of every batch that an aged tier has at the least, ahead of the strict order."""
@@ -27,13 +29,14 @@ class TierPolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """What the model's row and the settings say. Times in ms, sizes in requests."""
+    """What the model's row and the settings say. Times in ms, sizes in requests, tokens of the input (0: no limit)."""
 
     max_batch_size: int
     max_wait_ms: float
     lookahead_workers: int
     ageing_ms: float
     tiers: Sequence[TierPolicy]
+    max_batch_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +56,59 @@ class Snapshot:
     leased_batches: int
     workers: int
     arrivals_per_s: float
+    service: Service = UNKNOWN
+
+    @property
+    def waiting(self) -> int:
+        """Requests in all tier queues."""
+        return sum(tier.depth for tier in self.tiers.values())
+
+    @property
+    def idle(self) -> int:
+        """Workers for which there is no batch."""
+        return max(0, self.workers - self.leased_batches)
+
+    @property
+    def oldest_ms(self) -> float:
+        """How long the oldest request of all has waited; 0 where none waits."""
+        return max((tier.oldest_ms for tier in self.tiers.values() if tier.depth), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is worth waking a dispatcher for.
+
+    `depth` waiting requests (0: however many, they change nothing), or a worker that took or ended a batch with at most
+    `ready` batches standing ready (-1: only once nothing runs any more; -2: whatever workers do changes nothing).
+    """
+
+    depth: int
+    ready: int = -2
+
+
+NEVER = Wish(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Form a batch of `picks` now; or, with no picks, look again after `wait_ms` or when something changes (None).
+    """Form a batch of `picks` now; or, with no picks, look again after `wait_ms` or when `wish` says so (None: only then).
 
-    `wake_depth` is how many waiting requests are worth another look before that: 0 where only a worker can change
-    anything. `ready_limit` is repeated to `form_batch`, which refuses above it, and `credit` is what the guarantee owes
-    from now on.
+    `ready_limit` is repeated to `form_batch`, which refuses above it, and `credit` is what the guarantee owes from now on.
     """
 
     picks: Sequence[tuple[str, int]]
     wait_ms: float | None
-    wake_depth: int
+    wish: Wish
     ready_limit: int
     credit: Mapping[str, float]
 
 
-def ready_limit(snapshot: Snapshot, per_workers: int) -> int:
-    """How many batches may stand ready: one for each worker that runs none, and at least the look-ahead.
+def ready_limit(workers: int, per_workers: int) -> int:
+    """How many batches may stand ready: one for each `per_workers` workers, and at least one.
 
-    The look-ahead is one batch for each `per_workers` workers, and never under one.
+    Idle workers need no more: each of them takes what is made ready at once, so that it does not stand there.
     """
-    running = snapshot.leased_batches - snapshot.ready_batches
-    return max(1, math.ceil(snapshot.workers / per_workers), snapshot.workers - running)
+    return max(1, math.ceil(workers / per_workers))
 
 
 def decide(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> Decision:
@@ -85,28 +116,40 @@ def decide(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float])
 
     `credit` is what the guarantee still owes each tier from earlier batches; the decision carries the new one.
     """
-    waiting = sum(tier.depth for tier in snapshot.tiers.values())
-    limit = ready_limit(snapshot, policy.lookahead_workers)
-    if waiting == 0:
-        return Decision((), None, 1, limit, credit)
-    if snapshot.workers == 0 or snapshot.ready_batches >= limit:
-        return Decision((), None, 0, limit, credit)
-    if waiting < policy.max_batch_size:
-        idle = snapshot.workers - snapshot.leased_batches
-        left_ms = due_in_ms(snapshot, policy) if idle > 0 else None
-        if left_ms is None or left_ms > 0:
-            return Decision((), left_ms, policy.max_batch_size, limit, credit)
+    limit = ready_limit(snapshot.workers, policy.lookahead_workers)
+    waits = _waits(snapshot, policy, limit)
+    if waits is not None:
+        return Decision((), waits[0], waits[1], limit, credit)
     picks, owed = choose(snapshot.tiers, policy, credit)
-    return Decision(picks, None, 0, limit, owed)
+    # An idle worker may be on its way to the line: one more may stand there for it.
+    return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed)
 
 
-def due_in_ms(snapshot: Snapshot, policy: BatchPolicy) -> float:
-    """How long a part batch should go on waiting; 0 means that it leaves now."""
-    oldest_ms = max((tier.oldest_ms for tier in snapshot.tiers.values() if tier.depth), default=0.0)
-    left_ms = policy.max_wait_ms - oldest_ms
-    if left_ms <= 0 or snapshot.arrivals_per_s * left_ms / 1000 < 1:
-        return 0.0
-    return left_ms
+def _waits(snapshot: Snapshot, policy: BatchPolicy, limit: int) -> tuple[float | None, Wish] | None:
+    """None where a batch leaves now; else after how many ms to look again, and what would change that."""
+    if snapshot.waiting and not snapshot.workers:
+        return None, NEVER
+    if snapshot.waiting and snapshot.ready_batches >= limit + snapshot.idle:
+        return None, Wish(0, limit // 2)
+    if snapshot.waiting >= policy.max_batch_size:
+        return None
+    if snapshot.waiting and not snapshot.idle:
+        return None, Wish(policy.max_batch_size, 0)
+    return _gathers(snapshot, policy)
+
+
+def _gathers(snapshot: Snapshot, policy: BatchPolicy) -> tuple[float | None, Wish] | None:
+    """The same, for a worker that is idle and less than a full batch."""
+    rate = snapshot.arrivals_per_s
+    target = target_size(rate, snapshot.workers, snapshot.service, policy.max_batch_size)
+    longest_ms = window_ms(target, rate, policy.max_wait_ms)
+    if not snapshot.waiting:
+        return longest_ms or None, Wish(target)
+    left_ms = longest_ms - snapshot.oldest_ms
+    nothing_runs = not snapshot.leased_batches  # Whoever asks again only once it is answered is here already.
+    if nothing_runs or snapshot.waiting >= target or left_ms <= 0 or rate * left_ms < 1000:
+        return None
+    return left_ms, Wish(target, -1)
 
 
 def choose(

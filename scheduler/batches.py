@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
+from scheduler.batch_policy import Wish
 from scheduler.connections import blocking_read
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
@@ -72,7 +73,6 @@ class Batches:
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
         self._lease_ms = lease_ms
         self._look = Script("look", client, keys)
-        self._sleep = Script("sleep", client, keys)
         self._form = Script("form_batch", client, keys)
         self._claim = Script("claim", client, keys)
         self._renew = Script("renew", client, keys)
@@ -81,23 +81,41 @@ class Batches:
         self._release = Script("release", client, keys)
         self._push_back = Script("push_back", client, keys)
 
-    async def look(self, tiers: Sequence[str]) -> Queues:
-        """What waits in these tiers, and what runs."""
-        return _queues.decode(await self._look(_encode(tiers)))
+    async def look(self, tiers: Sequence[str], sleeper: str = "", wish: Wish | None = None, hold_ms: int = 0) -> Queues:
+        """What waits in these tiers, and what runs.
 
-    async def sleep(self, sleeper: str, wake_depth: int, hold_ms: int, tiers: Sequence[str]) -> int:
-        """Ask to be woken once `wake_depth` requests wait (0: only by workers), for `hold_ms`; returns how many wait.
-
-        Each dispatcher has a wish of its own under its id `sleeper`.
+        With a wish, dispatcher `sleeper` is woken for that, for `hold_ms`, from here on: what the reply shows already
+        wakes nobody. Each dispatcher has a wish of its own.
         """
-        return int(await self._sleep(sleeper, wake_depth, hold_ms, _encode(tiers)))
+        if wish is None:
+            return _queues.decode(await self._look(_encode(tiers)))
+        return _queues.decode(await self._look(_encode(tiers), sleeper, wish.depth, wish.ready, hold_ms))
 
     async def form(
-        self, batch_id: str, picks: Sequence[tuple[str, int]], lookahead: int, tiers: Sequence[str]
+        self,
+        batch_id: str,
+        picks: Sequence[tuple[str, int]],
+        lookahead: int,
+        tiers: Sequence[str],
+        *,
+        max_tokens: int = 0,
+        aged_ms: float = 1000.0,
     ) -> Formed:
-        """Move up to `picks` ids a tier into one ready batch, unless `lookahead` batches stand ready already."""
+        """Move up to `picks` ids a tier into one ready batch, unless `lookahead` batches stand ready already.
+
+        With `max_tokens` those of similar length go together, no batch costs more, and who has waited for `aged_ms` is
+        not passed over for its length.
+        """
         packed = await self._form(
-            batch_id, _encode(picks), lookahead, self._lease_ms, _encode(tiers), BATCH_KEEP_MS, GATEWAY_GONE_MS
+            batch_id,
+            _encode(picks),
+            lookahead,
+            self._lease_ms,
+            _encode(tiers),
+            BATCH_KEEP_MS,
+            GATEWAY_GONE_MS,
+            max_tokens,
+            aged_ms,
         )
         return Formed(*_formed.decode(packed))
 

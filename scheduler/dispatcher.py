@@ -1,7 +1,8 @@
 """The dispatcher: sleeps on a wake token, asks the policy, forms batches. Two of them side by side are harmless.
 
-The order of things in one turn: look, decide, form, and decide again on what forming saw; then sleep until somebody
-pushes a wake token (an admission, a claim, a finish, a worker whose status changed) or the window of a part batch ends.
+The order of things in one turn: look, decide, form, and decide again on what forming saw; then sleep until the window of
+a part batch ends or somebody pushes a wake token: an admission, a claim or a finish that the dispatcher wished to be
+woken for, or a worker whose status changed. The wish stands in Redis from turn to turn; only another one is told.
 """
 
 import asyncio
@@ -13,8 +14,9 @@ from uuid_utils import uuid7
 
 from scheduler.arrivals import ArrivalRate
 from scheduler.backoff import Backoff
-from scheduler.batch_policy import BatchPolicy, Decision, Snapshot, Waiting, decide
-from scheduler.batches import Batches
+from scheduler.batch_policy import BatchPolicy, Decision, Snapshot, Waiting, Wish, decide
+from scheduler.batch_window import UNKNOWN, Service
+from scheduler.batches import Batches, Formed
 from scheduler.connections import bounded
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
@@ -29,24 +31,34 @@ REFUSED_LOOK_S = 0.02
 """The pause after a batch was refused: another dispatcher was first, or the look-ahead was reached meanwhile."""
 
 WAKE_HOLDS_MS = 2000
-"""How long a wish to be woken stands; without one, every admission wakes."""
+"""How long a wish to be woken stands; without one, every admission, claim and finish wakes."""
+
+WISH_ALIKE = 0.25
+"""A wish is left as it stands while the depth that is wanted now differs by no more: the rate of arrivals is never quite
+the same, and the window holds all the same."""
 
 log = structlog.get_logger("scheduler")
 
 
 class Waker:
-    """Turns wake tokens in Redis into an event here. The blocking read has a client of its own."""
+    """Turns wake tokens in Redis into an event here. The blocking read has a client of its own.
+
+    It reads only while somebody sleeps: a token that comes while the dispatcher works is for what it is about to see, and
+    the script that shows it takes the token away.
+    """
 
     def __init__(self, blocking: Redis, keys: Keys, block_s: float = 1.0) -> None:
         self._client = blocking
         self._key = keys.wake
         self._block_s = block_s
         self._event = asyncio.Event()
+        self._asleep = asyncio.Event()
 
     async def run(self) -> None:
         """Read tokens for ever; Redis being away makes it slower, never end."""
         backoff = Backoff()
         while True:
+            await self._asleep.wait()
             try:
                 async with bounded(self._block_s + 1.0):
                     token = await self._client.blpop([self._key], timeout=self._block_s)
@@ -56,10 +68,12 @@ class Waker:
                 continue
             if token:
                 failpoint("wake_popped")
+                self._asleep.clear()
                 self._event.set()
 
     async def wait(self, timeout_s: float) -> None:
         """Return on the next token, at the latest after `timeout_s`."""
+        self._asleep.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
@@ -70,19 +84,26 @@ class Waker:
 
 
 class Dispatcher:
-    """Forms batches of one pool by the policy."""
+    """Forms batches of one pool by the policy; `service` says what a batch takes there."""
 
     def __init__(
-        self, batches: Batches, waker: Waker, policy: Callable[[], BatchPolicy], clock_s: Callable[[], float]
+        self,
+        batches: Batches,
+        waker: Waker,
+        policy: Callable[[], BatchPolicy],
+        clock_s: Callable[[], float],
+        service: Callable[[], Service] = lambda: UNKNOWN,
     ) -> None:
         self._id = uuid7().hex
         self._batches = batches
         self._waker = waker
         self._policy = policy
         self._clock_s = clock_s
+        self._service = service
         self._arrivals = ArrivalRate()
         self._credit: Mapping[str, float] = {}
         self._depth_left = 0
+        self._told: tuple[Wish, float] | None = None
         self.formed = 0
 
     async def run(self) -> None:
@@ -109,24 +130,49 @@ class Dispatcher:
         queues = await self._batches.look(names)
         while True:
             decision = self._decide(queues, policy)
-            if not decision.picks:
-                return await self._sleep(decision, names)
-            before = queues.depth
-            failpoint("form_undone")
-            formed = await self._batches.form(uuid7().hex, decision.picks, decision.ready_limit, names)
-            failpoint("form_unnoted")
-            self._credit, queues = decision.credit, formed.queues
-            self._depth_left = queues.depth
-            self.formed += formed.size
-            if not formed.size and queues.depth >= before:
-                return REFUSED_LOOK_S
+            if decision.picks:
+                formed = await self._form(decision, policy, names)
+                if not formed.size and formed.queues.depth >= queues.depth:
+                    return await self._refused(decision, names)
+                queues = formed.queues
+            elif self._stands(decision.wish):
+                return IDLE_LOOK_S if decision.wait_ms is None else decision.wait_ms / 1000
+            else:
+                queues = await self._tell(decision.wish, names)
 
-    async def _sleep(self, decision: Decision, tiers: list[str]) -> float:
-        """Say what is worth waking for; 0 where it has come already, since nobody would push a token for it now."""
-        depth = await self._batches.sleep(self._id, decision.wake_depth, WAKE_HOLDS_MS, tiers)
-        if decision.wake_depth and depth >= decision.wake_depth:
-            return 0.0
-        return IDLE_LOOK_S if decision.wait_ms is None else decision.wait_ms / 1000
+    async def _form(self, decision: Decision, policy: BatchPolicy, names: list[str]) -> Formed:
+        failpoint("form_undone")
+        formed = await self._batches.form(
+            uuid7().hex,
+            decision.picks,
+            decision.ready_limit,
+            names,
+            max_tokens=policy.max_batch_tokens,
+            aged_ms=policy.ageing_ms,
+        )
+        failpoint("form_unnoted")
+        self._credit = decision.credit
+        self._depth_left = max(0, self._depth_left - formed.size - formed.dropped)
+        self.formed += formed.size
+        return formed
+
+    async def _refused(self, decision: Decision, names: list[str]) -> float:
+        """More stand ready than we knew of: look again when a worker has taken one, or soon."""
+        await self._tell(Wish(0, decision.ready_limit - 1), names)
+        return REFUSED_LOOK_S
+
+    def _stands(self, wish: Wish) -> bool:
+        """Whether what we were told to be woken for last will do, and for long enough."""
+        if self._told is None or self._clock_s() - self._told[1] > WAKE_HOLDS_MS / 2000:
+            return False
+        told = self._told[0]
+        return told.ready == wish.ready and abs(told.depth - wish.depth) <= WISH_ALIKE * min(told.depth, wish.depth)
+
+    async def _tell(self, wish: Wish, names: list[str]) -> Queues:
+        """Ask to be woken for this; what has come meanwhile is in the reply, since nobody pushes a token for it now."""
+        queues = await self._batches.look(names, self._id, wish, WAKE_HOLDS_MS)
+        self._told = wish, self._clock_s()
+        return queues
 
     def _decide(self, queues: Queues, policy: BatchPolicy) -> Decision:
         now_s = self._clock_s()
@@ -138,5 +184,6 @@ class Dispatcher:
             leased_batches=queues.leased_batches,
             workers=max(0, queues.healthy_gpus),
             arrivals_per_s=self._arrivals.per_second(now_s),
+            service=self._service(),
         )
         return decide(snapshot, policy, self._credit)

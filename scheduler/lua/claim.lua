@@ -29,5 +29,5 @@ each_member(batch, function(id, row, list)
 end)
 if #out == 0 then drop_batch(batch) end
 flush()
-wake()
+wake_free()
 return out

@@ -22,5 +22,5 @@ each_member(batch, function(id, row)
 end)
 drop_batch(batch)
 flush()
-if redis.call('LLEN', P .. 'batch_queue') == 0 then wake() end -- else this worker takes that one, and its claim wakes
+if redis.call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- else this worker takes that one, and its claim wakes
 return stale

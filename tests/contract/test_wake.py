@@ -3,6 +3,7 @@
 import pytest
 
 from pool import TIERS, Pool, done
+from scheduler.batch_policy import NEVER, Wish
 
 
 async def tokens(pool: Pool) -> int:
@@ -25,7 +26,7 @@ async def test_an_admission_wakes_at_the_depth_asked_for(
 ) -> None:
     """The dispatcher sleeps through what would not change its mind."""
     if asked is not None:
-        assert await pool.batches.sleep("d1", asked, 2000, TIERS) == 0
+        assert (await pool.batches.look(TIERS, "d1", Wish(asked), 2000)).depth == 0
 
     await pool.queue(admitted)
 
@@ -34,16 +35,16 @@ async def test_an_admission_wakes_at_the_depth_asked_for(
 
 async def test_going_to_sleep_shows_what_came_meanwhile(pool: Pool) -> None:
     """An admission between the last look and the sleep pushed no token, so the sleeper must see it itself."""
-    await pool.batches.sleep("d1", 0, 2000, TIERS)
+    await pool.batches.look(TIERS, "d1", NEVER, 2000)
     await pool.queue(3)
 
-    assert await pool.batches.sleep("d1", 1, 2000, TIERS) == 3
+    assert (await pool.batches.look(TIERS, "d1", Wish(1), 2000)).depth == 3
     assert await tokens(pool) == 0
 
 
 async def test_the_wish_ages_out(pool: Pool) -> None:
     """A dispatcher that died asleep does not keep the others from being woken."""
-    await pool.batches.sleep("d1", 0, 2000, TIERS)
+    await pool.batches.look(TIERS, "d1", NEVER, 2000)
 
     assert 0 < await pool.client.pttl(pool.keys.wake_at) <= 2000
 
@@ -67,8 +68,8 @@ async def test_a_worker_that_has_nothing_ready_wakes(pool: Pool) -> None:
 
 async def test_each_dispatcher_has_a_wish_of_its_own(pool: Pool) -> None:
     """One that sleeps over a full line does not overwrite the wish of another that waits for the next request."""
-    await pool.batches.sleep("d1", 1, 2000, TIERS)
-    await pool.batches.sleep("d2", 0, 2000, TIERS)
+    await pool.batches.look(TIERS, "d1", Wish(1), 2000)
+    await pool.batches.look(TIERS, "d2", NEVER, 2000)
 
     await pool.queue(1)
 

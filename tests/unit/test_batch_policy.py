@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batch_policy import BatchPolicy, Snapshot, TierPolicy, Waiting, choose, decide, ready_limit
+from scheduler.batch_policy import (
+    NEVER,
+    BatchPolicy,
+    Snapshot,
+    TierPolicy,
+    Waiting,
+    Wish,
+    choose,
+    decide,
+    ready_limit,
+)
+from scheduler.batch_window import Service
 
 TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
 
@@ -22,23 +33,41 @@ def waiting(enterprise: int = 0, paid: int = 0, free: int = 0, oldest_ms: float 
     }
 
 
+MEASURED = Service(base_ms=50.0, item_ms=0.0)
+
+
 @pytest.mark.parametrize(
-    ("free", "oldest_ms", "rate", "workers", "ready", "leased", "leaves", "wait_ms", "wake_depth"),
+    ("free", "oldest_ms", "rate", "workers", "ready", "leased", "wait_ms", "wish"),
     [
-        # waiting, its age, arrivals/s, workers, ready, leased -> leaves?, look again in, or at so many
-        (0, 0.0, 0.0, 4, 0, 0, False, None, 1),  # nothing waits
-        (32, 1.0, 900.0, 4, 0, 0, True, None, 0),  # full: leaves at once
-        (32, 1.0, 900.0, 4, 0, 4, True, None, 0),  # full, all busy: one may stand ready
-        (32, 1.0, 900.0, 4, 1, 5, False, None, 0),  # full, all busy, one ready: late binding
-        (99, 1.0, 900.0, 0, 0, 0, False, None, 0),  # no worker at all
-        (1, 1.0, 0.0, 4, 0, 0, True, None, 0),  # nobody else comes: waiting would not pay
-        (1, 1.0, 20.0, 4, 0, 0, True, None, 0),  # 0.78 expected in the window: under one
-        (1, 1.0, 900.0, 4, 0, 0, False, 39.0, 32),  # 35 expected: waits out the window
-        (9, 40.0, 900.0, 4, 0, 0, True, None, 0),  # the window is over
-        (9, 55.0, 900.0, 4, 0, 4, False, None, 32),  # part batch, every worker busy: waiting is free
-        (9, 55.0, 900.0, 4, 1, 4, False, None, 0),  # the one idle worker has a batch ready
-        (32, 1.0, 900.0, 4, 3, 3, True, None, 0),  # three ready for four idle workers: one more
-        (32, 1.0, 900.0, 4, 4, 4, False, None, 0),  # one ready for each idle worker
+        # waiting, its age, arrivals/s, workers, ready, leased -> look again in, or when; no wish: a batch leaves now
+        (0, 0.0, 0.0, 4, 0, 0, None, Wish(1)),  # nothing waits
+        (
+            0,
+            0.0,
+            1000.0,
+            34,
+            0,
+            9,
+            16.0,
+            Wish(8),
+        ),  # nor here, but eight are worth it, or whoever has come in the window
+        (32, 1.0, 900.0, 4, 0, 0, None, None),  # full: leaves at once
+        (32, 1.0, 900.0, 4, 0, 4, None, None),  # full, all busy: one may stand ready
+        (32, 1.0, 900.0, 4, 1, 5, None, Wish(0, 0)),  # full, all busy, one ready: late binding
+        (99, 1.0, 900.0, 34, 9, 43, None, Wish(0, 4)),  # the line is full: when half of it is gone
+        (99, 1.0, 900.0, 0, 0, 0, None, Wish(0)),  # no worker at all
+        (1, 1.0, 0.0, 4, 0, 1, None, None),  # nobody else comes: waiting would not pay
+        (1, 1.0, 100.0, 34, 0, 5, None, None),  # a worker is free for each of them
+        (1, 0.0, 100.0, 2, 0, 1, 40.0, Wish(2, -1)),  # two workers bear no single requests, at 5 s of runs a second
+        (1, 31.0, 100.0, 2, 0, 1, None, None),  # less than one more is expected in the 9 ms that are left
+        (1, 1.0, 1000.0, 34, 0, 9, 15.0, Wish(8, -1)),  # 8 ms of arrivals, in twice that time
+        (8, 5.0, 1000.0, 34, 0, 9, None, None),  # and here they are
+        (5, 16.0, 1000.0, 34, 0, 9, None, None),  # the window is over
+        (5, 1.0, 1000.0, 34, 0, 0, None, None),  # nothing runs: whoever waits for an answer is here
+        (9, 55.0, 900.0, 4, 0, 4, None, Wish(32, 0)),  # part batch, every worker busy: waiting is free
+        (9, 55.0, 900.0, 4, 1, 4, None, Wish(0, 0)),  # the same, and one stands ready
+        (32, 1.0, 900.0, 4, 1, 1, None, None),  # idle workers: the one that was formed just now is as good as taken
+        (32, 1.0, 900.0, 4, 3, 3, None, Wish(0, 0)),  # they are said to be idle, but take nothing
     ],
 )
 def test_full_or_due(
@@ -48,27 +77,30 @@ def test_full_or_due(
     workers: int,
     ready: int,
     leased: int,
-    leaves: bool,
     wait_ms: float | None,
-    wake_depth: int,
+    wish: Wish | None,
 ) -> None:
     """A full batch leaves at once, a part batch for an idle worker when waiting would not pay, none beyond need."""
-    snapshot = Snapshot(waiting(free=free, oldest_ms=oldest_ms), ready, leased, workers, rate)
+    snapshot = Snapshot(waiting(free=free, oldest_ms=oldest_ms), ready, leased, workers, rate, MEASURED)
 
     decision = decide(snapshot, policy(), {})
 
-    assert bool(decision.picks) is leaves
+    assert bool(decision.picks) is (wish is None)
     assert decision.wait_ms == wait_ms
-    assert decision.wake_depth == wake_depth
+    assert decision.wish == (wish or NEVER)
 
 
-@pytest.mark.parametrize(
-    ("workers", "ready", "leased", "limit"),
-    [(1, 0, 1, 1), (4, 0, 0, 4), (4, 0, 4, 1), (4, 2, 4, 2), (34, 0, 34, 9), (200, 0, 200, 50), (0, 0, 0, 1)],
-)
-def test_ready_limit(workers: int, ready: int, leased: int, limit: int) -> None:
-    """One batch for each worker that runs none, and never under one for each four workers."""
-    assert ready_limit(Snapshot({}, ready, leased, workers, 0.0), 4) == limit
+@pytest.mark.parametrize(("workers", "limit"), [(0, 1), (1, 1), (4, 1), (5, 2), (34, 9), (200, 50)])
+def test_ready_limit(workers: int, limit: int) -> None:
+    """One batch for each four workers, and never under one: workers that died and are still counted add none."""
+    assert ready_limit(workers, 4) == limit
+
+
+def test_an_idle_worker_may_be_on_its_way() -> None:
+    """What `form_batch` is told: one more may stand ready while any worker is idle."""
+    snapshots = [Snapshot(waiting(free=99), 0, leased, 34, 900.0) for leased in (34, 33)]
+
+    assert [decide(snapshot, policy(), {}).ready_limit for snapshot in snapshots] == [9, 10]
 
 
 @pytest.mark.parametrize(

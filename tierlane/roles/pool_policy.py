@@ -62,4 +62,5 @@ def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy
         lookahead_workers=settings.batch_lookahead_workers,
         ageing_ms=settings.ageing_ms,
         tiers=tiers,
+        max_batch_tokens=(model.max_batch_tokens or 0) if model else 0,
     )

@@ -24,6 +24,7 @@ from scheduler.keys import Keys
 from scheduler.outbox import Outbox
 from scheduler.presence import Presence
 from scheduler.quota_restore import QuotaRestore
+from scheduler.service_watch import ServiceWatch
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.pool_policy import LeavingTiers, batch_policy
 from tierlane.roles.process import run_role, stop_on_signals
@@ -72,10 +73,13 @@ async def _run_loops(
         return [tier.name for tier in policy().tiers]
 
     waker = Waker(blocking, keys)
-    dispatcher = Dispatcher(Batches(client, keys, lease_ms=settings.lease_ms), waker, policy, time.monotonic)
+    presence = Presence(client, keys, gone_ms=settings.gone_ms)
+    service = ServiceWatch(presence, tier_names)
+    batches = Batches(client, keys, lease_ms=settings.lease_ms)
+    dispatcher = Dispatcher(batches, waker, policy, time.monotonic, lambda: service.service)
     caretaker = Caretaker(
         Endings(client, keys, lease_ms=settings.lease_ms),
-        Presence(client, keys, gone_ms=settings.gone_ms),
+        presence,
         tier_names,
         lambda: MIN_LEFT_MS,
         settings.reap_ms,
@@ -83,7 +87,8 @@ async def _run_loops(
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
     quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot, settings.pool)
     async with asyncio.TaskGroup() as group:
-        loops = [group.create_task(loop()) for loop in (waker.run, dispatcher.run, caretaker.run, quotas.run)]
+        roles = (waker, dispatcher, service, caretaker, quotas)
+        loops = [group.create_task(role.run()) for role in roles]
         group.create_task(auditor.run())
         await stop.wait()
         for loop in loops:

@@ -1,0 +1,175 @@
+"""What adaptive windows are worth: mean wait and fill beside a fixed window, in simulated time.
+
+Drives the real policy (`scheduler/batch_policy.py`, `scheduler/batch_window.py`, `scheduler/arrivals.py`) with Poisson
+arrivals of one tier. Nothing of the machine is in it: batches take what `--base-ms` and `--item-ms` say, everything else
+takes no time, and the same seed prints the same table. The fixed window is what servers with one do: a batch leaves
+when it is full or its first member has waited so long, and a worker is idle.
+"""
+# ruff: noqa: INP001 - a folder of scripts, not a package
+
+import argparse
+import heapq
+import random
+import statistics
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from scheduler.arrivals import ArrivalRate
+from scheduler.batch_policy import BatchPolicy, Decision, Snapshot, TierPolicy, Waiting, Wish, decide
+from scheduler.batch_window import Service
+
+TIER = "free"
+AGEING_MS, LOOKAHEAD_WORKERS = 1000.0, 4
+WARM_SHARE = 0.2  # Of the requests, at the beginning: they are not counted.
+
+Policy = Callable[[Snapshot], Decision]
+
+
+class Pool(NamedTuple):
+    """The workers, and how the model wants its batches."""
+
+    workers: int
+    batch: int
+    service: Service
+    window_ms: float
+
+
+class Result(NamedTuple):
+    """Waits in ms from arrival to the start of the run, sizes of batches, and the share of their time that workers ran."""
+
+    waits: list[float]
+    sizes: list[int]
+    busy: float
+
+
+def adaptive(pool: Pool) -> Policy:
+    """The dispatcher's own policy."""
+    policy = BatchPolicy(pool.batch, pool.window_ms, LOOKAHEAD_WORKERS, AGEING_MS, [TierPolicy(TIER, 1, 0.0)])
+    return lambda snapshot: decide(snapshot, policy, {})
+
+
+def fixed(pool: Pool) -> Policy:
+    """Full, or the window is over."""
+
+    def leaves(snapshot: Snapshot) -> Decision:
+        left_ms = pool.window_ms - snapshot.oldest_ms if snapshot.waiting else None
+        if snapshot.idle and (snapshot.waiting >= pool.batch or (left_ms is not None and left_ms <= 1e-6)):
+            return Decision([(TIER, min(pool.batch, snapshot.waiting))], None, Wish(0), 1, {})
+        return Decision((), left_ms if snapshot.idle else None, Wish(1), 1, {})
+
+    return leaves
+
+
+class Simulation:
+    """One pool in simulated time: arrivals, ends of batches, and looks by the clock are the only events."""
+
+    def __init__(self, pool: Pool, policy: Policy, rate: float, seed: int) -> None:
+        self._pool, self._policy, self._rate = pool, policy, rate
+        self._random = random.Random(seed)
+        self._queue: deque[float] = deque()
+        self._ends: list[float] = []
+        self._arrivals = ArrivalRate()
+        self._unseen = 0
+        self._look_at: float | None = None
+        self._wish = Wish(1)
+        self.waits: list[float] = []
+        self.sizes: list[int] = []
+        self.busy_s = 0.0
+
+    def run(self, requests: int) -> Result:
+        """Until so many have come and been served; the first fifth is not counted."""
+        now, left = 0.0, requests
+        arrival = self._random.expovariate(self._rate)
+        while left or self._queue:
+            events = [t for t in (arrival if left else None, self._ends[0] if self._ends else None, self._look_at) if t]
+            now = max(now, min(events))
+            if self._look_at is not None and now >= self._look_at:
+                self._turn(now)
+            elif self._ends and now >= self._ends[0]:
+                self._ended(now)
+            else:
+                left, arrival = left - 1, now + self._random.expovariate(self._rate)
+                self._arrived(now)
+        return Result(self.waits[int(WARM_SHARE * requests) :], self.sizes, self.busy_s / (now * self._pool.workers))
+
+    def _arrived(self, now: float) -> None:
+        self._queue.append(now)
+        self._unseen += 1
+        if self._wish.depth and len(self._queue) >= self._wish.depth:
+            self._turn(now)
+
+    def _ended(self, now: float) -> None:
+        heapq.heappop(self._ends)
+        if self._wish.ready >= (0 if self._ends else -1) or self._wish.depth == 1:
+            self._turn(now)
+
+    def _turn(self, now: float) -> None:
+        """What the dispatcher does when it is woken: form until nothing more should leave."""
+        self._look_at = None
+        while True:
+            decision = self._policy(self._snapshot(now))
+            if not decision.picks:
+                break
+            self._start(now, sum(count for _, count in decision.picks))
+        self._wish = decision.wish
+        if decision.wait_ms is not None:
+            self._look_at = now + max(1e-6, decision.wait_ms / 1000)
+
+    def _snapshot(self, now: float) -> Snapshot:
+        self._arrivals.record(self._unseen, now)
+        self._unseen = 0
+        oldest_ms = 1000 * (now - self._queue[0]) if self._queue else 0.0
+        rate, running = self._arrivals.per_second(now), len(self._ends)
+        waiting = {TIER: Waiting(len(self._queue), oldest_ms)}
+        # With every worker busy nothing stands ready here: who starts when a worker ends is decided then.
+        ready = 1_000_000 if running >= self._pool.workers else 0
+        return Snapshot(waiting, ready, running, self._pool.workers, rate, self._pool.service)
+
+    def _start(self, now: float, size: int) -> None:
+        takes_s = (self._pool.service.base_ms + size * self._pool.service.item_ms) / 1000
+        self.waits += [1000 * (now - self._queue.popleft()) for _ in range(size)]
+        self.sizes.append(size)
+        self.busy_s += takes_s
+        heapq.heappush(self._ends, now + takes_s)
+
+
+def rows(pool: Pool, rates: Sequence[float], requests: int, seed: int) -> list[tuple[str, ...]]:
+    """A line for each rate: rate, then mean wait, p99 and fill, adaptive and fixed."""
+    lines = []
+    for rate in rates:
+        count = min(requests, max(2000, int(rate * 20)))
+        cells = [f"{rate:,.0f}"]
+        for policy in (adaptive(pool), fixed(pool)):
+            result = Simulation(pool, policy, rate, seed).run(count)
+            p99 = statistics.quantiles(result.waits, n=100)[98]
+            cells += [f"{statistics.fmean(result.waits):.1f}", f"{p99:.1f}", f"{statistics.fmean(result.sizes):.1f}"]
+            cells.append(f"{result.busy:.0%}")
+        lines.append(tuple(cells))
+    return lines
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=34)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--base-ms", type=float, default=50.0)
+    parser.add_argument("--item-ms", type=float, default=0.0)
+    parser.add_argument("--window-ms", type=float, default=40.0)
+    parser.add_argument("--rates", type=float, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--requests", type=int, default=200_000, help="at most so many a rate")
+    parser.add_argument("--seed", type=int, default=1)
+    a = parser.parse_args()
+    pool = Pool(a.workers, a.batch, Service(a.base_ms, a.item_ms), a.window_ms)
+    table = Table("requests/s", "wait ms", "p99", "fill", "busy", "fixed: wait ms", "p99", "fill", "busy")
+    for row in rows(pool, a.rates, a.requests, a.seed):
+        table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

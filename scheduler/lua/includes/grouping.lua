@@ -1,0 +1,52 @@
+-- grouping: batches of similar length within a budget of tokens (needs prelude and joining).
+-- A batch costs its members times the longest of them, since the shorter ones are padded, or wait, until it is done.
+local WINDOW = 2 -- candidates a place, from the oldest on: what is looked at does not grow with the queue
+local BYTES_PER_TOKEN = 4
+
+-- candidates(picks) -> {{id, tier (its place among the picks), n, tokens, age_ms}...}; all have left their queues.
+local function candidates(picks)
+  local found = {}
+  for i, pick in ipairs(picks) do
+    take(pick[1], pick[2] * WINDOW, function(id, row)
+      local bytes = redis.call('HSTRLEN', P .. 'request:' .. id, 'body')
+      found[#found + 1] = {id = id, tier = i, n = #found, tokens = math.ceil(bytes / BYTES_PER_TOKEN), age_ms = now - row[AT]}
+    end)
+  end
+  return found
+end
+
+-- rank(found, aged_ms): who is seated before whom. First the leader: whoever has waited longest, if for `aged_ms`, else
+-- the oldest of the first tier. Then strictly by tier; in each, who has waited for so long, then who is like the leader.
+local function rank(found, aged_ms)
+  local leader = found[1]
+  for _, c in ipairs(found) do
+    if c.age_ms >= aged_ms and c.age_ms > leader.age_ms then leader = c end
+  end
+  for _, c in ipairs(found) do -- lengths within a factor of 1.4 are alike
+    c.unlike = c.age_ms >= aged_ms and -1 or math.floor(2.9 * math.abs(math.log((c.tokens + 8) / (leader.tokens + 8))))
+    if c == leader then c.tier_rank = 0 else c.tier_rank = c.tier end
+  end
+  table.sort(found, function(a, b)
+    if a.tier_rank ~= b.tier_rank then return a.tier_rank < b.tier_rank end
+    if a.unlike ~= b.unlike then return a.unlike < b.unlike end
+    return a.n < b.n
+  end)
+end
+
+-- grouped(picks, budget, aged_ms) -> for each pick the ids that join, oldest first; the others stand where they stood.
+local function grouped(picks, budget, aged_ms)
+  local found, seated, longest, count, chosen = candidates(picks), {}, 0, 0, {}
+  if #found > 0 then rank(found, aged_ms) end
+  for i in ipairs(picks) do seated[i], chosen[i] = 0, {} end
+  for _, c in ipairs(found) do -- one that is over the budget by itself goes alone
+    local most = math.max(longest, c.tokens)
+    if seated[c.tier] < picks[c.tier][2] and (count == 0 or (count + 1) * most <= budget) then
+      c.joins, longest, count, seated[c.tier] = true, most, count + 1, seated[c.tier] + 1
+    end
+  end
+  table.sort(found, function(a, b) return a.n > b.n end)
+  for _, c in ipairs(found) do -- youngest first, so that the oldest is at the head again
+    if c.joins then table.insert(chosen[c.tier], 1, c.id) else redis.call('RPUSH', P .. 'queue:' .. picks[c.tier][1], c.id) end
+  end
+  return chosen
+end

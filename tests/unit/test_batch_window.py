@@ -1,0 +1,68 @@
+"""How large a part batch grows and how long it may take, by literal tables."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.batch_window import UNKNOWN, Service, pool_service, target_size, window_ms
+from scheduler.observation import WorkerView
+
+
+@pytest.mark.parametrize(
+    ("rate", "workers", "base_ms", "item_ms", "size"),
+    [
+        (0.0, 34, 50.0, 0.0, 1),
+        (10.0, 34, 50.0, 0.0, 1),
+        (100.0, 34, 50.0, 0.0, 1),  # 5 of 34 workers: nobody waits for anybody
+        (1_000.0, 34, 50.0, 0.0, 8),  # 1.6 by the workers, 8 by what a batch costs ourselves
+        (5_000.0, 34, 50.0, 0.0, 40),
+        (10_000.0, 34, 50.0, 0.0, 64),
+        (100.0, 4, 50.0, 0.0, 1),
+        (200.0, 4, 50.0, 0.0, 2),  # 10 s of runs a second, on 3.6 s of workers
+        (2_000.0, 4, 50.0, 0.0, 27),
+        (2_000.0, 4, 50.0, 1.0, 62),  # of the 3.6 s, 2 are spent on the items themselves
+        (4_000.0, 4, 50.0, 1.0, 64),  # more than full batches bear
+        (100.0, 1, 0.0, 8.0, 1),  # without a base a batch spares nothing
+        (9_999.0, 0, 50.0, 0.0, 64),
+        (100.0, 34, 0.0, 0.0, 1),  # nothing is measured yet: it soon will be
+    ],
+)
+def test_target_size(rate: float, workers: int, base_ms: float, item_ms: float, size: int) -> None:
+    """The size with which the workers bear the load, or with which we do; one where either would do."""
+    assert target_size(rate, workers, Service(base_ms, item_ms), 64) == size
+
+
+@pytest.mark.parametrize(
+    ("target", "rate", "longest_ms"),
+    [(1, 100.0, 0.0), (8, 1000.0, 16.0), (64, 10_000.0, 12.8), (2, 30.0, 40.0), (5, 0.0, 0.0)],
+)
+def test_window(target: int, rate: float, longest_ms: float) -> None:
+    """Twice the time in which so many come, never over the model's window, and none where there is nothing to wait for."""
+    assert window_ms(target, rate, 40.0) == longest_ms
+
+
+RATES, TIMES = st.floats(0, 1e6), st.floats(0, 1000)
+
+
+@given(RATES, st.integers(0, 300), TIMES, TIMES, st.integers(1, 512))
+def test_the_size_is_one_that_exists(rate: float, workers: int, base_ms: float, item_ms: float, most: int) -> None:
+    """Whatever was measured: between one and a full batch, and never smaller for more arrivals."""
+    service = Service(base_ms, item_ms)
+
+    size = target_size(rate, workers, service, most)
+
+    assert 1 <= size <= most
+    assert target_size(2 * rate, workers, service, most) >= size
+
+
+def worker(base_ms: float, item_ms: float, seen_batch: float = 8.0, *, healthy: bool = True) -> WorkerView:
+    return WorkerView("w", "ready", 0.5, 1, 10.0, healthy, 1.0, 1.0, "b", "v", "", base_ms, item_ms, seen_batch)
+
+
+def test_the_service_of_a_pool() -> None:
+    """The mean of who is healthy and has measured anything; what was known before where nobody has."""
+    before = Service(7.0, 1.0)
+    bad = [worker(900.0, 9.0, healthy=False), worker(900.0, 9.0, seen_batch=0.0)]
+
+    assert pool_service([worker(40.0, 0.5), worker(60.0, 1.5), *bad], UNKNOWN) == Service(50.0, 1.0)
+    assert pool_service(bad, before) == before
