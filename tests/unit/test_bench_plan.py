@@ -125,6 +125,6 @@ def test_a_tier_without_a_key_is_named() -> None:
     """The mix may ask only for tiers that the stack file has keys for."""
     stack = StackInfo(keys={"paid": "k"})
 
-    assert keys_for(stack, ["paid"]) == ["k"]
+    assert keys_for(stack, ["paid"]) == [["k"]]
     with pytest.raises(StackError, match="no key for the tier 'gold'; it has paid"):
         keys_for(stack, ["paid", "gold"])
