@@ -72,7 +72,11 @@ def _ray(place: Place) -> dict[str, str]:
     haproxy = place.home / "haproxy"
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(place.port + 3),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(place.port + 4),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(place.port + 14),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(place.port + 1),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(place.port + 2),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),

@@ -35,6 +35,7 @@ from tierlane_stack import GATEWAYS, running_tierlane
 TIERLANE = "tierlane"
 NAMES = (TIERLANE, *(peer.name for peer in PEERS))
 CONSOLE = Console(stderr=True)
+QUIET_CORES = 0.2
 WIDTH = 160  # Of the table where there is no terminal.
 FAULTS = (InstallError, StartError, JobError, wrk.WrkError)
 
@@ -49,7 +50,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--window-ms", type=int, default=40, help="how long a peer's batch waits for company")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="systems, in this order")
     parser.add_argument("--venvs", type=Path, default=Path("build/peers"), help="folder of virtual environments")
-    parser.add_argument("--port", type=int, default=18600, help="the first of three that must be free")
+    parser.add_argument("--port", type=int, default=18600, help="the first of fifteen that must be free")
     parser.add_argument("--install-only", action="store_true", help="make the virtual environments, measure nothing")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
@@ -129,6 +130,13 @@ def _or_why(empty: Row, work: Callable[[], Row]) -> Row:
         return empty._replace(failed=str(error))
 
 
+def warn(rows: list[Row]) -> None:
+    """Say which figures were disturbed."""
+    for row in rows:
+        if row.measured and row.measured.others_cores > QUIET_CORES:
+            CONSOLE.print(f"{row.says}: something else used {row.measured.others_cores:.2f} cores meanwhile.")
+
+
 def write(rows: list[Row], arguments: argparse.Namespace) -> None:
     """The screen, and the files that were asked for."""
     Console(width=None if sys.stdout.isatty() else WIDTH).print(screen(rows))
@@ -160,6 +168,7 @@ def main() -> int:
         return int(any(isinstance(python, InstallError) for python in pythons.values()))
     rows = compare(arguments, pythons)
     write(rows, arguments)
+    warn(rows)
     return int(any(row.measured is None for row in rows))
 
 

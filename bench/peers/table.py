@@ -87,6 +87,7 @@ def _plain(row: Row) -> dict[str, Any]:
         "load": measured.load._asdict(),
         "idle": measured.idle._asdict(),
         "memory": measured.memory._asdict(),
+        "others_cores": round(measured.others_cores, 3),
         "audit": row.audit,
     }
     return {**plain, **figures}

@@ -1,4 +1,4 @@
-"""The job on LitServe: two API servers, four worker processes (more only cost: they poll)."""
+"""The job on LitServe: two API servers, four worker processes, the faster of its queues."""
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
 import time

@@ -16,7 +16,12 @@ REPLICAS = 2
 ONGOING = 4096  # More than there are connections, so that nothing waits outside of the batcher.
 
 
-@serve.deployment(num_replicas=REPLICAS, max_ongoing_requests=ONGOING, ray_actor_options={"num_cpus": 0})
+@serve.deployment(
+    num_replicas=REPLICAS,
+    max_ongoing_requests=ONGOING,
+    ray_actor_options={"num_cpus": 0},
+    logging_config={"enable_access_log": False},
+)
 class Reverse:
     """Half of the GPUs."""
 
@@ -42,6 +47,6 @@ if __name__ == "__main__":
         _node_ip_address="127.0.0.1",
         _temp_dir=os.environ["PEER_HOME"] + "/ray",
     )
-    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
+    serve.start(http_options={"host": "127.0.0.1", "port": PORT}, logging_config={"enable_access_log": False})
     serve.run(Reverse.bind(), route_prefix="/inference")
     signal.pause()

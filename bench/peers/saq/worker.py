@@ -7,12 +7,12 @@ from typing import Any
 
 import uvloop
 from micro_batch import MicroBatcher
-from reversal import BATCH, GPUS
+from reversal import GPUS
 from saq import Worker
 from saq.queue.redis import RedisQueue
 
 PROCESSES = 2
-CONCURRENCY = 512  # Jobs taken at a time; each costs a waiting task and a connection.
+CONCURRENCY = 256  # Jobs taken at a time; each costs a waiting task and a connection.
 BATCHER = MicroBatcher(GPUS // PROCESSES)
 
 
@@ -25,7 +25,7 @@ async def main() -> None:
     """Work until a signal comes."""
     queue = RedisQueue.from_url(os.environ["PEER_REDIS_URL"], max_concurrent_ops=CONCURRENCY)
     await queue.connect()
-    await Worker(queue, functions=[reverse], concurrency=max(BATCH, CONCURRENCY)).start()
+    await Worker(queue, functions=[reverse], concurrency=CONCURRENCY).start()
 
 
 if __name__ == "__main__":
