@@ -19,9 +19,10 @@ class Reading(NamedTuple):
 def read() -> Reading:
     """Now."""
     times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
+    # Interrupts are the kernel's share of the load itself, which no process is charged with.
+    idle = times.idle + sum(getattr(times, name, 0.0) for name in ("iowait", "irq", "softirq", "guest", "guest_nice"))
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Reading(time.monotonic(), sum(times) - getattr(times, "guest", 0.0) - idle, ended.ru_utime + ended.ru_stime)
+    return Reading(time.monotonic(), sum(times) - idle, ended.ru_utime + ended.ru_stime)
 
 
 def others_cores(before: Reading, after: Reading, own_s: float) -> float:

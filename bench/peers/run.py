@@ -36,6 +36,7 @@ TIERLANE = "tierlane"
 NAMES = (TIERLANE, *(peer.name for peer in PEERS))
 CONSOLE = Console(stderr=True)
 QUIET_CORES = 0.2
+SLACK_S = 240  # For start, checks and the audit of one system.
 WIDTH = 160  # Of the table where there is no terminal.
 FAULTS = (InstallError, StartError, JobError, wrk.WrkError)
 
@@ -103,7 +104,8 @@ def install(arguments: argparse.Namespace) -> dict[str, Path | InstallError]:
 
 def compare(arguments: argparse.Namespace, pythons: dict[str, Path | InstallError]) -> list[Row]:
     """All rows, in the order that was asked for."""
-    job = Job(arguments.window_ms)
+    seconds = arguments.seconds + arguments.idle_seconds + arguments.warm_seconds
+    job = Job(arguments.window_ms, limit_s=seconds + SLACK_S)
     peers = {peer.name: peer for peer in PEERS}
     rows = []
     for name in arguments.only:

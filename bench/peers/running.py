@@ -2,6 +2,7 @@
 # ruff: noqa: INP001 - a folder of scripts, not a package
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +21,17 @@ PATH = "/inference"
 
 
 class StartError(Exception):
-    """A system ended before it answered; the message is the last line of what it said."""
+    """A system ended before it answered, with the last line of what it said; or it was given up."""
 
 
 class Job(NamedTuple):
-    """What all do alike: milliseconds a batch takes and may wait for company, its size, and how many run at a time."""
+    """What all do alike: milliseconds a batch takes and may wait for company, its size, and how many run at a time.
+
+    After `limit_s` seconds a system is given up, wherever it is.
+    """
 
     window_ms: int
+    limit_s: int
     service_ms: int = 50
     batch: int = 64
     gpus: int = 34
@@ -59,20 +64,27 @@ class Processes:
 
 
 @contextmanager
-def processes() -> Iterator[tuple[Processes, Path]]:
-    """A group of processes and an empty folder; both are gone at the end."""
+def processes(limit_s: int) -> Iterator[tuple[Processes, Path]]:
+    """A group of processes and an empty folder; both are gone at the end. Raises StartError after so many seconds."""
     with ExitStack() as stack:
         # Some put sockets here, whose paths must be short.
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peer", ignore_cleanup_errors=True)))
         group = Processes(home / "log")
         stack.callback(lambda: stop_all(group.roots))
+        stack.callback(signal.alarm, 0)  # The limit is not for the stopping, which has its own.
+        signal.signal(signal.SIGALRM, lambda *_: _give_up(limit_s))
+        signal.alarm(limit_s)
         yield group, home
+
+
+def _give_up(limit_s: int) -> None:
+    raise StartError(f"not done within {limit_s} s")
 
 
 @contextmanager
 def running(peer: Peer, python: Path, port: int, job: Job) -> Iterator[Target]:
     """The peer, answering. Raises StartError and JobError."""
-    with processes() as (group, home):
+    with processes(job.limit_s) as (group, home):
         place = Place(python, home, port)
         environment = {**os.environ, **_environment(place, job), **peer.environment(place)}
         for command in peer.commands(place):

@@ -77,7 +77,7 @@ class Stack:
 @contextmanager
 def running_tierlane(port: int, job: Job) -> Iterator[Stack]:
     """The stack, answering. Raises StartError and JobError."""
-    with processes() as (group, home):
+    with processes(job.limit_s) as (group, home):
         data = home / "data"
         options = ["--data-dir", str(data), "--port", str(port), "--gateways", str(GATEWAYS)]
         work = ["--workers", str(job.gpus), "--backend", f"simulated:{job.service_ms}"]
