@@ -16,7 +16,7 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # A checkout need not be installed to be measured.
@@ -102,22 +102,20 @@ def install(arguments: argparse.Namespace) -> dict[str, Path | InstallError]:
     return made
 
 
-def compare(arguments: argparse.Namespace, pythons: dict[str, Path | InstallError]) -> list[Row]:
-    """All rows, in the order that was asked for."""
+def compare(arguments: argparse.Namespace, pythons: dict[str, Path | InstallError]) -> Iterator[Row]:
+    """The rows, one after the other, in the order that was asked for."""
     seconds = arguments.seconds + arguments.idle_seconds + arguments.warm_seconds
     job = Job(arguments.window_ms, limit_s=seconds + SLACK_S)
     peers = {peer.name: peer for peer in PEERS}
-    rows = []
     for name in arguments.only:
-        CONSOLE.print(f"{name} ...")
+        CONSOLE.print(f"{dt.datetime.now(dt.UTC):%H:%M:%S} {name} ...")
         if name == TIERLANE:
             empty = Row(TIERLANE, "Tierlane", arguments.connections)
-            rows.append(_or_why(empty, lambda: tierlane_row(arguments, job)))
+            yield _or_why(empty, lambda: tierlane_row(arguments, job))
         elif isinstance(python := pythons[name], InstallError):
-            rows.append(_named(peers[name], arguments)._replace(failed=str(python)))
+            yield _named(peers[name], arguments)._replace(failed=str(python))
         else:
-            rows.append(_measured_peer(peers[name], python, arguments, job))
-    return rows
+            yield _measured_peer(peers[name], python, arguments, job)
 
 
 def _measured_peer(peer: Peer, python: Path, arguments: argparse.Namespace, job: Job) -> Row:
@@ -168,9 +166,13 @@ def main() -> int:
     pythons = install(arguments)
     if arguments.install_only:
         return int(any(isinstance(python, InstallError) for python in pythons.values()))
-    rows = compare(arguments, pythons)
-    write(rows, arguments)
-    warn(rows)
+    rows: list[Row] = []
+    try:
+        for row in compare(arguments, pythons):
+            rows.append(row)  # noqa: PERF402 - what is measured is shown, also when the rest is interrupted
+    finally:
+        write(rows, arguments)
+        warn(rows)
     return int(any(row.measured is None for row in rows))
 
 
