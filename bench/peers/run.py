@@ -35,7 +35,6 @@ from tierlane_stack import GATEWAYS, running_tierlane
 TIERLANE = "tierlane"
 NAMES = (TIERLANE, *(peer.name for peer in PEERS))
 CONSOLE = Console(stderr=True)
-QUIET_CORES = 0.2
 SLACK_S = 240  # For start, checks and the audit of one system.
 WIDTH = 160  # Of the table where there is no terminal.
 FAULTS = (InstallError, StartError, JobError, wrk.WrkError)
@@ -47,6 +46,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=10, help="of load on each system")
     parser.add_argument("--idle-seconds", type=int, default=3, help="with one connection")
     parser.add_argument("--warm-seconds", type=int, default=3, help="of load that is not counted")
+    parser.add_argument("--attempts", type=int, default=3, help="loads at most, until nothing else disturbs")
     parser.add_argument("--connections", type=int, default=1000, help="some peers are asked with 512 at most")
     parser.add_argument("--window-ms", type=int, default=40, help="how long a peer's batch waits for company")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="systems, in this order")
@@ -85,7 +85,7 @@ def _named(peer: Peer, arguments: argparse.Namespace) -> Row:
 
 
 def _plan(arguments: argparse.Namespace, connections: int) -> Plan:
-    return Plan(connections, arguments.seconds, arguments.idle_seconds, arguments.warm_seconds)
+    return Plan(connections, arguments.seconds, arguments.idle_seconds, arguments.warm_seconds, arguments.attempts)
 
 
 def install(arguments: argparse.Namespace) -> dict[str, Path | InstallError]:
@@ -104,7 +104,7 @@ def install(arguments: argparse.Namespace) -> dict[str, Path | InstallError]:
 
 def compare(arguments: argparse.Namespace, pythons: dict[str, Path | InstallError]) -> Iterator[Row]:
     """The rows, one after the other, in the order that was asked for."""
-    seconds = arguments.seconds + arguments.idle_seconds + arguments.warm_seconds
+    seconds = arguments.seconds * arguments.attempts + arguments.idle_seconds + arguments.warm_seconds
     job = Job(arguments.window_ms, limit_s=seconds + SLACK_S)
     peers = {peer.name: peer for peer in PEERS}
     for name in arguments.only:
@@ -133,8 +133,9 @@ def _or_why(empty: Row, work: Callable[[], Row]) -> Row:
 def warn(rows: list[Row]) -> None:
     """Say which figures were disturbed."""
     for row in rows:
-        if row.measured and row.measured.others_cores > QUIET_CORES:
-            CONSOLE.print(f"{row.says}: something else used {row.measured.others_cores:.2f} cores meanwhile.")
+        if row.measured and not row.measured.counted.quiet:
+            cores = row.measured.counted.others_cores
+            CONSOLE.print(f"{row.says}: something else used {cores:.2f} cores meanwhile.")
 
 
 def write(rows: list[Row], arguments: argparse.Namespace) -> None:

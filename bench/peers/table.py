@@ -38,7 +38,7 @@ def cells(row: Row) -> list[str]:
     """A row as text; a system without figures says why."""
     if row.measured is None:
         return [row.says, str(row.connections), row.failed, *("-" for _ in HEADERS[3:])]
-    load, memory = row.measured.load, row.measured.memory
+    load, memory = row.measured.counted.load, row.measured.memory
     size = memory.rss_bytes if memory.pss_bytes is None else memory.pss_bytes
     return [
         row.says,
@@ -46,7 +46,7 @@ def cells(row: Row) -> list[str]:
         f"{load.rate:,.0f}",
         f"{load.p50_us / 1000:.0f} ms",
         f"{load.p99_us / 1000:.0f} ms",
-        f"{row.measured.cpu_us:,.0f} us",
+        f"{row.measured.counted.cpu_us:,.0f} us",
         f"{row.measured.idle.p50_us / 1000:.1f} ms",
         str(load.errors + row.measured.idle.errors),
         str(memory.processes),
@@ -82,12 +82,13 @@ def _plain(row: Row) -> dict[str, Any]:
         return {**plain, "failed": row.failed}
     measured = row.measured
     figures = {
-        "requests_per_second": round(measured.load.rate, 1),
-        "cpu_us_per_request": round(measured.cpu_us, 2),
-        "load": measured.load._asdict(),
+        "requests_per_second": round(measured.counted.load.rate, 1),
+        "cpu_us_per_request": round(measured.counted.cpu_us, 2),
+        "load": measured.counted.load._asdict(),
         "idle": measured.idle._asdict(),
         "memory": measured.memory._asdict(),
-        "others_cores": round(measured.others_cores, 3),
+        "others_cores": round(measured.counted.others_cores, 3),
+        "attempts": measured.attempts,
         "audit": row.audit,
     }
     return {**plain, **figures}
