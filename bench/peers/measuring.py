@@ -8,7 +8,6 @@ import machine
 import wrk
 from answers import check
 
-
 QUIET_CORES = 0.2
 """Up to here what the machine does besides counts as nothing."""
 
