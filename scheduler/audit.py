@@ -1,8 +1,11 @@
 """Audit records as they wait in Redis: an `outbox` element is a msgpack array of them, written by one script.
 
 Lua has no None inside an array, so an absent text is "" and an absent number is 0 or -1; the ledger turns them
-into NULL. Each record is an array whose first element is its tag, in the order of the fields below.
+into NULL. Each record is an array whose first element is its tag, in the order of the fields below. What scripts write of
+many requests at once says in one record what they have in common: `Entered` and `Closed`, which readers never see.
 """
+
+from typing import Any
 
 import msgspec
 
@@ -52,9 +55,49 @@ class DeadLetter(msgspec.Struct, array_like=True, frozen=True, tag="d"):
     body: msgspec.Raw
 
 
+class Entered(msgspec.Struct, array_like=True, frozen=True, tag="c"):
+    """All that one call of `admit` accepted."""
+
+    gateway_id: str
+    groups: list[tuple[str, str, str, str, Any, Any, Any]]  # Tier, customer, key, model; then limits.
+    each: list[Any]  # Flat: id, number of its group, input bytes, trace.
+
+    def records(self) -> list["Record"]:
+        """One for each request. Raises TypeError, ValueError or IndexError."""
+        found: list[Record] = []
+        each = iter(self.each)
+        for request_id, number, size, trace in zip(each, each, each, each, strict=True):
+            tier, customer, key, model, *_ = self.groups[number - 1]
+            found.append(Accepted(request_id, customer, key, tier, model, self.gateway_id, size, trace))
+        return found
+
+
+class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
+    """Members of one batch that ended in one way at one time, or requests that never were in one."""
+
+    state: str
+    error_code: str
+    ended_at_ms: int
+    batch_id: str
+    batch_size: int
+    worker_id: str
+    attempts: int
+    each: list[Any]  # Flat: id, latency ms, queue ms, gpu ms, tokens used, output bytes.
+
+    def records(self) -> list["Record"]:
+        """One for each request. Raises ValueError."""
+        state, code, at_ms, attempts = self.state, self.error_code, self.ended_at_ms, self.attempts
+        batch = self.batch_id, self.batch_size, self.worker_id
+        each = iter(self.each)
+        return [
+            Ended(request_id, state, code, at_ms, latency, queue, gpu, *batch, attempts, tokens, size)
+            for request_id, latency, queue, gpu, tokens, size in zip(each, each, each, each, each, each, strict=True)
+        ]
+
+
 Record = Accepted | Ended | DeadLetter
 
-_one = msgspec.msgpack.Decoder(Record)
+_one = msgspec.msgpack.Decoder(Accepted | Ended | DeadLetter | Entered | Closed)
 _many = msgspec.msgpack.Decoder(list[msgspec.Raw])
 encode_records = msgspec.msgpack.Encoder().encode
 
@@ -72,7 +115,11 @@ def decode_entry(entry: bytes) -> tuple[list[Record], list[bytes]]:
     bad: list[bytes] = []
     for part in parts:
         try:
-            records.append(_one.decode(part))
-        except msgspec.MsgspecError:
+            found = _one.decode(part)
+            if isinstance(found, Entered | Closed):
+                records += found.records()
+            else:
+                records.append(found)
+        except (msgspec.MsgspecError, TypeError, ValueError, IndexError):
             bad.append(bytes(part))
     return records, bad

@@ -4,7 +4,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 packed picks {{tier, count}...}, 4 look-ahead in batches, 5 lease ms,
 --   6 packed tier names, 7 ms that a batch is kept, 8 ms of silence after which a gateway is gone.
 -- Returns packed {size, dropped, queues}: members of the new batch, ids that ended instead, and what waits now.
--- include: prelude, repaying, ending, owners, queues
+-- include: prelude, row, repaying, ending, owners, queues
 local id, lookahead, lease_ms, keep_ms = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[7])
 local size, dropped, used = 0, 0, {}
 
@@ -23,7 +23,7 @@ local function take(tier)
   local row = read(member)
   local code = row[STATE] == 'queued' and unfit(row)
   if row[STATE] == 'queued' and not code then
-    redis.call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id, 'formed', now)
+    redis.call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id)
     return true
   end
   redis.call('LPOP', list)
