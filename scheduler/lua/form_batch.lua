@@ -5,7 +5,7 @@
 --   batches, 5 lease ms, 6 packed tier names, 7 ms that a batch is kept, 8 ms of silence after which a gateway is gone,
 --   9 tokens that a batch may cost (0: no limit), 10 ms of waiting from which nobody is passed over for its length.
 -- Returns packed {size, dropped, queues}: members of the new batch, ids that ended instead, and what waits now.
--- include: prelude, repaying, ending, owners, queues, joining, grouping
+-- include: prelude, row, repaying, ending, owners, queues, joining, grouping
 local id, keep_ms, budget = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
 local size, used = 0, {}
 
@@ -13,25 +13,25 @@ local size, used = 0, {}
 local function seat(tier, ids)
   if #ids == 0 then return end
   for _, member in ipairs(ids) do
-    redis.call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id, 'formed', formed_at)
+    call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id)
   end
   local list = P .. 'inflight:' .. tier .. ':' .. id
-  redis.call('LPUSH', list, unpack(ids))
-  redis.call('PEXPIRE', list, keep_ms)
+  call('LPUSH', list, unpack(ids))
+  call('PEXPIRE', list, keep_ms)
   used[#used + 1], size = tier, size + #ids
 end
 
-if redis.call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) then
+if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) then
   local picks = cmsgpack.unpack(ARGV[3])
   local chosen = budget > 0 and grouped(picks, budget, tonumber(ARGV[10])) or oldest(picks)
   for i, pick in ipairs(picks) do seat(pick[1], chosen[i]) end
 end
 if size > 0 then
-  redis.call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
-  redis.call('PEXPIRE', P .. 'batch:' .. id, keep_ms)
-  redis.call('ZADD', P .. 'leases', now + ARGV[5], id)
-  redis.call('RPUSH', P .. 'batch_queue', id) -- the tail: a retried batch stands at the head
+  call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
+  call('PEXPIRE', P .. 'batch:' .. id, keep_ms)
+  call('ZADD', P .. 'leases', now + ARGV[5], id)
+  call('RPUSH', P .. 'batch_queue', id) -- the tail: a retried batch stands at the head
 end
-redis.call('DEL', P .. 'wake') -- whatever it was pushed for is in the reply
+call('DEL', P .. 'wake') -- whatever it was pushed for is in the reply
 flush()
 return cmsgpack.pack({size, dropped, queues(cmsgpack.unpack(ARGV[6]))})
