@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
@@ -222,6 +223,24 @@ async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url:
         await eventually(lambda: nothing_waits(client), "all is written")
 
     assert await count_requests(db) == {"completed": 10}
+
+
+@pytest.mark.parametrize("other", ["smallint", "bigint"])
+async def test_a_column_of_another_type_is_waited_out(
+    client: Redis, database_url: str, db: Connection, other: str
+) -> None:
+    """It is no row's fault: none is set aside, and all are written when it is what the migrations made it."""
+    await db.execute(f"ALTER TABLE requests ALTER COLUMN attempts TYPE {other}")
+    await put_requests(client, new_ids(10))
+    auditor = auditor_for(database_url, client)
+    async with running(auditor):
+        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        assert "cannot be written" in error
+        await db.execute("ALTER TABLE requests ALTER COLUMN attempts TYPE integer")
+        await eventually(lambda: nothing_waits(client), "all is written")
+
+    assert await count_requests(db) == {"completed": 10}
+    assert auditor.stats().set_aside == 0
 
 
 async def test_whoever_lost_the_lock_cannot_write(client: Redis, database_url: str, db: Connection) -> None:
