@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.cancels import Cancels
 from gateway.waiters import Waiter
@@ -23,7 +21,7 @@ from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.states import Admission
 
-WORTH_TELLING_MS = 20  # Waits under this are not worth a copy of the submission.
+WORTH_TELLING_MS = 20  # Waits under this are not worth telling.
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
@@ -173,9 +171,9 @@ class Admitter:
 def with_time_left(waiter: Waiter, now: float) -> Submission:
     """The submission with what is left of its deadline, which began with its arrival and not with its admission."""
     left_ms = int((waiter.deadline - now) * 1000)
-    if left_ms >= waiter.submission.total_ms - WORTH_TELLING_MS:
-        return waiter.submission
-    return msgspec.structs.replace(waiter.submission, total_ms=max(1, left_ms))
+    if left_ms < waiter.submission.total_ms - WORTH_TELLING_MS:
+        waiter.submission.total_ms = max(1, left_ms)
+    return waiter.submission
 
 
 def _of_known_tiers(batch: list[Waiter], limits: Limits) -> list[Waiter]:

@@ -42,12 +42,13 @@ class Answer:
     It has the three things that aiohttp's connection handler asks of a response: `prepare`, `write_eof`, `keep_alive`.
     """
 
-    __slots__ = ("_request", "abort", "body", "close", "content_type", "headers", "keep_alive", "status")
+    __slots__ = ("_request", "abort", "body", "close", "content_type", "headers", "keep_alive", "lines", "status")
 
     def __init__(self, status: int, body: bytes, headers: Headers | None = None, content_type: str = JSON) -> None:
         self.status = status
         self.body = body
         self.headers: Headers = headers if headers is not None else []
+        self.lines = ""  # More headers, as whole lines, each with its end: what was built once is not built again.
         self.content_type = content_type
         self.close = False
         self.abort = False
@@ -61,13 +62,14 @@ class Answer:
 
     def head(self, connection: str = "") -> bytes:
         """The status line and all headers, the empty line included; `connection` is that header's value or empty."""
-        lines = [
-            _LINES[self.status],
-            f"Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\nDate: {_date.now()}\r\n",
-        ]
-        lines += [f"{name}: {value}\r\n" for name, value in self.headers]
-        lines.append(f"Connection: {connection}\r\n\r\n" if connection else "\r\n")
-        return "".join(lines).encode("latin-1")
+        text = (
+            f"{_LINES[self.status]}Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
+            f"Date: {_date.now()}\r\n{self.lines}"
+        )
+        for name, value in self.headers:
+            text += f"{name}: {value}\r\n"
+        text += f"Connection: {connection}\r\n\r\n" if connection else "\r\n"
+        return text.encode("latin-1")
 
     async def prepare(self, request: web.BaseRequest) -> None:
         """Decide whether the connection stays open. Called by aiohttp before `write_eof`."""

@@ -55,7 +55,7 @@ class Gateway(Parts):
             log.warning("starting without Redis", reason=str(error))
         self.direct.begin()
         await self.beat.beat()
-        edge = self._edge = EdgeServer(self._routes, self._faults, self.doors, self.config)
+        edge = self._edge = EdgeServer(self._routes, self._faults, self.doors, self.config, self._lane)
         loops = {
             "admitter": self.admitter.run(),
             "cancels": self.cancels.run(),

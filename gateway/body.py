@@ -3,6 +3,7 @@
 from typing import Protocol, cast
 
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from scheduler.errors import ErrorCode, RequestError
 
@@ -17,20 +18,23 @@ class TimedConnection(Protocol):
     def body_ended(self) -> None: ...
 
 
-def check_media(request: web.BaseRequest, max_bytes: int) -> None:
+def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int) -> None:
     """Judge a body by its headers. Raises RequestError for a wrong type, an encoding, or a length over `max_bytes`."""
-    headers = request.headers
-    media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if media_type not in JSON_TYPES:
+    media_type = headers.get("Content-Type", "")
+    if media_type not in JSON_TYPES and media_type.partition(";")[0].strip().lower() not in JSON_TYPES:
         message = "Content-Type must be application/json."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Type")
-    if any(encoding.strip().lower() != "identity" for encoding in headers.getall("Content-Encoding", ())):
+    if "Content-Encoding" in headers and not _is_identity(headers.getall("Content-Encoding")):
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, param="Content-Encoding")
     if headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
         message = "No transfer encoding but chunked is accepted."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Transfer-Encoding")
-    if (request.content_length or 0) > max_bytes:
+    if length > max_bytes:
         raise _too_large(max_bytes)
+
+
+def _is_identity(encodings: list[str]) -> bool:
+    return all(encoding.strip().lower() == "identity" for encoding in encodings)
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:

@@ -95,18 +95,34 @@ class IdentityView(Protocol):
     def key_burst(self) -> float: ...
 
 
-def choose_model(models: Mapping[str, ModelRow], pool: str, wanted: str | UnsetType, default: str | None) -> str:
-    """The name of the model to run. Raises RequestError `model_not_found` with `param`.
+class ServedModels:
+    """Which models a pool serves, looked up once for each picture of the catalog."""
 
-    Without a wish it is `default`, or the pool's only enabled model; with neither the client has to choose.
-    """
-    served = [name for name, row in models.items() if row.enabled and row.pool == pool]
-    if wanted is not UNSET:
-        if wanted in served:
+    def __init__(self, pool: str, default: str | None) -> None:
+        self._pool = pool
+        self._default = default
+        self._models: Mapping[str, ModelRow] | None = None
+        self._served: frozenset[str] = frozenset()
+        self._unnamed: str | None = None
+
+    def choose(self, snapshot: SnapshotView | None, wanted: str | UnsetType) -> str:
+        """The name of the model to run. Raises RequestError `model_not_found` with `param`.
+
+        Without a wish it is the default one, or the pool's only enabled model; with neither the client has to choose.
+        """
+        models = snapshot.models if snapshot is not None else {}
+        if models is not self._models:
+            self._look(models)
+        if wanted is UNSET:
+            if self._unnamed is not None:
+                return self._unnamed
+            raise RequestError(ErrorCode.MODEL_NOT_FOUND, "Name the model: there is no default one.", "model")
+        if wanted in self._served:
             return wanted
         raise RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
-    if default is not None and default in served:
-        return default
-    if len(served) == 1:
-        return served[0]
-    raise RequestError(ErrorCode.MODEL_NOT_FOUND, "Name the model: there is no default one.", "model")
+
+    def _look(self, models: Mapping[str, ModelRow]) -> None:
+        served = frozenset(name for name, row in models.items() if row.enabled and row.pool == self._pool)
+        only = next(iter(served)) if len(served) == 1 else None
+        self._unnamed = self._default if self._default in served else only
+        self._models, self._served = models, served

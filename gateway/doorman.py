@@ -2,16 +2,27 @@
 
 import time
 from collections.abc import Callable
+from typing import Protocol
+
+from multidict import CIMultiDictProxy
 
 from gateway.auth_throttle import AuthThrottle
 from gateway.bearer import bearer_token, check_service_token
 from gateway.catalog_view import IdentityView
 from gateway.faults import Refusal
 from gateway.identities import Identities
-from gateway.routes import Call
 from scheduler.errors import ErrorCode, RequestError
 
 TOO_MANY = "Too many requests from this address had no valid key; try again later, or with a valid one."
+
+
+class Asking(Protocol):
+    """A request, as far as it says who sends it; `remote` is the client's address."""
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]: ...
+    @property
+    def remote(self) -> str | None: ...
 
 
 class Doorman:
@@ -25,28 +36,28 @@ class Doorman:
         self._wall = wall
         self._longest_jwt = identities.longest_jwt
 
-    def identify(self, call: Call) -> IdentityView:
+    def identify(self, asking: Asking) -> IdentityView:
         """Who sends this request. Raises RequestError.
 
         401 `invalid_api_key`, after too many of these from one address 429 `rate_limit_exceeded`; and what the catalog
         says: 403 `account_suspended`, 503 `catalog_unavailable`.
         """
         try:
-            token = bearer_token(call.request.headers, self._longest_jwt)
+            token = bearer_token(asking.headers, self._longest_jwt)
             return self._identities.identify(token, self._wall())
         except RequestError as error:
-            raise self._failure(error, call) from error
+            raise self._failure(error, asking) from error
 
-    def check_service(self, call: Call, expected: str) -> None:
+    def check_service(self, asking: Asking, expected: str) -> None:
         """Raises RequestError unless the request carries the service token, as often as `identify` allows."""
         try:
-            check_service_token(call.request.headers, expected)
+            check_service_token(asking.headers, expected)
         except RequestError as error:
-            raise self._failure(error, call) from error
+            raise self._failure(error, asking) from error
 
-    def _failure(self, error: RequestError, call: Call) -> RequestError:
+    def _failure(self, error: RequestError, asking: Asking) -> RequestError:
         """The error to answer: nobody is told to wait for what is no fault of theirs, such as a catalog that is away."""
         if self._throttle is None or error.code is not ErrorCode.INVALID_API_KEY:
             return error
-        wait_ms = self._throttle.failed(call.request.remote)
+        wait_ms = self._throttle.failed(asking.remote)
         return error if wait_ms is None else Refusal(ErrorCode.RATE_LIMIT_EXCEEDED, TOO_MANY, wait_ms)

@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 from msgspec import UNSET
+from multidict import CIMultiDictProxy
 
 from gateway.admitter import ENTERED, Admitter
 from gateway.answer import Answer
 from gateway.body import check_media, read_body
 from gateway.cancels import Cancels
-from gateway.catalog_view import CatalogView, IdentityView, choose_model
+from gateway.catalog_view import CatalogView, IdentityView, ServedModels
 from gateway.config import GatewayConfig
 from gateway.direct import Direct
 from gateway.doorman import Doorman
@@ -29,7 +31,7 @@ from gateway.standing import Standing
 from gateway.submissions import build_submission, is_retry, trace_id
 from gateway.success import success
 from gateway.verdicts import for_want_of_capacity
-from gateway.waiters import Outcome, Waiter, Waiters
+from gateway.waiters import Ending, Outcome, Waiter, Waiters
 from scheduler.admission import Verdict
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
@@ -68,74 +70,110 @@ class InferenceParts:
     clock: Callable[[], float] = time.monotonic
 
 
+class Asking(Protocol):
+    """A request, as far as its handler looks at it; `remote` is the client's address."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def headers(self) -> CIMultiDictProxy[str]: ...
+    @property
+    def remote(self) -> str | None: ...
+
+
 class Inference:
-    """The handler. `standing` is what it knows of the customers' limits."""
+    """The handler, and the parts of it that the fast lane uses. `standing` is what it knows of the customers' limits."""
 
     def __init__(self, parts: InferenceParts) -> None:
         self._parts = parts
         self._doorman = parts.doorman or Doorman(Identities(parts.catalog))
         self.standing = Standing(parts.limits, parts.meter, parts.clock)
+        self.waiters = parts.waiters
+        self.clock = parts.clock
+        self.identify = self._doorman.identify
+        self.max_body_bytes = parts.config.max_body_bytes
+        self._models = ServedModels(parts.config.pool, parts.config.default_model)
+
+    @property
+    def past_redis(self) -> bool:
+        """Whether requests go straight to workers now."""
+        return self._parts.direct.active
 
     async def __call__(self, call: Call) -> Answer:
         """Answer one request. Raises RequestError only for who is not known; other errors carry the key's limits."""
-        identity = self._doorman.identify(call)
+        identity = self.identify(call)
         waiter: Waiter | None = None
         try:
-            key = idempotency_key(call.request.headers)
+            key = idempotency_key(call.headers)
             came_whole = call.request.content.is_eof()
             raw = await self._read(call)
             if not came_whole:  # It took up to seconds, in which the key may have been revoked or moved.
-                identity = self._doorman.identify(call)
+                identity = self.identify(call)
             # A slow sender's time does not count against its deadline; the time that we take does.
-            started = call.arrived if came_whole else self._parts.clock()
-            waiter = self._waiter(call, identity, self._payload(raw), key, started)
-            self._arrived(call, identity)
+            started = call.arrived if came_whole else self.clock()
+            waiter = self.waiter(call, identity, raw, key, started, future=_new_future())
             outcome = await self._outcome(waiter)
             failpoint("reply_unwritten")
             if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
                 return await self._replay(call, identity, waiter, outcome)
-            return self._answer(identity, waiter, outcome)
+            return self.answer(identity, waiter, outcome)
         except RequestError as error:
-            return self._not_served(call, identity, waiter, error)
+            return self.not_served(call, identity, waiter, error)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
             log_fault("request failed", error, request_id=call.request_id)
-            return self._not_served(call, identity, waiter, RequestError(ErrorCode.INTERNAL_ERROR))
+            return self.not_served(call, identity, waiter, RequestError(ErrorCode.INTERNAL_ERROR))
 
     async def _read(self, call: Call) -> bytes:
         """The body. Raises RequestError where it is not to be read, or does not come as it should."""
         if self._parts.doors.closed:
             raise RequestError(ErrorCode.DRAINING)
-        check_media(call.request, self._parts.config.max_body_bytes)
-        return await read_body(call.request, self._parts.config.max_body_bytes)
+        check_media(call.headers, call.request.content_length or 0, self.max_body_bytes)
+        return await read_body(call.request, self.max_body_bytes)
 
-    def _payload(self, raw: bytes) -> Payload:
-        """What the client asks for. Raises RequestError."""
+    def waiter(
+        self,
+        asking: Asking,
+        identity: IdentityView,
+        raw: bytes,
+        key: str | None,
+        started: float,
+        *,
+        future: "asyncio.Future[Outcome] | Ending",
+    ) -> Waiter:
+        """What waits for the answer to this body, not entered yet. Raises RequestError for a body that is not valid."""
         parts = self._parts
         body = decode_inference(raw, parts.config.max_input_bytes)
-        snapshot = parts.catalog.snapshot
-        models = snapshot.models if snapshot else {}
-        model = choose_model(models, parts.config.pool, body.model, parts.config.default_model)
-        return Payload(model, body.input, {} if body.parameters is UNSET else dict(body.parameters))
-
-    def _waiter(self, call: Call, identity: IdentityView, payload: Payload, key: str | None, started: float) -> Waiter:
+        model = self._models.choose(parts.catalog.snapshot, body.model)
         submission = build_submission(
-            call.request_id,
+            asking.request_id,
             identity,
-            payload,
+            Payload(model, body.input, {} if body.parameters is UNSET else dict(body.parameters)),
             self.standing.limits(identity),
-            total_ms=self._parts.config.total_ms,
+            total_ms=parts.config.total_ms,
             key=key,
-            trace=trace_id(call.request.headers),
+            trace=trace_id(asking.headers),
         )
-        return Waiter(submission, started, asyncio.get_running_loop().create_future())
-
-    def _arrived(self, call: Call, identity: IdentityView) -> None:
-        self._parts.meter.arrived(identity.tier)
-        if is_retry(call.request.headers):
-            self._parts.meter.retried(identity.tier)
+        parts.meter.arrived(identity.tier)
+        if is_retry(asking.headers):
+            parts.meter.retried(identity.tier)
+        return Waiter(submission, started, future)
 
     async def _outcome(self, waiter: Waiter) -> Outcome:
         """Ask for admission and wait for the end. Raises RequestError where admission is not even asked."""
+        self.enter(waiter)
+        try:
+            return await cast("asyncio.Future[Outcome]", waiter.future)
+        except asyncio.CancelledError:  # The client left.
+            self.abandon(waiter)
+            raise
+        finally:
+            self.waiters.remove(waiter)
+
+    def enter(self, waiter: Waiter) -> None:
+        """Ask for admission; the waiter is ended by whoever knows the outcome.
+
+        Raises RequestError where admission is not even asked; then nothing waits.
+        """
         parts, tier = self._parts, waiter.submission.tier
         past_redis = parts.direct.active
         if past_redis and waiter.submission.idempotency:  # Only Redis knows whether it has run already.
@@ -148,20 +186,19 @@ class Inference:
         if not past_redis and parts.limits.short_of_memory:
             self._refused(tier)
             raise RequestError(ErrorCode.BACKPRESSURE)
-        parts.waiters.add(waiter)
-        try:
-            if not (parts.direct.enter(waiter) if past_redis else parts.admitter.submit(waiter)):
-                self._refused(tier)
-                raise RequestError(ErrorCode.QUEUE_FULL)
-            return await waiter.future
-        except asyncio.CancelledError:  # The client left.
-            if waiter.verdict is not None and waiter.verdict.outcome in ENTERED:
-                parts.cancels.add(waiter.id, ErrorCode.CANCELLED)
-            raise
-        finally:
-            parts.waiters.remove(waiter)
+        self.waiters.add(waiter)
+        if not (parts.direct.enter(waiter) if past_redis else parts.admitter.submit(waiter)):
+            self.waiters.remove(waiter)
+            self._refused(tier)
+            raise RequestError(ErrorCode.QUEUE_FULL)
 
-    def _answer(self, identity: IdentityView, waiter: Waiter, outcome: Outcome) -> Answer:
+    def abandon(self, waiter: Waiter) -> None:
+        """The client has left: end what is under way for it."""
+        if waiter.verdict is not None and waiter.verdict.outcome in ENTERED:
+            self._parts.cancels.add(waiter.id, ErrorCode.CANCELLED)
+        self.waiters.remove(waiter)
+
+    def answer(self, identity: IdentityView, waiter: Waiter, outcome: Outcome) -> Answer:
         """Turn the end into a 200. Raises RequestError for every other end."""
         verdict = waiter.verdict
         base_limit_allows = verdict is not None and self.standing.judged(identity, waiter.submission, verdict)
@@ -172,20 +209,23 @@ class Inference:
         self.standing.settle(identity, waiter.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
             raise _failure(outcome)
-        now = self._parts.clock()
+        now = self.clock()
         latency_ms = (now - waiter.started) * 1000
         self._parts.meter.answered(identity.tier, latency_ms, now)
-        return success(outcome, identity.tier, latency_ms, self.standing.headers(identity, verdict))
+        return success(outcome, identity.tier, latency_ms, self.standing.lines(identity, verdict))
 
     async def _replay(self, call: Call, identity: IdentityView, waiter: Waiter, verdict: Verdict) -> Answer:
         """The answer that the request's key has already. Raises RequestError where it cannot be read."""
         self.standing.judged(identity, waiter.submission, verdict)
         reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
-        headers = [*self.standing.headers(identity, verdict), *REPLAYED]
         if reply.state != State.COMPLETED:
-            problem = wants_problem(call.request.headers)
-            return self._parts.faults.answer(_failure(reply), reply.id, headers, problem=problem)
-        return success(reply, identity.tier, (self._parts.clock() - waiter.started) * 1000, headers)
+            headers = [*self.standing.headers(identity, verdict), REPLAYED]
+            return self._parts.faults.answer(_failure(reply), reply.id, headers, problem=wants_problem(call.headers))
+        answer = success(
+            reply, identity.tier, (self.clock() - waiter.started) * 1000, self.standing.lines(identity, verdict)
+        )
+        answer.headers.append(REPLAYED)
+        return answer
 
     def _shed(self, identity: IdentityView, error: RequestError) -> RequestError:
         if for_want_of_capacity(error.code):
@@ -197,14 +237,18 @@ class Inference:
         self._parts.meter.passed(tier, self._parts.limits.factor(tier))
         self._parts.meter.shed(tier)
 
-    def _not_served(self, call: Call, identity: IdentityView, waiter: Waiter | None, error: RequestError) -> Answer:
+    def not_served(self, asking: Asking, identity: IdentityView, waiter: Waiter | None, error: RequestError) -> Answer:
         """The answer to an error, which tells the limits as well; what was kept out is noted for who asks why."""
         verdict = waiter.verdict if waiter else None
         if waiter is not None and (verdict is None or verdict.outcome not in ENTERED):
-            self._parts.note_refusal(call.request_id, identity, error, verdict, self.standing.factor(identity))
+            self._parts.note_refusal(asking.request_id, identity, error, verdict, self.standing.factor(identity))
         headers = self.standing.headers(identity, verdict)
-        problem = wants_problem(call.request.headers)
-        return self._parts.faults.answer(error, call.request_id, headers, problem=problem)
+        problem = wants_problem(asking.headers)
+        return self._parts.faults.answer(error, asking.request_id, headers, problem=problem)
+
+
+def _new_future() -> "asyncio.Future[Outcome]":
+    return asyncio.get_running_loop().create_future()
 
 
 def _failure(reply: Reply) -> RequestError:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from gateway.audit_pairs import Pair, audit_pair
-from gateway.waiters import Outcome, Waiter
+from gateway.waiters import Ending, Outcome, Waiter
 
 KEEP_S = 10.0  # A failover may lose the writes of so long.
 MAX_PAIRS = 50_000  # About 35 MB, and ten seconds of all that one gateway can do.
@@ -56,6 +56,6 @@ class LastEnds:
         return [pair for _, pair in self._ring]
 
 
-def outcome_of(future: "Future[Outcome]") -> Outcome | None:
+def outcome_of(future: "Future[Outcome] | Ending") -> Outcome | None:
     """How waiting ended; None where nobody was told, because the client left."""
     return future.result() if future.done() and not future.cancelled() else None

@@ -17,9 +17,10 @@ class LatencyWindow:
 
     def add(self, latency_ms: float, now: float) -> None:
         """Count one answer; `now` is monotonic seconds."""
-        self._turn(now)
-        bucket = int(math.log2(max(latency_ms, 1.0)) * _BUCKETS_PER_DOUBLING)
-        self._rows[self._slot % LATENCY_SLOTS][min(bucket, _BUCKETS - 1)] += 1
+        if int(now / LATENCY_SLOT_S) != self._slot:
+            self._turn(now)
+        bucket = int(math.log2(latency_ms) * _BUCKETS_PER_DOUBLING) if latency_ms > 1.0 else 0
+        self._rows[self._slot % LATENCY_SLOTS][bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
 
     def p95_ms(self, now: float) -> float:
         """The 95th percentile in ms, rounded up to its bucket's end; 0 when there was no answer."""

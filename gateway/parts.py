@@ -15,6 +15,7 @@ from gateway.direct import Direct, DirectParts
 from gateway.direct_audit import DirectAudit
 from gateway.doorman import Doorman
 from gateway.doors import Doors
+from gateway.fast_lane import FastLane
 from gateway.faults import Faults
 from gateway.identities import Identities, Tokens
 from gateway.inference import Inference, InferenceParts
@@ -110,6 +111,7 @@ class Parts:
         inference = self._inference()
         self.me = self._me(inference, find_usage)
         self._routes = build_routes(inference, self.internal, self.me)
+        self._lane = FastLane(inference, self.doors)
 
     def _doorman(self) -> Doorman:
         throttle = None if self.config.auth_failures == "off" else AuthThrottle(self.config.auth_failures)

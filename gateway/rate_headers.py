@@ -20,37 +20,42 @@ _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 *
 
 
 class _Fixed(NamedTuple):
-    """What is the same on all answers under one set of limits."""
+    """What is the same on all answers under one set of limits; `lines` are whole header lines."""
 
     requests: int
     tokens: int
     quotas: tuple[str, ...]
-    headers: Headers
+    lines: str
 
 
 def rate_headers(limits: Effective, left: Left) -> Headers:
     """The headers for `limits`, with what is left cut to whole units within 0 and the limit."""
+    pairs = (line.partition(": ") for line in rate_lines(limits, left).splitlines())
+    return [(name, value) for name, _, value in pairs]
+
+
+def rate_lines(limits: Effective, left: Left) -> str:
+    """The same as header lines, each with its end, as they are sent."""
     fixed = _fixed(limits)
     remaining, reset_ms, tokens_left, tokens_reset_ms, in_use, quotas_left = left
     requests = _within(remaining, fixed.requests)
     told = f'"{REQUESTS}";r={requests};t={_seconds(reset_ms)}'
-    headers = [
-        *fixed.headers,
-        ("x-ratelimit-remaining-requests", str(requests)),
-        ("x-ratelimit-reset-requests", go_duration(reset_ms)),
-    ]
+    lines = (
+        f"{fixed.lines}x-ratelimit-remaining-requests: {requests}\r\n"
+        f"x-ratelimit-reset-requests: {go_duration(reset_ms)}\r\n"
+    )
     if fixed.tokens:
         tokens = _within(tokens_left, fixed.tokens)
         told += f', "{TOKENS}";r={tokens};t={_seconds(tokens_reset_ms)}'
-        headers.append(("x-ratelimit-remaining-tokens", str(tokens)))
-        headers.append(("x-ratelimit-reset-tokens", go_duration(tokens_reset_ms)))
+        lines += (
+            f"x-ratelimit-remaining-tokens: {tokens}\r\nx-ratelimit-reset-tokens: {go_duration(tokens_reset_ms)}\r\n"
+        )
     if most := limits.max_concurrency:
         told += f', "{CONCURRENCY}";r={_within(most - in_use, most)}'
     if quotas_left and len(quotas_left) == len(fixed.quotas):
         for name, (_, amount), (spare, reset_ms) in zip(fixed.quotas, limits.quotas, quotas_left, strict=True):
             told += f', "{name}";r={_within(spare, amount)};t={_seconds(reset_ms)}'
-    headers.append(("RateLimit", told))
-    return headers
+    return f"{lines}RateLimit: {told}\r\n"
 
 
 @lru_cache(maxsize=4096)
@@ -59,16 +64,16 @@ def _fixed(limits: Effective) -> _Fixed:
     requests, tokens = max(1, int(burst)), int(min(MOST, limits.tokens_per_minute))
     window_s = max(1, math.ceil(min(MOST, burst / rate))) if rate > 0 else 1
     policies = [f'"{REQUESTS}";q={requests};w={window_s}']
-    headers = [("x-ratelimit-limit-requests", str(requests))]
+    lines = f"x-ratelimit-limit-requests: {requests}\r\n"
     if tokens:
         # No registered unit, but without one it would have to be read as requests.
         policies.append(f'"{TOKENS}";q={tokens};qu="tokens";w={TOKEN_WINDOW_S}')
-        headers.append(("x-ratelimit-limit-tokens", str(tokens)))
+        lines += f"x-ratelimit-limit-tokens: {tokens}\r\n"
     if limits.max_concurrency:
         policies.append(f'"{CONCURRENCY}";q={limits.max_concurrency};qu="concurrent-requests"')
     policies += [f'"{quota_name(period)}";q={amount};w={quota_window_s(period)}' for period, amount in limits.quotas]
-    headers.append(("RateLimit-Policy", ", ".join(policies)))
-    return _Fixed(requests, tokens, tuple(quota_name(period) for period, _ in limits.quotas), headers)
+    lines += f"RateLimit-Policy: {', '.join(policies)}\r\n"
+    return _Fixed(requests, tokens, tuple(quota_name(period) for period, _ in limits.quotas), lines)
 
 
 def quota_name(period: str) -> str:

@@ -7,12 +7,11 @@ which support finds what happened. A replay was not accepted and has no row of i
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.answer import Headers
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.replies import Reply
 
-REPLAYED: Headers = [("Idempotent-Replayed", "true")]
+REPLAYED = ("Idempotent-Replayed", "true")
 
 
 class FetchResults(Protocol):

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from gateway.answer import Answer
 
@@ -20,6 +21,16 @@ class Call:
     request_id: str
     tail: str = ""
     arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """The request's headers."""
+        return self.request.headers
+
+    @property
+    def remote(self) -> str | None:
+        """The client's address."""
+        return self.request.remote
 
 
 Handler = Callable[[Call], Awaitable[Answer]]

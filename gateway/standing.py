@@ -15,10 +15,12 @@ from gateway.faults import Refusal
 from gateway.known_limits import KnownLimits
 from gateway.limits import LiveLimits
 from gateway.meter import Meter, fill
-from gateway.rate_headers import rate_headers
+from gateway.rate_headers import rate_headers, rate_lines
 from gateway.verdicts import LOWERED, NO_ROOM, refusal
 from scheduler.admission import Submission, Verdict
 from scheduler.states import Admission
+
+MAX_LIMITS = 10_000
 
 
 class Standing:
@@ -29,6 +31,8 @@ class Standing:
         self._meter = meter
         self._clock = clock
         self._known = KnownLimits()
+        # By key: most requests come from keys whose limits were worked out a moment ago.
+        self._limits: dict[str, tuple[IdentityView, float, Effective]] = {}
 
     def factor(self, identity: IdentityView) -> float:
         """The part of its base limits that the identity has now, 0..1."""
@@ -36,7 +40,15 @@ class Standing:
 
     def limits(self, identity: IdentityView) -> Effective:
         """The limits of the identity as lowered now."""
-        return effective(identity, self._live.factor(identity.tier))
+        factor = self._live.factor(identity.tier)
+        known = self._limits.get(identity.key_id)
+        if known is not None and known[0] is identity and known[1] == factor:
+            return known[2]
+        if len(self._limits) >= MAX_LIMITS:
+            self._limits.clear()
+        limits = effective(identity, factor)
+        self._limits[identity.key_id] = (identity, factor, limits)
+        return limits
 
     def judged(self, identity: IdentityView, submission: Submission, verdict: Verdict) -> bool:
         """Note and count a verdict. True where only a lowered limit kept the request out: base limits would let it in."""
@@ -83,6 +95,11 @@ class Standing:
         if verdict is None or verdict.outcome is Admission.BACKPRESSURE or len(verdict.quotas) != len(limits.quotas):
             return self._known.estimate(identity, limits, self._clock())
         return Left.of(verdict)
+
+    def lines(self, identity: IdentityView, verdict: Verdict | None) -> str:
+        """The rate-limit headers of an answer, as they are sent."""
+        limits = self.limits(identity)
+        return rate_lines(limits, self.left(identity, limits, verdict))
 
     def headers(self, identity: IdentityView, verdict: Verdict | None = None) -> Headers:
         """The rate-limit headers of an answer."""

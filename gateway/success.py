@@ -2,11 +2,11 @@
 
 import msgspec
 
-from gateway.answer import Answer, Headers, encode_json
+from gateway.answer import Answer, encode_json
 from scheduler.replies import Reply
 
 
-class Metadata(msgspec.Struct):
+class Metadata(msgspec.Struct, gc=False):
     """Where the time went, and who did the work. Times in milliseconds."""
 
     tokens_used: int
@@ -20,7 +20,7 @@ class Metadata(msgspec.Struct):
     cached: bool = False
 
 
-class Success(msgspec.Struct):
+class Success(msgspec.Struct, gc=False):
     """The body."""
 
     request_id: str
@@ -28,8 +28,11 @@ class Success(msgspec.Struct):
     metadata: Metadata
 
 
-def success(reply: Reply, tier: str, latency_ms: float, rate_headers: Headers) -> Answer:
-    """The answer for a completed request; `latency_ms` is the gateway's own, from the whole request to now."""
+def success(reply: Reply, tier: str, latency_ms: float, lines: str) -> Answer:
+    """The answer for a completed request; `latency_ms` is the gateway's own, from the whole request to now.
+
+    `lines` are more header lines, each with its end.
+    """
     queue_ms, gpu_ms = max(0.0, reply.queue_ms), max(0.0, reply.gpu_ms)
     # What is neither waiting in the tier nor running: the formed batch's way to the GPU and the answer's way back.
     batch_ms = max(0.0, latency_ms - queue_ms - gpu_ms)
@@ -43,6 +46,9 @@ def success(reply: Reply, tier: str, latency_ms: float, rate_headers: Headers) -
         model_version=reply.model_version,
         tier=tier,
     )
-    timing = f"queue;dur={queue_ms:.1f}, batch;dur={batch_ms:.1f}, gpu;dur={gpu_ms:.1f}"
-    headers = [("x-request-id", reply.id), ("Server-Timing", timing), *rate_headers]
-    return Answer(200, encode_json(Success(reply.id, reply.output, metadata)), headers)
+    answer = Answer(200, encode_json(Success(reply.id, reply.output, metadata)))
+    answer.lines = (
+        f"x-request-id: {reply.id}\r\n"
+        f"Server-Timing: queue;dur={queue_ms:.1f}, batch;dur={batch_ms:.1f}, gpu;dur={gpu_ms:.1f}\r\n{lines}"
+    )
+    return answer

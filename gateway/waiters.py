@@ -6,6 +6,7 @@ and counted, so that no mix-up below can show one customer another's output.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from scheduler.admission import Submission, Verdict
 from scheduler.errors import ErrorCode
@@ -13,6 +14,18 @@ from scheduler.replies import Reply
 
 Outcome = Reply | Verdict | ErrorCode
 """How waiting ends: with the stored reply, with admission's refusal, or with a code of the gateway's own."""
+
+
+class Ending(Protocol):
+    """What is told the outcome: an asyncio future that somebody awaits, or a ride that answers by itself."""
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool: ...
+
+    def result(self) -> Outcome: ...
+
+    def set_result(self, outcome: Outcome, /) -> None: ...
 
 
 OUT_OF_ORDER_S = 0.25
@@ -36,7 +49,7 @@ class Waiter:
         "verdict",
     )
 
-    def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome]") -> None:
+    def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome] | Ending") -> None:
         self.submission = submission
         self.started = started
         self.deadline = started + submission.total_ms / 1000

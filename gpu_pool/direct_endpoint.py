@@ -55,7 +55,6 @@ class DirectEndpoint:
         self._answering: set[asyncio.Task[None]] = set()
         self._draining = False
         self._standstill = Standstill()
-        self._watch: asyncio.Task[None] | None = None
         self.address = ""
         """host:port, as gateways are told; "": there is none."""
         self.malformed = 0
@@ -73,7 +72,6 @@ class DirectEndpoint:
         except OSError as error:
             fault = f"{error.strerror or error}"
             raise StartError(f"The direct endpoint cannot listen on {host}:{port}: {fault}; choose another.") from None
-        self._watch = asyncio.create_task(self._standstill.watch(), name="standstill")
         self.address = _announced(host, self._server.sockets[0].getsockname()[1])
         log.info("direct endpoint listens", address=self.address)
 
@@ -89,10 +87,9 @@ class DirectEndpoint:
         self.drain()
         if self._answering:
             await asyncio.wait(self._answering, timeout=HELLO_S)
-        loops = [*self._connections, *([self._watch] if self._watch else [])]
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._draining or len(self._connections) >= MAX_CONNECTIONS:
@@ -106,9 +103,7 @@ class DirectEndpoint:
         _keep_alive(writer)
         try:
             if await self._let_in(reader):
-                await _send(writer, self._welcome)
-                while not self._draining:
-                    await self._next(reader, writer)
+                await self._take_batches(reader, writer)
         except DirectError as error:
             self.malformed += 1
             log.warning("direct connection closed", reason=str(error), malformed=self.malformed)
@@ -118,6 +113,12 @@ class DirectEndpoint:
             log.exception("direct connection failed", error=type(error).__name__)
         finally:
             writer.close()
+
+    async def _take_batches(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with self._standstill.watched():  # From before the welcome, without which nobody sends a batch.
+            await _send(writer, self._welcome)
+            while not self._draining:
+                await self._next(reader, writer)
 
     async def _let_in(self, reader: asyncio.StreamReader) -> bool:
         async with asyncio.timeout(HELLO_S):

@@ -16,7 +16,7 @@ from gpu_pool.frames import Done, FrameTooLarge
 from gpu_pool.model_handle import ModelLost, ModelProcess
 from gpu_pool.model_keeper import ModelKeeper
 from gpu_pool.outcomes import Plan, completed, make_plan, refused
-from gpu_pool.quarantine import judge
+from gpu_pool.quarantine import Verdict, judge
 from gpu_pool.service_time import ServiceTime, cap_ms
 from gpu_pool.watchdog import ModelHung, run_watched
 from scheduler.batches import ClaimedRequest, Outcome
@@ -54,24 +54,30 @@ class Execution:
         return self.service.rate_at(self._config.max_batch_size)
 
     async def run(
-        self, requests: Sequence[ClaimedRequest], read_at: float, wanted: Callable[[], bool]
+        self,
+        requests: Sequence[ClaimedRequest],
+        read_at: float,
+        wanted: Callable[[], bool],
+        over: Callable[[], None] = lambda: None,
     ) -> list[Outcome]:
         """One outcome for each request, in any order, after waiting for the model.
 
         `read_at`: when the requests' time left was true, on the monotonic clock. Whoever has too little of it left when
         the model is free is not started. `wanted` is asked once at that moment; where it says no, nothing runs and
-        there are no outcomes. Raises ModelLost, as NotStarted where nothing ran, and ModelHung.
+        there are no outcomes. `over` is called when the model has answered. Raises ModelLost, as NotStarted where nothing
+        ran, and ModelHung.
         """
         async with self._turn:
             if not wanted():
                 return []
             gone_ms = (time.monotonic() - read_at) * 1000
             plan = make_plan(requests, self.service.needed_ms(len(requests)), gone_ms)
-            if plan.items:
-                return await self._outcomes(plan)
-        if plan.longest_ms > 0:  # Not the wait for the model, but what a run needs, refused somebody.
-            self.service.forget(len(requests))
-        return plan.early
+            done = await self._done(plan) if plan.bodies else None
+            if done is not None:
+                self._learn(len(plan.bodies), done)
+        over()
+        await asyncio.sleep(0)  # Whoever waits for the model gets it before the outcomes are made.
+        return self._outcomes(requests, plan, done)
 
     def stop(self) -> None:
         """End what runs and start nothing more: the time for draining is up."""
@@ -80,24 +86,33 @@ class Execution:
         if self.running and model is not None:
             model.kill()
 
-    async def _outcomes(self, plan: Plan) -> list[Outcome]:
+    def _outcomes(self, requests: Sequence[ClaimedRequest], plan: Plan, done: Done | None) -> list[Outcome]:
+        if done is not None:
+            return completed(plan, done.results, done.gpu_ms, self._keeper.version)
+        if plan.bodies:
+            return refused(plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run.")
+        if plan.longest_ms > 0:  # Not the wait for the model, but what a run needs, refused somebody.
+            self.service.forget(len(requests))
+        return plan.early
+
+    async def _done(self, plan: Plan) -> Done | None:
+        """The model's answer; None where the batch cannot be sent to it."""
         model = self._keeper.model
         if model is None or self.stopped:
             raise NotStarted("The model process was gone before the batch began.")
         try:
-            done = await self._watched(model, plan)
+            return await self._watched(model, plan)
         except FrameTooLarge:
-            return refused(plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run.")
-        return completed(plan, done.results, done.gpu_ms, self._keeper.version)
+            return None
 
     async def _watched(self, model: ModelProcess, plan: Plan) -> Done:
-        size, timeout_ms = len(plan.items), self._config.gpu_timeout_ms
+        size, timeout_ms = len(plan.bodies), self._config.gpu_timeout_ms
         cap = cap_ms(self.service.p99(size), timeout_ms)
         budget_ms = min(timeout_ms, plan.longest_ms)
         self.running = True
         self.busy.start(time.monotonic())
         try:
-            done = await run_watched(model, plan.items, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms)
+            return await run_watched(model, plan.bodies, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms)
         except ModelHung:
             self.service.forget(size)
             self._keeper.given_up()
@@ -108,8 +123,6 @@ class Execution:
         finally:
             self.running = False
             self.busy.stop(time.monotonic())
-        self._learn(size, done)
-        return done
 
     def _learn(self, size: int, done: Done) -> None:
         self._last_size = size
@@ -118,6 +131,8 @@ class Execution:
             log.warning("model changed what it runs in one go", items=done.largest or "all")
             self.service.forget_over(min(filter(None, (self._largest, done.largest))))
             self._largest = done.largest
-        if not any(result.error_code for result in done.results):  # A batch taken apart says nothing of service time.
-            self.service.record(size, done.gpu_ms)
-        self._keeper.batch_ended(judge(done.results))
+        if any(result.error_code for result in done.results):  # A batch taken apart says nothing of service time.
+            self._keeper.batch_ended(judge(done.results))
+            return
+        self.service.record(size, done.gpu_ms)
+        self._keeper.batch_ended(Verdict.GOOD)

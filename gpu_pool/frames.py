@@ -10,7 +10,7 @@ import struct
 
 import msgspec
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backend import ItemResult
 from scheduler.errors import TierlaneError
 
 HEADER = struct.Struct(">I")
@@ -26,11 +26,11 @@ class FrameTooLarge(FrameError):
 
 
 class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
-    """Run these items as one batch; stop taking a failed batch apart when `budget_ms` have passed."""
+    """Run these stored requests (scheduler.payload) as one batch; stop taking a failed one apart after `budget_ms`."""
 
     seq: int
     budget_ms: int
-    items: list[Item]
+    bodies: list[bytes]
 
 
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
@@ -79,7 +79,7 @@ def pack(message: Run | Said) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def body_length(header: bytes) -> int:
+def body_length(header: bytes | bytearray) -> int:
     """The length of the body that follows. Raises FrameError for one over the limit."""
     (length,) = HEADER.unpack(header)
     if length > MAX_BODY_BYTES:

@@ -4,46 +4,45 @@ Renewal never outlives the model's cap: the watchdog ends a batch without progre
 """
 
 import asyncio
+from contextlib import suppress
 
 from scheduler.batches import Batches
 from scheduler.errors import RedisUnavailable
 
 
 class Lease:
-    """Renews every `every_s` seconds, from its making until `stop`."""
+    """Renews every `every_s` seconds, from its making until `stop`. A batch that ends before that costs a timer only."""
 
     def __init__(self, batches: Batches, batch_id: str, token: str, every_s: float) -> None:
         self._batches = batches
         self._batch_id = batch_id
         self._token = token
         self._every_s = every_s
-        self._stopped = asyncio.Event()
-        self._task = asyncio.create_task(self._keep(), name="lease")
+        self._renewal: asyncio.Task[None] | None = None
+        self._stopped = False
         self.lost = False
         """The batch belongs to somebody else by now: its work must be dropped."""
+        self._wait()
 
     def stop(self) -> None:
         """Renew no more."""
-        self._stopped.set()
+        self._stopped = True
+        self._timer.cancel()
 
     async def close(self) -> None:
-        """Stop, and let a renewal that is under way end: a cancelled Redis call would cost its connection."""
+        """Stop, and let a renewal that is under way end."""
         self.stop()
-        await self._task
+        if self._renewal is not None:
+            await self._renewal
 
-    async def _keep(self) -> None:
-        while not await self._stopped_within():
-            try:
-                self.lost = not await self._batches.renew(self._batch_id, self._token)
-            except RedisUnavailable:
-                continue  # The next tick is the retry; the lease spans several.
-            if self.lost:
-                return
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._due)
 
-    async def _stopped_within(self) -> bool:
-        try:
-            async with asyncio.timeout(self._every_s):
-                await self._stopped.wait()
-        except TimeoutError:
-            return False
-        return True
+    def _due(self) -> None:
+        self._renewal = asyncio.create_task(self._renew(), name="lease")
+
+    async def _renew(self) -> None:
+        with suppress(RedisUnavailable):  # The next tick is the retry; the lease spans several.
+            self.lost = not await self._batches.renew(self._batch_id, self._token)
+        if not self.lost and not self._stopped:
+            self._wait()

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gpu_pool.backend import Item
-from gpu_pool.frames import HEADER, Done, Fatal, FrameError, Progress, Ready, Run, Said, body_length, pack, read_said
+from gpu_pool.frame_line import FrameLine
+from gpu_pool.frames import Done, Fatal, Progress, Ready, Run, Said, pack
 from scheduler.errors import StartError, TierlaneError
 from scheduler.failpoints import armed_directory
 
@@ -47,19 +47,16 @@ class ModelLaunch:
 class ModelProcess:
     """A running model process. One batch at a time; made by `spawn`, ended by `kill` or `close`."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._reader = reader
-        self._writer = writer
+        self._line = FrameLine(self._take, self._line_ended)
         self._answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
         self._seq = 0
         self._fatal: Fatal | None = None
         self._closing = False
         self.progress_at = time.monotonic()
         self.lost = asyncio.Event()
-        self._watchers = [asyncio.create_task(self._listen()), asyncio.create_task(self._await_exit())]
+        self._watchers = [asyncio.create_task(self._await_exit())]
 
     @classmethod
     async def spawn(cls, launch: ModelLaunch) -> "ModelProcess":
@@ -75,11 +72,12 @@ class ModelProcess:
                     stderr=_WORKER_LOG,
                     env={name: text for name, text in os.environ.items() if not name.startswith(_OUR_SETTINGS)},
                 )
-            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+            model = cls(process)
+            await asyncio.get_running_loop().create_unix_connection(lambda: model._line, sock=ours)
         except BaseException:
             ours.close()
             raise
-        return cls(process, reader, writer)
+        return model
 
     @property
     def pid(self) -> int:
@@ -102,22 +100,26 @@ class ModelProcess:
             raise self._broken("something else than that it is ready")
         return said.version
 
-    async def run(self, items: Sequence[Item], budget_ms: float) -> Done:
-        """Run one batch. Raises ModelLost; FrameTooLarge where the batch cannot be sent."""
+    async def run(self, bodies: Sequence[bytes], budget_ms: float) -> Done:
+        """Run one batch of stored requests. Raises ModelLost; FrameTooLarge where the batch cannot be sent."""
         if self.lost.is_set():
             raise ModelLost(self.why_lost)
         self._seq += 1
-        frame = pack(Run(self._seq, int(budget_ms), list(items)))
+        frame = pack(Run(self._seq, int(budget_ms), list(bodies)))
         self._answer = asyncio.get_running_loop().create_future()
         self.progress_at = time.monotonic()
-        try:
-            self._writer.write(frame)
-        except RuntimeError as error:  # uvloop: its line is closed already, and `lost` is set in a moment.
-            raise ModelLost(self.why_lost) from error
+        if not self._line.send(frame):  # It is closed already, and `lost` is set in a moment.
+            raise ModelLost(self.why_lost)
         said = await self._answer
-        if not isinstance(said, Done) or said.seq != self._seq or len(said.results) != len(items):
+        if not isinstance(said, Done) or said.seq != self._seq or len(said.results) != len(bodies):
             raise self._broken("something else than the answer to its batch")
         return said
+
+    def give_up(self, error: TierlaneError) -> None:
+        """Kill it, and have the call under way raise `error` now: the end of a process may be long in coming."""
+        self.kill()
+        if not self._answer.done():
+            self._answer.set_exception(error)
 
     def kill(self) -> None:
         """SIGKILL; works on a hung and on a stopped process too. Harmless when it has ended.
@@ -131,7 +133,7 @@ class ModelProcess:
     async def close(self, grace_s: float = 1.0) -> None:
         """Let an idle process end by itself at the end of its socket, kill it after `grace_s`, and reap it."""
         self._closing = True
-        self._writer.close()
+        self._line.close()
         if not await self._exits_within(grace_s):
             self.kill()
             await self._process.wait()
@@ -148,19 +150,21 @@ class ModelProcess:
             return False
         return True
 
-    async def _listen(self) -> None:
-        with suppress(OSError, EOFError, FrameError):
-            while True:
-                header = await self._reader.readexactly(HEADER.size)
-                self._take(read_said(await self._reader.readexactly(body_length(header))))
+    def _line_ended(self) -> None:
         self._lose()
-        if not self._closing and not await self._exits_within(_LAST_BREATH_S):
+        if not self._closing:
+            self._watchers.append(asyncio.create_task(self._last_breath()))
+
+    async def _last_breath(self) -> None:
+        if not await self._exits_within(_LAST_BREATH_S):
             self.kill()  # With its connection gone or broken it is of no more use.
 
     async def _await_exit(self) -> None:
         await self._process.wait()
         # What it said last may still be on its way; a grandchild may hold the socket open for ever.
-        await asyncio.wait([self._watchers[0]], timeout=LAST_FRAMES_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_FRAMES_S):
+                await self._line.over.wait()
         self._lose()
 
     def _take(self, said: Said) -> None:

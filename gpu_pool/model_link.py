@@ -1,7 +1,7 @@
-"""The model process's end of the socket: a thread that reads runs and sees the supervisor go, and what is sent back."""
+"""The model process's end of the socket: reads runs, sends what is said, and sees the supervisor go."""
 
 import os
-import queue
+import select
 import socket
 import threading
 import time
@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator
 from gpu_pool.frames import HEADER, FrameError, Progress, Run, Said, body_length, pack, read_run
 
 PROGRESS_EVERY_S = 0.02  # A lease is renewed far less often; more frames than this tell nobody anything.
-_AHEAD = 2
 
 
 class ModelLink:
-    """Reads from its own thread, so that end-of-file ends the process even while the model computes."""
+    """Runs are read where they are run; a thread of its own only waits for the other end to close, so that the process
+    ends even while the model computes. It asks for no event but that, and is not woken by data.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._runs: queue.Queue[Run] = queue.Queue(_AHEAD)
-        threading.Thread(target=self._read, name="supervisor-link", daemon=True).start()
+        threading.Thread(target=self._wait_for_the_end, name="supervisor-link", daemon=True).start()
 
     def runs(self) -> Iterator[Run]:
         """The batches to run, as they come, without end: the process ends when the supervisor goes."""
         while True:
-            yield self._runs.get()
+            yield self._next()
 
     def send(self, message: Said) -> None:
         """Send one message; ends the process where nobody is left to hear it. Raises FrameTooLarge."""
@@ -34,33 +34,46 @@ class ModelLink:
         except OSError:
             os._exit(0)
 
-    def _read(self) -> None:
+    def _next(self) -> Run:
         try:
-            while True:
-                header = self._exactly(HEADER.size)
-                self._runs.put(read_run(self._exactly(body_length(header))))
+            return read_run(self._exactly(body_length(self._exactly(HEADER.size))))
         except (OSError, EOFError, FrameError):
-            os._exit(0)  # Not sys.exit: the main thread may be inside a kernel for seconds.
+            os._exit(0)
+
+    def _wait_for_the_end(self) -> None:
+        end = select.poll()
+        end.register(self._connection, 0)  # Hang-up and errors are told without being asked for.
+        while not end.poll():
+            pass
+        os._exit(0)  # Not sys.exit: the main thread may be inside a kernel for seconds.
 
     def _exactly(self, size: int) -> bytes:
-        buffer = bytearray(size)
-        view = memoryview(buffer)
-        while view:
-            received = self._connection.recv_into(view)
-            if not received:
+        data = self._connection.recv(size)
+        if len(data) == size:
+            return data
+        return self._rest(bytearray(data), size)
+
+    def _rest(self, buffer: bytearray, size: int) -> bytes:
+        while len(buffer) < size:
+            more = self._connection.recv(size - len(buffer)) if buffer else b""
+            if not more:
                 raise EOFError
-            view = view[received:]
+            buffer += more
         return bytes(buffer)
 
 
 class ProgressCounter:
-    """Counts steps, and tells the supervisor at most every 20 ms."""
+    """Counts steps, and tells the supervisor at most every 20 ms; nothing in the first 20 ms of a batch."""
 
     def __init__(self, send: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
         self._clock = clock
         self._steps = 0
         self._sent_at = float("-inf")
+
+    def begin(self) -> None:
+        """A batch begins; its supervisor knows."""
+        self._sent_at = self._clock()
 
     def __call__(self) -> None:
         """One more step is done."""

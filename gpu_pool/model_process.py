@@ -21,6 +21,7 @@ from gpu_pool.backend import Backend, ItemResult
 from gpu_pool.batch_runner import BatchRunner
 from gpu_pool.device_errors import DeviceLost
 from gpu_pool.frames import Done, Fatal, FrameTooLarge, Ready, Run
+from gpu_pool.inputs import run_readable
 from gpu_pool.model_link import ModelLink, ProgressCounter
 from gpu_pool.parent_death import die_with_parent
 from gpu_pool.selection import select_backend
@@ -80,9 +81,11 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
 
 
 def _answer(link: ModelLink, backend: Backend) -> int:
-    runner = BatchRunner(backend, ProgressCounter(link.send))
+    progress = ProgressCounter(link.send)
+    runner = BatchRunner(backend, progress)
     try:
         for run in link.runs():
+            progress.begin()
             _answer_one(link, runner, run)
     except DeviceLost as error:
         link.send(Fatal(str(error)))
@@ -92,14 +95,14 @@ def _answer(link: ModelLink, backend: Backend) -> int:
 
 def _answer_one(link: ModelLink, runner: BatchRunner, run: Run) -> None:
     started = time.perf_counter()
-    results = runner.run(run.items, run.budget_ms)
+    results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms))
     gpu_ms = (time.perf_counter() - started) * 1000
     failpoint("answer_unsent")
     try:
         link.send(Done(run.seq, gpu_ms, results, runner.largest))
     except FrameTooLarge:
         too_much = ItemResult("The model's answer is too large.", 0, ErrorCode.INVALID_OUTPUT)
-        link.send(Done(run.seq, gpu_ms, [too_much] * len(run.items), runner.largest))
+        link.send(Done(run.seq, gpu_ms, [too_much] * len(run.bodies), runner.largest))
 
 
 if __name__ == "__main__":

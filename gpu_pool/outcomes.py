@@ -1,16 +1,15 @@
-"""From claimed requests to what the model gets, and from what it answers to outcomes. Pure.
+"""From claimed requests to what the model process gets, and from what it answers to outcomes. Pure.
 
-A request is never started when the time it has left is under what a run needs, and one that cannot be decoded fails
-alone; both get their outcome without the model.
+A request is never started when the time it has left is under what a run needs, nor one whose body is gone; both get their
+outcome without the model. Bodies are passed on as they are stored.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backend import ItemResult
 from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
-from scheduler.payload import decode_payload
 
 
 @dataclass(frozen=True)
@@ -18,34 +17,27 @@ class Plan:
     """What of a batch runs, and what ends without running. `longest_ms` is the most time that any member has left."""
 
     ids: list[str]
-    items: list[Item]
+    bodies: list[bytes]
     early: list[Outcome]
     longest_ms: float
 
 
 def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: float) -> Plan:
     """`needed_ms`: what a run takes; `gone_ms`: how long ago the requests' time left was read."""
-    ids: list[str] = []
-    items: list[Item] = []
-    early: list[Outcome] = []
-    for request in requests:
-        item = _start(request, request.ms_left - gone_ms, needed_ms)
-        if isinstance(item, Item):
-            ids.append(request.id)
-            items.append(item)
-        else:
-            early.append(item)
+    least_ms = needed_ms + gone_ms
+    early = [_unfit(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body]
+    fit = [request for request in requests if request.ms_left > least_ms and request.body] if early else requests
     longest_ms = max((request.ms_left for request in requests), default=0) - gone_ms
-    return Plan(ids, items, early, longest_ms)
+    return Plan([request.id for request in fit], [request.body for request in fit], early, longest_ms)
 
 
 def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version: str) -> list[Outcome]:
-    """The outcomes of the whole batch; `results` are those of the plan's items, in order."""
+    """The outcomes of the whole batch; `results` are those of the plan's bodies, in order."""
     ran = [
         Outcome(request_id, result.error_code, gpu_ms, result.tokens_used, version, result.output)
         for request_id, result in zip(plan.ids, results, strict=True)
     ]
-    return plan.early + ran
+    return plan.early + ran if plan.early else ran
 
 
 def refused(plan: Plan, code: ErrorCode, sentence: str) -> list[Outcome]:
@@ -53,14 +45,11 @@ def refused(plan: Plan, code: ErrorCode, sentence: str) -> list[Outcome]:
     return plan.early + [not_run(request_id, code, sentence) for request_id in plan.ids]
 
 
-def _start(request: ClaimedRequest, left_ms: float, needed_ms: float) -> Item | Outcome:
-    if left_ms <= needed_ms:
-        return not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, "Too little time was left to run this request.")
-    try:
-        payload = decode_payload(request.body)
-    except (ValueError, TypeError):  # TypeError: no body is stored any more.
-        return not_run(request.id, ErrorCode.INVALID_REQUEST, "The stored request cannot be read.")
-    return Item(payload.input, payload.parameters)
+def _unfit(request: ClaimedRequest, least_ms: float) -> Outcome:
+    if request.ms_left <= least_ms:
+        late = "Too little time was left to run this request."
+        return not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, late)
+    return not_run(request.id, ErrorCode.INVALID_REQUEST, "The stored request cannot be read.")
 
 
 def not_run(request_id: str, code: ErrorCode, sentence: str) -> Outcome:

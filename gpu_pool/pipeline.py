@@ -1,11 +1,11 @@
 """What a worker does with one batch id from the queue: claim it, run it, settle it.
 
-The next batch is taken as soon as the model is free: the finish of the last one is under way meanwhile, at most two
-of them. Every claimed batch ends in exactly one of these, each idempotent by the batch's token:
+The next batch is claimed shortly before the model is free (`ahead`), and runs while the last one is being finished, at
+most two of them. Every claimed batch ends in exactly one of these, each idempotent by the batch's token:
 
     finish      the model answered, or no member could be run
     fail        the model process was lost or hung; members are retried, an attempt is counted
-    release     the worker is stopping, or lost its model before the run began; no attempt is counted
+    release     the worker stops, or lost its model, before the run began or could end; no attempt is counted
     nothing     the lease was lost: somebody else has the batch
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from gpu_pool.ahead import Ahead, Place
 from gpu_pool.config import WorkerConfig
 from gpu_pool.execution import Execution, NotStarted
 from gpu_pool.lease import Lease
@@ -35,55 +36,85 @@ log = structlog.get_logger()
 
 
 class BatchPipeline:
-    """One batch that runs or waits for the model, at most two more being settled."""
+    """One batch that runs, one claimed ahead, at most two more being settled. `room`: another one may be claimed.
 
-    def __init__(self, config: WorkerConfig, batches: Batches, execution: Execution) -> None:
+    `sending` is called when the end of a batch is about to be sent to Redis.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, batches: Batches, execution: Execution, sending: Callable[[], None]
+    ) -> None:
         self._config = config
+        self._sending = sending
         self._batches = batches
         self._execution = execution
-        self._settling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._settling = 0
+        self._ahead = Ahead(self._set_room)
         self.in_flight = 0
         self.room = asyncio.Event()
         self.room.set()
 
-    async def take(self, batch_id: str) -> None:
-        """Claim and run one batch; returns when the model is free again. Raises RedisUnavailable."""
+    async def take(self, batch_id: str, *, pressed: bool = True) -> None:
+        """Claim one batch, and begin to serve it. Raises RedisUnavailable.
+
+        `pressed`: it stood ready, so the next one may be claimed ahead. Else that would bring nothing but a wake-up.
+        """
         token = secrets.token_hex(16)
         asked_at = time.monotonic()
         try:
             batch = await self._batches.claim(batch_id, self._config.worker_id, token)
         except RedisUnavailable:
             # Whether it is ours is not known. If so, no attempt is to be lost for it; if not, it stands in no line.
-            self._settle(self._undo_claim(batch_id, token), 0)
+            self._start(self._settle(self._undo_claim(batch_id, token)), 0)
             raise
         if batch is not None and batch.requests:
             failpoint("batch_claimed")
-            await self._serve(batch, asked_at)
+            lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000)
+            self._start(self._serve(batch, lease, self._ahead.place(ahead=pressed), asked_at), len(batch.requests))
+
+    def drain(self) -> None:
+        """Begin nothing more: what was claimed ahead is handed back."""
+        self._ahead.stop()
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until every batch is settled, at most so long."""
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=timeout_s)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
 
-    async def _serve(self, batch: ClaimedBatch, asked_at: float) -> None:
-        # Renewed from here on, so also while direct batches have the model. Not to claim meanwhile would be no better: a
-        # stream of direct batches would shut the queue out, and the read that popped this one may have begun before them.
-        # The wait is bounded: turns go by order of coming, few batches wait, and the watchdog ends each.
-        lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000)
+    async def close(self) -> None:
+        """Drop what is left: the reaper finds it when its leases have run out."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, batch: ClaimedBatch, lease: Lease, place: Place, asked_at: float) -> None:
+        # Renewed from the claim on, so also while another batch or direct batches have the model. Not to claim meanwhile
+        # would be no better: a stream of direct batches would shut the queue out. The wait is bounded: turns go by order
+        # of coming, few batches wait, and the watchdog ends each.
         give_up_at = asked_at + max(request.ms_left for request in batch.requests) / 1000
-        self.in_flight += len(batch.requests)
         ending: Coroutine[Any, Any, None]
         try:
-            outcomes = await self._execution.run(batch.requests, asked_at, lambda: not lease.lost)
+            outcomes = await self._outcomes(batch, lease, place, asked_at)
             failpoint("batch_ran")
             ending = self._finish(batch, lease, outcomes, give_up_at)
         except (ModelLost, ModelHung) as error:
             ending = self._give_back(batch, lease, self._cause(error))
         except BaseException:
             lease.stop()  # A bug, or the end of the worker: the reaper finds the batch when its lease has run out.
-            self.in_flight -= len(batch.requests)
             raise
-        self._settle(self._close(ending, lease), len(batch.requests))
+        finally:
+            place.over()
+        await self._settle(self._close(ending, lease))
+
+    async def _outcomes(self, batch: ClaimedBatch, lease: Lease, place: Place, asked_at: float) -> list[Outcome]:
+        def begins() -> bool:
+            place.begins(self._execution.service.predicted_ms(len(batch.requests)))
+            return not lease.lost
+
+        if not await place.granted:
+            raise NotStarted("The worker is stopping.")
+        return await self._execution.run(batch.requests, asked_at, begins, place.over)
 
     def _cause(self, error: ModelLost | ModelHung) -> ErrorCode | None:
         """The cause to count against the batch; None where it is handed back uncounted."""
@@ -96,6 +127,7 @@ class BatchPipeline:
         if lease.lost:
             log.warning("batch lost to another worker", batch=batch.batch_id, size=len(batch.requests))
             return
+        self._sending()
         await self._insist(lambda: self._batches.finish(batch.batch_id, batch.token, outcomes), give_up_at)
         failpoint("batch_finished")
 
@@ -138,22 +170,30 @@ class BatchPipeline:
         finally:
             await lease.close()
 
-    def _settle(self, ending: Coroutine[Any, Any, None], size: int) -> None:
-        task = asyncio.create_task(ending, name="settle")
-        self._settling.add(task)
+    async def _settle(self, ending: Coroutine[Any, Any, None]) -> None:
+        self._settling += 1
         self._set_room()
-
-        def settled(task: asyncio.Task[None]) -> None:
-            self._settling.discard(task)
+        try:
+            await ending
+        finally:
+            self._settling -= 1
             self._set_room()
+
+    def _start(self, work: Coroutine[Any, Any, None], size: int) -> None:
+        task = asyncio.create_task(work, name="batch")
+        self._tasks.add(task)
+        self.in_flight += size
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
             self.in_flight -= size
             if not task.cancelled() and task.exception() is not None:
                 log.error("batch was not settled", error=type(task.exception()).__name__)
 
-        task.add_done_callback(settled)
+        task.add_done_callback(ended)
 
     def _set_room(self) -> None:
-        if len(self._settling) < MOST_SETTLING:
+        if self._settling < MOST_SETTLING and self._ahead.wants_next:
             self.room.set()
         else:
             self.room.clear()

@@ -6,6 +6,7 @@ weighted by its samples up to a limit: so what was learnt about full batches is 
 """
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -17,13 +18,17 @@ _NEWEST_WEIGHT = 0.05
 
 @dataclass
 class _SizeClass:
-    samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    samples: deque[float] = field(default_factory=deque)
+    ordered: list[float] = field(default_factory=list)  # The same: percentiles are asked for with every batch.
     count: int = 0
     mean_size: float = 0.0
     mean_ms: float = 0.0
 
     def record(self, size: int, ms: float) -> None:
         self.samples.append(ms)
+        insort(self.ordered, ms)
+        if len(self.samples) > SAMPLES_KEPT:
+            del self.ordered[bisect_left(self.ordered, self.samples.popleft())]
         self.count += 1
         weight = max(1 / self.count, _NEWEST_WEIGHT)
         self.mean_size += weight * (size - self.mean_size)
@@ -33,7 +38,7 @@ class _SizeClass:
         """By nearest rank."""
         if len(self.samples) < SAMPLES_TRUSTED:
             return None
-        return sorted(self.samples)[math.ceil(share * len(self.samples)) - 1]
+        return self.ordered[math.ceil(share * len(self.ordered)) - 1]
 
 
 class ServiceTime:

@@ -1,12 +1,14 @@
 """Knows whether this process stood still lately (SIGSTOP, a frozen machine), after which nothing says how old a message is.
 
 A direct batch says how many milliseconds its requests have left, counted from when it was sent. One that lay in the
-socket while the worker stood still may be long overdue.
+socket while the worker stood still may be long overdue. It ticks only while somebody is connected: a batch comes over a
+connection that was welcomed before, so there were ticks before the batch was sent.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 TICK_S = 0.05
 GAP_S = 0.25
@@ -22,12 +24,27 @@ class Standstill:
         self._clock = clock
         self._seen_at = clock()
         self._doubt_until = 0.0
+        self._watched = 0
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def watch(self) -> None:
-        """Tick for ever."""
-        while True:
-            self.tick()
-            await asyncio.sleep(TICK_S)
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Tick as long as this lasts; several may overlap."""
+        if self._timer is None:
+            self._seen_at = self._clock()
+            self._tick_on()
+        self._watched += 1
+        try:
+            yield
+        finally:
+            self._watched -= 1
+            if not self._watched and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _tick_on(self) -> None:
+        self.tick()
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick_on)
 
     def tick(self) -> None:
         """Note that the process runs now."""

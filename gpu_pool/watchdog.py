@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from gpu_pool.backend import Item
 from gpu_pool.frames import Done
 from gpu_pool.model_handle import ModelProcess
 from scheduler.errors import TierlaneError
@@ -19,24 +18,39 @@ class ModelHung(TierlaneError):
 
 
 async def run_watched(
-    model: ModelProcess, items: Sequence[Item], *, cap_ms: float, timeout_ms: float, budget_ms: float
+    model: ModelProcess, bodies: Sequence[bytes], *, cap_ms: float, timeout_ms: float, budget_ms: float
 ) -> Done:
     """The model's answer. Raises ModelHung after killing the process, ModelLost where it ended by itself.
 
     `cap_ms` bounds the time without progress, `timeout_ms` the whole run; `budget_ms` is what the model process may
     spend on taking a failed batch apart.
     """
-    started = time.monotonic()
-    answer = asyncio.create_task(model.run(items, budget_ms))
+    watch = _Watch(model, cap_ms, timeout_ms)
     try:
-        while not answer.done():
-            limit = min(started + timeout_ms / 1000, max(started, model.progress_at) + cap_ms / 1000)
-            left_s = limit - time.monotonic()
-            if left_s <= 0:
-                model.kill()
-                raise ModelHung(f"The model showed no progress for {cap_ms:.0f} ms, or ran for {timeout_ms:.0f} ms.")
-            await asyncio.wait([answer], timeout=left_s)
-        return answer.result()
+        return await model.run(bodies, budget_ms)
     finally:
-        answer.cancel()
-        await asyncio.gather(answer, return_exceptions=True)
+        watch.stop()
+
+
+class _Watch:
+    """A timer that looks at the limit as it stands when it fires: progress puts it off."""
+
+    def __init__(self, model: ModelProcess, cap_ms: float, timeout_ms: float) -> None:
+        self._model = model
+        self._cap_ms = cap_ms
+        self._timeout_ms = timeout_ms
+        self._started = time.monotonic()
+        self._timer = asyncio.get_running_loop().call_later(min(cap_ms, timeout_ms) / 1000, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        seen = max(self._started, self._model.progress_at)
+        limit = min(self._started + self._timeout_ms / 1000, seen + self._cap_ms / 1000)
+        left_s = limit - time.monotonic()
+        if left_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+            return
+        said = f"The model showed no progress for {self._cap_ms:.0f} ms, or ran for {self._timeout_ms:.0f} ms."
+        self._model.give_up(ModelHung(said))

@@ -11,6 +11,7 @@ import time
 
 import structlog
 
+from gpu_pool.ahead import AHEAD_MS
 from gpu_pool.config import WorkerConfig
 from gpu_pool.direct_batches import DirectBatches
 from gpu_pool.direct_endpoint import DirectEndpoint
@@ -70,10 +71,10 @@ class Worker:
         launch = ModelLaunch(config.backend, config.device, config.torch_threads)
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._model_changed)
         self._execution = Execution(config, self._keeper)
-        self._pipeline = BatchPipeline(config, batches, self._execution)
         self._direct = DirectBatches(self._execution, self._keeper, self._draining.is_set)
         self._endpoint = DirectEndpoint(config, self._direct)
         self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000)
+        self._pipeline = BatchPipeline(config, batches, self._execution, self._heartbeat.ride)
 
     def drain(self) -> None:
         """Take nothing new, and end when what runs is done."""
@@ -92,6 +93,7 @@ class Worker:
         finally:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
+            await self._pipeline.close()
             await self._leave()
         if self._keeper.start_error is not None:
             raise self._keeper.start_error
@@ -113,6 +115,8 @@ class Worker:
 
     async def _may_claim(self) -> bool:
         conditions = (self._keeper.ready, self._heartbeat.working, self._pipeline.room)
+        if all(condition.is_set() for condition in conditions):
+            return True
         try:
             async with asyncio.timeout(LOOK_S):
                 for condition in conditions:
@@ -122,6 +126,7 @@ class Worker:
         return all(condition.is_set() for condition in conditions)
 
     async def _next_batch(self) -> None:
+        asked_at = time.monotonic()
         batch_id = await self._ready.pop()
         if batch_id is None:
             return
@@ -130,18 +135,21 @@ class Worker:
             failpoint("drain_popped")
             await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
             return
-        await self._pipeline.take(batch_id)
+        stood_ready = (time.monotonic() - asked_at) * 1000 < AHEAD_MS
+        await self._pipeline.take(batch_id, pressed=stood_ready)
 
     async def _finish_what_runs(self, pump: "asyncio.Task[None]") -> None:
         """Leases are renewed and the heartbeat says "draining" until the last batch is settled."""
         self._keeper.stop()
         self._endpoint.drain()
         self._heartbeat.now()
+        self._pipeline.drain()
+        until = time.monotonic() + self._config.drain_ms / 1000
         direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
         await asyncio.wait([pump], timeout=self._config.drain_ms / 1000)
+        await self._pipeline.settled(max(0.0, until - time.monotonic()))
         await direct
         self._execution.stop()
-        await asyncio.wait([pump], timeout=LAST_WORDS_S)
         await self._pipeline.settled(LAST_WORDS_S)
 
     async def _leave(self) -> None:

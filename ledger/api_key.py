@@ -21,6 +21,7 @@ BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 ID_LENGTH = 12
 SECRET_LENGTH = 28
 CHECKSUM_LENGTH = 6
+MAX_TAKEN_APART = 10_000
 
 _FORM = re.compile(
     rf"(tl_([a-z0-9]{{{ID_LENGTH}}})_([0-9A-Za-z]{{{SECRET_LENGTH}}}))([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})", re.ASCII
@@ -44,6 +45,9 @@ class NewKey(NamedTuple):
     secret_hash: bytes
 
 
+_taken_apart: dict[bytes, KeyParts] = {}
+
+
 def checksum(body: str) -> str:
     """CRC-32 of `tl_<id>_<secret>` as six digits of base62."""
     rest, low = divmod(crc32(body.encode("ascii")), 3844)
@@ -60,7 +64,20 @@ def mint() -> NewKey:
 
 
 def parse(presented: str) -> KeyParts | None:
-    """Take a key apart; None for what cannot be one of ours, by its form or its checksum."""
+    """Take a key apart; None for what cannot be one of ours, by its form or its checksum.
+
+    What was taken apart is remembered under its hash, and not under its text: most keys come again in a moment.
+    """
+    name = sha256(presented.encode("utf-8", "surrogatepass")).digest()
+    parts = _taken_apart.get(name)
+    if parts is None and (parts := _take_apart(presented)) is not None:
+        if len(_taken_apart) >= MAX_TAKEN_APART:
+            _taken_apart.clear()
+        _taken_apart[name] = parts
+    return parts
+
+
+def _take_apart(presented: str) -> KeyParts | None:
     form = _FORM.fullmatch(presented)
     if form is None:
         return None

@@ -1,16 +1,18 @@
-"""Audit rows and dead letters into PostgreSQL, in one transaction: COPY into a staging table and one guarded upsert.
+"""Audit rows and dead letters into PostgreSQL, some at a time, each time in one transaction.
 
-COPY straight into `requests` would be lost whole by one duplicate. A row that its table refuses is found by halving,
-so it never takes others with it.
+Rows that should be new go by COPY straight into `requests`, which is lost whole by one row that is there already; then,
+and where rows may well be there, it is COPY into a staging table and one guarded upsert. A row that its table refuses
+is found by halving, so it never takes others with it.
 """
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import asyncpg
 
 from ledger.audit_rows import COLUMNS, Row
+from ledger.copy_format import stream
 from ledger.letter_rows import LetterRow
 from ledger.postgres import Connection, reason
 from ledger.statements import statement
@@ -39,28 +41,37 @@ async def prepare(connection: Connection) -> None:
     await connection.execute(statement("audit_staging"))
 
 
-async def write_rows(connection: Connection, rows: Sequence[Row | LetterRow], timeout_s: float) -> list[Refused]:
+async def write_rows(
+    connection: Connection, rows: Sequence[Row | LetterRow], timeout_s: float, *, new: bool = False
+) -> list[Refused]:
     """Write all rows but those refused, which come back. When this returns, the others are committed.
 
-    Ids must not repeat within the rows of one table. Raises what asyncpg raises, or TimeoutError after `timeout_s` for
-    a transaction; writing the same rows again is then right and changes nothing that was committed.
+    Ids must not repeat within the rows of one table. `new`: none is expected to be there; it costs time where that is
+    wrong, and nothing else. Raises what asyncpg raises, or TimeoutError after `timeout_s` for a transaction; writing
+    the same rows again is then right and changes nothing that was committed.
     """
     refused: list[Refused] = []
-    parts = list(_parts(rows))
+    parts = [(part, new) for part in (_slices(rows) if new else _parts(rows))]
     while parts:
-        part = parts.pop()
+        part, new = parts.pop()
         try:
             async with asyncio.timeout(timeout_s):
-                await _write(connection, part)
+                await _write(connection, part, new=new)
         except (*REFUSALS, asyncpg.IntegrityConstraintViolationError) as error:
             if not _is_the_rows_fault(error):
                 raise
-            if len(part) == 1:
+            if new:
+                parts.append((part, False))
+            elif len(part) == 1:
                 refused.append(Refused(part[0], reason(error)))
             else:
                 middle = len(part) // 2
-                parts += [part[middle:], part[:middle]]
+                parts += [(part[middle:], False), (part[:middle], False)]
     return refused
+
+
+def _slices(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow]]:
+    return (rows[at : at + ROWS_A_TRANSACTION] for at in range(0, len(rows), ROWS_A_TRANSACTION))
 
 
 def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow]]:
@@ -76,16 +87,27 @@ def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow
         yield rows[begin:]
 
 
-async def _write(connection: Connection, rows: Sequence[Row | LetterRow]) -> None:
+async def _write(connection: Connection, rows: Sequence[Row | LetterRow], *, new: bool) -> None:
+    async with connection.transaction():
+        if new:
+            await _copy(connection, "requests", cast("Sequence[Row]", rows))
+        else:
+            await _merge(connection, rows)
+        failpoint("audit_uncommitted")
+
+
+async def _merge(connection: Connection, rows: Sequence[Row | LetterRow]) -> None:
     letters = [row for row in rows if isinstance(row, LetterRow)]
     requests = [row for row in rows if not isinstance(row, LetterRow)]
-    async with connection.transaction():
-        if requests:
-            await connection.copy_records_to_table(STAGING, records=requests, columns=COLUMNS)
-            await connection.execute(statement("merge_requests"))
-        if letters:
-            await connection.executemany(statement("insert_dead_letters"), letters)
-        failpoint("audit_uncommitted")
+    if requests:
+        await _copy(connection, STAGING, requests)
+        await connection.execute(statement("merge_requests"))
+    if letters:
+        await connection.executemany(statement("insert_dead_letters"), letters)
+
+
+async def _copy(connection: Connection, table: str, rows: Sequence[Row]) -> None:
+    await connection.copy_to_table(table, source=stream(rows), columns=COLUMNS, format="binary")
 
 
 def _is_the_rows_fault(error: Exception) -> bool:

@@ -1,6 +1,7 @@
 """The auditor: the outbox in Redis becomes rows in PostgreSQL, each request exactly one.
 
-take -> fold -> write (commit) -> drop, with the bad ones set aside. Killed anywhere, the taken entries are taken again and
+take -> fold -> write (commit) -> drop, with the bad ones set aside, and requests that have only begun left for a later
+take for a moment (ledger/audit_window.py). Killed anywhere, the taken entries are taken again and
 written again, which changes nothing. One auditor is active at a time: the one whose own session holds an advisory
 lock. It writes on that same session, so whoever has lost the lock can no longer write. (The lock needs a direct
 connection or a session pool; a transaction pool would share it.)
@@ -16,8 +17,10 @@ from typing import Protocol
 import msgspec
 
 from ledger import audit_writer
-from ledger.audit_batch import read_batch
+from ledger.audit_batch import make_batch
 from ledger.audit_chores import ChorePolicy, Chores
+from ledger.audit_rows import Folded
+from ledger.audit_window import Window
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from scheduler.backoff import Backoff
 from scheduler.errors import TierlaneError
@@ -42,10 +45,15 @@ class Entries(Protocol):
 
 
 class AuditPolicy(msgspec.Struct, frozen=True):
-    """How the auditor works. `interval_s`: pause once all is written, in which the two records of a request meet."""
+    """How the auditor works.
 
-    take_limit: int = 200
-    interval_s: float = 0.2
+    `interval_s`: pause once all is written. `hold_s`: how long a request that has only begun waits for its end, so that
+    both are written as one row.
+    """
+
+    take_limit: int = 500
+    interval_s: float = 0.5
+    hold_s: float = 1.0
     standby_s: float = 1.0
     statement_timeout_ms: int = 5000
     chores: ChorePolicy = ChorePolicy()
@@ -80,6 +88,7 @@ class Auditor:
         self._outbox = outbox
         self._policy = policy or AuditPolicy()
         self._clock = clock
+        self._window = Window(self._policy.hold_s, clock)
         self._chores = Chores(self._policy.chores, clock)
         self._backoff = Backoff(0.05, 2.0)
         self._stopping = asyncio.Event()
@@ -149,6 +158,7 @@ class Auditor:
         async with closing(connection):
             if await self._lock(connection):
                 self._active, self._drained = True, False
+                self._window.forget()  # Another auditor may have been at it.
                 await audit_writer.prepare(connection)
                 await self._serve(connection)
 
@@ -174,7 +184,9 @@ class Auditor:
                 self._last_error = str(error)
                 more, wait_s = False, self._backoff.next_s()
             await self._chores.run_due(connection, self.lag() if self._drained else math.inf)
-            if self._stopping.is_set() and (not more or self._clock() >= self._stop_by):
+            if self._stopping.is_set() and not (more or len(self._window)):
+                return
+            if self._stopping.is_set() and self._clock() >= self._stop_by:
                 return
             if not more:
                 await self._pause(wait_s)
@@ -183,28 +195,43 @@ class Auditor:
         """Take, write, drop. Returns whether more is likely to wait."""
         began = self._clock()
         entries = await self._outbox.take(self._policy.take_limit)
-        if entries:
-            failpoint("audit_taken")
-            bad = await self._write(connection, entries)
-            failpoint("audit_undropped")
-            await self._outbox.drop(len(entries), bad)
-            self._set_aside += len(bad)
-            self._last_write_ms = (self._clock() - began) * 1000
         more = len(entries) >= self._policy.take_limit or sum(map(len, entries)) >= TAKE_BYTES
+        try:
+            # Held entries take the room of those that wait.
+            folded = await self._window.read(entries, hold=not more and not self._stopping.is_set())
+            if folded:
+                failpoint("audit_taken")
+                await self._write(connection, folded)
+                self._last_write_ms = (self._clock() - began) * 1000
+            await self._drop()
+        except BaseException:
+            self._window.forget()
+            raise
         if not more:
             self._drained_at, self._drained = began, True
         self._pending = await self._outbox.depth()
         return more
 
-    async def _write(self, connection: Connection, entries: Sequence[bytes]) -> list[bytes]:
-        """Commit what can be; returns what never can, each again an outbox entry."""
-        batch = await read_batch(entries)
-        for rows in (batch.rows, batch.later):
-            batch.refuse(await audit_writer.write_rows(connection, rows, 2 * self._policy.statement_timeout_ms / 1000))
+    async def _write(self, connection: Connection, folded: Folded) -> None:
+        """Commit what can be, and set aside what never can."""
+        batch = await make_batch(folded)
+        timeout_s = 2 * self._policy.statement_timeout_ms / 1000
+        batch.refuse(await audit_writer.write_rows(connection, batch.new, timeout_s, new=True))
+        batch.refuse(await audit_writer.write_rows(connection, batch.known, timeout_s))
+        batch.refuse(await audit_writer.write_rows(connection, batch.later, timeout_s))
+        self._window.set_aside(batch.bad)
         self._last_refusal = batch.refusal or self._last_refusal
-        self._rows_written += len(batch.request_rows())
+        self._rows_written += batch.requests()
         self._chores.note_use(batch.key_uses())
-        return batch.bad
+
+    async def _drop(self) -> None:
+        """Have the entries forgotten of which all is written."""
+        count, bad = self._window.written()
+        if count:
+            failpoint("audit_undropped")
+            await self._outbox.drop(count, bad)
+            self._window.dropped(count)
+            self._set_aside += len(bad)
 
     async def _count_pending(self) -> None:
         """While nothing can be written, the backlog is what health wants to know."""

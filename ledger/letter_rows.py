@@ -1,11 +1,11 @@
 """Dead letters to rows of `dead_letters`: pure functions. The body is customer data, kept as it is and never shown here."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
 
-from ledger.audit_rows import check_id, moment
+from ledger.audit_rows import check_id
 from scheduler.audit import DeadLetter, Ended
 from scheduler.errors import ErrorCode
 from scheduler.packed import inner
@@ -40,7 +40,7 @@ def to_letter_row(letter: DeadLetter, ended: Ended | None) -> LetterRow:
     body = _body(letter.body)
     return LetterRow(
         request_id=letter.id,
-        dead_at=moment(ended.ended_at_ms) if ended else None,
+        dead_at=_moment(ended.ended_at_ms) if ended else None,
         customer_id=letter.customer_id or None,
         tier=letter.tier or None,
         model=_model(body),
@@ -65,3 +65,8 @@ def _model(body: bytes | None) -> str | None:
         return decode_payload(body).model if body else None
     except ValueError:
         return None
+
+
+def _moment(epoch_ms: int) -> datetime | None:
+    """Milliseconds since the epoch as a time; None for 0 and less, which stand for "not known"."""
+    return datetime.fromtimestamp(epoch_ms / 1000, tz=UTC) if epoch_ms > 0 else None

@@ -2,7 +2,7 @@
 
 Redis counts quotas, the audit remembers them. Until it is told, a moment after its first use, a new Redis counts from
 nothing; told twice or by several schedulers, nothing changes. Not told is what the audit has not got yet: requests of
-the last second, and refused ones, which are none of its business.
+the last two seconds, and refused ones, which are none of its business.
 """
 
 import asyncio

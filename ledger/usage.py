@@ -1,6 +1,6 @@
 """What a customer has used, read from the audit: the last day for itself, and its quotas' windows after a loss of Redis.
 
-The audit is late by its lag, some tenths of a second: nobody is admitted or refused by these numbers alone.
+The audit is late by its lag, up to two seconds: nobody is admitted or refused by these numbers alone.
 """
 
 from collections import defaultdict

@@ -17,8 +17,10 @@ KEEP_MS = 30_000
 """How long a request is kept past its deadline: the result is the truth that pub/sub may have lost."""
 
 
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
+class Submission(msgspec.Struct, kw_only=True, gc=False):
     """One request that asks to enter, with the limits of its customer as they are in force now. Times are ms left.
+
+    Not frozen, because `total_ms` shrinks while it waits for the call.
 
     `rate` (requests/s) and `burst` are the customer's, over all of its keys; 0 in the fields from `max_concurrency` to
     `key_burst` means that there is no such limit. `tokens` is what the request is charged until it is known what it used.

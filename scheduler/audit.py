@@ -54,6 +54,7 @@ class DeadLetter(msgspec.Struct, array_like=True, frozen=True, tag="d"):
 
 Record = Accepted | Ended | DeadLetter
 
+_all = msgspec.msgpack.Decoder(list[Record])
 _one = msgspec.msgpack.Decoder(Record)
 _many = msgspec.msgpack.Decoder(list[msgspec.Raw])
 encode_records = msgspec.msgpack.Encoder().encode
@@ -64,6 +65,13 @@ def decode_entry(entry: bytes) -> tuple[list[Record], list[bytes]]:
 
     One bad record never costs its neighbours: it is returned apart, to be counted and set aside.
     """
+    try:
+        return _all.decode(entry), []
+    except msgspec.MsgspecError:
+        return _read_apart(entry)
+
+
+def _read_apart(entry: bytes) -> tuple[list[Record], list[bytes]]:
     try:
         parts = _many.decode(entry)
     except msgspec.MsgspecError:

@@ -7,7 +7,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from scheduler.batch_policy import Wish
-from scheduler.connections import bounded
+from scheduler.connections import blocking_read
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
 from scheduler.observation import Queues
@@ -180,6 +180,5 @@ class ReadyBatches:
 
     async def pop(self) -> str | None:
         """The next ready batch, or None after `block_s`. Raises RedisUnavailable, at the latest a second after that."""
-        async with bounded(self._block_s + 1.0):
-            found: Any = await self._client.blpop([self._key], timeout=self._block_s)
+        found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
         return str(found[1].decode()) if found else None

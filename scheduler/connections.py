@@ -7,6 +7,8 @@ not idempotent is never sent twice.
 The timeouts are ours, around each call, not redis-py's `socket_timeout`: that one sends through `asyncio.wait_for`,
 which on Python 3.11 starts a task for every command and can swallow a cancel (CPython gh-86296), after which a role
 would not stop.
+
+Beside redis-py's commands each client has a `Line`, for scripts and blocking reads: what is called many times a second.
 """
 
 import asyncio
@@ -20,11 +22,41 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from scheduler.errors import RedisUnavailable, StartError
-from scheduler.sentinel import SCHEMES, primary_client
+from scheduler.line import Argument, Line
+from scheduler.sentinel import SCHEMES, PrimaryPool, parse
 
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)
+FAULTS = (RedisError, OSError, TimeoutError)
+"""Every way in which Redis can be away."""
+
 _POOL_SIZE = 16
+
+
+class LineRedis(Redis):
+    """A client of redis-py, and a line that makes its connections as this client's pool does."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.line = Line(self.connection_pool.make_connection)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
+        """Close the line, too."""
+        self.line.close()
+        await super().aclose(close_connection_pool)
+
+
+def line_of(client: Redis) -> Line:
+    """The line of a client that was made here."""
+    if not isinstance(client, LineRedis):
+        raise TypeError("Scripts and blocking reads need a client of scheduler.connections.")
+    return client.line
+
+
+async def blocking_read(client: Redis, *command: Argument, block_s: float) -> Any:
+    """A read that Redis answers after `block_s` at the latest; a second later it counts as away. RedisUnavailable."""
+    async with translated():
+        return await line_of(client).blocking_call(command, block_s + 1.0)
 
 
 def _client(url: str, size: int) -> Redis:
@@ -37,8 +69,8 @@ def _client(url: str, size: int) -> Redis:
         "health_check_interval": 0,
     }
     if url.startswith(SCHEMES):
-        return primary_client(url, **options)
-    return Redis.from_pool(BlockingConnectionPool.from_url(url, **options))
+        return LineRedis.from_pool(PrimaryPool(parse(url), **options))
+    return LineRedis.from_pool(BlockingConnectionPool.from_url(url, **options))
 
 
 def command_client(url: str) -> Redis:
@@ -68,8 +100,13 @@ async def translated() -> AsyncIterator[None]:
     """Every way in which Redis can be away becomes RedisUnavailable; the caller sets deadlines of its own."""
     try:
         yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise RedisUnavailable(f"Redis did not answer: {type(error).__name__}: {error}") from error
+    except FAULTS as error:
+        raise unavailable(error) from error
+
+
+def unavailable(error: BaseException) -> RedisUnavailable:
+    """One of FAULTS in the words that every caller knows."""
+    return RedisUnavailable(f"Redis did not answer: {type(error).__name__}: {error}")
 
 
 async def check_server(client: Redis) -> None:

@@ -5,7 +5,6 @@ its own text in that order. One that Redis has forgotten (restart, failover, SCR
 """
 
 import re
-from collections.abc import Sequence
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
@@ -14,9 +13,10 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
-from scheduler.connections import bounded
+from scheduler.connections import COMMAND_TIMEOUT_S, FAULTS, line_of, unavailable
 from scheduler.errors import TierlaneError
 from scheduler.keys import Keys
+from scheduler.line import Argument
 
 _INCLUDE = re.compile(r"^-- include: (.+)$", re.MULTILINE)
 
@@ -47,21 +47,23 @@ class Script:
     """One script on one pool; KEYS[1] and ARGV[1] are the same for all of them, and are added here."""
 
     def __init__(self, name: str, client: Redis, keys: Keys) -> None:
-        self._text = source(name)
-        self._sha = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
-        self._client = client
-        self._head = (1, keys.leases, keys.prefix)
+        text = source(name)
+        head = (1, keys.leases, keys.prefix)
+        self._by_hash = (b"EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest(), *head)
+        self._whole = (b"EVAL", text, *head)
+        self._line = line_of(client)
 
-    async def __call__(self, *args: str | bytes | float) -> Any:
+    async def __call__(self, *args: Argument) -> Any:
         """Run it. Raises RedisFull, or RedisUnavailable where the outcome is not known."""
-        async with bounded():
-            try:
-                return await self._send(args)
-            except OutOfMemoryError as error:
-                raise RedisFull("Redis is at its memory limit; raise maxmemory or drain the queues.") from error
-
-    async def _send(self, args: Sequence[str | bytes | float]) -> Any:
         try:
-            return await self._client.evalsha(self._sha, *self._head, *args)
+            return await self._send(args)
+        except OutOfMemoryError as error:
+            raise RedisFull("Redis is at its memory limit; raise maxmemory or drain the queues.") from error
+        except FAULTS as error:
+            raise unavailable(error) from error
+
+    async def _send(self, args: tuple[Argument, ...]) -> Any:
+        try:
+            return await self._line.call(self._by_hash + args, COMMAND_TIMEOUT_S)
         except NoScriptError:
-            return await self._client.eval(self._text, *self._head, *args)
+            return await self._line.call(self._whole + args, COMMAND_TIMEOUT_S)

@@ -10,7 +10,7 @@ import weakref
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from scheduler.errors import StartError
@@ -100,8 +100,3 @@ class PrimaryPool(BlockingConnectionPool):
         """Close the connections to the Sentinels, too."""
         await super().aclose()
         await self._sentinel.aclose()
-
-
-def primary_client(url: str, **options: Any) -> Redis:
-    """A client of the primary behind a Sentinel URL. Raises StartError for a URL that is not one."""
-    return Redis.from_pool(PrimaryPool(parse(url), **options))

@@ -1,10 +1,20 @@
 """A stand-in for the gateway, for tests of the bench: it answers as a test tells it to, and counts."""
 
+import io
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import msgspec
+import pytest
 from aiohttp import web
+from rich.console import Console
+
+from tierlane.bench.conduct import measure
+from tierlane.bench.document import Document, document
+from tierlane.bench.plan import read_address, read_plan
+from tierlane.bench.progress import Progress
+from tierlane.bench.stack_info import read_stack
 
 KEYS = {"enterprise": "tl_e_x", "paid": "tl_p_x", "free": "tl_f_x"}
 Behaviour = Callable[[int, str, web.Request], Awaitable[web.Response]]
@@ -38,3 +48,43 @@ class StandIn:
         self.keys.append(request.headers["Authorization"].removeprefix("Bearer "))
         self.connections.add(request.transport)
         return await self.behaviour(self.number, text, request)
+
+
+@pytest.fixture
+async def stand_in() -> AsyncIterator[StandIn]:
+    """A server of the test's own on a free port."""
+    server = StandIn()
+    app = web.Application()
+    app.router.add_post("/v1/inference", server.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield server
+    await runner.cleanup()
+
+
+@pytest.fixture
+def stack_file(tmp_path: Path) -> Path:
+    """A stack file with keys alone."""
+    return write_stack(tmp_path / "stack.json")
+
+
+def write_stack(path: Path, **more: object) -> Path:
+    path.write_bytes(msgspec.json.encode({"keys": KEYS, **more}))
+    return path
+
+
+async def bench(stand_in: StandIn, stack_file: Path, **options: str) -> Document:
+    """A run of 100 requests in half a second, unless the options say otherwise."""
+    defaults = {"rate": "200", "duration": "0.5", "warmup": "0", "arrivals": "constant", "timeout": "5", "seed": "1"}
+    plan = read_plan({"stack": str(stack_file), **defaults, **options})
+    stack = read_stack(stack_file)
+    progress = Progress(Console(file=io.StringIO()), 1.0)
+    found = await measure(plan, read_address(stand_in.url), stack, progress)
+    return document(plan, stand_in.url, found)
+
+
+def read_document(path: Path) -> Document:
+    return msgspec.json.decode(path.read_bytes(), type=dict)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tierlane.bench.inputs import TAG_CHARACTERS, Inputs, filler_of
-from tierlane.bench.load import Load, Phase
+from tierlane.bench.load import Phase
 from tierlane.bench.mix import Mix
+from tierlane.bench.open_load import OpenLoad
 from tierlane.bench.output_check import OutputCheck, Verify
 from tierlane.bench.schedule import Arrivals, schedule
 from tierlane.bench.tally import TierTally
@@ -41,9 +42,9 @@ class MeasuredLoad:
         inputs = Inputs(f"{next(_tags):0{TAG_CHARACTERS}x}", filler_of(32))
         self._check = OutputCheck(Verify.REVERSED, inputs)
         where = urlsplit(url)
-        forms = [RequestForm(where.netloc, "/v1/inference", stream.key, inputs) for stream in streams.values()]
+        forms = [[RequestForm(where.netloc, "/v1/inference", stream.key, inputs)] for stream in streams.values()]
         due = schedule(Arrivals.POISSON, total, ends[-1], mix, seed)
-        self._load = Load(due, self._phases, forms, inputs, self._check)
+        self._load = OpenLoad(due, self._phases, forms, inputs, self._check)
         self._load.connect(where.hostname or "", where.port or 80, connections=CONNECTIONS, timeout_s=TIMEOUT_S)
 
     async def run(self) -> list[Stretch]:

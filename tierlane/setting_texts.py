@@ -179,11 +179,13 @@ WORKER = {
 
 AUDITOR = {
     "audit_batch": number(
-        "200",
+        "500",
         "Outbox entries taken at once; each holds the records of one admission call or batch. Larger is cheaper.",
     ),
     "audit_interval_ms": number(
-        "200", "Milliseconds that audit entries may wait for a fuller batch. Longer makes rows appear later."
+        "500",
+        "Milliseconds that audit entries may wait for a fuller batch; twice as long, requests wait for their end. "
+        "Longer makes rows appear later.",
     ),
     "audit_grace_ms": number(
         "10000", "Milliseconds after its deadline at which an accepted request without an end is closed as abandoned."

@@ -101,8 +101,8 @@ class Settings(BaseSettings):
     direct_host: str = "127.0.0.1"
     direct_port: Annotated[int, Field(ge=0, le=65535)] = 0
 
-    audit_batch: Count = 200
-    audit_interval_ms: Milliseconds = 200
+    audit_batch: Count = 500
+    audit_interval_ms: Milliseconds = 500
     audit_grace_ms: Milliseconds = 10_000
 
     gateways: Annotated[int, Field(ge=1, le=64)] = 1

@@ -18,7 +18,7 @@ from scheduler.request_id import created_ms, new_request_id
 
 CUSTOMER = str(UUID(int=1))
 KEYS = Keys()
-QUICK = AuditPolicy(interval_s=0.01, standby_s=0.05)
+QUICK = AuditPolicy(interval_s=0.01, hold_s=0.02, standby_s=0.05)
 
 
 def accepted(request_id: str, **fields: Any) -> Accepted:

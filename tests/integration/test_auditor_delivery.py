@@ -12,9 +12,10 @@ from eventually import eventually
 from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dead, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger import audit_writer
-from ledger.audit_batch import read_batch
+from ledger.audit_batch import make_batch
 from ledger.audit_chores import ChorePolicy
-from scheduler.audit import Record, decode_entry, encode_records
+from ledger.audit_rows import fold
+from scheduler.audit import Record, decode_entry
 from tierlane.embedded.postgres_server import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -64,8 +65,9 @@ def record(kind: str, request_id: str) -> Record:
 
 async def write(db: Connection, records: Sequence[Record]) -> None:
     """What the auditor does with one take."""
-    batch = await read_batch([encode_records(list(records))])
-    for rows in (batch.rows, batch.later):
+    batch = await make_batch(fold(records))
+    assert await audit_writer.write_rows(db, batch.new, 10.0, new=True) == []
+    for rows in (batch.known, batch.later):
         assert await audit_writer.write_rows(db, rows, 10.0) == []
 
 
@@ -195,9 +197,9 @@ async def test_many_large_dead_letters_are_written_in_parts(db: Connection) -> N
     """No transaction carries more than a few megabytes of them, and none is left out."""
     await audit_writer.prepare(db)
     ids = new_ids(100)
-    batch = await read_batch([encode_records([dead(i, input_="x" * 250_000)]) for i in ids])
+    batch = await make_batch(fold([dead(i, input_="x" * 250_000) for i in ids]))
 
-    assert await audit_writer.write_rows(db, batch.rows, 5.0) == []
+    assert await audit_writer.write_rows(db, batch.known, 5.0) == []
 
     assert await db.fetchval("SELECT count(*) FROM dead_letters") == 100
     assert await db.fetchval("SELECT count(DISTINCT xmin::text) FROM dead_letters") == 4

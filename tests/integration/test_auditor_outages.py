@@ -43,9 +43,14 @@ class Stream:
     def __init__(self, client: Redis) -> None:
         self.ids: list[str] = []
         self._client = client
+        self._ending = False
+
+    def end(self) -> None:
+        """After what is being put: cut in the middle, nobody would know what was."""
+        self._ending = True
 
     async def run(self) -> None:
-        while True:
+        while not self._ending:
             ids = new_ids(STEP)
             await put_requests(self._client, ids, step=STEP // 2)
             self.ids += ids
@@ -72,7 +77,8 @@ async def audited(server: EmbeddedPostgres, client: Redis, **policy: Any) -> Asy
             await eventually(lambda: auditor.stats().rows_written > 0, "the first rows are written")
             yield auditor
         finally:
-            feeder.cancel()
+            stream.end()
+            await feeder
         await eventually(lambda: auditor.stats().last_error is None and auditor.stats().pending == 0, "all is well")
         await eventually(lambda: nothing_waits(client), "all is written")
 

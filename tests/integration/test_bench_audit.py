@@ -12,6 +12,7 @@ from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at, new_request_id
 from tierlane.bench.answer_ids import AnswerIds, Fate
 from tierlane.bench.audit_check import AuditResult, Window, check_audit
+from tierlane.bench.batches import Span, read_batches
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -96,3 +97,38 @@ async def test_a_database_that_is_away_is_a_sentence(postgres_server: object) ->
 async def test_a_url_that_cannot_be_read_is_a_sentence(url: str) -> None:
     """As with a database that is away."""
     assert not (await check(url, AnswerIds())).ok
+
+
+RAN = """
+INSERT INTO requests (id, created_at, api_key_id, tier, customer_id, status, completed_at,
+                      batch_id, batch_size, gpu_ms, worker_id)
+VALUES ($1, $2, $3, 'paid', $4, 'completed', $5, $6, $7, 50.0, $8)
+"""
+
+
+async def test_batches_are_counted_once_and_only_in_the_window(database_url: str, db: Connection) -> None:
+    """Members of one batch are one batch; other keys, and batches that ended before or after, do not count."""
+    now = datetime.now(UTC)
+    rows = [("mine", now, "b1", 2, "w1"), ("mine", now, "b1", 2, "w1"), ("mine", now, "b2", 6, "w2")]
+    rows += [("mine", now - timedelta(seconds=9), "b3", 9, "w1"), ("other", now, "b4", 9, "w1")]
+    for key, ended, batch, size, worker in rows:
+        name = new_request_id()
+        await db.execute(RAN, name, created_at(name), key, uuid4(), ended, batch, size, worker)
+    second = timedelta(seconds=1)
+    span = Span(now - 30 * second, now + 30 * second, ("mine",), now - second, now + second)
+
+    use = await read_batches(database_url, span, "", 4)
+
+    assert use is not None
+    assert (use.batches, use.requests, use.mean_size, use.workers) == (2, 3, 4.0, 4)
+    assert use.sizes == {2: 1, 6: 1}
+    assert use.gpu_busy == pytest.approx(0.1 / (4 * 2.0))
+
+
+async def test_batches_of_a_database_that_is_away_are_not_told(postgres_server: object) -> None:
+    """The audit check says why; here it is None and no exception."""
+    now = datetime.now(UTC)
+
+    assert (
+        await read_batches("postgresql+asyncpg://nobody@/nowhere?host=/x", Span(now, now, (), now, now), "", 1) is None
+    )

@@ -2,60 +2,28 @@
 
 import asyncio
 import contextlib
-import io
 import os
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from aiohttp import web
-from rich.console import Console
 
-from bench_stand_in import KEYS, StandIn, error_answer, reversed_answer
-from tierlane.bench.conduct import measure
-from tierlane.bench.document import Document, document
-from tierlane.bench.plan import read_address, read_plan
-from tierlane.bench.progress import Progress
-from tierlane.bench.stack_info import read_stack
+from bench_stand_in import (
+    KEYS,
+    StandIn,
+    bench,
+    error_answer,
+    read_document,
+    reversed_answer,
+    stack_file,
+    stand_in,
+    write_stack,
+)
 from tierlane.bench.tally import Silence
 
-
-@pytest.fixture
-async def stand_in() -> AsyncIterator[StandIn]:
-    """A server of the test's own on a free port."""
-    server = StandIn()
-    app = web.Application()
-    app.router.add_post("/v1/inference", server.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield server
-    await runner.cleanup()
-
-
-@pytest.fixture
-def stack_file(tmp_path: Path) -> Path:
-    """A stack file with keys alone."""
-    return write_stack(tmp_path / "stack.json")
-
-
-def write_stack(path: Path, **more: object) -> Path:
-    path.write_bytes(msgspec.json.encode({"keys": KEYS, **more}))
-    return path
-
-
-async def bench(stand_in: StandIn, stack_file: Path, **options: str) -> Document:
-    """A run of 100 requests in half a second, unless the options say otherwise."""
-    defaults = {"rate": "200", "duration": "0.5", "warmup": "0", "arrivals": "constant", "timeout": "5", "seed": "1"}
-    plan = read_plan({"stack": str(stack_file), **defaults, **options})
-    stack = read_stack(stack_file)
-    progress = Progress(Console(file=io.StringIO()), 1.0)
-    found = await measure(plan, read_address(stand_in.url), stack, progress)
-    return document(plan, stand_in.url, found)
+__all__ = ["stack_file", "stand_in"]
 
 
 async def test_a_good_run_is_counted_exactly(stand_in: StandIn, stack_file: Path) -> None:
@@ -299,10 +267,6 @@ async def test_objectives_decide(stand_in: StandIn, stack_file: Path) -> None:
     assert result["faults"][0].startswith("Objective missed: enterprise.p99=20ms, measured ")
     assert result["tiers"]["enterprise"]["good"] == 0
     assert result["good"] == result["tiers"]["paid"]["good"] + result["tiers"]["free"]["good"] > 0
-
-
-def read_document(path: Path) -> Document:
-    return msgspec.json.decode(path.read_bytes(), type=dict)
 
 
 async def command(stand_in: StandIn, stack_file: Path, *argv: str) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from gateway.endless import end_all
 from integration.gateway_fixtures import TIERS, Stack, running_stack
-from ledger.audit_rows import Known, fold
+from ledger.audit_rows import Folded, fold
 from scheduler.audit import Record, decode_entry
 from scheduler.connections import command_client
 from scheduler.errors import RedisUnavailable
@@ -44,8 +44,8 @@ class Auditor:
         except (RedisUnavailable, OSError):
             return
 
-    def rows(self) -> dict[str, Known]:
-        """One row a request, as the ledger folds them."""
+    def rows(self) -> Folded:
+        """What is known of each request, as the ledger folds it."""
         return fold(self.records)
 
     async def ended(self, ids: list[str]) -> dict[str, str]:
@@ -54,7 +54,7 @@ class Auditor:
         async def whole() -> dict[str, str]:
             await self.take()
             rows = self.rows()
-            found = {i: rows[i].ended.error_code for i in ids if i in rows and rows[i].accepted and rows[i].ended}
+            found = {i: rows.ended[i].error_code for i in ids if i in rows.accepted and i in rows.ended}
             return found if len(found) == len(ids) else {}
 
         return await eventually(whole, f"{len(ids)} whole audit rows", 5.0)
@@ -119,7 +119,7 @@ async def all_completed(auditor: Auditor, told: list[Told]) -> None:
     ]
     ids = [document["request_id"] for _, document, _ in told]
     assert await auditor.ended(ids) == dict.fromkeys(ids, "")
-    assert set(auditor.rows()) == set(ids)
+    assert set(auditor.rows().accepted) == set(ids)
 
 
 async def test_flushall_under_load_loses_nobody(client: Redis, redis_url: str) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backend import ItemResult
 from gpu_pool.model_handle import ModelLaunch, ModelLost, ModelProcess
 from gpu_pool.watchdog import ModelHung, run_watched
 from integration.gpu_pool_fixtures import ended
 from scheduler.errors import StartError
+from scheduler.payload import Payload, encode_payload
 
 MODELS = """
 import asyncio, os, re, signal, sys, time
@@ -93,8 +94,12 @@ async def ready(start: Start, name: str) -> ModelProcess:
     return model
 
 
+def stored(text: str, **parameters: object) -> bytes:
+    return encode_payload(Payload("m", text, parameters))
+
+
 async def answers(model: ModelProcess, *texts: str) -> list[tuple[str, str]]:
-    done = await model.run([Item(text) for text in texts], 3000)
+    done = await model.run([stored(text) for text in texts], 3000)
     return [(result.output, result.error_code) for result in done.results]
 
 
@@ -103,11 +108,23 @@ async def test_a_batch_is_answered_in_order_with_its_time(start: Start) -> None:
     model = await start("simulated:30")
 
     version = await model.ready()
-    done = await model.run([Item("one two"), Item("three")], 3000)
+    done = await model.run([stored("one two"), stored("three")], 3000)
 
     assert version == "simulated-30ms"
     assert done.results == [ItemResult("owt eno", 2), ItemResult("eerht", 1)]
     assert 30 <= done.gpu_ms < 200
+
+
+async def test_a_stored_request_that_cannot_be_read_fails_alone(start: Start) -> None:
+    """Junk is told from its neighbours inside the model process; a batch of nothing else does not reach the model."""
+    model = await ready(start, "reverse")
+
+    done = await model.run([stored("a1"), b"\xc1", stored("b2")], 3000)
+    junk = await model.run([b"", b"\x91" * 100_000], 3000)
+
+    assert [(r.output, r.error_code) for r in done.results if not r.error_code] == [("1a", ""), ("2b", "")]
+    assert done.results[1].error_code == "invalid_request"
+    assert [r.error_code for r in junk.results] == ["invalid_request"] * 2
 
 
 async def test_a_large_batch_passes_the_socket(start: Start) -> None:
@@ -216,7 +233,7 @@ async def test_a_hang_is_killed_at_its_cap(start: Start, name: str) -> None:
 
     started = time.monotonic()
     with pytest.raises(ModelHung):
-        await run_watched(model, [Item("a")], cap_ms=300, timeout_ms=3000, budget_ms=3000)
+        await run_watched(model, [stored("a")], cap_ms=300, timeout_ms=3000, budget_ms=3000)
 
     assert 0.3 <= time.monotonic() - started < 1.0
     await eventually(lambda: ended(model.pid), "the process is gone")
@@ -228,18 +245,18 @@ async def test_a_stopped_process_is_killed_at_its_cap(start: Start) -> None:
     os.kill(model.pid, signal.SIGSTOP)
 
     with pytest.raises(ModelHung):
-        await run_watched(model, [Item("a")], cap_ms=200, timeout_ms=3000, budget_ms=3000)
+        await run_watched(model, [stored("a")], cap_ms=200, timeout_ms=3000, budget_ms=3000)
     await eventually(lambda: ended(model.pid), "the process is gone")
 
 
 async def test_progress_puts_the_cap_off_but_not_the_timeout(start: Start) -> None:
     """300 texts are three calls of 0.2 s, each telling progress: a cap over one call and under all three is kept."""
     model = await ready(start, "slow")
-    done = await run_watched(model, [Item("ab")] * 300, cap_ms=450, timeout_ms=3000, budget_ms=3000)
+    done = await run_watched(model, [stored("ab")] * 300, cap_ms=450, timeout_ms=3000, budget_ms=3000)
 
     assert len(done.results) == 300
     with pytest.raises(ModelHung):
-        await run_watched(model, [Item("ab")] * 300, cap_ms=450, timeout_ms=450, budget_ms=3000)
+        await run_watched(model, [stored("ab")] * 300, cap_ms=450, timeout_ms=450, budget_ms=3000)
 
 
 async def test_an_idle_process_ends_by_itself_when_closed(start: Start) -> None:
@@ -253,14 +270,14 @@ async def test_an_idle_process_ends_by_itself_when_closed(start: Start) -> None:
 
 SUPERVISOR = """
 import asyncio, sys
-from gpu_pool.backend import Item
 from gpu_pool.model_handle import ModelLaunch, ModelProcess
+from scheduler.payload import Payload, encode_payload
 
 async def main():
     model = await ModelProcess.spawn(ModelLaunch(sys.argv[1], "cpu"))
     if sys.argv[2] == "run":
         await model.ready()
-        asyncio.create_task(model.run([Item("a")], 3000))
+        asyncio.create_task(model.run([encode_payload(Payload("m", "a", {}))], 3000))
     await asyncio.sleep(0)
     print(model.pid, flush=True)
     await asyncio.sleep(60)
@@ -307,12 +324,12 @@ async def test_tiny_answers_and_refuses_bad_parameters_alone(start: Start) -> No
     model = await start("tiny")
 
     assert (await model.ready()).startswith("tiny")
-    items = [
-        Item("Once upon a time", {"max_tokens": 8}),
-        Item("x", {"temperature": 9}),
-        Item("The", {"max_tokens": 8}),
+    bodies = [
+        stored("Once upon a time", max_tokens=8),
+        stored("x", temperature=9),
+        stored("The", max_tokens=8),
     ]
-    done = await model.run(items, 3000)
+    done = await model.run(bodies, 3000)
 
     assert [result.error_code for result in done.results] == ["", "invalid_request", ""]
     assert all(done.results[i].output and done.results[i].tokens_used > 8 for i in (0, 2))

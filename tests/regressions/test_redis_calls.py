@@ -19,7 +19,7 @@ from scheduler.backoff import Backoff
 from scheduler.batch_policy import BatchPolicy, TierPolicy
 from scheduler.batches import Batches, ReadyBatches
 from scheduler.caretaker import Caretaker
-from scheduler.connections import blocking_client, bounded, check_server, command_client, subscriber_client
+from scheduler.connections import blocking_client, bounded, check_server, command_client, line_of, subscriber_client
 from scheduler.dispatcher import Dispatcher, Waker
 from scheduler.endings import Endings
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError, StartError
@@ -47,14 +47,17 @@ async def test_bug_05_a_popped_item_is_lost_with_its_consumer(pool: Pool) -> Non
     assert [member.attempt for member in claimed.requests] == [1, 1]
 
 
-async def test_bug_05_a_client_timeout_shorter_than_the_block(redis_url: str) -> None:
+async def test_bug_05_a_client_timeout_shorter_than_the_block(pool: Pool, line: BadLine) -> None:
     """A socket timeout below the block drops items in flight; here an empty wait ends as None, on the same connection."""
-    client = blocking_client(redis_url)
-    before = await client.client_id()
+    client = blocking_client(line.url)
+    ready = ReadyBatches(client, KEYS, block_s=0.6)
 
-    assert await ReadyBatches(client, KEYS, block_s=0.6).pop() is None
+    assert await ready.pop() is None
 
-    assert await client.client_id() == before
+    await pool.queue(1)
+    await pool.form([("free", 1)])
+    assert await ready.pop() == "b1"
+    assert line.accepted == 1
     await client.aclose()
 
 
@@ -98,7 +101,7 @@ async def test_bug_07_client_library_sends_lpush_again(pool: Pool, line: BadLine
 async def test_bug_07_an_admission_that_is_sent_again_is_one(pool: Pool, line: BadLine) -> None:
     """Where a call must be repeated it is idempotent: the admission whose reply was lost ran, and its repeat does nothing."""
     client = command_client(line.url)
-    await client.ping()
+    await line_of(client).call((b"PING",), 1.0)
     admissions, asked = Admissions(client, KEYS, "g1"), [pool.submission()]
     line.drop_replies = True
     with pytest.raises(RedisUnavailable):
@@ -173,11 +176,12 @@ async def test_bug_30_a_cancelled_call_poisons_its_connection(pool: Pool, line: 
     client = command_client(line.url)
     line.delay_s = 0.01
     for i in range(12):
-        mine = asyncio.create_task(client.get("mine"))
-        await asyncio.wait([mine], timeout=i * 0.0015)
-        mine.cancel()
-        assert await client.get("yours") == b"your secret"
-        await asyncio.gather(mine, return_exceptions=True)
+        for get in (client.get, lambda key: line_of(client).call((b"GET", key), 1.0)):
+            mine = asyncio.ensure_future(get("mine"))
+            await asyncio.wait([mine], timeout=i * 0.0015)
+            mine.cancel()
+            assert await get("yours") == b"your secret"
+            await asyncio.gather(mine, return_exceptions=True)
     await client.aclose()
 
 

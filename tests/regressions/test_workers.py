@@ -98,11 +98,11 @@ def test_bug_13_a_model_that_was_killed_a_moment_ago_is_lost() -> None:
     async def ask_at_once() -> None:
         model = await ModelProcess.spawn(ModelLaunch("simulated:10"))
         await model.ready()
-        model._writer.transport.abort()
-        await asyncio.sleep(0)  # The line is closed, and its watchers have not had a turn.
+        assert model._line._transport is not None
+        model._line._transport.abort()  # The line is closed, and nobody has had a turn to see it.
         assert not model.lost.is_set()
         with pytest.raises(ModelLost):
-            await model.run([Item("x")], 1000.0)
+            await model.run([encode_payload(Payload("m", "x", {}))], 1000.0)
         await model.close()
 
     uvloop.run(ask_at_once())
@@ -129,7 +129,7 @@ async def test_bug_17_work_for_whoever_has_gone(pool: Pool, moment: str) -> None
     if moment == "launch":
         late = ClaimedRequest(request_id, 40, 1, encode_payload(Payload("m", "x", {})))
         plan = make_plan([late], needed_ms=30.0, gone_ms=15.0)
-        assert (plan.items, [outcome.error_code for outcome in plan.early]) == ([], [ErrorCode.DEADLINE_EXCEEDED])
+        assert (plan.bodies, [outcome.error_code for outcome in plan.early]) == ([], [ErrorCode.DEADLINE_EXCEEDED])
         return
     if moment == "forming":
         await pool.overdue([request_id], "dl")

@@ -1,5 +1,7 @@
 """Audit records to rows: folding, and what becomes NULL."""
 
+import struct
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import permutations
 from math import inf, nan
@@ -8,24 +10,32 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from ledger.audit_batch import read_batch
-from ledger.audit_rows import COLUMNS, Known, fold, outweighs, to_row
+from copied_rows import read_row
+from ledger.audit_batch import Batch, make_batch
+from ledger.audit_rows import COLUMNS, fold, id_of, outweighs, to_row
 from ledger.audit_writer import Refused
 from ledger.letter_rows import LetterRow, to_letter_row
 from ledger.tables import requests
-from scheduler.audit import Accepted, DeadLetter, Ended, decode_entry, encode_records
+from scheduler.audit import Accepted, DeadLetter, Ended, Record, decode_entry
 from scheduler.payload import Payload, encode_payload
+from scheduler.request_id import created_at
 
 ID = "req_0199c0de00007000800000000000abcd"
 OTHER = "req_0199c0de00017000800000000000abcd"
 CREATED = datetime.fromtimestamp(0x0199C0DE0000 / 1000, tz=UTC)
-ACCEPTED = Accepted(ID, "c1", "k1", "paid", "tiny", "g1", 12, "trace")
+CUSTOMER = "0199c0de-0000-7000-8000-00000000c001"
+ACCEPTED = Accepted(ID, CUSTOMER, "k1", "paid", "tiny", "g1", 12, "trace")
 COMPLETED = Ended(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40)
 EXPIRED = Ended(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, -1.0, "", 0, "", 0, 0, 0)
 
 
+TYPES = {column.name: type(column.type).__name__ for column in requests.columns}
+
+
 def row(accepted: Accepted | None, ended: Ended | None, request_id: str = ID) -> dict[str, Any]:
-    return dict(zip(COLUMNS, to_row(request_id, Known(accepted, ended)), strict=True))
+    made = to_row(request_id, accepted, ended)
+    assert id_of(made) == request_id
+    return read_row(made, COLUMNS, TYPES)
 
 
 def changed(record: Any, **fields: Any) -> Any:
@@ -33,8 +43,8 @@ def changed(record: Any, **fields: Any) -> Any:
 
 
 def test_the_columns_are_the_tables() -> None:
-    """In its order, all of them: the staging table and the merge have no others."""
-    assert list(COLUMNS) == [column.name for column in requests.columns]
+    """All of them: the staging table and the merge have no others."""
+    assert sorted(COLUMNS) == sorted(column.name for column in requests.columns)
 
 
 def test_accepted_and_ended_make_one_whole_row() -> None:
@@ -42,7 +52,7 @@ def test_accepted_and_ended_make_one_whole_row() -> None:
     assert row(ACCEPTED, COMPLETED) == {
         "id": ID,
         "created_at": CREATED,
-        "customer_id": "c1",
+        "customer_id": CUSTOMER,
         "api_key_id": "k1",
         "tier": "paid",
         "model": "tiny",
@@ -103,6 +113,10 @@ def test_an_ended_record_alone_is_a_row_without_its_beginning() -> None:
         ({"error_code": "gpu_timeout"}, {"status": "completed", "error_code": None, "http_status": 200}),
         ({"latency_ms": nan, "queue_ms": inf, "gpu_ms": -0.5}, {"latency_ms": None, "queue_ms": None, "gpu_ms": None}),
         ({"queue_ms": 0.0}, {"queue_ms": 0.0}),
+        ({"latency_ms": inf, "queue_ms": 1.5}, {"latency_ms": None, "queue_ms": 1.5}),
+        ({"tokens_used": 0, "output_bytes": 5}, {"tokens_used": None, "output_bytes": 5}),
+        ({"batch_size": 0, "worker_id": ""}, {"batch_size": None, "worker_id": None}),
+        ({"attempts": 0}, {"attempts": 0}),
         ({"ended_at_ms": 0}, {"completed_at": None}),
         ({"ended_at_ms": -1}, {"completed_at": None}),
         ({"mode": "direct", "delivered": True}, {"mode": "direct", "delivered": True}),
@@ -142,12 +156,31 @@ def test_an_end_that_is_no_end_is_refused(state: str) -> None:
         row(ACCEPTED, changed(COMPLETED, state=state))
 
 
+@pytest.mark.parametrize("fields", [{"attempts": 2**40}, {"ended_at_ms": 2**60}, {"ended_at_ms": 2**48}])
+def test_a_number_that_no_column_holds_is_refused(fields: dict[str, Any]) -> None:
+    """Before it is sent; and a time that PostgreSQL would take and nobody could read."""
+    with pytest.raises((ValueError, struct.error)):
+        row(ACCEPTED, changed(COMPLETED, **fields))
+
+
+def test_a_customer_that_is_none_is_refused() -> None:
+    """PostgreSQL takes any sixteen bytes."""
+    with pytest.raises(ValueError, match="UUID"):
+        row(changed(ACCEPTED, customer_id="nobody"), COMPLETED)
+
+
+def test_text_is_counted_in_bytes() -> None:
+    """A model may be called anything."""
+    assert row(changed(ACCEPTED, model="größe"), COMPLETED)["model"] == "größe"
+
+
 def test_records_fold_by_id_in_any_order() -> None:
     """Accepted before ended, after it, apart: one pair each."""
     stranger = changed(ACCEPTED, id=OTHER)
 
     for order in permutations([ACCEPTED, COMPLETED, stranger]):
-        assert fold(order) == {ID: Known(ACCEPTED, COMPLETED), OTHER: Known(stranger, None)}
+        folded = fold(order)
+        assert (folded.accepted, folded.ended) == ({ID: ACCEPTED, OTHER: stranger}, {ID: COMPLETED})
 
 
 TOLD = changed(COMPLETED, mode="direct", delivered=True, batch_id="d1")
@@ -174,20 +207,26 @@ TOLD_FAILURE = changed(EXPIRED, error_code="no_capacity", mode="direct", deliver
 def test_of_two_ends_the_first_stands(first: Ended, second: Ended, stands: Ended) -> None:
     """Unless the client was given a result, and the failure before it was told to nobody. Replays change nothing."""
     for order in ([ACCEPTED, first, second], [first, ACCEPTED, first, second, first, ACCEPTED]):
-        assert fold(order)[ID][:3] == (ACCEPTED, stands, None)
+        folded = fold(order)
+        assert (folded.accepted, folded.ended, folded.letters) == ({ID: ACCEPTED}, {ID: stands}, {})
     assert outweighs(second, first) == (stands is second)
 
 
 def test_a_told_result_behind_a_result_is_kept_for_what_the_table_may_hold() -> None:
     """An earlier batch may have left a failure, which only what the client was told outweighs."""
-    assert fold([COMPLETED, TOLD, TOLD, ACCEPTED]) == {ID: Known(ACCEPTED, COMPLETED, told=TOLD)}
-    assert fold([COMPLETED, TOLD_FAILURE]) == {ID: Known(None, COMPLETED)}
-    assert fold([TOLD, TOLD]) == {ID: Known(None, TOLD)}
+
+    def told(*records: Record) -> tuple[dict[str, Ended], dict[str, Ended]]:
+        folded = fold(records)
+        return folded.ended, folded.told
+
+    assert told(COMPLETED, TOLD, TOLD, ACCEPTED) == ({ID: COMPLETED}, {ID: TOLD})
+    assert told(COMPLETED, TOLD_FAILURE) == ({ID: COMPLETED}, {})
+    assert told(TOLD, TOLD) == ({ID: TOLD}, {})
 
 
 def test_nothing_folds_to_nothing() -> None:
     """An entry may hold no record that can be read."""
-    assert fold([]) == {}
+    assert not fold([])
 
 
 def letter(**fields: Any) -> DeadLetter:
@@ -248,24 +287,57 @@ def test_a_dead_letter_that_no_table_takes_is_refused(fields: dict[str, Any]) ->
         to_letter_row(letter(**fields), None)
 
 
+def ids_of(rows: Sequence[bytes | LetterRow]) -> list[str]:
+    return [row.request_id if isinstance(row, LetterRow) else id_of(row) for row in rows]
+
+
+async def batch_of(*records: Record) -> Batch:
+    return await make_batch(fold(records))
+
+
 async def test_a_bad_dead_letter_costs_its_request_nothing() -> None:
     """Its own record alone is set aside, and what is told of it shows nothing of the input."""
     bad = letter(attempts=-1, body=as_lua_packs(b"a customer's secret"))
 
-    batch = await read_batch([encode_records([ACCEPTED, EXPIRED, bad]), encode_records([letter(id=OTHER)])])
+    batch = await batch_of(ACCEPTED, EXPIRED, bad, letter(id=OTHER))
 
-    assert [row[0] for row in batch.request_rows()] == [ID]
-    assert [row.request_id for row in batch.rows if isinstance(row, LetterRow)] == [OTHER]
+    assert (ids_of(batch.new), ids_of(batch.known)) == ([], [ID, OTHER])
+    assert [isinstance(row, LetterRow) for row in batch.known] == [False, True]
     assert [decode_entry(entry)[0] for entry in batch.bad] == [[bad]]
-    assert batch.refusal == "-1 is not a number of attempts"
+    assert (batch.refusal, batch.requests()) == ("-1 is not a number of attempts", 1)
 
 
 async def test_a_refused_row_is_set_aside_without_its_dead_letter() -> None:
     """And the other way round: either goes alone."""
-    batch = await read_batch([encode_records([ACCEPTED, EXPIRED, letter()])])
-    row, dead = batch.rows
+    batch = await batch_of(ACCEPTED, EXPIRED, letter())
+    row, dead = batch.known
 
     batch.refuse([Refused(row, "no")])
-    assert (batch.rows, [decode_entry(entry)[0] for entry in batch.bad]) == ([dead], [[ACCEPTED, EXPIRED]])
-    batch.refuse([Refused(dead, "no")])
-    assert (batch.rows, len(batch.bad)) == ([], 2)
+    assert [decode_entry(entry)[0] for entry in batch.bad] == [[ACCEPTED, EXPIRED]]
+    assert (batch.requests(), list(batch.key_uses())) == (0, [])
+    batch.refuse([Refused(dead, "no"), Refused(row, "no, again")])
+    assert [len(decode_entry(entry)[0]) for entry in batch.bad] == [2, 1]
+
+
+async def test_rows_are_new_where_their_beginning_is_there() -> None:
+    """Others may have met the table before; a second result goes behind all of them."""
+    third = changed(COMPLETED, id="req_0199c0de00027000800000000000abcd")
+    ended = changed(COMPLETED, id=OTHER)
+
+    batch = await batch_of(ACCEPTED, ended, third, changed(third, mode="direct", delivered=True))
+
+    assert ids_of(batch.new) == [ID]
+    assert sorted(ids_of(batch.known)) == [OTHER, third.id]
+    assert ids_of(batch.later) == [third.id]
+    assert (batch.requests(), batch.bad) == (3, [])
+
+
+async def test_the_last_use_of_a_key_is_its_newest_request() -> None:
+    """In whichever order they come; what became no row is no use."""
+    older, bad = changed(ACCEPTED, id=OTHER.replace("0001", "0000", 1)), changed(ACCEPTED, id="req_short")
+    newer = changed(ACCEPTED, id=OTHER)
+
+    batch = await batch_of(newer, older, bad, changed(ACCEPTED, id=OTHER[:-1] + "0", api_key_id=""))
+
+    assert list(batch.key_uses()) == [("k1", created_at(OTHER))]
+    assert [decode_entry(entry)[0] for entry in batch.bad] == [[bad]]

@@ -1,6 +1,7 @@
 """Options: defaults, checks, and errors that name the option; and the help that shows them."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tierlane.bench.command import main
 from tierlane.bench.inputs import NONCE_CHARACTERS
 from tierlane.bench.option_texts import OPTIONS, TOOL
 from tierlane.bench.plan import Address, UsageError, read_address, read_plan
-from tierlane.bench.stack_info import StackError, StackInfo, keys_for, read_stack
+from tierlane.bench.stack_info import StackError, StackInfo, keys_for, read_keys, read_stack
 
 
 def test_the_defaults_are_a_valid_plan() -> None:
@@ -39,6 +40,8 @@ def test_a_seed_is_drawn_when_none_is_given() -> None:
         ("connections", "0", "must be an integer from 1 to 20000, got '0'"),
         ("connections", "1.5", "--connections"),
         ("input_bytes", "14", "--input-bytes (TIERLANE_BENCH_INPUT_BYTES): must be an integer from 15"),
+        ("mode", "half", "must be one of open, closed"),
+        ("echo", "yes", "must be one of auto, on, off"),
         ("arrivals", "bursty", "must be one of poisson, constant, got 'bursty'"),
         ("verify", "yes", "must be one of auto, reversed, off"),
         ("mix", "paid", "--mix (TIERLANE_BENCH_MIX): each part must be TIER=WEIGHT"),
@@ -125,6 +128,43 @@ def test_a_tier_without_a_key_is_named() -> None:
     """The mix may ask only for tiers that the stack file has keys for."""
     stack = StackInfo(keys={"paid": "k"})
 
-    assert keys_for(stack, ["paid"]) == ["k"]
+    assert keys_for(stack, ["paid"]) == [["k"]]
     with pytest.raises(StackError, match="no key for the tier 'gold'; it has paid"):
         keys_for(stack, ["paid", "gold"])
+
+
+def test_a_file_of_keys_gives_each_tier_its_customers(tmp_path: Path) -> None:
+    """A line for each customer, in the order of the file; blank lines and tiers outside of the mix do not matter."""
+    path = tmp_path / "keys"
+    path.write_text("paid,k1\n\n free , k2 \npaid,k3\ngold,k4\n")
+
+    assert read_keys(path, ["free", "paid"]) == [["k2"], ["k1", "k3"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("paid\n", "line 1: must be TIER,KEY"),
+        ("paid,\n", "line 1"),
+        ("free,k\n", "no key for the tier 'paid'; it has free"),
+    ],
+)
+def test_a_broken_file_of_keys_is_named(text: str, fault: str, tmp_path: Path) -> None:
+    """The line, but not what it holds."""
+    path = tmp_path / "keys"
+    path.write_text(text)
+
+    with pytest.raises(StackError, match=fault):
+        read_keys(path, ["paid"])
+
+
+def test_a_report_without_matplotlib_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long run is not thrown away at its end."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    stack = tmp_path / "stack.json"
+    stack.write_text('{"keys": {"paid": "k"}, "http_url": "http://127.0.0.1:1"}')
+
+    assert main(["--stack", str(stack), "--mix", "paid=1", "--report", str(tmp_path / "report")]) == 2
+    assert "--report (TIERLANE_BENCH_REPORT): matplotlib is not installed" in capsys.readouterr().err

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
-from gateway.catalog_view import choose_model
+from gateway.catalog_view import ServedModels
 from gateway.inference_body import MAX_PARAMETERS, decode_inference
-from ledger.snapshot import Model
+from ledger.snapshot import Model, Snapshot
 from scheduler.errors import ErrorCode, RequestError
 
 INVALID, LARGE = ErrorCode.INVALID_REQUEST, ErrorCode.REQUEST_TOO_LARGE
@@ -133,6 +133,11 @@ def models(**enabled: bool) -> dict[str, Model]:
     return {name: Model(name, "default", 32, None, 40, 3000, 100.0, 0.8, 0, on) for name, on in enabled.items()}
 
 
+def chosen(rows: dict[str, Model], pool: str, wanted: str | UnsetType, default: str | None) -> str:
+    """What is chosen of these models."""
+    return ServedModels(pool, default).choose(Snapshot(1, (), {}, {}, rows, ()), wanted)
+
+
 @pytest.mark.parametrize(
     ("rows", "wanted", "default", "expected"),
     [
@@ -152,14 +157,14 @@ def test_the_model_is_the_wish_the_default_or_the_only_one(
 ) -> None:
     """Otherwise `model_not_found` names the field."""
     if expected is not None:
-        assert choose_model(rows, "default", wanted, default) == expected
+        assert chosen(rows, "default", wanted, default) == expected
         return
     with pytest.raises(RequestError) as caught:
-        choose_model(rows, "default", wanted, default)
+        chosen(rows, "default", wanted, default)
     assert (caught.value.code, caught.value.param) == (ErrorCode.MODEL_NOT_FOUND, "model")
 
 
 def test_a_model_of_another_pool_is_not_known_here() -> None:
     """A gateway serves its own pool."""
     with pytest.raises(RequestError):
-        choose_model(models(a=True), "other", "a", None)
+        chosen(models(a=True), "other", "a", None)

@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 from gpu_pool import frames
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backend import ItemResult
 from gpu_pool.frames import HEADER, Done, Fatal, FrameError, FrameTooLarge, Progress, Ready, Run, Said
 
-RUN = Run(7, 3000, [Item("hello", {"temperature": 0.5}), Item("", {})])
+RUN = Run(7, 3000, [b"hello", b""])
 
 
 def test_a_run_survives_the_way() -> None:
@@ -38,7 +38,7 @@ def test_everything_said_survives_the_way(said: Said) -> None:
 @pytest.mark.parametrize(
     ("message", "golden"),
     [
-        (Run(1, 2, [Item("a", {})]), "0000000c 94a372756e01029192a16180"),
+        (Run(1, 2, [b"a"]), "0000000b 94a372756e010291c40161"),
         (Ready("v"), "00000009 92a57265616479a176"),
         (Progress(5), "0000000b 92a870726f677265737305"),
         (Done(1, 0.5, []), "00000012 95a4646f6e6501cb3fe00000000000009000"),
@@ -56,8 +56,8 @@ def test_golden_bytes(message: Run | Said, golden: str) -> None:
         b"\xc1",
         pickle.dumps({"seq": 1}),
         frames.pack(Ready("v"))[4:],  # the other direction's message
-        b"\x94\xa3run\x01\x02\x91\x92\xa1\xff\x80",  # text that is not UTF-8
-        b"\x94\xa3run\x01\x02\x91\x92\x07\x80",  # a number as input
+        b"\x94\xa3run\x01\x02\x91\xc4\x05a",  # bytes that end early
+        b"\x94\xa3run\x01\x02\x91\x07",  # a number as body
         b"\x91" * 100_000,  # deep enough to end a careless decoder
     ],
 )

@@ -204,7 +204,7 @@ def test_nothing_starts_that_cannot_finish(left_ms: int, runs: bool) -> None:
     plan = make_plan([member], service.needed_ms(1), 0.0)
 
     codes = [outcome.error_code for outcome in plan.early]
-    assert (bool(plan.items), codes) == (runs, [] if runs else [ErrorCode.DEADLINE_EXCEEDED])
+    assert (bool(plan.bodies), codes) == (runs, [] if runs else [ErrorCode.DEADLINE_EXCEEDED])
 
 
 def test_no_answer_is_later_than_100_ms_after_the_deadline() -> None:

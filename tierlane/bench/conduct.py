@@ -8,26 +8,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from secrets import token_hex
 
 from tierlane.bench.audit_check import Window, check_audit, key_id
-from tierlane.bench.cpu import ProcessCpu, cpu_between, read_cpu
+from tierlane.bench.batches import Span, read_batches
+from tierlane.bench.cpu import ProcessCpu, cpu_between, read_cpu, rss_by_role
+from tierlane.bench.echo import measure_echo
 from tierlane.bench.inputs import TAG_CHARACTERS, Inputs
-from tierlane.bench.load import Load, Phase
+from tierlane.bench.load import Phase
 from tierlane.bench.measurement import Measurement
 from tierlane.bench.output_check import OutputCheck
-from tierlane.bench.plan import Address, Plan, UsageError
+from tierlane.bench.plan import Address, Echo, Plan
 from tierlane.bench.progress import Progress
-from tierlane.bench.schedule import schedule
 from tierlane.bench.slo import good_bounds
-from tierlane.bench.stack_info import StackError, StackInfo, keys_for, read_stack
+from tierlane.bench.stack_info import StackError, StackInfo, keys_for, read_keys, read_stack
 from tierlane.bench.tally import new_tallies
-from tierlane.bench.wire import RequestForm
+from tierlane.bench.timeline import Timeline
+from tierlane.bench.traffic import Traffic
 
 
 @dataclass(frozen=True)
-class Moment:
+class Reading:
     """The counters at the begin or end of the measured window."""
 
     at_s: float
@@ -47,34 +49,50 @@ class _Run:
         self._stack = stack
         self._progress = progress
         good_s = good_bounds(plan.slo, plan.mix.tiers)
-        self._found = Measurement(
-            datetime.now(UTC), new_tallies(plan.mix.tiers, good_s), new_tallies(plan.mix.tiers, good_s)
+        now, warmup, measured = (
+            datetime.now(UTC),
+            new_tallies(plan.mix.tiers, good_s),
+            new_tallies(plan.mix.tiers, good_s),
         )
+        self._found = Measurement(now, now, warmup, measured)
         inputs = Inputs(token_hex(TAG_CHARACTERS // 2), plan.filler)
-        self._keys = keys_for(stack, plan.mix.tiers)
+        tiers = plan.mix.tiers
+        self._keys = read_keys(plan.keys, tiers) if plan.keys else keys_for(stack, tiers)
         self._check = OutputCheck(plan.verify, inputs)
         self._end_s = plan.warmup + plan.duration
         self._phases = [Phase(plan.warmup, self._found.warmup), Phase(self._end_s, self._found.measured)]
-        due = schedule(plan.arrivals, plan.rate, self._end_s, plan.mix, plan.seed)
-        self._load = Load(due, self._phases, _forms(address, self._keys, inputs, plan.model), inputs, self._check)
-        self._load.connect(address.host, address.port, connections=plan.connections, timeout_s=plan.timeout)
+        self._load = Traffic(plan, self._keys, inputs, self._check).load(address, self._phases)
+        self._timeline = Timeline(self._found.warmup, self._found.measured)
 
     async def measure(self) -> Measurement:
         found, load = self._found, self._load
+        await self._echo()
         with _no_collector(), _interruptible(self._interrupt):
             found.started_at = datetime.now(UTC)
             load.begin()
             finished = asyncio.create_task(load.finish(), name="load")
-            shown = asyncio.create_task(self._progress.follow(load, found.measured), name="progress")
+            watching = [
+                asyncio.create_task(self._progress.follow(load, found.measured), name="progress"),
+                asyncio.create_task(self._timeline.follow(load), name="timeline"),
+            ]
             try:
                 await self._window(finished)
                 await finished
             finally:
-                shown.cancel()
-                await asyncio.gather(shown, return_exceptions=True)
+                for task in watching:
+                    task.cancel()
+                await asyncio.gather(*watching, return_exceptions=True)
         self._collect()
         await self._audit()
         return found
+
+    async def _echo(self) -> None:
+        gateways = sum(process.role == "gateway" for process in self._stack.processes)
+        wanted = self._plan.echo
+        if wanted is Echo.ON or (wanted is Echo.AUTO and gateways):
+            self._progress.say("Measuring a bare echo ...")
+            with _no_collector():
+                self._found.echo = await measure_echo(self._plan, self._keys, gateways or 1)
 
     def _interrupt(self) -> None:
         self._found.interrupted = True
@@ -84,9 +102,10 @@ class _Run:
         """Take readings at both ends of the measured window; an interrupted run has it end early."""
         await self._until(self._plan.warmup, finished)
         before = await asyncio.to_thread(self._read_processes)
-        begin = self._moment()
+        self._found.window_began_at = datetime.now(UTC)
+        begin = self._reading()
         await self._until(self._end_s, finished)
-        end = self._moment()
+        end = self._reading()
         after = await asyncio.to_thread(self._read_processes)
         found = self._found
         found.window_s = end.at_s - begin.at_s
@@ -96,6 +115,7 @@ class _Run:
         ]
         found.cpu = cpu_between(before, after)
         found.own_cpu_s = end.own_cpu_s - begin.own_cpu_s
+        found.rss = (rss_by_role(before), rss_by_role(after))
 
     async def _until(self, at_s: float, finished: "asyncio.Task[None]") -> None:
         # The load may be through before its time is: the last request of a low rate is early.
@@ -105,12 +125,12 @@ class _Run:
             else:
                 await asyncio.wait([finished], timeout=left_s)
 
-    def _moment(self) -> Moment:
+    def _reading(self) -> Reading:
         completed = [
             (early.ok + late.ok, early.good + late.good)
             for early, late in zip(self._found.warmup, self._found.measured, strict=True)
         ]
-        return Moment(self._load.elapsed_s(), self._load.answers, completed, time.process_time())
+        return Reading(self._load.elapsed_s(), self._load.answers, completed, time.process_time())
 
     def _read_processes(self) -> list[ProcessCpu]:
         # Read anew, because a process may have been replaced meanwhile.
@@ -128,23 +148,22 @@ class _Run:
         found.verified, found.crossed = self._check.verified, self._check.crossed
         found.repeated_ids, found.without_id = load.ids.repeated(), load.ids.without_id
         found.details = load.details
+        found.timeline = self._timeline.steps
 
     async def _audit(self) -> None:
         if not self._stack.database_url:
             return
         self._progress.say("Waiting for the audit rows ...")
-        key_ids = tuple(key_id(key) for key in self._keys)
+        found, url = self._found, self._stack.database_url
+        key_ids = tuple(key_id(key) for of_tier in self._keys for key in of_tier)
         # Ids carry whole milliseconds.
-        begin = self._found.started_at.replace(microsecond=self._found.started_at.microsecond // 1000 * 1000)
+        begin = found.started_at.replace(microsecond=found.started_at.microsecond // 1000 * 1000)
         window = Window(begin, datetime.now(UTC), key_ids)
-        self._found.audit = await check_audit(self._stack.database_url, window, self._load.ids, self._plan.audit_wait)
-
-
-def _forms(address: Address, keys: list[str], inputs: Inputs, model: str | None) -> list[RequestForm]:
-    try:
-        return [RequestForm(address.authority, address.path, key, inputs, model) for key in keys]
-    except ValueError as error:
-        raise UsageError(f"A key of the stack file cannot be used: {error}") from None
+        found.audit = await check_audit(url, window, self._load.ids, self._plan.audit_wait)
+        ended_to = found.window_began_at + timedelta(seconds=found.window_s)
+        span = Span(begin, window.end, key_ids, found.window_began_at, ended_to)
+        workers = sum(process.role == "worker" for process in self._stack.processes)
+        found.batches = await read_batches(url, span, self._plan.model or "", workers)
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from tierlane.bench.connection import Connection, Pending
 from tierlane.bench.tally import Silence
 from tierlane.bench.wire import Response
 
-OnAnswer = Callable[[Pending, Response], None]
+OnAnswer = Callable[[Pending, Response], Pending | None]
+"""Told of an answer; what it returns goes out next on the same connection."""
 OnSilence = Callable[[Pending, Silence, str], None]
 
 
@@ -77,9 +78,13 @@ class ConnectionPool:
 
     def answered(self, connection: Connection, pending: Pending, response: Response) -> None:
         """Called by a connection."""
-        self._on_answer(pending, response)
+        following = self._on_answer(pending, response)
         if not response.keep_alive:
             connection.abort()
+            if following is not None:
+                self.submit(following)
+        elif following is not None:
+            self._send(connection, following)
         elif self._backlog:
             self._send(connection, self._backlog.popleft())
         else:

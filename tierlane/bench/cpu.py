@@ -1,4 +1,4 @@
-"""CPU seconds by role, read from the processes themselves, so that the system cannot flatter itself.
+"""CPU seconds and memory by role, read from the processes themselves, so that the system cannot flatter itself.
 
 A reading costs milliseconds and is taken off the event loop. What a process used before it was replaced cannot be read
 any more; such processes are named instead.
@@ -26,6 +26,8 @@ class ProcessCpu:
     pid: int
     started: float
     seconds: float
+    rss: int = 0
+    """Bytes in memory."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,10 @@ def read_cpu(processes: Iterable[ProcessInfo]) -> list[ProcessCpu]:
     for info in processes:
         with suppress(psutil.Error):
             process = psutil.Process(info.pid)
-            seconds = _tree_seconds(process) if info.role in WITH_CHILDREN else _seconds(process)
-            readings.append(ProcessCpu(info.role, info.name, info.pid, process.create_time(), seconds))
+            whole_tree = info.role in WITH_CHILDREN
+            seconds = _tree_seconds(process) if whole_tree else _seconds(process)
+            rss = process.memory_info().rss + (_own_memory_of_children(process) if whole_tree else 0)
+            readings.append(ProcessCpu(info.role, info.name, info.pid, process.create_time(), seconds, rss))
     return readings
 
 
@@ -61,6 +65,24 @@ def cpu_between(before: Iterable[ProcessCpu], after: Iterable[ProcessCpu]) -> Cp
         # Children that were reaped in between may leave a sum a tick behind.
         by_role[reading.role] += max(0.0, reading.seconds - (base.seconds if base and same else 0.0))
     return CpuUse(dict(by_role), tuple(sorted(incomplete)))
+
+
+def rss_by_role(readings: Iterable[ProcessCpu]) -> dict[str, int]:
+    """Bytes in memory."""
+    by_role: defaultdict[str, int] = defaultdict(int)
+    for reading in readings:
+        by_role[reading.role] += reading.rss
+    return dict(by_role)
+
+
+def _own_memory_of_children(process: psutil.Process) -> int:
+    """Without what is shared, or each connection would count the buffers of the database again."""
+    total = 0
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            memory = child.memory_info()
+            total += memory.rss - getattr(memory, "shared", 0)
+    return total
 
 
 def _seconds(process: psutil.Process) -> float:

@@ -42,6 +42,10 @@ def document(plan: Plan, url: str, found: Measurement) -> Document:
         "tiers": _tiers(found),
         "warmup": _counts(TierTally.merged(ALL, found.warmup)),
         **_cpu(found),
+        "echo": asdict(found.echo) if found.echo else None,
+        "rss_mb": _rss(found),
+        "batches": _batches(found),
+        "timeline": _timeline(found),
         "lag_ms": _times(found.lag),
         "waited_for_connection": found.waited_for_connection,
         "slo": [
@@ -76,6 +80,7 @@ def _figures(tally: TierTally, completed: int, good: int, window_s: float) -> Do
         "request_goodput": good / window_s if window_s else 0.0,
         **_e2el(tally.latency),
         "error_latency_ms": _times(tally.error_latency),
+        "histogram_ms": [[_ms(upper), count] for upper, count in tally.latency.steps()],
     }
 
 
@@ -111,6 +116,37 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 4)
 
 
+def _rss(found: Measurement) -> Document:
+    before, after = found.rss
+    return {
+        role: {"begin": round(before[role] / 1e6, 2), "end": round(after[role] / 1e6, 2)}
+        for role in sorted(before.keys() & after.keys())
+    }
+
+
+def _batches(found: Measurement) -> Document | None:
+    if found.batches is None:
+        return None
+    values = asdict(found.batches)
+    # Names of a document are texts.
+    return {**values, "sizes": {str(size): count for size, count in found.batches.sizes.items()}}
+
+
+def _timeline(found: Measurement) -> list[Document]:
+    names = [tally.name for tally in found.measured]
+    return [
+        {
+            "at_s": step.at_s,
+            "length_s": step.length_s,
+            "tiers": {
+                name: {"completed": tier.completed, "failed": tier.failed, "p99_ms": _ms(tier.p99_s)}
+                for name, tier in zip(names, step.tiers, strict=True)
+            },
+        }
+        for step in found.timeline
+    ]
+
+
 def _cpu(found: Measurement) -> Document:
     seconds = {role: round(used, 4) for role, used in sorted(found.cpu.by_role.items())}
     servers = _per_thousand(seconds.values(), found) if seconds else None
@@ -119,9 +155,16 @@ def _cpu(found: Measurement) -> Document:
         "cpu_seconds": seconds,
         "cpu_seconds_per_1000": {role: _per_thousand([used], found) for role, used in seconds.items()},
         "server_cpu_seconds_per_1000": servers,
+        "cpu_over_echo": _over_echo(servers, found),
         "cpu_incomplete": list(found.cpu.incomplete),
         "cpu_answers": found.window_answers,
     }
+
+
+def _over_echo(per_thousand: float | None, found: Measurement) -> float | None:
+    if per_thousand is None or not found.echo or not found.echo.cpu_us:
+        return None
+    return round(per_thousand * 1000 / found.echo.cpu_us, 3)
 
 
 def _per_thousand(seconds: Iterable[float], found: Measurement) -> float | None:
@@ -134,6 +177,7 @@ def _settings(plan: Plan, url: str, found: Measurement) -> Document:
     return {
         "url": url,
         **values,
+        "mode": plan.mode.value,
         "mix": mix,
         "arrivals": plan.arrivals.value,
         "filler_bytes": len(plan.filler.encode()),

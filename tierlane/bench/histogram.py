@@ -63,6 +63,23 @@ class Histogram:
         middle = LOWEST_S * math.exp((bucket + 0.5) / _PER_LOG)
         return min(max(middle, self.least), self.largest)
 
+    def steps(self, width: float = 1.03) -> list[tuple[float, int]]:
+        """The samples in fewer buckets, each about `width` times the one before: (upper end in seconds, count)."""
+        merge = max(1, round(math.log(width) * _PER_LOG))
+        parts = [(start, sum(self.counts[start : start + merge])) for start in range(0, _LAST + 1, merge)]
+        return [(LOWEST_S * math.exp((start + merge) / _PER_LOG), count) for start, count in parts if count]
+
+    def since(self, before: "Histogram") -> "Histogram":
+        """What was counted after `before`, which is this one at an earlier time; largest and least as buckets tell."""
+        new = Histogram()
+        new.counts = [now - then for now, then in zip(self.counts, before.counts, strict=True)]
+        new.sum, new.square_sum = self.sum - before.sum, self.square_sum - before.square_sum
+        new.count = self.count - before.count
+        used = [bucket for bucket, count in enumerate(new.counts) if count]
+        if used:
+            new.least, new.largest = self._bounded(used[0]), self._bounded(used[-1])
+        return new
+
     @property
     def mean(self) -> float | None:
         """The mean in seconds; None without samples."""

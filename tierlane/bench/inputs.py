@@ -29,16 +29,13 @@ class Inputs:
         self._tag = tag.encode("ascii")
         self.filler = filler
         self._reversed_filler = filler[::-1]
-        self._reversed_start = b'"output":"' + json_text(self._reversed_filler)
+        self.reversed_before = b'"output":"' + json_text(self._reversed_filler)
+        """What stands before the reversed nonce and a quote, in compact JSON whose output is an input reversed."""
 
     def nonce(self, number: int) -> bytes:
         """The first characters of input `number`: always NONCE_CHARACTERS long."""
         return b"%s%08x" % (self._tag, number & 0xFFFFFFFF)
 
-    def reversed_output(self, nonce: bytes) -> bytes:
-        """How the output field of a compact JSON body looks when it is this input reversed."""
-        return self._reversed_start + nonce[::-1] + b'"'
-
     def reversed_text(self, nonce: bytes) -> str:
-        """The same as text."""
+        """The input reversed, as text."""
         return self._reversed_filler + nonce[::-1].decode("ascii")

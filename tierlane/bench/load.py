@@ -1,4 +1,4 @@
-"""The load itself: sends what is due, looks for what is overdue, and files each end under its tier.
+"""What every load does, open or closed: carries requests over connections and files each end under its tier.
 
 One timer sends everything that is due, at most once a millisecond; one sweep a tenth of a second finds timeouts.
 Nothing is made per request but the `Pending` itself: no task, no timer, no future.
@@ -6,7 +6,9 @@ Nothing is made per request but the `Pending` itself: no task, no timer, no futu
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import cycle
 
 import msgspec
 
@@ -16,11 +18,9 @@ from tierlane.bench.connection_pool import ConnectionPool
 from tierlane.bench.histogram import Histogram
 from tierlane.bench.inputs import Inputs
 from tierlane.bench.output_check import OutputCheck
-from tierlane.bench.schedule import Due
 from tierlane.bench.tally import Silence, TierTally
 from tierlane.bench.wire import RequestForm, Response
 
-TICK_S = 0.001
 SWEEP_S = 0.1
 clock = time.perf_counter
 
@@ -45,26 +45,19 @@ class Phase:
         self.lag = Histogram()  # How late the generator itself was.
 
 
-class Load:
+class Load(ABC):
     """One run. Start it with `begin`; everything else may be read at any time."""
 
     def __init__(
-        self,
-        schedule: Iterator[Due],
-        phases: Sequence[Phase],
-        forms: Sequence[RequestForm],
-        inputs: Inputs,
-        check: OutputCheck,
+        self, phases: Sequence[Phase], forms: Sequence[Sequence[RequestForm]], inputs: Inputs, check: OutputCheck
     ) -> None:
-        """`phases` in order of time; `forms` in the order of the mix. `connect` must be called before `begin`."""
-        self._schedule = schedule
+        """`phases` in order of time; `forms` by tier, in the order of the mix, one a customer: they take turns."""
         self._phases = list(phases)
-        self._phase = 0
-        self._forms = forms
+        self._phase = self._phases[0]
+        self._forms = [cycle(of_tier).__next__ for of_tier in forms]
         self._inputs = inputs
         self._check = check
-        self._next: Due | None = None
-        self._number = 0  # Requests taken from the schedule.
+        self._number = 0  # Requests made.
         self._settled = 0
         self._done = asyncio.Event()
         self._pool: ConnectionPool | None = None
@@ -99,12 +92,11 @@ class Load:
     def begin(self) -> None:
         """Start to send; `finish` must be awaited."""
         self._started = clock()
-        self._advance()
-        self._tick()
+        self._start()
         self._sweep()
 
     async def finish(self) -> None:
-        """Wait until every request of the schedule has its end, then close all connections."""
+        """Wait until every request has its end, then close all connections."""
         try:
             await self._done.wait()
         finally:
@@ -113,61 +105,67 @@ class Load:
 
     def stop(self) -> None:
         """End early: nothing more is sent, what is under way counts as STOPPED."""
-        self._next = None
+        self._give_up()
         self._done.set()
 
-    def _advance(self) -> None:
-        self._next = next(self._schedule, None)
-        if self._next is None and self._settled == self._number:
-            self._done.set()
+    @abstractmethod
+    def _start(self) -> None:
+        """Send the first requests, and see to it that the others follow."""
 
-    def _tick(self) -> None:
-        now_s = self.elapsed_s()
-        # What falls due during this loop waits for the next one, so that answers are read in between.
-        while self._next is not None and self._next.at_s <= now_s:
-            self._send(self._next)
-            self._advance()
-        if self._next is not None:
-            # Never under a tick: the loop's timers have a resolution of a millisecond, and less would spin.
-            asyncio.get_running_loop().call_later(max(TICK_S, self._next.at_s - now_s), self._tick)
+    @abstractmethod
+    def _give_up(self) -> None:
+        """Make no more requests."""
 
-    def _send(self, due: Due) -> None:
-        phase = self._phases[self._phase]
-        while due.at_s >= phase.until_s:
-            self._phase += 1
-            phase = self._phases[self._phase]
-        tally = phase.tallies[due.tier]
+    @abstractmethod
+    def _exhausted(self) -> bool:
+        """Whether no more requests will be made."""
+
+    @abstractmethod
+    def _following(self) -> Pending | None:
+        """What goes out next where an answer came in."""
+
+    @abstractmethod
+    def _failed(self) -> None:
+        """A request ended without an answer."""
+
+    def _made(self, due_s: float, tier: int) -> Pending:
+        """A request that counts to the phase in which it is due. Times must not go back."""
+        phase = self._phase
+        while due_s >= phase.until_s:
+            phase = self._phase = self._phases[self._phases.index(phase) + 1]
+        tally = phase.tallies[tier]
         tally.scheduled += 1
-        phase.lag.record(clock() - self._started - due.at_s)
         self._number += 1
-        self.pool.submit(Pending(due.at_s, due.tier, self._inputs.nonce(self._number), tally))
+        return Pending(due_s, tier, self._inputs.nonce(self._number), tally)
 
     def _encode(self, pending: Pending) -> bytes:
-        return self._forms[pending.tier].encode(pending.nonce)
+        return self._forms[pending.tier]().encode(pending.nonce)
 
-    def _answered(self, pending: Pending, response: Response) -> None:
+    def _answered(self, pending: Pending, response: Response) -> Pending | None:
         latency_s = clock() - self._started - pending.due_s
         self.answers += 1
-        status = response.status
-        if status == 200:
+        if response.status == 200:
             pending.tally.completed(latency_s)
             self._check.look(pending.nonce, response.body)
-            code = ""
+            self.ids.add_completed(request_id_hex(response))
         else:
             code = error_code(response.body)
-            pending.tally.failed(status, code, latency_s)
-        self.ids.add(fate_of(status, code), request_id_hex(response))
+            pending.tally.failed(response.status, code, latency_s)
+            self.ids.add(fate_of(response.status, code), request_id_hex(response))
+        following = self._following()
         self._settle()
+        return following
 
     def _silent(self, pending: Pending, why: Silence, detail: str) -> None:
         pending.tally.unanswered(why)
         if detail:
             self.details.setdefault(why, detail)
+        self._failed()
         self._settle()
 
     def _settle(self) -> None:
         self._settled += 1
-        if self._next is None and self._settled == self._number:
+        if self._settled == self._number and self._exhausted():
             self._done.set()
 
     def _sweep(self) -> None:

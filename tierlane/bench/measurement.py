@@ -4,9 +4,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tierlane.bench.audit_check import AuditResult
+from tierlane.bench.batches import BatchUse
 from tierlane.bench.cpu import CpuUse
+from tierlane.bench.echo import EchoResult
 from tierlane.bench.histogram import Histogram
 from tierlane.bench.tally import Silence, TierTally
+from tierlane.bench.timeline import Moment
 
 
 @dataclass
@@ -14,6 +17,7 @@ class Measurement:
     """Everything that one run found."""
 
     started_at: datetime
+    window_began_at: datetime
     warmup: list[TierTally]
     measured: list[TierTally]
     lag: Histogram = field(default_factory=Histogram)
@@ -22,6 +26,10 @@ class Measurement:
     window_completed: list[tuple[int, int]] = field(default_factory=list)  # By tier: 200 answers in it, good ones.
     cpu: CpuUse = field(default_factory=CpuUse)
     own_cpu_s: float = 0.0
+    rss: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))  # Bytes by role, at both ends.
+    echo: EchoResult | None = None
+    batches: BatchUse | None = None
+    timeline: list[Moment] = field(default_factory=list)
     waited_for_connection: int = 0
     verify: str = ""
     verified: int = 0

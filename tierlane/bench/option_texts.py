@@ -10,15 +10,28 @@ OPTIONS: dict[str, Text] = {
         "Stack file of `tierlane up`: keys by tier, processes for CPU, database for the audit check.",
         "FILE",
     ),
-    "rate": Text("1000", "Requests a second over all tiers, sent on schedule whatever comes back (open loop).", "RATE"),
+    "mode": Text(
+        "open",
+        "open: --rate requests a second on schedule, whatever comes back. closed: each of --connections sends its next "
+        "request when the last one is answered, which finds how much the system can do.",
+        "KIND",
+    ),
+    "rate": Text("1000", "Requests a second over all tiers, in the open loop.", "RATE"),
     "duration": Text("60", "Seconds that are measured.", "SECONDS"),
     "warmup": Text("3", "Seconds of the same load before, not measured.", "SECONDS"),
-    "mix": Text("enterprise=0.3,paid=0.6,free=0.1", "Share of each tier; each needs a key in the stack file.", "MIX"),
+    "mix": Text("enterprise=0.3,paid=0.6,free=0.1", "Share of each tier; each needs a key.", "MIX"),
+    "keys": Text(
+        "",
+        "Keys to send with, a line `TIER,KEY` for each customer; those of a tier take turns. Unset: the stack file's.",
+        "FILE",
+    ),
     "arrivals": Text("poisson", "poisson (independent users, bursts included) or constant (equal gaps).", "KIND"),
     "input_bytes": number("32", "Size of each input in bytes, at least 15; each begins with a number of its own."),
     "input": Text("", "Text of each input, after the number of its own. Wins over --input-bytes."),
     "model": Text("", "Model to name in each request. Unset: the gateway's default."),
-    "connections": number("128", "Keep-alive connections at most. When all are busy, waiting counts as latency."),
+    "connections": number(
+        "128", "Keep-alive connections at most. When all are busy, waiting counts as latency. Closed loop: so many."
+    ),
     "timeout": Text("10", "Seconds from its scheduled time after which a request counts as unanswered.", "SECONDS"),
     "verify": Text(
         "auto", "reversed (outputs must be the inputs reversed), off, or auto: reversed if the first ones are.", "KIND"
@@ -31,6 +44,13 @@ OPTIONS: dict[str, Text] = {
         "LIST",
     ),
     "max_error_rate": Text("", "Largest share of requests without a 200, such as 1%; more fails the run.", "SHARE"),
+    "echo": Text(
+        "auto",
+        "on: before the run, the same load on a bare aiohttp echo of as many processes as there are gateways, to tell "
+        "what a request costs beside it. off, or auto: on if the stack file names gateways.",
+        "KIND",
+    ),
+    "report": Text("", "Write plots, and a page that shows them, to this directory.", "DIR"),
     "json": Text("", "Write everything that was measured to this file.", "FILE"),
 }
 TOOL = Tool("bench", OPTIONS)

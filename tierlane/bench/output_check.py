@@ -30,11 +30,12 @@ _decoder = msgspec.json.Decoder(_Answer)
 class OutputCheck:
     """Looks at every 200. `mode` becomes REVERSED or OFF once AUTO has decided."""
 
-    __slots__ = ("_inputs", "_matches", "_misses", "mode")
+    __slots__ = ("_before", "_inputs", "_matches", "_misses", "mode")
 
     def __init__(self, mode: Verify, inputs: Inputs) -> None:
         self.mode = mode
         self._inputs = inputs
+        self._before = inputs.reversed_before
         self._matches = 0
         self._misses = 0
 
@@ -42,7 +43,8 @@ class OutputCheck:
         """Compare one answer's body with the request that was sent."""
         if self.mode is Verify.OFF:
             return
-        if self._is_reversed(nonce, body):
+        # The first question settles nearly every answer, so it is asked without a call.
+        if self._before + nonce[::-1] + b'"' in body or self._is_reversed(nonce, body):
             self._matches += 1
         else:
             self._misses += 1
@@ -66,8 +68,6 @@ class OutputCheck:
         return self._matches if self.active else 0
 
     def _is_reversed(self, nonce: bytes, body: bytes) -> bool:
-        if self._inputs.reversed_output(nonce) in body:
-            return True
         # Another server may escape or space its JSON differently.
         try:
             return _decoder.decode(body).output == self._inputs.reversed_text(nonce)

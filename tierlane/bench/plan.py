@@ -39,16 +39,36 @@ class Address:
     path: str
 
 
+class Mode(StrEnum):
+    """Who decides when the next request is sent."""
+
+    OPEN = "open"
+    """The schedule."""
+    CLOSED = "closed"
+    """The answer to the one before."""
+
+
+class Echo(StrEnum):
+    """Whether a bare echo is measured beside the stack."""
+
+    AUTO = "auto"
+    """If the stack file names gateways."""
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True)
 class Plan:
     """The options, checked. Times in seconds; `url` is empty when the stack file shall say."""
 
     url: str
     stack: Path
+    mode: Mode
     rate: float
     duration: float
     warmup: float
     mix: Mix
+    keys: Path | None
     arrivals: Arrivals
     filler: str
     model: str | None
@@ -59,6 +79,8 @@ class Plan:
     seed: int
     slo: tuple[Objective, ...]
     max_error_rate: float | None
+    echo: Echo
+    report: Path | None
     json: Path | None
 
 
@@ -73,15 +95,17 @@ class _Reader:
 
     def plan(self) -> Plan:
         mix = self._parsed("mix", parse_mix)
-        json, text = self._text("json"), self._text("input")
+        text = self._text("input")
         share = self._text("max_error_rate")
         return Plan(
             url=self._text("url"),
             stack=Path(self._text("stack")),
+            mode=self._choice("mode", Mode),
             rate=self._number("rate", above=0.0, most=MAX_RATE),
             duration=self._number("duration", above=0.0, most=MAX_SECONDS),
             warmup=self._number("warmup", above=-1.0, most=MAX_SECONDS),
             mix=mix,
+            keys=self._path("keys"),
             arrivals=self._choice("arrivals", Arrivals),
             filler=" " + text if text else filler_of(self._integer("input_bytes", MIN_INPUT_BYTES, MAX_INPUT_BYTES)),
             model=self._text("model") or None,
@@ -92,12 +116,18 @@ class _Reader:
             seed=self._integer("seed", 0, 2**63) if self._text("seed") else secrets.randbits(32),
             slo=self._parsed("slo", lambda value: parse_slo(value, mix.tiers)),
             max_error_rate=self._parsed("max_error_rate", parse_share) if share else None,
-            json=Path(json) if json else None,
+            echo=self._choice("echo", Echo),
+            report=self._path("report"),
+            json=self._path("json"),
         )
 
     def _text(self, option: str) -> str:
         value = self._given.get(option)
         return OPTIONS[option].default if value is None else value
+
+    def _path(self, option: str) -> Path | None:
+        text = self._text(option)
+        return Path(text) if text else None
 
     def _parsed(self, option: str, parse: Callable[[str], T]) -> T:
         try:

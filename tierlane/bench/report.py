@@ -18,6 +18,8 @@ def show(console: Console, result: Document) -> None:
     if errors := _error_rows(result):
         console.print(_table(("tier", "status", "code", "count"), errors))
     console.print(_cpu_table(result))
+    if result["rss_mb"]:
+        console.print(_memory_table(result))
     for line in _lines(result):
         console.print(line, highlight=False)
     for sentence in result["warnings"]:
@@ -56,6 +58,14 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share * 100:.1f}%"
+
+
 def _error_rows(result: Document) -> list[list[str]]:
     rows = []
     for name, tier in result["tiers"].items():
@@ -71,7 +81,18 @@ def _cpu_table(result: Document) -> Table:
         for role, seconds in result["cpu_seconds"].items()
     ]
     rows.append(["all servers", "", "", _microseconds(result["server_cpu_seconds_per_1000"])])
+    if echo := result["echo"]:
+        rows.append([f"bare echo, {echo['rate']:.0f}/s", "", "", f"{echo['cpu_us']:.1f}"])
     return _table(("CPU", "seconds", "of a core", "us a request"), rows)
+
+
+def _memory_table(result: Document) -> Table:
+    rows = [
+        [role, f"{rss['begin']:.0f}", f"{rss['end']:.0f}", f"{(rss['end'] / rss['begin'] - 1) * 100:+.1f}%"]
+        for role, rss in result["rss_mb"].items()
+        if rss["begin"]
+    ]
+    return _table(("memory", "MB at first", "at last", "change"), rows)
 
 
 def _share(seconds: float, window_s: float) -> str:
@@ -85,13 +106,22 @@ def _microseconds(per_thousand: float | None) -> str:
 
 def _lines(result: Document) -> list[str]:
     lag = result["lag_ms"]
-    scheduled = "latencies are milliseconds from the scheduled time to the last byte of a 200"
+    closed = result["settings"]["mode"] == "closed"
+    since = "sending it" if closed else "the scheduled time"
+    scheduled = f"latencies are milliseconds from {since} to the last byte of a 200"
     late = ", ".join(f"{_ms(lag[name])} ms ({name})" for name in ("median", "p99", "max"))
     lines = [
         scheduled,
-        f"schedule: seed {result['seed']}, generator late by {late}",
+        f"seed {result['seed']}" + ("" if closed else f", generator late by {late}"),
         f"answers: {result['verified']} verified, {result['crossed']} crossed",
     ]
+    if result["cpu_over_echo"]:
+        lines.append(f"CPU of all servers: {result['cpu_over_echo']:.2f} times the bare echo's")
+    if batches := result["batches"]:
+        lines.append(
+            f"batches: {batches['batches']}, {_number(batches['mean_size'])} members, {_percent(batches['fill'])} full; "
+            f"GPUs busy {_percent(batches['gpu_busy'])} of the time, {batches['workers']} of them"
+        )
     if audit := result["audit"]:
         lines.append(
             f"audit: {audit['expected']} accepted, {audit['rows']} rows, {audit['missing']} missing, "

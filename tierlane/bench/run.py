@@ -1,17 +1,19 @@
 """From a checked plan to an exit code: measure, show, write."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import uvloop
 from rich.console import Console
 
 from tierlane.bench.conduct import measure
-from tierlane.bench.document import Document, document
+from tierlane.bench.document import document
 from tierlane.bench.option_texts import TOOL
 from tierlane.bench.plan import Plan, UsageError, read_address
+from tierlane.bench.plots import NoPlots, require_plots
 from tierlane.bench.progress import Progress
 from tierlane.bench.report import show
+from tierlane.bench.report_page import json_text, write_report
 from tierlane.bench.stack_info import read_stack
 
 PASSED, FAILED = 0, 1
@@ -23,26 +25,34 @@ def run(plan: Plan) -> int:
     stack = read_stack(plan.stack)
     url = plan.url or stack.http_url
     address = read_address(url)
-    if plan.json:
-        _writable(plan.json)
+    _writable(plan)
     progress = Progress(Console(stderr=True), plan.warmup + plan.duration)
     found = uvloop.run(measure(plan, address, stack, progress))
     result = document(plan, url, found)
     # A table that is wider than the terminal is better broken by it than cut by us.
     show(Console(width=max(MIN_WIDTH, Console().width)), result)
     if plan.json:
-        _write(plan.json, result)
+        plan.json.write_bytes(json_text(result))
+    if plan.report:
+        write_report(plan.report, result)
     return PASSED if result["passed"] else FAILED
 
 
-def _writable(path: Path) -> None:
+def _writable(plan: Plan) -> None:
     """Raise UsageError now rather than after a long run."""
+    if plan.json:
+        _tried("json", plan.json, plan.json.touch)
+    if plan.report:
+        report = plan.report
+        _tried("report", report, lambda: report.mkdir(parents=True, exist_ok=True))
+        try:
+            require_plots()
+        except NoPlots as error:
+            raise UsageError(f"{TOOL.both_names('report')}: {error}.") from None
+
+
+def _tried(option: str, path: Path, attempt: Callable[[], None]) -> None:
     try:
-        path.touch()
+        attempt()
     except OSError as error:
-        raise UsageError(f"{TOOL.both_names('json')}: cannot write {path}: {error.strerror}.") from None
-
-
-def _write(path: Path, result: Document) -> None:
-    text = msgspec.json.format(msgspec.json.encode(result), indent=2)
-    path.write_bytes(text + b"\n")
+        raise UsageError(f"{TOOL.both_names(option)}: cannot write {path}: {error.strerror}.") from None

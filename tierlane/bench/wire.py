@@ -12,6 +12,9 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"\r\ncontent-length:"
+_USUAL_START = b"HTTP/1.1 200 "
+_USUAL_LENGTH = b"\r\nContent-Length: "
+_CONNECTION = b"onnection:"
 _BODYLESS = (204, 304)
 
 
@@ -43,12 +46,17 @@ class RequestForm:
 
 
 class Response(NamedTuple):
-    """One answer. `head` is in lower case, from the status line to the last header."""
+    """One answer. `sent_head` is as it came, from the status line to the last header."""
 
     status: int
-    head: bytes
+    sent_head: bytes
     body: bytes
     keep_alive: bool
+
+    @property
+    def head(self) -> bytes:
+        """The head in lower case, made when somebody asks: nobody does for a good answer."""
+        return self.sent_head.lower()
 
 
 class ResponseParser:
@@ -64,6 +72,8 @@ class ResponseParser:
         """Take what was read; return the answer once it is whole. Raises WireError."""
         if self._buffer:
             data = self._buffer + data
+        elif (usual := _usual(data)) is not None:
+            return usual
         if len(data) < self._wanted:
             self._buffer = data
             return None
@@ -89,7 +99,22 @@ class ResponseParser:
         if len(data) > end:
             raise WireError("More bytes came than the answer's Content-Length announces.")
         self._buffer, self._wanted = b"", 0
-        return Response(status, head, data[start:], _keeps_alive(head))
+        return Response(status, data[:head_end], data[start:], _keeps_alive(head))
+
+
+def _usual(data: bytes) -> Response | None:
+    """A whole 200 in one read, which nearly every answer is, for a tenth of the price; None sends it the long way."""
+    if not data.startswith(_USUAL_START):
+        return None
+    head_end = data.find(_HEAD_END)
+    at = data.find(_USUAL_LENGTH, 0, head_end)
+    if head_end < 0 or at < 0 or data.find(_CONNECTION, 0, head_end) >= 0:
+        return None
+    value = data[at + len(_USUAL_LENGTH) : data.find(b"\r\n", at + 2)]
+    body = data[head_end + 4 :]
+    if not value.isdigit() or int(value) != len(body):
+        return None
+    return Response(200, data[:head_end], body, keep_alive=True)
 
 
 def _status(head: bytes) -> int:

@@ -33,6 +33,9 @@ LOOK_TIMEOUT_MS = 500
 SPARE_FILES = 64
 """Beside the connections: servers, logs, the event loop."""
 
+COLLECT_AFTER = (50_000, 20, 20)
+"""Objects. Requests make no rings, and thousands of them wait: to look them over every 700 objects finds nothing."""
+
 log = structlog.get_logger("gateway")
 
 
@@ -91,6 +94,7 @@ async def _serve(settings: "Settings") -> int:
     await catalog.start()
     gc.collect()
     gc.freeze()  # What is here stays: looking it over again would stop every answer for 40 ms now and then.
+    gc.set_threshold(*COLLECT_AFTER)
     try:
         await run_gateway(
             gateway_config(settings),

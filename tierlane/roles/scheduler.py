@@ -1,6 +1,7 @@
 """The scheduler's process: dispatcher, caretaker and auditor over one pool. Any number of them may run."""
 
 import asyncio
+import gc
 import os
 import socket
 import time
@@ -50,6 +51,8 @@ async def _serve(settings: "Settings") -> int:
         await check_redis(settings.redis_url)
         await check_database(settings.database_url)
         await catalog.start()
+        gc.collect()
+        gc.freeze()  # What is here stays: it need not be looked over again and again.
         await _run_loops(settings, stop, catalog, client, blocking)
     finally:
         await catalog.stop()
@@ -95,5 +98,6 @@ async def _run_loops(
 
 def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
     chores = ChorePolicy(deadline_s=settings.total_request_ms / 1000, grace_s=settings.audit_grace_ms / 1000)
-    policy = AuditPolicy(take_limit=settings.audit_batch, interval_s=settings.audit_interval_ms / 1000, chores=chores)
+    interval_s = settings.audit_interval_ms / 1000
+    policy = AuditPolicy(take_limit=settings.audit_batch, interval_s=interval_s, hold_s=2 * interval_s, chores=chores)
     return Auditor(settings.database_url, outbox, policy)

@@ -5,7 +5,6 @@ A server that is away is no reason to refuse: it may come back, and the roles ar
 
 import structlog
 
-from ledger.migration import current_revision, head_revision, is_behind
 from scheduler.connections import check_server, command_client
 from scheduler.errors import RedisUnavailable, StartError
 
@@ -25,6 +24,8 @@ async def check_redis(redis_url: str) -> None:
 
 async def check_database(database_url: str) -> None:
     """Refuse an old schema. Raises StartError."""
+    from ledger.migration import current_revision, head_revision, is_behind  # noqa: PLC0415 - 33 MB that workers never need
+
     try:
         revision = await current_revision(database_url)
     except StartError as error:

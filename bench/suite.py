@@ -1,0 +1,108 @@
+"""`make bench`: every figure that this project claims, measured anew, each case on a stack of its own.
+
+Prints a table, keeps all figures in a JSON file, and writes docs/benchmarks.md from it: a case that was not run this
+time keeps what it had. Exit codes: 0 all targets of the cases that were run hold, 1 not so.
+"""
+# ruff: noqa: INP001 - a folder of scripts, not a package
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cases import depth, growth, idle, memory, overload, saturation, scripts, throughput
+from cases.outcome import Outcome
+from cases.page import machine, write_page
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES: Mapping[str, Callable[..., Outcome]] = {
+    "throughput": throughput.run,
+    "idle": idle.run,
+    "saturation": saturation.run,
+    "overload": overload.run,
+    "depth": depth.run,
+    "memory": memory.run,
+    "growth": growth.run,
+    "batching": scripts.batching,
+    "peers": scripts.peers,
+}
+FAULTS = (RuntimeError, OSError, KeyError, TypeError, SystemExit, subprocess.SubprocessError)
+"""What ends a case without ending the suite: a stack that does not start, or a figure that is not there."""
+
+Case = dict[str, Any]
+
+
+def measured(run: Callable[..., Outcome], *, quick: bool) -> Case:
+    """One case as the JSON file keeps it."""
+    began = time.monotonic()
+    about = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "quick": quick}
+    try:
+        checks, data, notes = run(quick=quick)
+    except FAULTS as error:
+        return {**about, "checks": [], "data": {}, "notes": [], "error": str(error) or type(error).__name__}
+    took_s = round(time.monotonic() - began)
+    return {
+        **about,
+        "checks": [list(check) for check in checks],
+        "data": data,
+        "notes": notes,
+        "error": "",
+        "took_s": took_s,
+    }
+
+
+def show(console: Console, name: str, case: Case) -> None:
+    """Print one case."""
+    table = Table(title=name, title_justify="left", box=None, pad_edge=False)
+    for column in ("figure", "target", "measured", "holds"):
+        table.add_column(column)
+    for figure, target, found, holds in case["checks"]:
+        mark = "" if holds is None else "[green]yes[/]" if holds else "[red]no[/]"
+        table.add_row(figure, target, found, mark)
+    console.print(table)
+    for line in [*case["notes"], *([case["error"]] if case["error"] else [])]:
+        console.print(line, markup=False)
+    if "table" in case["data"]:
+        console.print(case["data"]["table"], markup=False)
+
+
+def holds(case: Case) -> bool:
+    """Whether it was measured and met every target."""
+    return not case["error"] and all(check[3] is not False for check in case["checks"])
+
+
+def read_arguments() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description="Measure everything, write docs/benchmarks.md.")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--skip", nargs="+", choices=CASES, default=[], metavar="CASE", help="cases to leave out")
+    parser.add_argument("--quick", action="store_true", help="short runs: for a look, not for figures to quote")
+    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where figures are kept")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run it; return the exit code."""
+    arguments, console = read_arguments(), Console()
+    kept = json.loads(arguments.json.read_text("utf-8")) if arguments.json.exists() else {}
+    chosen = [name for name in CASES if name in arguments.only and name not in arguments.skip]
+    for name in chosen:
+        console.print(f"{name} ...")
+        kept[name] = measured(CASES[name], quick=arguments.quick)
+        # After each case, since the whole takes long and may be interrupted.
+        arguments.json.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "utf-8")
+        write_page(arguments.page, kept)
+        show(console, name, kept[name])
+    return 0 if all(holds(kept[name]) for name in chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""A line to Redis for calls that come often: one connection, calls sent at once and answered in the order of sending.
+
+redis-py makes the connection (address, TLS, login, Sentinel); from then on its socket is read and written here, because
+`execute_command` costs several times what a script call needs: a turn at the pool, hooks, retries, metrics, a task's timer.
+
+A call that nobody waits for any more leaves its place in the order, so that its answer never reaches the next caller.
+After a call without an answer in time the connection gets no new ones, and is closed once the others have theirs.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,  # noqa: A004 - as everywhere in redis-py
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,  # noqa: A004 - see above
+)
+
+Argument = str | bytes | float
+
+_pack: Callable[[tuple[Argument, ...]], bytes] = cast("Any", hiredis.pack_command)
+_NOTHING = object()
+_ERRORS: dict[str, type[RedisError]] = {
+    "NOSCRIPT": NoScriptError,
+    "OOM": OutOfMemoryError,
+    "READONLY": ReadOnlyError,
+    "LOADING": BusyLoadingError,
+}
+_WRONG_SERVER = (ReadOnlyError, BusyLoadingError)  # A new connection may find a better one.
+
+
+def _error(text: str) -> RedisError:
+    code, _, rest = text.partition(" ")
+    kind = _ERRORS.get(code)
+    return kind(rest) if kind else ResponseError(text)
+
+
+class Wire(asyncio.Protocol):
+    """One connection, from its login to its end. `usable`: it takes new calls."""
+
+    def __init__(self, connection: AbstractConnection) -> None:
+        writer = connection._writer  # noqa: SLF001 - redis-py has no other way to its socket
+        if writer is None:
+            raise ConnectionError("The connection ended at once.")
+        self._hang_up: Callable[[], None] = connection._close  # noqa: SLF001 - the only close that is no coroutine
+        self._transport: Any = writer.transport
+        self._answers: deque[asyncio.Future[Any]] = deque()
+        self._unsent: list[bytes] = []
+        self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
+        self._loop = asyncio.get_running_loop()
+        self.usable = True
+        self._transport.set_protocol(self)
+
+    def send(self, command: bytes) -> "asyncio.Future[Any]":
+        """Send one command; its answer, or a RedisError."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._answers.append(answer)
+        self._unsent.append(command)
+        if len(self._unsent) == 1:
+            self._loop.call_soon(self._flush)  # What is called in the same turn of the loop goes out in one write.
+        return answer
+
+    def _flush(self) -> None:
+        commands, self._unsent = self._unsent, []
+        if not self._transport.is_closing():
+            self._transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
+
+    def overdue(self, answer: "asyncio.Future[Any]") -> None:
+        """Fail a call whose answer was not there in time, and send no other one here."""
+        if not answer.done():
+            answer.set_exception(TimeoutError("Timeout reading from the server."))
+            self.retire()
+
+    def retire(self) -> None:
+        """Take no new call, and close as soon as nobody waits here."""
+        self.usable = False
+        if all(answer.done() for answer in self._answers):
+            self.close()
+
+    def close(self) -> None:
+        """End it now; whoever waits is told."""
+        self.usable = False
+        self._hang_up()
+        self._fail(ConnectionError("The connection was closed."))
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out what came, in the order of the calls."""
+        reader = self._reader
+        reader.feed(data)
+        try:
+            while (reply := reader.gets()) is not _NOTHING:
+                if not isinstance(reply, hiredis.PushNotification):
+                    self._hand_out(reply)
+        except (hiredis.ProtocolError, IndexError):  # IndexError: more answers than calls.
+            self.close()
+        if not self.usable:
+            self.retire()
+
+    def _hand_out(self, reply: Any) -> None:
+        answer = self._answers.popleft()
+        if isinstance(reply, _WRONG_SERVER):
+            self.usable = False
+        if answer.done():
+            return
+        if isinstance(reply, RedisError):
+            answer.set_exception(reply)
+        else:
+            answer.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The server went, or the network."""
+        self.usable = False
+        self._hang_up()
+        self._fail(ConnectionError(f"Connection closed by server: {exc}" if exc else "Connection closed by server."))
+
+    def _fail(self, error: RedisError) -> None:
+        while self._answers:
+            answer = self._answers.popleft()
+            if not answer.done():
+                answer.set_exception(error)
+
+
+class Line:
+    """The calls of one client. `make` gives connections that are not connected yet."""
+
+    def __init__(self, make: Callable[[], AbstractConnection]) -> None:
+        self._make = make
+        self._wire: Wire | None = None
+        self._turn = asyncio.Lock()
+
+    async def call(self, command: tuple[Argument, ...], timeout_s: float) -> Any:
+        """The answer to one command. Raises RedisError, OSError or TimeoutError; its outcome is then not known."""
+        wire = self._wire
+        if wire is None or not wire.usable:
+            async with asyncio.timeout(timeout_s):
+                wire = await self._connected()
+        answer = wire.send(_pack(command))
+        timer = asyncio.get_running_loop().call_later(timeout_s, wire.overdue, answer)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+
+    async def blocking_call(self, command: tuple[Argument, ...], timeout_s: float) -> Any:
+        """The same for a read that blocks: once nobody waits for it, the server must not either."""
+        try:
+            return await self.call(command, timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the connection; the next call makes another one."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    async def _connected(self) -> Wire:
+        async with self._turn:
+            if self._wire is None or not self._wire.usable:
+                self._wire = await _connect(self._make())
+            return self._wire
+
+
+async def _connect(connection: AbstractConnection) -> Wire:
+    connect: Callable[[], Awaitable[None]] = connection.connect
+    try:
+        await connect()
+        return Wire(connection)
+    except BaseException:
+        with suppress(RedisError, OSError):
+            await connection.disconnect(nowait=True)
+        raise
