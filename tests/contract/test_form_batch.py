@@ -1,5 +1,7 @@
 """`form_batch`: ids leave their tier queues into one leased batch, in one step; what must not run ends instead."""
 
+import pytest
+
 from pool import TIERS, Pool
 from scheduler.admission import TierLimit
 from scheduler.errors import ErrorCode
@@ -179,3 +181,34 @@ async def test_cost_does_not_grow_with_the_queue(pool: Pool) -> None:
 
     assert calls[0] == calls[1]
     assert calls[0]["cmdstat_rpop"] == 1
+
+
+@pytest.mark.parametrize(
+    ("waiting", "fewest", "workers", "running", "members"),
+    [
+        (3, 1, 1, 0, 3),
+        (3, 3, 2, 1, 3),
+        (3, 4, 2, 0, 0),  # fewer than are worth it: the window goes on
+        (8, 3, 2, 0, 8),  # a full batch
+        (9, 3, 2, 0, 0),  # more than one batch: who goes first is the policy's to say
+        (3, 1, 1, 1, 0),  # the worker is busy: waiting is free
+        (3, 1, 0, 0, 0),  # there is none
+        (0, 1, 1, 0, 0),
+    ],
+)
+async def test_everything_leaves_or_nothing(
+    pool: Pool, waiting: int, fewest: int, workers: int, running: int, members: int
+) -> None:
+    """A dispatcher that was woken at a depth looks and forms in one call, where there is nothing to choose."""
+    for number in range(workers):
+        await pool.worker_beats(f"w{number}")
+    await pool.presence.census()
+    for _ in range(running):
+        await pool.running(1)
+    for number in range(waiting):
+        await pool.queue(1, TIERS[number % 3])
+
+    formed = await pool.batches.form("b", [(tier, 8) for tier in TIERS], 9, TIERS, fewest=fewest)
+
+    assert formed.size == members
+    assert formed.queues.depth == waiting - members
