@@ -101,11 +101,13 @@ class Batches:
         *,
         max_tokens: int = 0,
         aged_ms: float = 1000.0,
+        fewest: int = 0,
     ) -> Formed:
         """Move up to `picks` ids a tier into one ready batch, unless `lookahead` batches stand ready already.
 
         With `max_tokens` those of similar length go together, no batch costs more, and who has waited for `aged_ms` is
-        not passed over for its length.
+        not passed over for its length. With `fewest` it is all or nothing: all that waits leaves, if it is so many, no more
+        than the first pick, and a worker is idle.
         """
         packed = await self._form(
             batch_id,
@@ -117,6 +119,7 @@ class Batches:
             GATEWAY_GONE_MS,
             max_tokens,
             aged_ms,
+            fewest,
         )
         return Formed(*_formed.decode(packed))
 

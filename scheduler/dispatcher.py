@@ -6,7 +6,7 @@ woken for, or a worker whose status changed. The wish stands in Redis from turn 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from redis.asyncio import Redis
@@ -103,6 +103,7 @@ class Dispatcher:
         self._arrivals = ArrivalRate()
         self._credit: Mapping[str, float] = {}
         self._depth_left = 0
+        self._ready_limit = 1
         self._told: tuple[Wish, float] | None = None
         self.formed = 0
 
@@ -126,12 +127,14 @@ class Dispatcher:
     async def turn(self) -> float:
         """Form every batch that should leave now; returns after how many seconds to look again, unless woken."""
         policy = self._policy()
-        names = [tier.name for tier in policy.tiers]
-        queues = await self._batches.look(names)
+        names = [tier.name for tier in sorted(policy.tiers, key=lambda tier: tier.priority)]
+        queues = await self._begin(policy, names)
         while True:
             decision = self._decide(queues, policy)
+            self._ready_limit = decision.ready_limit
             if decision.picks:
-                formed = await self._form(decision, policy, names)
+                formed = await self._form(decision.picks, policy, names)
+                self._credit = decision.credit
                 if not formed.size and formed.queues.depth >= queues.depth:
                     return await self._refused(decision, names)
                 queues = formed.queues
@@ -140,19 +143,29 @@ class Dispatcher:
             else:
                 queues = await self._tell(decision.wish, names)
 
-    async def _form(self, decision: Decision, policy: BatchPolicy, names: list[str]) -> Formed:
+    async def _begin(self, policy: BatchPolicy, names: list[str]) -> Queues:
+        """The first look. Most often we wake because so many wait as we wished for: then they leave in the same call."""
+        if self._told is None or self._told[0].ready >= 0 or not self._told[0].depth:
+            return await self._batches.look(names)
+        everything = [(name, policy.max_batch_size) for name in names]
+        return (await self._form(everything, policy, names, fewest=self._told[0].depth)).queues
+
+    async def _form(
+        self, picks: Sequence[tuple[str, int]], policy: BatchPolicy, names: list[str], fewest: int = 0
+    ) -> Formed:
         failpoint("form_undone")
         formed = await self._batches.form(
             uuid7().hex,
-            decision.picks,
-            decision.ready_limit,
+            picks,
+            self._ready_limit,
             names,
             max_tokens=policy.max_batch_tokens,
             aged_ms=policy.ageing_ms,
+            fewest=fewest,
         )
-        failpoint("form_unnoted")
-        self._credit = decision.credit
-        self._depth_left = max(0, self._depth_left - formed.size - formed.dropped)
+        if formed.size:
+            failpoint("form_unnoted")
+        self._depth_left -= formed.size + formed.dropped
         self.formed += formed.size
         return formed
 

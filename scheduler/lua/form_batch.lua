@@ -3,7 +3,8 @@
 -- Refuses while enough batches stand ready (late binding). Ids that must not run any more end here instead.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 packed picks {{tier, count}...} in order of priority, 4 look-ahead in
 --   batches, 5 lease ms, 6 packed tier names, 7 ms that a batch is kept, 8 ms of silence after which a gateway is gone,
---   9 tokens that a batch may cost (0: no limit), 10 ms of waiting from which nobody is passed over for its length.
+--   9 tokens that a batch may cost (0: no limit), 10 ms of waiting from which nobody is passed over for its length,
+--   11 0, or how many must wait in all for everything to leave, if it fits the first pick and a worker is idle; else none.
 -- Returns packed {size, dropped, queues}: members of the new batch, ids that ended instead, and what waits now.
 -- include: prelude, row, repaying, ending, owners, queues, joining, grouping
 local id, keep_ms, budget = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
@@ -21,8 +22,16 @@ local function seat(tier, ids)
   used[#used + 1], size = tier, size + #ids
 end
 
-if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) then
-  local picks = cmsgpack.unpack(ARGV[3])
+-- all_may_leave(picks, fewest): so many wait that they should leave, in one batch, and a worker is idle.
+local function all_may_leave(picks, fewest)
+  local waiting = 0
+  for _, pick in ipairs(picks) do waiting = waiting + call('LLEN', P .. 'queue:' .. pick[1]) end
+  if waiting < fewest or waiting > picks[1][2] then return false end
+  return call('ZCARD', P .. 'leases') < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
+end
+
+local picks, fewest = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11])
+if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
   local chosen = budget > 0 and grouped(picks, budget, tonumber(ARGV[10])) or oldest(picks)
   for i, pick in ipairs(picks) do seat(pick[1], chosen[i]) end
 end

@@ -1,7 +1,19 @@
 """`form_batch`: ids leave their tier queues into one leased batch, in one step; what must not run ends instead."""
 
+import pytest
+
 from pool import TIERS, Pool
+from scheduler.admission import TierLimit
 from scheduler.errors import ErrorCode
+
+DEEP = [TierLimit(name, 1e6, 1e6, 1_000_000, TIERS[: i + 1]) for i, name in enumerate(TIERS)]
+
+
+async def many_wait(pool: Pool, count: int) -> None:
+    """`count` requests of free, which may wait for a minute."""
+    for _ in range(count // 100):
+        await pool.admit([pool.submission(total_ms=60_000, queue_ms=60_000) for _ in range(100)], DEEP)
+        await pool.gateway_lives("g1")
 
 
 async def test_ids_move_into_inflight_lists_under_a_lease(pool: Pool) -> None:
@@ -128,3 +140,75 @@ async def test_an_empty_queue_makes_no_batch(pool: Pool) -> None:
     assert formed.size == 0
     assert await pool.pop() is None
     assert await pool.client.zcard(pool.keys.leases) == 0
+
+
+async def test_a_late_enterprise_request_is_in_the_very_next_batch(pool: Pool) -> None:
+    """Five thousand of free wait, and as many batches stand ready as may: it stands behind those alone."""
+    await many_wait(pool, 5000)
+    for number in range(12):
+        await pool.batches.form(f"b{number}", [("free", 64)], 9, TIERS)
+    assert await pool.client.llen(pool.keys.batch_queue) == 9
+    (late,) = await pool.queue(1, "enterprise")
+
+    await pool.pop()
+    formed = await pool.batches.form("next", [("enterprise", 1), ("free", 63)], 9, TIERS)
+
+    assert formed.size == 64
+    assert (await pool.inflight())["inflight:enterprise:next"] == [late]
+
+
+async def test_a_damaged_row_takes_nobody_with_it(pool: Pool) -> None:
+    """Ids leave the queue many at a time: one whose row is nonsense is passed over, its neighbours are members."""
+    ids = await pool.queue(3)
+    await pool.client.hdel(pool.keys.request(ids[1]), "dl", "qdl", "at", "env")
+
+    formed = await pool.batches.form("b1", [("free", 3)], 1, TIERS)
+
+    assert formed.size == 2
+    assert await pool.inflight() == {"inflight:free:b1": [ids[0], ids[2]]}
+
+
+async def test_cost_does_not_grow_with_the_queue(pool: Pool) -> None:
+    """Forming a batch makes as many calls inside Redis behind ten thousand requests as behind a hundred."""
+    calls = []
+    for depth in (100, 10_000):
+        await many_wait(pool, depth)
+        await pool.client.config_resetstat()
+        assert (await pool.batches.form(f"b{depth}", [("free", 64)], 9, TIERS)).size == 64
+        stats = await pool.client.info("commandstats")
+        inner = ("cmdstat_hset", "cmdstat_hmget", "cmdstat_rpop", "cmdstat_lpush", "cmdstat_llen", "cmdstat_lindex")
+        calls.append({name: stats[name]["calls"] for name in inner})
+
+    assert calls[0] == calls[1]
+    assert calls[0]["cmdstat_rpop"] == 1
+
+
+@pytest.mark.parametrize(
+    ("waiting", "fewest", "workers", "running", "members"),
+    [
+        (3, 1, 1, 0, 3),
+        (3, 3, 2, 1, 3),
+        (3, 4, 2, 0, 0),  # fewer than are worth it: the window goes on
+        (8, 3, 2, 0, 8),  # a full batch
+        (9, 3, 2, 0, 0),  # more than one batch: who goes first is the policy's to say
+        (3, 1, 1, 1, 0),  # the worker is busy: waiting is free
+        (3, 1, 0, 0, 0),  # there is none
+        (0, 1, 1, 0, 0),
+    ],
+)
+async def test_everything_leaves_or_nothing(
+    pool: Pool, waiting: int, fewest: int, workers: int, running: int, members: int
+) -> None:
+    """A dispatcher that was woken at a depth looks and forms in one call, where there is nothing to choose."""
+    for number in range(workers):
+        await pool.worker_beats(f"w{number}")
+    await pool.presence.census()
+    for _ in range(running):
+        await pool.running(1)
+    for number in range(waiting):
+        await pool.queue(1, TIERS[number % 3])
+
+    formed = await pool.batches.form("b", [(tier, 8) for tier in TIERS], 9, TIERS, fewest=fewest)
+
+    assert formed.size == members
+    assert formed.queues.depth == waiting - members

@@ -87,3 +87,46 @@ async def test_a_refused_claim_wakes(pool: Pool) -> None:
     assert await pool.batches.claim((await pool.pop()) or "", "w1", "t2") is None
 
     assert await tokens(pool) == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "ready", "running", "woken"),
+    [
+        (Wish(0, 1), 2, 3, 0),  # the line is long enough
+        (Wish(0, 1), 1, 3, 1),
+        (Wish(8, -2), 0, 0, 0),  # idle workers there are enough: only what comes counts
+        (Wish(8, -1), 0, 2, 0),
+        (Wish(8, -1), 0, 0, 1),  # nothing runs any more: whoever waits for an answer is here
+        (Wish(32, 0), 0, 2, 1),  # there is an idle worker
+    ],
+)
+async def test_a_worker_wakes_whom_it_helps(pool: Pool, wish: Wish, ready: int, running: int, woken: int) -> None:
+    """A finish, with so many batches ready and running after it, wakes a dispatcher that asked for that."""
+    claimed = [await pool.running(1) for _ in range(running + 1)]
+    await pool.queue(ready)
+    await pool.batches.look(TIERS, "d1", wish, 2000)
+    for _ in range(ready):
+        await pool.form([("free", 1)])
+    last = claimed[-1]
+
+    await pool.batches.finish(last.batch_id, last.token, [done(r.id) for r in last.requests])
+    if ready:  # The finishing worker takes the next one, and that is what wakes.
+        assert await tokens(pool) == 0
+        await pool.queue(1)
+        await pool.client.delete(pool.keys.wake)
+        await pool.form([("free", 1)])
+        await pool.claim_next()
+
+    assert await tokens(pool) == woken
+
+
+async def test_what_is_in_the_reply_wakes_nobody(pool: Pool) -> None:
+    """Forming and going to sleep both show all there is: the token that was pushed for it is gone."""
+    await pool.queue(2)
+    assert await tokens(pool) == 1
+    await pool.form([("free", 1)])
+    assert await tokens(pool) == 0
+
+    await pool.queue(1)
+    await pool.batches.look(TIERS, "d1", Wish(9), 2000)
+    assert await tokens(pool) == 0

@@ -67,6 +67,24 @@ async def test_a_lone_request_leaves_as_soon_as_it_comes(pool: Pool, dispatcher:
     assert time.monotonic() - began < IDLE_LOOK_S / 2  # it was woken: a look by the clock would come later
 
 
+async def test_a_batch_costs_the_dispatcher_one_script(pool: Pool, dispatcher: Dispatcher) -> None:
+    """Woken by what it wished for, it looks and forms in one call, and goes to sleep without another."""
+    await workers_are_counted(pool, 9)
+    scripts = []
+    for _ in range(6):  # The first turns learn what to be woken for, and a slow machine may tell a wish anew.
+        await pool.client.config_resetstat()
+        await pool.queue(1)
+        await eventually(pool.pop, "a batch is ready")
+        await eventually(lambda: _asleep(pool), "it waits for a token")
+        scripts.append((await pool.client.info("commandstats"))["cmdstat_evalsha"]["calls"])
+
+    assert min(scripts) == 2  # The admission is the other.
+
+
+async def _asleep(pool: Pool) -> bool:
+    return bool((await pool.client.info("clients"))["blocked_clients"]) and not await pool.client.llen(pool.keys.wake)
+
+
 async def test_no_worker_no_batch(pool: Pool, dispatcher: Dispatcher) -> None:
     """Without a healthy worker everything stays in the tier queues; the first worker that is counted wakes the dispatcher."""
     await pool.queue(3)
