@@ -3,7 +3,6 @@
 A hundred thousand waiting requests cannot each have a connection from one machine to itself. They enter by the script
 that gateways call, with a lease and an audit record each, as any other request does.
 """
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import asyncio
 import time

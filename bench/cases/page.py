@@ -1,5 +1,4 @@
 """docs/benchmarks.md and its plot, from the figures that the suite keeps: nothing of the machine but what it can do."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import os
 import platform

@@ -1,5 +1,4 @@
 """Measurements that are scripts of their own: their tables, word for word."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import subprocess
 import sys
