@@ -53,7 +53,7 @@ class Feeder:
 
     async def depth(self) -> int:
         """How many wait."""
-        return int(await self._client.llen(self._keys.queue(TIER)))  # type: ignore[misc]  # its stubs know no async
+        return int(await self._client.llen(self._keys.queue(TIER)))
 
     async def memory(self) -> int:
         """Bytes that Redis uses."""

@@ -78,7 +78,7 @@ def _section(name: str, case: Mapping[str, Any]) -> str:
     table = case["data"].get("table")
     if table:
         lines += [table, ""]
-    else:
+    if case["checks"]:
         lines += [*_table(case["checks"]), ""]
     if name == "overload":
         lines += [f"![p99 of enterprise against the offered load](images/{PLOT})", ""]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import depth, growth, idle, memory, overload, saturation, throughput
+from cases import depth, growth, idle, memory, overload, peers, saturation, throughput
 from cases.outcome import Check, at_least, at_most, none_of
 from cases.page import TITLES, machine, write_page
 from suite import CASES, holds, measured
@@ -106,6 +106,16 @@ def test_depth_and_memory() -> None:
 
     assert depth.judge(costs)[0].holds is False
     assert memory.judge({"most": 760.0, "settled": 500.0, "body": 60.0})[0].holds is True
+
+
+def test_peers_are_judged_where_they_could_be_started() -> None:
+    """One that did not start is no rival; without Mosec its cost is not known."""
+    ours = {"name": "tierlane", "requests_per_second": 11_000.0, "cpu_us_per_request": 100.0}
+    mosec = {"name": "mosec", "requests_per_second": 12_000.0, "cpu_us_per_request": 60.0}
+    away = {"name": "ray_serve", "requests_per_second": None, "cpu_us_per_request": None}
+
+    assert [check.holds for check in peers.judge({"rows": [ours, mosec, away]})] == [False, True]
+    assert [check.holds for check in peers.judge({"rows": [ours, away]})] == [None]
 
 
 def test_a_case_that_breaks_is_kept_as_broken() -> None:
