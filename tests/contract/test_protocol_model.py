@@ -34,8 +34,8 @@ BUGS = {
     "no_fencing": (["finish"], " or batch.token ~= ARGV[3]", ""),
     "bare_pop": (
         ["form_batch"],
-        "redis.call('RPOPLPUSH', P .. 'queue:' .. tier, list)",
-        "redis.call('RPOP', P .. 'queue:' .. tier)",
+        "call('LPUSH', list, unpack(ids))",
+        "",
     ),
     "pubsub_only": (ALL[2:], "settle(id, state, code, 'reply', reply)", "settle(id, state, code)"),
     "no_retry_budget": (["reap", "fail"], "losses > rule.budget", "false"),
