@@ -20,7 +20,6 @@ from gateway.inference import Inference
 from gateway.problem import wants_problem
 from gateway.waiters import Outcome, Waiter
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
 
@@ -149,7 +148,6 @@ class Ride:
             return
         try:
             self._inference.waiters.remove(waiter)
-            failpoint("reply_unwritten")
             self._connection.arrive(self._inference.answer(identity, waiter, outcome))
         except Exception as error:  # noqa: BLE001
             self._fail(error)

@@ -1,37 +1,28 @@
 """`POST /v1/inference`: who, what, may it, then wait for the answer. No Redis call, task or timer of its own."""
 
 import asyncio
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from msgspec import UNSET
 from multidict import CIMultiDictProxy
 
-from gateway.admitter import ENTERED, Admitter
+from gateway.admitter import ENTERED
 from gateway.answer import Answer
 from gateway.body import check_media, read_body
-from gateway.cancels import Cancels
-from gateway.catalog_view import CatalogView, IdentityView, ServedModels
-from gateway.config import GatewayConfig
-from gateway.direct import Direct
+from gateway.catalog_view import IdentityView, ServedModels
 from gateway.doorman import Doorman
-from gateway.doors import Doors
-from gateway.faults import Faults
 from gateway.idempotency import idempotency_key
 from gateway.identities import Identities
 from gateway.inference_body import decode_inference
-from gateway.limits import LiveLimits
-from gateway.meter import Meter
+from gateway.inference_parts import InferenceParts
 from gateway.problem import wants_problem
-from gateway.replays import REPLAYED, FetchResults, stored_reply
+from gateway.replays import REPLAYED, stored_reply
 from gateway.routes import Call
 from gateway.standing import Standing
 from gateway.submissions import build_submission, is_retry, trace_id
 from gateway.success import success
 from gateway.verdicts import for_want_of_capacity
-from gateway.waiters import Ending, Outcome, Waiter, Waiters
+from gateway.waiters import Ending, Outcome, Waiter
 from scheduler.admission import Verdict
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
@@ -41,33 +32,6 @@ from scheduler.replies import Reply
 from scheduler.states import Admission, State
 
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or leave it out."
-
-NoteRefusal = Callable[[str, IdentityView, RequestError, Verdict | None, float], None]
-"""Told of every request that was not let in: its id, whose it is, the error, what admission said, the tier's factor."""
-
-
-def _tell_nobody(*_: object) -> None:
-    """Nobody asked to be told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceParts:
-    """What the handler works with; built once by the composition root."""
-
-    config: GatewayConfig
-    catalog: CatalogView
-    limits: LiveLimits
-    waiters: Waiters
-    admitter: Admitter
-    cancels: Cancels
-    meter: Meter
-    faults: Faults
-    doors: Doors
-    results: FetchResults
-    direct: Direct
-    doorman: Doorman | None = None  # None: API keys only, and nobody is told to wait.
-    note_refusal: NoteRefusal = _tell_nobody
-    clock: Callable[[], float] = time.monotonic
 
 
 class Asking(Protocol):
@@ -113,7 +77,6 @@ class Inference:
             started = call.arrived if came_whole else self.clock()
             waiter = self.waiter(call, identity, raw, key, started, future=_new_future())
             outcome = await self._outcome(waiter)
-            failpoint("reply_unwritten")
             if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
                 return await self._replay(call, identity, waiter, outcome)
             return self.answer(identity, waiter, outcome)
@@ -200,6 +163,7 @@ class Inference:
 
     def answer(self, identity: IdentityView, waiter: Waiter, outcome: Outcome) -> Answer:
         """Turn the end into a 200. Raises RequestError for every other end."""
+        failpoint("reply_unwritten")
         verdict = waiter.verdict
         base_limit_allows = verdict is not None and self.standing.judged(identity, waiter.submission, verdict)
         if isinstance(outcome, Verdict):

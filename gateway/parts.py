@@ -18,7 +18,8 @@ from gateway.doors import Doors
 from gateway.fast_lane import FastLane
 from gateway.faults import Faults
 from gateway.identities import Identities, Tokens
-from gateway.inference import Inference, InferenceParts
+from gateway.inference import Inference
+from gateway.inference_parts import InferenceParts
 from gateway.internal import FindStored, Internal, InternalParts
 from gateway.last_ends import LastEnds
 from gateway.limits import LiveLimits

@@ -1,0 +1,47 @@
+"""What the handler of `POST /v1/inference` works with; built once by the composition root."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.admitter import Admitter
+from gateway.cancels import Cancels
+from gateway.catalog_view import CatalogView, IdentityView
+from gateway.config import GatewayConfig
+from gateway.direct import Direct
+from gateway.doorman import Doorman
+from gateway.doors import Doors
+from gateway.faults import Faults
+from gateway.limits import LiveLimits
+from gateway.meter import Meter
+from gateway.replays import FetchResults
+from gateway.waiters import Waiters
+from scheduler.admission import Verdict
+from scheduler.errors import RequestError
+
+NoteRefusal = Callable[[str, IdentityView, RequestError, Verdict | None, float], None]
+"""Told of every request that was not let in: its id, whose it is, the error, what admission said, the tier's factor."""
+
+
+def _tell_nobody(*_: object) -> None:
+    """Nobody asked to be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceParts:
+    """The parts by name."""
+
+    config: GatewayConfig
+    catalog: CatalogView
+    limits: LiveLimits
+    waiters: Waiters
+    admitter: Admitter
+    cancels: Cancels
+    meter: Meter
+    faults: Faults
+    doors: Doors
+    results: FetchResults
+    direct: Direct
+    doorman: Doorman | None = None  # None: API keys only, and nobody is told to wait.
+    note_refusal: NoteRefusal = _tell_nobody
+    clock: Callable[[], float] = time.monotonic
