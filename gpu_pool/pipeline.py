@@ -58,7 +58,7 @@ class BatchPipeline:
     async def take(self, batch_id: str, *, pressed: bool = True) -> None:
         """Claim one batch, and begin to serve it. Raises RedisUnavailable.
 
-        `pressed`: it stood ready, so the next one may be claimed ahead. Else that would bring nothing but a wake-up.
+        `pressed`: it came soon, so the next one may be claimed ahead. Else that would bring nothing but a wake-up.
         """
         token = secrets.token_hex(16)
         asked_at = time.monotonic()

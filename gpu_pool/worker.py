@@ -137,8 +137,9 @@ class Worker:
             failpoint("drain_popped")
             await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
             return
-        stood_ready = (time.monotonic() - asked_at) * 1000 < AHEAD_MS
-        await self._pipeline.take(batch_id, pressed=stood_ready)
+        waited_ms = (time.monotonic() - asked_at) * 1000
+        # Less than a batch takes: this worker is busy more than half of the time.
+        await self._pipeline.take(batch_id, pressed=waited_ms < max(AHEAD_MS, self._execution.service_p95_ms))
 
     async def _finish_what_runs(self, pump: "asyncio.Task[None]") -> None:
         """Leases are renewed and the heartbeat says "draining" until the last batch is settled."""
