@@ -20,7 +20,7 @@ class Item(msgspec.Struct, array_like=True, frozen=True):
     parameters: dict[str, Any] = {}
 
 
-class ItemResult(msgspec.Struct, array_like=True, frozen=True):
+class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One request's end: an output, or an error code with a sentence for the client in `output`."""
 
     output: str

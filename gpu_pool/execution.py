@@ -42,6 +42,8 @@ class Execution:
         self.busy = BusyShare()
         self.running = False
         self.stopped = False
+        self.batches = 0
+        """How many have begun: while it stays the same, so does what was measured."""
 
     @property
     def service_p95_ms(self) -> float:
@@ -110,6 +112,7 @@ class Execution:
         cap = cap_ms(self.service.p99(size), timeout_ms)
         budget_ms = min(timeout_ms, plan.longest_ms)
         self.running = True
+        self.batches += 1
         self.busy.start(time.monotonic())
         try:
             return await run_watched(model, plan.bodies, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms)

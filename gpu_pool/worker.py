@@ -68,6 +68,8 @@ class Worker:
         self._ready = ready
         self._presence = presence
         self._draining = asyncio.Event()
+        self._said: WorkerBeat | None = None
+        self._changing: tuple[object, ...] = ()
         launch = ModelLaunch(config.backend, config.device, config.torch_threads)
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._model_changed)
         self._execution = Execution(config, self._keeper)
@@ -168,13 +170,23 @@ class Worker:
         self._heartbeat.now()
 
     def _beat(self) -> WorkerBeat:
+        """What is said of this worker now; the same object again where nothing has changed."""
+        execution = self._execution
+        in_flight = self._pipeline.in_flight + self._direct.in_flight
+        share = execution.busy.share(time.monotonic())
+        changing = (self._status(), share, in_flight, execution.batches, self._keeper.version, self._endpoint.address)
+        if self._said is None or changing != self._changing:
+            self._changing, self._said = changing, self._fresh_beat(share, in_flight)
+        return self._said
+
+    def _fresh_beat(self, share: float, in_flight: int) -> WorkerBeat:
         execution = self._execution
         item_ms, base_ms = execution.service.fit()
         return WorkerBeat(
             id=self._config.worker_id,
             status=self._status(),
-            utilization=execution.busy.share(time.monotonic()),
-            in_flight=self._pipeline.in_flight + self._direct.in_flight,
+            utilization=share,
+            in_flight=in_flight,
             rps=execution.rate_rps,
             service_p95_ms=execution.service_p95_ms,
             backend=self._config.backend,

@@ -6,11 +6,13 @@ from datetime import datetime
 from struct import error as StructError  # noqa: N812 - its own name is no class's
 
 from ledger.audit_rows import Folded, Row, id_of, to_row
-from ledger.audit_window import RECORDS_A_TURN
 from ledger.audit_writer import Refused
 from ledger.letter_rows import LetterRow, to_letter_row
 from scheduler.audit import DeadLetter, Ended, Record, encode_records
 from scheduler.request_id import created_at
+
+ROWS_A_TURN = 250
+"""After so many rows, a millisecond, other tasks get a turn: they share the process, and requests wait for them."""
 
 _NO_ROW = (ValueError, OverflowError, OSError, StructError)
 
@@ -32,7 +34,7 @@ class Batch:
         """Make the rows; what cannot become one costs nothing but itself."""
         accepted, ended, letters = self._folded.accepted, self._folded.ended, self._folded.letters
         for number, (request_id, beginning) in enumerate(accepted.items()):
-            if number % RECORDS_A_TURN == 0:
+            if number % ROWS_A_TURN == 0:
                 await asyncio.sleep(0)
             if request_id in letters:
                 continue

@@ -166,7 +166,7 @@ def _whose_of(record: Accepted | None) -> bytes:
     return copy.text(record.trace_id) + whose
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=8192)
 def _whose(customer_id: str, *texts: str) -> bytes:
     """Looked at here and not by PostgreSQL: that says of a customer only that its binary form is wrong."""
     customer = copy.raw(UUID(customer_id).bytes) if customer_id else copy.NULL

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ledger.audit_rows import Folded
 from scheduler.audit import Accepted, decode_entry
 
-RECORDS_A_TURN = 250
-"""After so many records other tasks get a turn: the auditor lives in one process with those that others wait for."""
+RECORDS_A_TURN = 1000
+"""After so many records, a millisecond, other tasks get a turn: they share the process, and requests wait for them."""
 
 
 class _Entry(NamedTuple):

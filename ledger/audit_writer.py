@@ -28,6 +28,9 @@ STAGING = "audit_staging"
 # What the server says of a value that it cannot store, and what asyncpg says of one that it cannot even encode.
 REFUSALS = (asyncpg.DataError, ValueError, TypeError, OverflowError)
 
+# What the server says where a column has another type than the migrations gave it, or there are others.
+OTHER_COLUMNS = (asyncpg.InvalidBinaryRepresentationError, asyncpg.BadCopyFileFormatError)
+
 
 class Refused(NamedTuple):
     """A row that PostgreSQL will never take, and why."""
@@ -111,5 +114,10 @@ async def _copy(connection: Connection, table: str, rows: Sequence[Row]) -> None
 
 
 def _is_the_rows_fault(error: Exception) -> bool:
-    """A missing partition, too, is called a check violation, but one without a constraint; the row is good then."""
+    """Whether another row in its place could be stored; if not, setting it aside would set all aside.
+
+    A missing partition, too, is called a check violation, but one without a constraint.
+    """
+    if isinstance(error, OTHER_COLUMNS):
+        return False
     return not isinstance(error, asyncpg.CheckViolationError) or bool(error.constraint_name)

@@ -64,7 +64,7 @@ class AuditorStats(msgspec.Struct, frozen=True):
 
     active: bool  # This auditor holds the lock.
     pending: int  # Outbox entries that wait.
-    lag_s: float  # Since everything was last written; 0 while another auditor is the active one.
+    lag_s: float  # Since all was last written but what waits for its end; 0 while another auditor is the active one.
     rows_written: int
     last_write_ms: float
     closed: int  # Rows closed as abandoned.
@@ -106,7 +106,7 @@ class Auditor:
         self._last_error: str | None = None
 
     def lag(self, now: float | None = None) -> float:
-        """Seconds since every entry was last seen written."""
+        """Seconds since every entry was last seen written, but for beginnings that wait for their end."""
         return max(0.0, (self._clock() if now is None else now) - self._drained_at)
 
     def stats(self) -> AuditorStats:

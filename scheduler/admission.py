@@ -120,40 +120,47 @@ class Admissions:
             raise ValueError(f"{len(submissions)} submissions in one call; at most {MAX_SUBMISSIONS}")
         if unknown := {s.tier for s in submissions} - {t.name for t in tiers}:
             raise ValueError(f"no limits were given for tier {min(unknown)!r}")
-        customers = _encode({s.customer_id: _limits_of(s) for s in submissions})
-        asked = _encode([_asked(s) for s in submissions])
-        bodies = [s.body for s in submissions]
+        if not submissions:
+            return []
+        repeats = len({s.id for s in submissions}) < len(submissions)
+        groups, asked, bodies = _packed(submissions)
         try:
             packed = await self._script(
-                self._gateway_id, capacity_rps, _encode(tiers), customers, asked, KEEP_MS, redis_ms, run_ms, *bodies
+                self._gateway_id,
+                capacity_rps,
+                _encode(tiers),
+                groups,
+                asked,
+                KEEP_MS,
+                redis_ms,
+                run_ms,
+                bodies,
+                int(repeats),
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]
         return _verdicts.decode(packed)
 
 
-def _limits_of(s: Submission) -> tuple[Any, ...]:
-    """What admit.lua is told of a customer."""
-    return s.rate, s.burst, s.tokens_per_minute, s.max_concurrency, s.quotas
+def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:
+    """Groups, submissions and bodies as admit.lua reads them; what submissions have in common is told once."""
+    numbers: dict[tuple[str, ...], int] = {}
+    groups: list[tuple[Any, ...]] = []
+    asked: list[Any] = []
+    bodies: list[bytes] = []
+    for s in submissions:
+        key = (s.tier, s.customer_id, s.api_key_id, s.model)
+        number = numbers.get(key)
+        if number is None:
+            groups.append(_group(s))
+            number = numbers[key] = len(groups)
+        rare = (s.idempotency, s.fingerprint, s.again) if s.idempotency or s.again else False
+        body = s.body
+        bodies.append(body)
+        asked += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
+    return _encode(groups), _encode(asked), b"".join(bodies)
 
 
-def _asked(s: Submission) -> tuple[Any, ...]:
-    """What it is told of a request."""
-    return (
-        s.id,
-        s.tier,
-        s.customer_id,
-        s.api_key_id,
-        s.nonce,
-        s.model,
-        s.input_bytes,
-        s.total_ms,
-        s.queue_ms,
-        s.trace_id,
-        s.idempotency,
-        s.fingerprint,
-        s.again,
-        s.tokens,
-        s.key_rate,
-        s.key_burst,
-    )
+def _group(s: Submission) -> tuple[Any, ...]:
+    limits = s.rate, s.burst, s.tokens_per_minute, s.max_concurrency, s.quotas
+    return s.tier, s.customer_id, s.api_key_id, s.model, s.key_rate, s.key_burst, limits

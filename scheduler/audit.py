@@ -1,8 +1,12 @@
 """Audit records as they wait in Redis: an `outbox` element is a msgpack array of them, written by one script.
 
 Lua has no None inside an array, so an absent text is "" and an absent number is 0 or -1; the ledger turns them
-into NULL. Each record is an array whose first element is its tag, in the order of the fields below.
+into NULL. Each record is an array whose first element is its tag, in the order of the fields below. What scripts write of
+many requests at once says in one record what they have in common: `Entered` and `Closed`, which readers never see.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -52,10 +56,51 @@ class DeadLetter(msgspec.Struct, array_like=True, frozen=True, tag="d"):
     body: msgspec.Raw
 
 
+class Entered(msgspec.Struct, array_like=True, frozen=True, tag="c"):
+    """All that one call of `admit` accepted."""
+
+    gateway_id: str
+    groups: list[tuple[str, str, str, str, Any, Any, Any]]  # Tier, customer, key, model; then limits.
+    each: list[Any]  # Flat: id, number of its group, input bytes, trace.
+
+    def records(self) -> list["Record"]:
+        """One for each request. Raises TypeError, ValueError or IndexError."""
+        found: list[Record] = []
+        each = iter(self.each)
+        for request_id, number, size, trace in zip(each, each, each, each, strict=True):
+            tier, customer, key, model, *_ = self.groups[number - 1]
+            found.append(Accepted(request_id, customer, key, tier, model, self.gateway_id, size, trace))
+        return found
+
+
+class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
+    """Members of one batch that ended in one way at one time, or requests that never were in one."""
+
+    state: str
+    error_code: str
+    ended_at_ms: int
+    batch_id: str
+    batch_size: int
+    worker_id: str
+    attempts: int
+    each: list[Any]  # Flat: id, latency ms, queue ms, gpu ms, tokens used, output bytes.
+
+    def records(self) -> list["Record"]:
+        """One for each request. Raises ValueError."""
+        state, code, at_ms, attempts = self.state, self.error_code, self.ended_at_ms, self.attempts
+        batch = self.batch_id, self.batch_size, self.worker_id
+        each = iter(self.each)
+        return [
+            Ended(request_id, state, code, at_ms, latency, queue, gpu, *batch, attempts, tokens, size)
+            for request_id, latency, queue, gpu, tokens, size in zip(each, each, each, each, each, each, strict=True)
+        ]
+
+
 Record = Accepted | Ended | DeadLetter
 
-_all = msgspec.msgpack.Decoder(list[Record])
-_one = msgspec.msgpack.Decoder(Record)
+_Known = Accepted | Ended | DeadLetter | Entered | Closed
+_all = msgspec.msgpack.Decoder(list[_Known])
+_one = msgspec.msgpack.Decoder(_Known)
 _many = msgspec.msgpack.Decoder(list[msgspec.Raw])
 encode_records = msgspec.msgpack.Encoder().encode
 
@@ -66,9 +111,16 @@ def decode_entry(entry: bytes) -> tuple[list[Record], list[bytes]]:
     One bad record never costs its neighbours: it is returned apart, to be counted and set aside.
     """
     try:
-        return _all.decode(entry), []
-    except msgspec.MsgspecError:
+        return [record for known in _all.decode(entry) for record in _records(known)], []
+    except _UNREADABLE:
         return _read_apart(entry)
+
+
+_UNREADABLE = (msgspec.MsgspecError, TypeError, ValueError, IndexError)
+
+
+def _records(known: _Known) -> Sequence[Record]:
+    return known.records() if isinstance(known, Entered | Closed) else (known,)
 
 
 def _read_apart(entry: bytes) -> tuple[list[Record], list[bytes]]:
@@ -80,7 +132,7 @@ def _read_apart(entry: bytes) -> tuple[list[Record], list[bytes]]:
     bad: list[bytes] = []
     for part in parts:
         try:
-            records.append(_one.decode(part))
-        except msgspec.MsgspecError:
+            records += _records(_one.decode(part))
+        except _UNREADABLE:
             bad.append(bytes(part))
     return records, bad

@@ -65,6 +65,7 @@ class Formed(NamedTuple):
 _encode = msgspec.msgpack.Encoder().encode
 _queues = msgspec.msgpack.Decoder(Queues)
 _formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
+_claimed = msgspec.msgpack.Decoder(list[ClaimedRequest])
 
 
 class Batches:
@@ -124,13 +125,8 @@ class Batches:
 
     async def claim(self, batch_id: str, worker_id: str, token: str) -> ClaimedBatch | None:
         """Take a ready batch; None where somebody else has it or it is gone."""
-        row: list[bytes] | None = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS)
-        if row is None:
-            return None
-        members = [
-            ClaimedRequest(row[i].decode(), int(row[i + 1]), int(row[i + 2]), row[i + 3]) for i in range(0, len(row), 4)
-        ]
-        return ClaimedBatch(batch_id, token, members)
+        packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS)
+        return None if packed is None else ClaimedBatch(batch_id, token, _claimed.decode(packed))
 
     async def renew(self, batch_id: str, token: str) -> bool:
         """Move the lease on; False where the batch is lost and its work must be dropped."""
@@ -138,8 +134,7 @@ class Batches:
 
     async def finish(self, batch_id: str, token: str, outcomes: Sequence[Outcome]) -> int:
         """End the members of a batch and close it; returns how many outcomes came too late (stale)."""
-        heads = _encode([_head(o) for o in outcomes])
-        return int(await self._finish(batch_id, token, heads, *map(_tail, outcomes)))
+        return int(await self._finish(batch_id, token, *_told(outcomes)))
 
     async def fail(self, batch_id: str, token: str, cause: ErrorCode, min_left_ms: int) -> bool:
         """The model process was lost with this batch; False where it is not ours.
@@ -158,15 +153,20 @@ class Batches:
         await self._push_back(batch_id)
 
 
-def _head(outcome: Outcome) -> tuple[str, str, float, int, int]:
-    """What the script itself reads of an outcome."""
-    size = 0 if outcome.error_code else len(outcome.output.encode())
-    return outcome.id, outcome.error_code, round(outcome.gpu_ms, 3), outcome.tokens_used, size
+def _told(outcomes: Sequence[Outcome]) -> tuple[bytes, bytes]:
+    """What the script itself reads of them, and the last four fields of their replies.
 
-
-def _tail(outcome: Outcome) -> bytes:
-    """The last four fields of a Reply, packed here so that Lua only moves their bytes; [1:] cuts the array header."""
-    return _encode((round(outcome.gpu_ms, 3), outcome.tokens_used, outcome.model_version, outcome.output))[1:]
+    Those are packed here, so that Lua only moves their bytes; [1:] cuts the array header.
+    """
+    heads: list[str | float] = []
+    tails: list[bytes] = []
+    for request_id, code, gpu_ms, tokens, version, output in outcomes:
+        gpu_ms = round(gpu_ms, 3)
+        tail = _encode((gpu_ms, tokens, version, output))[1:]
+        size = 0 if code else len(output) if output.isascii() else len(output.encode())
+        tails.append(tail)
+        heads += (request_id, code, gpu_ms, tokens, size, len(tail))
+    return _encode(heads), b"".join(tails)
 
 
 class ReadyBatches:

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from scheduler.batches import GATEWAY_GONE_MS
 from scheduler.connections import bounded
 from scheduler.keys import Keys
+from scheduler.line import Argument
 from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
 from scheduler.packed import inner
 from scheduler.refusals import KEEP_MS as KEEP_REFUSALS_MS
@@ -47,6 +48,7 @@ class Presence:
         self._client = client
         self._keys = keys
         self._gone_ms = gone_ms
+        self._told: tuple[WorkerBeat | None, tuple[Argument, ...]] = None, ()
         self._worker_beat = Script("worker_beat", client, keys)
         self._gateway_beat = Script("gateway_beat", client, keys)
         self._census = Script("census", client, keys)
@@ -54,9 +56,11 @@ class Presence:
 
     async def worker_beat(self, beat: WorkerBeat) -> None:
         """Register or refresh a worker; must come before its first claim."""
-        await self._worker_beat(
-            beat.id, beat.status, round(beat.utilization, 4), beat.in_flight, _encode(beat), _GPU_KEEP_MS
-        )
+        if beat is not self._told[0]:  # An idle worker says the same again and again.
+            packed = _encode(beat)
+            told = (beat.id, beat.status, round(beat.utilization, 4), beat.in_flight, packed, _GPU_KEEP_MS)
+            self._told = beat, told
+        await self._worker_beat(*self._told[1])
 
     async def worker_gone(self, worker_id: str) -> None:
         """A graceful leave: the worker is forgotten, not counted as lost."""

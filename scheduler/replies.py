@@ -45,6 +45,7 @@ class RequestDetail(msgspec.Struct, frozen=True):
 
 log = structlog.get_logger("scheduler")
 
+_DETAIL = ("state", "batch", "env", "who", "code", "ended", "reply")
 _one = msgspec.msgpack.Decoder(Reply)
 _many = msgspec.msgpack.Decoder(list[Reply])
 
@@ -94,19 +95,28 @@ class Results:
 
     async def request_detail(self, request_id: str) -> RequestDetail | None:
         """Where a request stands, or None where Redis does not (or no longer) know it. Raises RedisUnavailable."""
-        fields = ("state", "tier", "cust", "code", "tries", "at", "formed", "ended")
         async with bounded():
-            row: list[Any] = await self._client.hmget(self._keys.request(request_id), fields)
-        state, tier, customer, code, tries, at, formed, ended = (None if v is None else v.decode() for v in row)
-        if state is None or tier is None or customer is None or at is None:
-            return None
+            found: list[Any] = await self._client.hmget(self._keys.request(request_id), _DETAIL)
+            state, batch, env, who, code, ended, stored = found
+            if state is None or env is None or who is None:
+                return None
+            run: list[Any] = [None] * 3
+            if state == b"processing" and batch is not None:
+                run = await self._client.hmget(self._keys.batch(batch.decode()), ("state", "losses", "at"))
+        accepted_ms, reply = int(env[:13]), readable(stored)
+        running, losses, formed = run
+        attempts, formed_ms = int(losses or 0) + (running == b"running"), int(formed) if formed else None
+        if reply:
+            attempts = reply.attempts
+            formed_ms = accepted_ms + int(reply.queue_ms) if reply.queue_ms >= 0 else None
+        _, customer, tier, *_ = who.decode().split(" ")
         return RequestDetail(
-            state=state,
+            state=state.decode(),
             tier=tier,
             customer_id=customer,
-            error_code=code or "",
-            attempts=int(tries or 0),
-            accepted_ms=int(at),
-            formed_ms=int(formed) if formed else None,
+            error_code=(code or b"").decode(),
+            attempts=attempts,
+            accepted_ms=accepted_ms,
+            formed_ms=formed_ms,
             ended_ms=int(ended) if ended else None,
         )

@@ -123,14 +123,14 @@ async def entered(stack: Stack, customer: NewCustomer) -> Entered:
         names = [name.decode() async for name in client.scan_iter(f"{prefix}*", count=1000)]
         async with client.pipeline(transaction=False) as pipeline:
             for name in names:
-                pipeline.hmget(name, "cust", "at", "code")
+                pipeline.hmget(name, "who", "env", "code")
             rows = await pipeline.execute()
     finally:
         await client.aclose()
     ours = {
-        name.removeprefix(prefix): (int(at), (code or b"").decode())
-        for name, (owner, at, code) in zip(names, rows, strict=True)
-        if owner is not None and owner.decode() == customer.id
+        name.removeprefix(prefix): (int(env[:13]), (code or b"").decode())
+        for name, (who, env, code) in zip(names, rows, strict=True)
+        if who is not None and who.decode().split(" ")[1] == customer.id
     }
     given_back = frozenset(name for name, (_, code) in ours.items() if code and code not in THEIRS)
     return Entered({name: at for name, (at, _) in ours.items()}, given_back)

@@ -88,13 +88,31 @@ class Pool:
     async def overdue(self, ids: Sequence[str], field: str = "qdl") -> list[str]:
         """As if these had waited past their queue age (`qdl`) or their deadline (`dl`)."""
         for request_id in ids:
-            await self.client.hset(self.keys.request(request_id), field, 1)
+            await self.timed(request_id, **{field: 1})
         return list(ids)
+
+    async def times(self, request_id: str) -> dict[str, int]:
+        """When it came, its deadline, and until when it may wait, as its row says."""
+        env = await self.client.hget(self.keys.request(request_id), "env")
+        return dict(zip(("at", "dl", "qdl"), map(int, env.split()[:3]), strict=True))
+
+    async def timed(self, request_id: str, **ms: int) -> None:
+        """As if these were its times."""
+        times = await self.times(request_id) | ms
+        env = await self.client.hget(self.keys.request(request_id), "env")
+        columns = b"".join(b"%013d " % max(1, times[name]) for name in ("at", "dl", "qdl"))
+        await self.client.hset(self.keys.request(request_id), "env", columns + env[len(columns) :])
+
+    async def attempts(self, request_id: str) -> int:
+        """How often a worker took it."""
+        detail = await self.results.request_detail(request_id)
+        assert detail is not None
+        return detail.attempts
 
     async def aged(self, ids: Sequence[str], ms: int) -> None:
         """As if these had been accepted so long ago."""
         for request_id in ids:
-            await self.client.hincrby(self.keys.request(request_id), "at", -ms)
+            await self.timed(request_id, at=(await self.times(request_id))["at"] - ms)
 
     async def form(self, picks: Sequence[tuple[str, int]], lookahead: int = 100) -> str:
         """Form a batch; its id."""

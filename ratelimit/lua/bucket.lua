@@ -4,7 +4,7 @@
 -- (when this Redis was first used) and refilled since, so a lost Redis never hands everybody a full burst.
 local FRESH, BACK_US = 0.25, 1000000
 local LEAST_KEPT_MS, MOST_KEPT_MS = 3600000, 604800000 -- the least: a rate that falls later must find what was spent
-local epoch_us = tonumber(redis.call('GET', P .. 'epoch'))
+local epoch_us = tonumber(call('GET', P .. 'epoch'))
 local buckets = {}
 
 -- filled(tokens, at, was, rate, burst) -> tokens now. `was` is the rate when they were written: for the time since then
@@ -34,13 +34,13 @@ local function kept_ms(tokens, burst, rate)
 end
 
 local function outlive(key, ms)
-  if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
+  if call('PTTL', key) < ms then call('PEXPIRE', key, ms) end
 end
 
 local function bucket(key, rate, burst)
   local b = buckets[key]
   if b then return b end
-  local row = redis.call('HMGET', key, 'tokens', 'at', 'rate')
+  local row = call('HMGET', key, 'tokens', 'at', 'rate')
   local was = tonumber(row[3])
   b = {key = key, tokens = filled(tonumber(row[1]), tonumber(row[2]), was, rate, burst), rate = rate, burst = burst}
   b.moved, buckets[key] = moved(was, rate), b
@@ -51,7 +51,7 @@ local function spend(b) b.tokens, b.spent = b.tokens - 1, true end
 
 local function save_bucket(b)
   local tokens, at = string.format('%.9f', b.tokens), string.format('%.0f', now_us)
-  redis.call('HSET', b.key, 'tokens', tokens, 'at', at, 'rate', b.rate)
+  call('HSET', b.key, 'tokens', tokens, 'at', at, 'rate', b.rate)
   outlive(b.key, kept_ms(b.tokens, b.burst, b.rate))
 end
 

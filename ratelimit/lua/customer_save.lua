@@ -20,7 +20,7 @@ local function save_customer(c)
     fields[#fields + 1] = string.format('%.0f %.0f', q.number, q.spent)
     keep_ms = math.max(keep_ms, q.ends - now + 1000)
   end
-  redis.call('HSET', c.key, unpack(fields))
+  call('HSET', c.key, unpack(fields))
   outlive(c.key, keep_ms) -- a gateway that has not heard of a quota yet must not shorten its memory
 end
 
@@ -44,10 +44,10 @@ local function save_customers()
   for _, c in pairs(customers) do
     if c.spent then save_customer(c) end
     if #c.entered > 0 then
-      if c.stale then redis.call('ZREMRANGEBYSCORE', c.leases, '-inf', now) end
-      redis.call('ZADD', c.leases, unpack(c.entered))
+      if c.stale then call('ZREMRANGEBYSCORE', c.leases, '-inf', now) end
+      call('ZADD', c.leases, unpack(c.entered))
       -- Not with the last lease: one that was put in before may last longer.
-      redis.call('PEXPIREAT', c.leases, math.ceil(c.entered[#c.entered - 1]) + LEASES_KEPT_MS)
+      call('PEXPIREAT', c.leases, math.ceil(c.entered[#c.entered - 1]) + LEASES_KEPT_MS)
     end
   end
 end

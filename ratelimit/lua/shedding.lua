@@ -6,7 +6,7 @@ local depth = {}
 -- above it, or, as its share of the capacity is guaranteed, those of its own at the pace of that share.
 local function served_before(t)
   local ahead = 0
-  for _, other in ipairs(t.ahead) do ahead = ahead + (depth[other] or 0) end
+  for i = 1, #t.ahead do ahead = ahead + (depth[t.ahead[i]] or 0) end
   return t.share > 0 and math.min(ahead, depth[t.name] / t.share) or ahead
 end
 
@@ -18,6 +18,13 @@ local function probability(x, limit)
   return over >= 1 and 1 or over * over
 end
 
+-- foresee(t, most, capacity): whether nobody of this tier can be shed in this call, since at most so many will be ahead of
+-- anybody: t.calm, and then nobody waits longer than t.longest_ms.
+local function foresee(t, most, capacity)
+  t.longest_ms = capacity > 0 and most / capacity * 1000 or 0
+  t.calm = probability(most, t.shed_depth) == 0 and probability(t.longest_ms, t.shed_wait_ms) == 0
+end
+
 -- draw(id): a number from 0 to 1 that is the request's own, so that the call that is repeated says the same.
 local function draw(id)
   return (tonumber(string.sub(id, -4), 16) or 0) / 65536
@@ -26,9 +33,10 @@ end
 -- shed(t, id, capacity, longest_ms) -> 'shed' or 'predicted_wait' with the predicted wait in ms, or nil. Who need not wait
 -- is let in however little time there is: else a run that was measured slow once would keep everybody out, unmeasured.
 local function shed(t, id, capacity, longest_ms)
+  if t.calm and t.longest_ms < longest_ms then return end
   local ahead = served_before(t)
   local wait_ms = capacity > 0 and ahead / capacity * 1000 or 0
   local p = math.max(probability(ahead, t.shed_depth), probability(wait_ms, t.shed_wait_ms))
-  if p > draw(id) then return 'shed', wait_ms end
+  if p > 0 and p > draw(id) then return 'shed', wait_ms end
   if wait_ms > 0 and wait_ms >= longest_ms then return 'predicted_wait', wait_ms end
 end

@@ -3,7 +3,7 @@
 -- What is still open here ends as the client was told, without a message; there is no stored answer then.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code}...}, 3 their audit records, an outbox element as it is.
 -- Returns how many of them were still open.
--- include: prelude, repaying, ending
+-- include: prelude, row, repaying, ending
 local count = 0
 for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id = told[1]
@@ -11,7 +11,7 @@ for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
   if open(row) then
     if row[STATE] == 'processing' then leave(id, row) end
     settle(id, told[2], told[3])
-    repay(id, row[CUSTOMER], row[PAID], told[2], told[3], -1)
+    repay(id, row, party(row), told[2], told[3], -1)
     count = count + 1
   end
 end

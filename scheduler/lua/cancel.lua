@@ -3,7 +3,7 @@
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code}...}.
 -- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
--- include: prelude, repaying, ending
+-- include: prelude, row, repaying, ending, batch
 local out = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code = request[1], request[2]
@@ -11,7 +11,8 @@ for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local batch = NO_BATCH
   if row[STATE] == 'queued' or (row[STATE] == 'processing' and code ~= 'cancelled') then
     if row[STATE] == 'processing' then
-      batch = {id = row[BATCH], size = 0, worker = ''}
+      local found = load_batch(row[BATCH]) or NO_BATCH
+      batch = {id = row[BATCH], size = 0, worker = '', state = found.state, losses = found.losses, formed = found.formed}
       leave(id, row)
     end
     close(id, row, 'failed', code, batch, NO_RUN)

@@ -2,32 +2,39 @@
 -- claim: a worker takes a ready batch: owner, fencing token, running lease, one attempt counted.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 worker id, 4 token, 5 lease ms,
 --   6 ms of silence after which a gateway is gone.
--- Returns nil where the batch is not there to be claimed, else {id, ms left, attempt, body, id, ...}: the members
+-- Returns nil where the batch is not there to be claimed, else packed {{id, ms left, attempt, body}...}: the members
 --   that may run; the others (no time left, nobody waits) end here, and a batch that is left empty is closed.
--- include: prelude, wake, repaying, ending, owners, batch
+-- include: prelude, wake, row, repaying, ending, owners, batch
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'formed' then
   wake() -- a finish pushed no token because this id stood in line
   return false
 end
-redis.call('HSET', P .. 'batch:' .. batch.id, 'state', 'running', 'worker', ARGV[3], 'token', ARGV[4])
+call('HSET', P .. 'batch:' .. batch.id, 'state', 'running', 'worker', ARGV[3], 'token', ARGV[4])
 batch.worker = ARGV[3]
 lease(batch, tonumber(ARGV[5]))
-local out, gone_ms = {}, tonumber(ARGV[6])
+local out, gone_ms, attempt = {}, tonumber(ARGV[6]), packed[batch.losses + 1]
+
+-- bin_head[n]: a body may hold any bytes, and Lua's msgpack knows no bin.
+local bin_head = setmetatable({}, {__index = function(known, n)
+  known[n] = n < 65536 and struct.pack('>BI2', 0xc5, n) or struct.pack('>BI4', 0xc6, n)
+  return known[n]
+end})
+
 each_member(batch, function(id, row, list)
-  local left, code = row[DEADLINE] - now, abandoned(row, gone_ms) and 'gateway_lost'
-  if left <= 0 then code = 'deadline_exceeded' end
-  if code then
-    close(id, row, 'failed', code, batch, NO_RUN)
-    redis.call('LREM', list, 1, id)
+  local left, body, code = row[DEADLINE] - now, row[WHO] or '', nil
+  if left <= 0 or now - row[AT] >= gone_ms then -- else nobody has to know whose it is
+    row[WHO] = call('HGET', P .. 'request:' .. id, 'who')
+    code = left <= 0 and 'deadline_exceeded' or abandoned(row, gone_ms) and 'gateway_lost'
+  end
+  if not code then
+    out[#out + 1] = '\148' .. text_head[#id] .. id .. packed[left] .. attempt .. bin_head[#body] .. body
     return
   end
-  local tries = redis.call('HINCRBY', P .. 'request:' .. id, 'tries', 1)
-  local n = #out
-  out[n + 1], out[n + 2], out[n + 3] = id, left, tries
-  out[n + 4] = redis.call('HGET', P .. 'request:' .. id, 'body')
-end)
+  close(id, row, 'failed', code, batch, NO_RUN)
+  call('LREM', list, 1, id)
+end, 'body')
 if #out == 0 then drop_batch(batch) end
 flush()
 wake_free()
-return out
+return array(out)

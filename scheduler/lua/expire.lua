@@ -3,7 +3,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 limit of ids a tier and call.
 -- Returns {ended, swept}. Customers of one tier may differ in queue age, so the whole window is looked at: what is
 -- overdue behind one that may still wait ends as well, and stays as a dead entry until it is the oldest.
--- include: prelude, repaying, ending
+-- include: prelude, row, repaying, ending
 local ended_now, swept = 0, 0
 for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do
   local list = P .. 'queue:' .. tier

@@ -1,26 +1,32 @@
 #!lua flags=allow-oom
 -- finish: the owner of a running batch ends its members, each once, and closes the batch.
--- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes {id, code, gpu_ms, tokens, bytes}, where
---   an empty code means completed, 5... the end of each one's reply: packed gpu_ms, tokens, model version, output.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes, one flat list of {id, code, gpu_ms, tokens,
+--   bytes, length}, where an empty code means completed, 5 the ends of their replies, one after another, each of its
+--   length: packed gpu_ms, tokens, model version, output.
 -- Returns the number of outcomes that came too late (stale): all of them where the token does not own the batch.
--- include: prelude, wake, repaying, ending, dead_letters, batch
-local outcomes = cmsgpack.unpack(ARGV[4])
+-- include: prelude, wake, row, repaying, ending, dead_letters, batch
+local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 6
 local batch = load_batch(ARGV[2])
-if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return #outcomes end
-local by_id, stale = {}, #outcomes
-for i, o in ipairs(outcomes) do by_id[o[1]], o.tail = o, ARGV[4 + i] end
+if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return #outcomes / SIZE end
+local place, from, stale = {}, 1, #outcomes / SIZE
+for o = 0, #outcomes - SIZE, SIZE do
+  place[outcomes[o + 1]] = o
+  local after = from + outcomes[o + 6]
+  outcomes[o + 6], from = string.sub(ARGV[5], from, after - 1), after
+end
 each_member(batch, function(id, row)
-  local o = by_id[id]
+  local o = place[id]
   if not o then
     close(id, row, 'failed', 'invalid_output', batch, NO_RUN) -- the worker said nothing of it: this is a bug there
     return
   end
-  local run = {gpu_ms = o[3], tokens = o[4], bytes = o[5], tail = o.tail}
-  if o[2] == 'poison_request' then bury(id, row, o[2], batch, run)
-  else close(id, row, o[2] == '' and 'completed' or 'failed', o[2], batch, run) end
+  local code = outcomes[o + 2]
+  local run = {outcomes[o + 3], outcomes[o + 4], outcomes[o + 5], outcomes[o + 6]}
+  if code == 'poison_request' then bury(id, row, code, batch, run)
+  else close(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
   stale = stale - 1
 end)
 drop_batch(batch)
 flush()
-if redis.call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- else this worker takes that one, and its claim wakes
+if call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- else this worker takes that one, and its claim wakes
 return stale

@@ -6,7 +6,7 @@
 --   9 tokens that a batch may cost (0: no limit), 10 ms of waiting from which nobody is passed over for its length,
 --   11 0, or how many must wait in all for everything to leave, if it fits the first pick and a worker is idle; else none.
 -- Returns packed {size, dropped, queues}: members of the new batch, ids that ended instead, and what waits now.
--- include: prelude, repaying, ending, owners, queues, joining, grouping
+-- include: prelude, row, repaying, ending, owners, queues, joining, grouping
 local id, keep_ms, budget = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
 local size, used = 0, {}
 
@@ -14,33 +14,33 @@ local size, used = 0, {}
 local function seat(tier, ids)
   if #ids == 0 then return end
   for _, member in ipairs(ids) do
-    redis.call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id, 'formed', formed_at)
+    call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id)
   end
   local list = P .. 'inflight:' .. tier .. ':' .. id
-  redis.call('LPUSH', list, unpack(ids))
-  redis.call('PEXPIRE', list, keep_ms)
+  call('LPUSH', list, unpack(ids))
+  call('PEXPIRE', list, keep_ms)
   used[#used + 1], size = tier, size + #ids
 end
 
 -- all_may_leave(picks, fewest): so many wait that they should leave, in one batch, and a worker is idle.
 local function all_may_leave(picks, fewest)
   local waiting = 0
-  for _, pick in ipairs(picks) do waiting = waiting + redis.call('LLEN', P .. 'queue:' .. pick[1]) end
+  for _, pick in ipairs(picks) do waiting = waiting + call('LLEN', P .. 'queue:' .. pick[1]) end
   if waiting < fewest or waiting > picks[1][2] then return false end
-  return redis.call('ZCARD', P .. 'leases') < tonumber(redis.call('GET', P .. 'healthy_gpu_count') or 0)
+  return call('ZCARD', P .. 'leases') < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
 end
 
 local picks, fewest = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11])
-if redis.call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
+if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
   local chosen = budget > 0 and grouped(picks, budget, tonumber(ARGV[10])) or oldest(picks)
   for i, pick in ipairs(picks) do seat(pick[1], chosen[i]) end
 end
 if size > 0 then
-  redis.call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
-  redis.call('PEXPIRE', P .. 'batch:' .. id, keep_ms)
-  redis.call('ZADD', P .. 'leases', now + ARGV[5], id)
-  redis.call('RPUSH', P .. 'batch_queue', id) -- the tail: a retried batch stands at the head
+  call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
+  call('PEXPIRE', P .. 'batch:' .. id, keep_ms)
+  call('ZADD', P .. 'leases', now + ARGV[5], id)
+  call('RPUSH', P .. 'batch_queue', id) -- the tail: a retried batch stands at the head
 end
-redis.call('DEL', P .. 'wake') -- whatever it was pushed for is in the reply
+call('DEL', P .. 'wake') -- whatever it was pushed for is in the reply
 flush()
 return cmsgpack.pack({size, dropped, queues(cmsgpack.unpack(ARGV[6]))})

@@ -7,5 +7,5 @@
 local key = tonumber(ARGV[5]) > 0 and bucket(P .. 'rl:key:' .. ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) or nil
 local c = customer(ARGV[2], cmsgpack.unpack(ARGV[3]))
 if c.used > 0 then recount(c) end
-local told = verdict('', c, key, 0, 0)
-return cmsgpack.pack({told[2], told[3], told[7], told[8], told[9], told[10]})
+local left, reset_ms, budget, budget_ms, used, quotas = standing(c, key)
+return cmsgpack.pack({left, reset_ms, budget, budget_ms, used, quotas or {}})

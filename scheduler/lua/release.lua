@@ -3,17 +3,17 @@
 -- lost before stays together: its members may be what kills workers, and must not join fresh work.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 lease ms, 5 ms that a batch is kept.
 -- Returns the number of ids that wait again, first in their tier queues or as a batch; -1 where the token does not own it.
--- include: prelude, wake, repaying, ending, batch
+-- include: prelude, wake, row, repaying, ending, batch
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -1 end
 local back, suspect = {}, batch.losses > 0
 each_member(batch, function(id, row)
   local key = P .. 'request:' .. id
-  redis.call('HINCRBY', key, 'tries', -1)
-  back[#back + 1] = {P .. 'queue:' .. row[TIER], id}
+  back[#back + 1] = {P .. 'queue:' .. party(row).tier, id}
   if suspect then return end
-  redis.call('HSET', key, 'state', 'queued', 'qdl', row[DEADLINE]) -- it was picked in time
-  redis.call('HDEL', key, 'batch', 'formed')
+  local env = row[ENV]
+  call('HSET', key, 'state', 'queued', 'env', sub(env, 1, 28) .. sub(env, 15, 27) .. sub(env, 42)) -- it was picked in time
+  call('HDEL', key, 'batch')
 end)
 if suspect and #back > 0 then
   redis.call('LREM', P .. 'batch_queue', 0, batch.id)

@@ -34,7 +34,6 @@ class Row(NamedTuple):
 
     state: str
     code: str
-    tries: int
     losses: int
     tier: str
     paid: bool = False
@@ -64,7 +63,7 @@ class Scan(NamedTuple):
 
 EVERYTHING = """
 local rows, queues, inflight, batches = {}, {}, {}, {}
-for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'tries', 'losses', 'tier', 'paid') end
+for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'losses', 'who') end
 for i, tier in ipairs(KEYS) do queues[i] = redis.call('LRANGE', 'queue:' .. tier, 0, -1) end
 for i, key in ipairs(redis.call('KEYS', 'inflight:*')) do inflight[i] = {key, redis.call('LRANGE', key, 0, -1)} end
 for i, key in ipairs(redis.call('KEYS', 'batch:*')) do batches[i] = {key, redis.call('HGET', key, 'state')} end
@@ -95,8 +94,9 @@ async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
 
 
 def row_of(values: list[bytes | None]) -> Row:
-    state, code, tries, losses, tier, paid = ((v or b"").decode() for v in values)
-    return Row(state, code, int(tries or 0), int(losses or 0), tier, bool(paid))
+    state, code, losses, who = ((v or b"").decode() for v in values)
+    _, _, tier, paid, *_ = who.split(" ") if who else [""] * 4
+    return Row(state, code, int(losses or 0), tier, paid in {"all", "requests"})
 
 
 def texts(found: list[bytes]) -> list[str]:
@@ -133,8 +133,9 @@ def check_membership(seen: Scan) -> None:
 def check_budgets(seen: Scan) -> None:
     """I7, for each request: three attempts and no more."""
     for i, row in seen.rows.items():
-        assert 0 <= row.tries <= RETRY_BUDGET + 1, ("attempts", i, row.tries)
         assert row.losses <= RETRY_BUDGET + 1, ("losses", i, row.losses)
+    for end in seen.records:
+        assert not isinstance(end, Ended) or 0 <= end.attempts <= RETRY_BUDGET + 1, ("attempts", end)
 
 
 def check_suspects(seen: Scan) -> None:

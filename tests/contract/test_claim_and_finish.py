@@ -37,7 +37,7 @@ async def test_members_out_of_time_end_at_the_claim(pool: Pool) -> None:
     """What cannot finish is never started; a batch that is left empty is closed."""
     (request_id,) = await pool.queue(1)
     batch_id = await pool.form([("free", 1)])
-    await pool.client.hset(pool.keys.request(request_id), "dl", 1)
+    await pool.overdue([request_id], "dl")
 
     claimed = await pool.batches.claim(batch_id, "w1", "token")
 
@@ -107,7 +107,7 @@ async def test_finish_stores_notes_clears_and_publishes(pool: Pool) -> None:
         (i, "completed", 3, 5, 1) for i in ids
     ]
     assert await pool.client.llen(pool.keys.wake) == 1
-    assert await pool.client.hexists(pool.keys.request(ids[0]), "body") is False
+    assert await pool.client.hget(pool.keys.request(ids[0]), "body") == b""
 
 
 async def test_a_result_outlives_its_message(pool: Pool) -> None:

@@ -33,7 +33,7 @@ async def test_a_third_loss_leaves_a_letter(pool: Pool) -> None:
     assert inner(bytes(letter.body)) == body
     assert decode_payload(inner(bytes(letter.body))).input.startswith("grüße")
     assert await pool.client.lrange(pool.keys.dlq, 0, -1) == [request_id.encode()]
-    assert await pool.client.hexists(pool.keys.request(request_id), "body") is False
+    assert await pool.client.hget(pool.keys.request(request_id), "body") == b""
 
 
 async def test_two_losses_leave_none(pool: Pool) -> None:

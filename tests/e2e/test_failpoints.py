@@ -196,7 +196,7 @@ async def test_a_crash_before_a_draining_worker_hands_back_loses_nothing(
 
     async def runs() -> bool:
         await pool.gateway_lives("g1")
-        return bool(await pool.client.hget(pool.keys.request(request_id), "tries") == b"1")
+        return await pool.attempts(request_id) == 1
 
     await eventually(runs, "it runs", 20.0)
     (gaps / "drain_unreleased").touch()

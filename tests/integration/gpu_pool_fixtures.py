@@ -176,4 +176,4 @@ async def replies(pool: Pool, ids: list[str], timeout_s: float = 20.0) -> list[R
 async def running(pool: Pool, request_id: str) -> bool:
     """Whether the request's batch is claimed: its attempt is counted."""
     await pool.gateway_lives("g1")  # Nothing is run for a gateway that was silent for two seconds.
-    return await pool.client.hget(pool.keys.request(request_id), "tries") == b"1"
+    return await pool.attempts(request_id) == 1

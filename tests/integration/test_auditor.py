@@ -121,26 +121,6 @@ async def test_a_bad_record_is_set_aside_and_costs_its_batch_nothing(
     assert auditor.stats().last_error is None
 
 
-async def test_a_missing_partition_is_not_the_rows_fault(client: Redis, database_url: str, db: Connection) -> None:
-    """The entries wait until there is one again; none is set aside."""
-    partitions = [row[0] for row in await db.fetch("SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class "
-                                                  "ON oid = inhparent WHERE relkind = 'p'")]  # fmt: skip
-    for partition in partitions:
-        await db.execute(f"ALTER TABLE requests DETACH PARTITION {partition}")
-    (request_id,) = new_ids(1)
-    await put(client, [accepted(request_id)])
-    auditor = auditor_for(database_url, client, chores=ChorePolicy(partitions_every_s=1e9))
-    auditor._chores._partitions_due = 1e18  # Nobody makes any.
-    async with running(auditor):
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
-        assert "partition" in error
-        await db.execute("ALTER TABLE requests ATTACH PARTITION requests_default DEFAULT")
-        await eventually(lambda: drained(client), "the outbox is empty")
-
-    assert await count_requests(db) == {"queued": 1}
-    assert auditor.stats().set_aside == 0
-
-
 async def test_partitions_are_kept_ahead(client: Redis, database_url: str, db: Connection) -> None:
     """The auditor makes what is missing as soon as it is active."""
     day = datetime.now(UTC) + timedelta(days=3)

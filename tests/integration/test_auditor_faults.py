@@ -14,7 +14,6 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
-from ledger.audit_chores import ChorePolicy
 from ledger.requests import count_requests
 from scheduler.connections import command_client
 from scheduler.errors import RedisUnavailable
@@ -206,20 +205,6 @@ async def test_a_failing_chore_stops_no_writing(client: Redis, database_url: str
         assert "cannot make partitions" in told
         await eventually(lambda: nothing_waits(client), "and it goes on")
         assert auditor.stats().last_error == told  # the chores that succeeded since do not hide it
-
-    assert await count_requests(db) == {"completed": 10}
-
-
-async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url: str, db: Connection) -> None:
-    """The auditor says what to do and starts when it is done."""
-    await db.execute("ALTER TABLE requests RENAME TO elsewhere")
-    await put_requests(client, new_ids(10))
-    auditor = auditor_for(database_url, client, chores=ChorePolicy(partitions_every_s=1e9))
-    async with running(auditor):
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
-        assert "tierlane migrate" in error
-        await db.execute("ALTER TABLE elsewhere RENAME TO requests")
-        await eventually(lambda: nothing_waits(client), "all is written")
 
     assert await count_requests(db) == {"completed": 10}
 

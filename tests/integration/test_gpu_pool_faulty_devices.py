@@ -116,7 +116,7 @@ async def test_a_model_that_answers_nonsense_is_put_aside(
     assert not worker._keeper.ready.is_set()
 
     waiting = await batch(pool, "c")
-    assert await pool.client.hget(pool.keys.request(waiting[0]), "tries") is None  # Nobody claimed it.
+    assert await pool.attempts(waiting[0]) == 0  # Nobody claimed it.
     assert [r.error_code for r in await replies(pool, waiting)] == ["invalid_output"]
     assert time.monotonic() - put_aside_at > 3.0
     await told_as(pool, "quarantined")  # On probation, one was enough.

@@ -182,4 +182,4 @@ async def test_nothing_is_claimed_before_the_first_heartbeat_arrived(scene: Scen
     await eventually(lambda: mute.tries > before + 2, "more heartbeats failed")
 
     assert scene.ready.pops == 0
-    assert await scene.pool.client.hget(scene.pool.keys.request(ids[0]), "tries") is None
+    assert await scene.pool.attempts(ids[0]) == 0

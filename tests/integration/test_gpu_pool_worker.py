@@ -219,7 +219,7 @@ async def test_sigterm_lets_the_running_batch_end(pool: Pool, start_worker: Star
     assert await worker.view() is None
     assert [r.output for r in await replies(pool, ids)] == ["olleh"]
     assert await pool.states(later) == ["processing"]
-    assert await pool.client.hget(pool.keys.request(later[0]), "tries") is None
+    assert await pool.attempts(later[0]) == 0
     assert await pool.pop() is not None
 
 
@@ -234,7 +234,7 @@ async def test_sigterm_hands_back_what_cannot_end_in_time_uncounted(pool: Pool, 
     assert code == 0
     assert await pool.states(ids) == ["queued", "queued"]
     assert await pool.depth("free") == 2
-    assert [await pool.client.hget(pool.keys.request(i), "tries") for i in ids] == [b"0", b"0"]
+    assert [await pool.attempts(i) for i in ids] == [0, 0]
     assert await pool.inflight() == {}
 
 
@@ -262,7 +262,7 @@ async def test_a_batch_that_comes_while_draining_stays_in_line(pool: Pool, start
     assert await worker.process.wait() == 0
 
     assert await pool.pop() is not None
-    assert await pool.client.hget(pool.keys.request(ids[0]), "tries") is None
+    assert await pool.attempts(ids[0]) == 0
 
 
 async def test_a_backend_that_is_not_there_stops_the_worker_with_one_sentence(
@@ -293,5 +293,5 @@ async def test_a_model_that_dies_while_loading_is_started_ever_more_rarely(
         return len(seen) >= 3
 
     await eventually(tried_again, "a third process was started")
-    assert await pool.client.hget(pool.keys.request(ids[0]), "tries") is None
+    assert await pool.attempts(ids[0]) == 0
     assert await worker.stop() == 0

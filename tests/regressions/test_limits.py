@@ -33,7 +33,7 @@ async def test_bug_16_clock_skew_in_ages(pool: Pool, offset_us: int) -> None:
     stamp = now_s * 1_000_000 + micro + offset_us
     await pool.client.hset("rl:customer:customer", mapping={"tokens": "5.000000", "at": str(stamp)})
     (request_id,) = await pool.queue(1, customer_id="other")
-    await pool.client.hset(pool.keys.request(request_id), "at", now_s * 1000 + 3_600_000)
+    await pool.timed(request_id, at=now_s * 1000 + 3_600_000)
 
     verdicts = await ask(pool, 20, 0.001, 10)
     queues = await pool.batches.look(TIERS)

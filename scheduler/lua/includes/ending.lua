@@ -1,51 +1,57 @@
--- ending: the one compare-and-set into a terminal state, and what goes out with it (needs prelude and repaying).
--- read(id) gives a row; close(id, row, ...) ends it once; flush() writes an outbox element and one message a gateway.
-local STATE, TIER, GATEWAY, CUSTOMER, NONCE, AT, FORMED, TRIES, BATCH, DEADLINE, QUEUE_DEADLINE, PAID = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
-local NO_BATCH = {id = '', size = 0, worker = ''}
-local NO_RUN = {gpu_ms = -1, tokens = 0, bytes = 0, tail = cmsgpack.pack(-1, 0, '', '')}
-local ended, letters, mail = {}, {}, {}
+-- ending: the one compare-and-set into a terminal state, and what goes out with it (needs prelude, row and repaying).
+-- close(id, row, ...) ends a row that was read, once; flush() writes an outbox element and one message a gateway.
+local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
+local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '')}
+local GPU_MS, USED, BYTES, TAIL = 1, 2, 3, 4 -- of a run; its tail is the last four fields of a reply, packed by the worker
+local ended, letters, mail, now_text = {}, {}, {}, string.format('%.0f', now)
 
-local function read(id)
-  return redis.call('HMGET', P .. 'request:' .. id, 'state', 'tier', 'gw', 'cust', 'nonce', 'at', 'formed', 'tries', 'batch', 'dl', 'qdl', 'paid')
+-- attempts(batch): how often its members ran, this run included. They were lost together each time before.
+local function attempts(batch)
+  return batch.losses + (batch.state == 'running' and 1 or 0)
 end
 
-local function open(row)
-  return row[STATE] == 'queued' or row[STATE] == 'processing'
-end
-
--- settle(id, state, code, ...): the write of a terminal state, only for a row that is open; more fields may follow.
+-- settle(id, state, code, ...): the write of a terminal state, only for a row that is open; more fields may follow. The
+-- body goes, since nobody runs it again.
 local function settle(id, state, code, ...)
-  local key = P .. 'request:' .. id
-  redis.call('HSET', key, 'state', state, 'code', code, 'ended', now, ...)
-  redis.call('HDEL', key, 'body')
+  call('HSET', P .. 'request:' .. id, 'state', state, 'code', code, 'ended', now_text, 'body', '', ...)
 end
 
 -- leave(id, row): out of the list of its batch, which may be empty then: its owner or the reaper drops it.
 local function leave(id, row)
-  redis.call('LREM', P .. 'inflight:' .. row[TIER] .. ':' .. row[BATCH], 1, id)
+  call('LREM', P .. 'inflight:' .. party(row).tier .. ':' .. row[BATCH], 1, id)
+end
+
+-- alike(batch, state, code): what the ends of one batch have in common, around what is each one's own: in a reply, and in
+-- the audit's record of all of them, which ends with a flat list.
+local function alike(batch, state, code)
+  local all = batch.ends or {}
+  local tries, a = attempts(batch), all[code]
+  if a and a.tries == tries then return a end
+  a = {tries = tries, before = cmsgpack.pack(state, code, tries), after = cmsgpack.pack(batch.id, batch.size, batch.worker), each = {},
+    record = '\153\161f' .. cmsgpack.pack(state, code, now, batch.id, batch.size, batch.worker, tries)}
+  batch.ends, all[code], ended[#ended + 1] = all, a, a
+  return a
 end
 
 -- close(id, row, state, code, batch, run) -> true once, false where the request has ended before or is not known.
--- `run` is {gpu_ms, tokens, bytes, tail}; `tail` holds the last four fields of a reply, packed by the worker.
 local function close(id, row, state, code, batch, run)
-  if not open(row) then return false end
-  local queue_ms = row[FORMED] and row[FORMED] - row[AT] or -1
-  local tries = tonumber(row[TRIES] or 0)
-  local reply = string.char(0x9e) .. cmsgpack.pack(id, row[CUSTOMER], row[NONCE], state, code, tries, queue_ms,
-    batch.id, batch.size, batch.worker) .. run.tail
+  if row[STATE] ~= 'processing' and row[STATE] ~= 'queued' then return false end
+  local p, a, nonce, at = party(row), alike(batch, state, code), sub(row[ENV], 54), row[AT]
+  local queue_ms, each, box, n = batch.formed and batch.formed - at or -1, a.each, mail[p.gateway], #a.each
+  local reply = '\158' .. text_head[#id] .. id .. packed[p.customer] .. text_head[#nonce] .. nonce .. a.before ..
+    packed[queue_ms] .. a.after .. run[TAIL]
   settle(id, state, code, 'reply', reply)
-  repay(id, row[CUSTOMER], row[PAID], state, code, run.tokens)
-  ended[#ended + 1] = {'e', id, state, code, now, now - row[AT], queue_ms, run.gpu_ms, batch.id, batch.size,
-    batch.worker, tries, run.tokens, run.bytes}
-  local box = mail[row[GATEWAY]] or {}
-  mail[row[GATEWAY]], box[#box + 1] = box, reply
+  repay(id, row, p, state, code, run[USED])
+  each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] = id, now - at, queue_ms, run[GPU_MS], run[USED], run[BYTES]
+  if box then box[#box + 1] = reply else mail[p.gateway] = {reply} end
   return true
 end
 
 local function flush()
   if #ended == 0 then return end
   repay_all()
-  redis.call('LPUSH', P .. 'outbox', cmsgpack.pack(ended))
-  for _, letter in ipairs(letters) do redis.call('LPUSH', P .. 'outbox', cmsgpack.pack({letter})) end -- they are large
-  for gateway, replies in pairs(mail) do redis.call('PUBLISH', P .. 'responses:' .. gateway, array(replies)) end
+  for i, a in ipairs(ended) do ended[i] = a.record .. cmsgpack.pack(a.each) end
+  call('LPUSH', P .. 'outbox', array(ended))
+  for _, letter in ipairs(letters) do call('LPUSH', P .. 'outbox', cmsgpack.pack({letter})) end -- they are large
+  for gateway, replies in pairs(mail) do call('PUBLISH', P .. 'responses:' .. gateway, array(replies)) end
 end

@@ -1,24 +1,34 @@
--- entering: what an accepted submission leaves in Redis (needs prelude, idempotency and retry_budget).
--- store(s, body, gateway, keep_ms, came, paid) for each, then enter(), which queues and notes them all at once. The time of a
+-- entering: what an accepted submission leaves in Redis (needs prelude, row, asking, idempotency and retry_budget).
+-- store(g, o, ...) for each submission of group g, then enter(), which queues and notes them all at once. The time of a
 -- request runs from when its gateway called, which `came` says.
-local pushes, accepted, fresh = {}, {}, 0
+local noted, queued, fresh = {}, {}, 0
 
-local function store(s, body, gateway, keep_ms, came, paid)
-  local row, ids = P .. 'request:' .. s[1], pushes[s[2]] or {}
-  pushes[s[2]], ids[#ids + 1] = ids, s[1]
-  redis.call('HSET', row, 'state', 'queued', 'tier', s[2], 'gw', gateway, 'cust', s[3], 'nonce', s[5],
-    'at', now, 'dl', came + s[8], 'qdl', came + s[9], 'body', body, 'paid', paid)
-  redis.call('PEXPIRE', row, s[8] + keep_ms)
-  if s[11] ~= '' then hold(s[11], s[12], s[1], s[13]) end
-  accepted[#accepted + 1] = {'a', s[1], s[3], s[4], s[2], s[6], gateway, s[7], s[10]}
-  if not s[13] then fresh = fresh + 1 end
+-- who(g, paid) -> what the rows of a group's requests have in common.
+local function who(g, paid)
+  local tail = paid == 'nothing' and '-' or (g.key and g.key_id or '-') .. g.customer.windows
+  g.who[paid] = table.concat({gateway, g.customer_id, g.tier.name, paid, tail}, ' ')
+  return g.who[paid]
+end
+
+local function store(g, o, key, body, keep_ms, came, paid)
+  local id, total_ms, rare, n = asked[o + ID], asked[o + TOTAL_MS], asked[o + RARE], #noted
+  local env = stamp[now] .. stamp[came + total_ms] .. stamp[came + asked[o + QUEUE_MS]] .. estimate[asked[o + TOKENS]] .. asked[o + NONCE]
+  call('HSET', key, 'state', 'queued', 'env', env, 'who', g.who[paid] or who(g, paid), 'body', body)
+  call('PEXPIRE', key, total_ms + keep_ms)
+  if rare and rare[1] ~= '' then hold(rare[1], rare[2], id, rare[3]) end
+  if not (rare and rare[3]) then fresh = fresh + 1 end
+  local ids = g.tier.ids
+  ids[#ids + 1] = id
+  noted[n + 1], noted[n + 2], noted[n + 3], noted[n + 4] = id, asked[o + GROUP], asked[o + BYTES], asked[o + TRACE]
 end
 
 -- enter() -> whether there was any.
 local function enter()
-  if #accepted == 0 then return false end
-  for tier, ids in pairs(pushes) do redis.call('LPUSH', P .. 'queue:' .. tier, unpack(ids)) end
-  redis.call('LPUSH', P .. 'outbox', cmsgpack.pack(accepted))
+  if #noted == 0 then return false end
+  for name, t in pairs(tiers) do
+    if t.ids[1] then call('LPUSH', P .. 'queue:' .. name, unpack(t.ids)) end
+  end
+  call('LPUSH', P .. 'outbox', '\145\148\161c' .. packed[gateway] .. ARGV[5] .. cmsgpack.pack(noted))
   if fresh > 0 then deposit(fresh) end
   return true
 end

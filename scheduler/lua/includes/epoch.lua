@@ -1,6 +1,6 @@
 -- epoch: when this Redis was first used, in microseconds (needs prelude). Another one than before tells a gateway that
 -- Redis came back empty, whatever it was asked meanwhile.
 local function begin_epoch()
-  redis.call('SET', P .. 'epoch', string.format('%.0f', now_us), 'NX')
-  return redis.call('GET', P .. 'epoch')
+  call('SET', P .. 'epoch', string.format('%.0f', now_us), 'NX')
+  return call('GET', P .. 'epoch')
 end

@@ -8,7 +8,7 @@ local function candidates(picks)
   local found = {}
   for i, pick in ipairs(picks) do
     take(pick[1], pick[2] * WINDOW, function(id, row)
-      local bytes = redis.call('HSTRLEN', P .. 'request:' .. id, 'body')
+      local bytes = call('HSTRLEN', P .. 'request:' .. id, 'body')
       found[#found + 1] = {id = id, tier = i, n = #found, tokens = math.ceil(bytes / BYTES_PER_TOKEN), age_ms = now - row[AT]}
     end)
   end
@@ -46,7 +46,7 @@ local function grouped(picks, budget, aged_ms)
   end
   table.sort(found, function(a, b) return a.n > b.n end)
   for _, c in ipairs(found) do -- youngest first, so that the oldest is at the head again
-    if c.joins then table.insert(chosen[c.tier], 1, c.id) else redis.call('RPUSH', P .. 'queue:' .. picks[c.tier][1], c.id) end
+    if c.joins then table.insert(chosen[c.tier], 1, c.id) else call('RPUSH', P .. 'queue:' .. picks[c.tier][1], c.id) end
   end
   return chosen
 end

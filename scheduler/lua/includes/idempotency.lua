@@ -6,14 +6,14 @@ local FINAL = {poison_request = true, invalid_request = true} -- failures that a
 -- it is new, or the one that had it is forgotten, or failed in a way that says nothing about its input.
 local function held(value, fingerprint)
   if value == '' then return nil end
-  local row = redis.call('HMGET', P .. 'idem:' .. value, 'id', 'fp')
+  local row = call('HMGET', P .. 'idem:' .. value, 'id', 'fp')
   if not row[1] then return nil end
   if row[2] ~= fingerprint then return 'reused' end
   local key = P .. 'request:' .. row[1]
-  local request = redis.call('HMGET', key, 'state', 'code')
+  local request = call('HMGET', key, 'state', 'code')
   if request[1] == 'queued' or request[1] == 'processing' then return 'in_progress' end
   -- One that was answered past Redis is known to be completed, but its answer is not here.
-  local answered = (request[1] == 'completed' or FINAL[request[2]]) and redis.call('HEXISTS', key, 'reply') == 1
+  local answered = (request[1] == 'completed' or FINAL[request[2]]) and call('HEXISTS', key, 'reply') == 1
   if answered then return 'replayed', row[1] end
 end
 
@@ -21,9 +21,9 @@ end
 -- that is told again does not take the key from a request that got it after Redis was lost.
 local function hold(value, fingerprint, id, again)
   local key, row = P .. 'idem:' .. value, P .. 'request:' .. id
-  redis.call('HSET', row, 'idem', value)
-  redis.call('PEXPIRE', row, DAY_MS)
-  if again and redis.call('EXISTS', key) == 1 then return end
-  redis.call('HSET', key, 'id', id, 'fp', fingerprint)
-  redis.call('PEXPIRE', key, DAY_MS)
+  call('HSET', row, 'idem', value)
+  call('PEXPIRE', row, DAY_MS)
+  if again and call('EXISTS', key) == 1 then return end
+  call('HSET', key, 'id', id, 'fp', fingerprint)
+  call('PEXPIRE', key, DAY_MS)
 end

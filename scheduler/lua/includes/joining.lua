@@ -1,11 +1,11 @@
--- joining: who leaves its tier queue for a batch (needs prelude, ending and owners; ARGV as form_batch has them).
+-- joining: who leaves its tier queue for a batch (needs prelude, row, ending and owners; ARGV as form_batch has them).
 local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
 local LOOKS = 4 -- a place: a heap of dead ids must not hold the server
 
 -- unfit(row) -> the error code that ends a queued request now, or nil where it may run.
 local function unfit(row)
-  if now >= tonumber(row[DEADLINE]) then return 'deadline_exceeded' end
-  if now >= tonumber(row[QUEUE_DEADLINE]) then return 'queue_timeout' end
+  if now >= row[DEADLINE] then return 'deadline_exceeded' end
+  if now >= row[QUEUE_DEADLINE] then return 'queue_timeout' end
   if abandoned(row, gone_ms) then return 'gateway_lost' end
 end
 
@@ -22,7 +22,7 @@ end
 local function take(tier, count, visit)
   local left, looks = count, count * LOOKS
   while left > 0 and looks > 0 do
-    local ids = redis.call('RPOP', P .. 'queue:' .. tier, math.min(looks, left))
+    local ids = call('RPOP', P .. 'queue:' .. tier, math.min(looks, left))
     if not ids then return end
     looks = looks - #ids
     for _, id in ipairs(ids) do

@@ -1,4 +1,4 @@
--- owners: whether anybody still waits for a request (needs prelude and ending).
+-- owners: whether anybody still waits for a request (needs prelude and row).
 local alive = {}
 
 -- spared(): Redis or the schedulers stood still a moment ago, and no gateway had the time to beat since. The reaper, which
@@ -6,8 +6,8 @@ local alive = {}
 local SILENCE_MS, grace = 500, nil
 local function spared()
   if grace == nil then
-    local last = tonumber(redis.call('GET', P .. 'reaped_at') or now)
-    grace = now - last > SILENCE_MS or redis.call('EXISTS', P .. 'resumed_at') == 1
+    local last = tonumber(call('GET', P .. 'reaped_at') or now)
+    grace = now - last > SILENCE_MS or call('EXISTS', P .. 'resumed_at') == 1
   end
   return grace
 end
@@ -16,7 +16,7 @@ end
 -- lived, whatever Redis has forgotten meanwhile.
 local function abandoned(row, gone_ms)
   if now - row[AT] < gone_ms or spared() then return false end
-  local gateway = row[GATEWAY]
-  if alive[gateway] == nil then alive[gateway] = redis.call('EXISTS', P .. 'gateway:' .. gateway) == 1 end
+  local gateway = party(row).gateway
+  if alive[gateway] == nil then alive[gateway] = call('EXISTS', P .. 'gateway:' .. gateway) == 1 end
   return not alive[gateway]
 end

@@ -13,13 +13,13 @@ end
 local function split(batch, kept, count, rule)
   drop_batch(batch)
   for part = count, 1, -1 do
-    local piece, lists = {id = batch.id .. '.' .. part, tiers = {}, losses = batch.losses}, {}
+    local piece, lists = {id = batch.id .. '.' .. part, tiers = {}, losses = batch.losses, formed = batch.formed}, {}
     local first, last = math.floor((part - 1) * #kept / count) + 1, math.floor(part * #kept / count)
     for i = first, last do
       local tier = kept[i].tier
       if not lists[tier] then lists[tier], piece.tiers[#piece.tiers + 1] = P .. 'inflight:' .. tier .. ':' .. piece.id, tier end
-      redis.call('LPUSH', lists[tier], kept[i].id)
-      redis.call('HSET', P .. 'request:' .. kept[i].id, 'batch', piece.id)
+      call('LPUSH', lists[tier], kept[i].id)
+      call('HSET', P .. 'request:' .. kept[i].id, 'batch', piece.id)
     end
     stand_first(piece, last - first + 1, rule.lease_ms, rule.keep_ms)
   end

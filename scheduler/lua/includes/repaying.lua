@@ -1,26 +1,33 @@
--- repaying: at a request's end its lease goes, and what it was charged and did not use comes back (needs prelude).
+-- repaying: at a request's end its lease goes, and what it was charged and did not use comes back (needs prelude and row).
 -- A failure of ours gives back everything: the request, its tokens, its part of each quota. One that is the client's own
 -- (it left, or its input breaks the model) gives back nothing.
 local THEIRS = {poison_request = true, invalid_request = true, cancelled = true}
 local MOST_USED = 100 -- times the estimate: a backend that counts nonsense does not shut a customer out for days
 local freed, back = {}, {}
 
--- repay(id, customer, paid, state, code, used): `paid` is what admission wrote, "<key or -> <tokens> <period> <window>...";
--- nothing was charged where there is none. `used` tokens: 0 or less where nobody counted them, and the estimate stands.
-local function repay(id, customer, paid, state, code, used)
-  local ids = freed[customer] or {}
-  freed[customer], ids[#ids + 1] = ids, id
-  local key, tokens, windows = string.match(paid or '', '^(%S+) (%d+)(.*)$')
-  if not key or (state == 'failed' and THEIRS[code]) then return end
+local function debts(customer)
   local b = back[customer] or {requests = 0, tokens = 0, windows = {}, keys = {}}
   back[customer] = b
+  return b
+end
+
+-- repay(id, row, whose, state, code, used): `used` tokens: 0 or less where nobody counted them, and the estimate stands.
+local function repay(id, row, p, state, code, used)
+  local ids = freed[p.customer]
+  if ids then ids[#ids + 1] = id else freed[p.customer] = {id} end
+  if p.paid == 'nothing' or (state == 'failed' and THEIRS[code]) then return end
+  local tokens = p.paid == 'all' and tokens_of(row) or 0
   if state == 'completed' then
-    if tonumber(tokens) > 0 and used > 0 then b.tokens = b.tokens + tokens - math.min(used, MOST_USED * tokens) end
+    if tokens > 0 and used > 0 and tokens ~= used then
+      local b = debts(p.customer)
+      b.tokens = b.tokens + tokens - math.min(used, MOST_USED * tokens)
+    end
     return
   end
+  local b = debts(p.customer)
   b.requests, b.tokens = b.requests + 1, b.tokens + tokens
-  if key ~= '-' then b.keys[key] = (b.keys[key] or 0) + 1 end
-  for period, number in string.gmatch(windows, '(%S+) (%d+)') do
+  if p.key ~= '-' then b.keys[p.key] = (b.keys[p.key] or 0) + 1 end
+  for period, number in string.gmatch(p.windows, '(%S+) (%d+)') do
     local w = period .. ' ' .. number
     b.windows[w] = (b.windows[w] or 0) + 1
   end
@@ -33,15 +40,15 @@ local function add(key, field, amount)
   local sum = tonumber(redis.pcall('HINCRBYFLOAT', key, field, amount))
   if not sum or sum >= 0 or amount > 0 then return end
   -- A debt, of which the end of the key must not relieve anybody: as kept_ms of bucket.
-  local keep_ms = math.ceil(math.min(604800000, 120000 * (1 - sum / math.max(1, redis.call('HGET', key, 'pace') or 1))))
-  if redis.call('PTTL', key) < keep_ms then redis.call('PEXPIRE', key, keep_ms) end
+  local keep_ms = math.ceil(math.min(604800000, 120000 * (1 - sum / math.max(1, call('HGET', key, 'pace') or 1))))
+  if call('PTTL', key) < keep_ms then call('PEXPIRE', key, keep_ms) end
 end
 
 local function unspend(key, window, count) -- only where it still counts
   local period, number = string.match(window, '^(%S+) (%d+)$')
   local row = redis.pcall('HGET', key, 'q:' .. period)
   local of, spent = string.match(type(row) == 'string' and row or '', '^(%d+) (%d+)$')
-  if of == number then redis.call('HSET', key, 'q:' .. period, of .. ' ' .. string.format('%.0f', math.max(0, spent - count))) end
+  if of == number then call('HSET', key, 'q:' .. period, of .. ' ' .. string.format('%.0f', math.max(0, spent - count))) end
 end
 
 local function repay_all()

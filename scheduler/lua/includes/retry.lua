@@ -5,15 +5,15 @@
 local function survivors(batch, cause, rule)
   local kept, most = {}, 0
   each_member(batch, function(id, row, list)
-    local losses = redis.call('HINCRBY', P .. 'request:' .. id, 'losses', 1)
+    local losses = call('HINCRBY', P .. 'request:' .. id, 'losses', 1)
     if losses > rule.budget then bury(id, row, cause, batch, NO_RUN)
     elseif row[DEADLINE] - now < rule.min_left_ms then
       close(id, row, 'failed', cause == 'gpu_timeout' and cause or 'deadline_exceeded', batch, NO_RUN)
     else
-      kept[#kept + 1], most = {id = id, row = row, tier = row[TIER]}, math.max(most, losses)
+      kept[#kept + 1], most = {id = id, row = row, tier = party(row).tier}, math.max(most, losses)
       return
     end
-    redis.call('LREM', list, 1, id)
+    call('LREM', list, 1, id)
   end)
   for i = #kept, withdraw(#kept) + 1, -1 do -- beyond what the pool may afford; oldest and highest tier come first
     close(kept[i].id, kept[i].row, 'failed', 'worker_lost', batch, NO_RUN)
@@ -26,12 +26,12 @@ end
 -- retry(batch, cause, rule) -> number of members retried.
 local function retry(batch, cause, rule)
   local kept, losses = survivors(batch, cause, rule)
-  redis.call('LREM', P .. 'batch_queue', 0, batch.id) -- a short list, where it may still stand from before its claim
+  call('LREM', P .. 'batch_queue', 0, batch.id) -- a short list, where it may still stand from before its claim
   if #kept == 0 then drop_batch(batch) return 0 end
   batch.losses = losses
   for _, member in ipairs(kept) do
     local key = P .. 'request:' .. member.id
-    redis.call('HSET', key, 'lost_by', (redis.call('HGET', key, 'lost_by') or '') .. ' ' .. batch.worker)
+    call('HSET', key, 'lost_by', (call('HGET', key, 'lost_by') or '') .. ' ' .. batch.worker)
   end
   local count = parts(rule.seen, losses, #kept)
   if count == 1 then stand_first(batch, #kept, rule.lease_ms, rule.keep_ms) else split(batch, kept, count, rule) end

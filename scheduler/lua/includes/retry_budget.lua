@@ -9,14 +9,14 @@ local function faded(tokens, elapsed_us)
 end
 
 local function balance()
-  local row = redis.call('HMGET', P .. 'retry_budget', 'tokens', 'at')
+  local row = call('HMGET', P .. 'retry_budget', 'tokens', 'at')
   local tokens, at = tonumber(row[1]), tonumber(row[2])
   return tokens and at and faded(tokens, now_us - at) or FLOOR
 end
 
 local function set_balance(tokens)
-  redis.call('HSET', P .. 'retry_budget', 'tokens', string.format('%.6f', tokens), 'at', string.format('%.0f', now_us))
-  redis.call('PEXPIRE', P .. 'retry_budget', KEEP_MS) -- by then it is FLOOR again, which is what a missing one counts
+  call('HSET', P .. 'retry_budget', 'tokens', string.format('%.6f', tokens), 'at', string.format('%.0f', now_us))
+  call('PEXPIRE', P .. 'retry_budget', KEEP_MS) -- by then it is FLOOR again, which is what a missing one counts
 end
 
 local function deposit(accepted)
