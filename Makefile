@@ -41,8 +41,8 @@ lint: $(TEST_READY) ## Check style and format
 types: $(TEST_READY) ## Check the types
 	$(BIN)/mypy
 
-bench: $(INSTALLED) ## Start a stack of simulated GPUs, load it for a minute, show what came back
-	@bench/with_stack.sh $(BIN)/tierlane $(ARGS)
+bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmarks.md (up to an hour; ARGS=--quick)
+	@$(BIN)/python bench/suite.py $(ARGS)
 
 chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
 	$(BIN)/python -m pytest -m chaos $(ARGS)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cases import depth, growth, idle, memory, overload, saturation, scripts, throughput
+from cases import batching, depth, growth, idle, memory, overload, peers, saturation, throughput
 from cases.outcome import Outcome
 from cases.page import machine, write_page
 from rich.console import Console
@@ -30,8 +30,8 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "depth": depth.run,
     "memory": memory.run,
     "growth": growth.run,
-    "batching": scripts.batching,
-    "peers": scripts.peers,
+    "batching": batching.run,
+    "peers": peers.run,
 }
 FAULTS = (RuntimeError, OSError, KeyError, TypeError, SystemExit, subprocess.SubprocessError)
 """What ends a case without ending the suite: a stack that does not start, or a figure that is not there."""

@@ -1,5 +1,4 @@
 """Whether a request costs more where 100,000 others wait than where 100 do: the queue is kept at that depth under load."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import asyncio
 from collections.abc import Mapping

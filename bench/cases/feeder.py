@@ -3,7 +3,6 @@
 A hundred thousand waiting requests cannot each have a connection from one machine to itself. They enter by the script
 that gateways call, with a lease and an audit record each, as any other request does.
 """
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import asyncio
 import time
@@ -54,7 +53,7 @@ class Feeder:
 
     async def depth(self) -> int:
         """How many wait."""
-        return int(await self._client.llen(self._keys.queue(TIER)))  # type: ignore[misc]  # its stubs know no async
+        return int(await self._client.llen(self._keys.queue(TIER)))
 
     async def memory(self) -> int:
         """Bytes that Redis uses."""

@@ -1,5 +1,4 @@
 """Whether the cost of a request grows with the number of workers, of customers, or with time."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import argparse
 import asyncio

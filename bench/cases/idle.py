@@ -1,5 +1,4 @@
 """What an idle system adds to the time of the GPU: one connection, one request at a time."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 from collections.abc import Mapping
 from typing import Any

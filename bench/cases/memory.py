@@ -1,5 +1,4 @@
 """What one waiting request takes in Redis, with its lease and whatever else is kept of it."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import asyncio
 from collections.abc import Mapping

@@ -1,5 +1,4 @@
 """What a case of the suite found: figures beside their targets. Pure, so that the judging can be tested without a stack."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -3,7 +3,6 @@
 Tiers are as they come, with their shares and their shedding; only what would hold single customers is raised. Latency
 counts from the scheduled time (open loop), since a flood does not wait for answers.
 """
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,4 @@
 """Whether GPUs are kept busy with full batches when there is more work than they can do."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 from collections.abc import Mapping
 from typing import Any

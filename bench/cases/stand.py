@@ -1,5 +1,4 @@
 """A stack for one case: started from nothing, loaded, asked, stopped. Every case has its own, so none sees another's past."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import asyncio
 import json

@@ -1,5 +1,4 @@
 """Throughput with everything on: 34 simulated GPUs, two gateways, 1,000 and 2,000 connections, beside a bare echo."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import subprocess
 import sys

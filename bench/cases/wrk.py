@@ -1,5 +1,4 @@
 """wrk as a load: so many connections, each with its next request as soon as the last one is answered."""
-# ruff: noqa: INP001 - a folder of scripts, not a package
 
 import json
 import os

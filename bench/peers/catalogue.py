@@ -28,20 +28,26 @@ class Command(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """One system that is compared. `package` is the pinned one whose version is shown."""
+    """One system that is compared, in one of its setups.
+
+    `system` is the folder of its scripts, `package` the pinned one whose version is shown; `window_ms`, where it is set,
+    wins over what all are given.
+    """
 
     name: str
+    system: str
     title: str
     package: str
     setup: str
     commands: Callable[[Place], Sequence[Command]]
     environment: Callable[[Place], dict[str, str]]
     most_connections: int | None = None
+    window_ms: int | None = None
 
     @property
     def folder(self) -> Path:
         """Its scripts."""
-        return HERE / self.name
+        return HERE / self.system
 
     @property
     def requirements(self) -> Path:
@@ -101,11 +107,22 @@ def _saq(place: Place) -> Sequence[Command]:
 
 
 PEERS = (
-    Peer("mosec", "Mosec", "mosec", "34 workers", _server, _mosec),
-    Peer("litserve", "LitServe", "litserve", "4 workers, 2 API servers", _server, _nothing),
-    Peer("ray_serve", "Ray Serve", "ray", "HAProxy, 2 replicas", _server, _ray, FEW),
-    Peer("fastapi_batcher", "FastAPI + micro-batcher", "fastapi", "2 processes", _server, _nothing, FEW),
+    Peer("mosec", "mosec", "Mosec", "mosec", "34 workers", _server, _mosec),
+    Peer("mosec_10ms", "mosec", "Mosec", "mosec", "34 workers, its own window of 10 ms", _server, _mosec, window_ms=10),
+    Peer("litserve", "litserve", "LitServe", "litserve", "4 workers, 2 API servers", _server, _nothing),
+    Peer("ray_serve", "ray_serve", "Ray Serve", "ray", "HAProxy, 2 replicas", _server, _ray, FEW),
     Peer(
+        "fastapi_batcher",
+        "fastapi_batcher",
+        "FastAPI + micro-batcher",
+        "fastapi",
+        "2 processes",
+        _server,
+        _nothing,
+        FEW,
+    ),
+    Peer(
+        "saq",
         "saq",
         "SAQ over Redis",
         "saq",

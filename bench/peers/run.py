@@ -74,6 +74,7 @@ def tierlane_row(arguments: argparse.Namespace, job: Job) -> Row:
 def peer_row(peer: Peer, python: Path, arguments: argparse.Namespace, job: Job) -> Row:
     """One peer."""
     row = _named(peer, arguments)
+    job = job if peer.window_ms is None else job._replace(window_ms=peer.window_ms)
     with running(peer, python, arguments.port, job) as target:
         return row._replace(measured=measure(target, _plan(arguments, row.connections)))
 
@@ -95,7 +96,7 @@ def install(arguments: argparse.Namespace) -> dict[str, Path | InstallError]:
         if peer.name in arguments.only:
             try:
                 with CONSOLE.status(f"{peer.title}: virtual environment"):
-                    made[peer.name] = prepare(arguments.venvs / peer.name, peer.requirements)
+                    made[peer.name] = prepare(arguments.venvs / peer.system, peer.requirements)
             except InstallError as error:
                 made[peer.name] = error
                 CONSOLE.print(f"{peer.title}: {error}")

@@ -18,6 +18,7 @@ HEADERS = (
     "Errors",
     "Processes",
     "Memory",
+    "Besides",
     "Keys, tiers, audit",
 )
 MEBIBYTE = 1 << 20
@@ -51,6 +52,7 @@ def cells(row: Row) -> list[str]:
         str(load.errors + row.measured.idle.errors),
         str(memory.processes),
         f"{size / MEBIBYTE:,.0f} MiB",
+        f"{row.measured.counted.others_cores:.1f} cores",
         row.audit,
     ]
 

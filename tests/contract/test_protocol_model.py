@@ -32,7 +32,11 @@ def test_every_history_ends_well(redis_server: EmbeddedRedis) -> None:
 ALL = ("admit", "adopt", "cancel", "claim", "expire", "fail", "finish", "form_batch", "reap")
 BUGS = {
     "no_fencing": (["finish"], " or batch.token ~= ARGV[3]", ""),
-    "bare_pop": (["form_batch"], "  call('LPUSH', list, unpack(ids))\n", ""),
+    "bare_pop": (
+        ["form_batch"],
+        "call('LPUSH', list, unpack(ids))",
+        "",
+    ),
     "pubsub_only": (ALL[2:], "settle(id, state, code, 'reply', reply)", "settle(id, state, code)"),
     "no_retry_budget": (["reap", "fail"], "losses > rule.budget", "false"),
     "no_pool_budget": (["reap", "fail"], "math.min(wanted, math.floor(tokens))", "wanted"),

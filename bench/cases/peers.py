@@ -1,0 +1,45 @@
+"""The same job on other systems, in the same run, by the script that knows how to start them."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cases.outcome import Check, Outcome, at_least, at_most, over
+from cases.scripts import LONGEST_S, missing
+
+SCRIPT = Path(__file__).resolve().parents[1] / "peers" / "run.py"
+OURS, FRUGAL = "tierlane", "mosec"
+MOST_OVER_MOSEC = 2.0
+
+
+def run(*, quick: bool) -> Outcome:
+    """Run all of them."""
+    if not SCRIPT.exists():
+        return missing(SCRIPT)
+    with tempfile.TemporaryDirectory() as home:
+        table, figures = Path(home) / "table.md", Path(home) / "figures.json"
+        command = [sys.executable, str(SCRIPT), "--seconds", "5" if quick else "30"]
+        command += ["--markdown", str(table), "--json", str(figures)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONGEST_S)
+        if not figures.exists():
+            raise RuntimeError((ended.stderr or ended.stdout).strip()[-500:])
+        data = {**json.loads(figures.read_text("utf-8")), "table": table.read_text("utf-8").strip()}
+    return Outcome(judge(data), data, [])
+
+
+def judge(data: Mapping[str, Any]) -> list[Check]:
+    """More requests a second than each that could be started, and what ours costs beside the most frugal one."""
+    rows = {row["name"]: row for row in data["rows"]}
+    rates = {name: row.get("requests_per_second") for name, row in rows.items()}
+    ours = rates.get(OURS)
+    checks = [
+        at_least(f"requests/s beside {name}'s {rate:,.0f}", ours, rate)
+        for name, rate in rates.items()
+        if name != OURS and rate
+    ]
+    costs = [rows.get(name, {}).get("cpu_us_per_request") for name in (OURS, FRUGAL)]
+    return [*checks, at_most(f"CPU of a request over {FRUGAL}'s", over(*costs), MOST_OVER_MOSEC, " x", 2)]
