@@ -17,7 +17,7 @@ from scheduler.backoff import Backoff
 from scheduler.batch_policy import BatchPolicy, Decision, Snapshot, Waiting, Wish, decide
 from scheduler.batch_window import UNKNOWN, Service
 from scheduler.batches import Batches, Formed
-from scheduler.connections import bounded
+from scheduler.connections import blocking_read
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
@@ -60,8 +60,7 @@ class Waker:
         while True:
             await self._asleep.wait()
             try:
-                async with bounded(self._block_s + 1.0):
-                    token = await self._client.blpop([self._key], timeout=self._block_s)
+                token = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
                 backoff.reset()
             except RedisUnavailable:
                 await backoff.sleep()
