@@ -89,6 +89,14 @@ def test_overload_is_judged_at_the_floods() -> None:
     assert sum(mark is False for figure, mark in judged.items() if figure.startswith("10 x")) == 3
 
 
+def test_a_load_that_the_machine_cannot_take_is_doubted() -> None:
+    """Where requests waited for a connection, the processors were the bottleneck, and the page says so."""
+    found = overload.doubts([point(3.0, waited=0.0), point(10.0, waited=0.3)])
+
+    assert len(found) == 1
+    assert found[0].startswith("At 10 x capacity 30 % of the requests")
+
+
 def test_growth_names_what_grew() -> None:
     """Each by its own base; a role whose memory grew is named."""
     time = {"seconds": 600, "early_us": 100.0, "late_us": 109.0, "rss": {"gateway": 0.01, "redis": 0.06}}
