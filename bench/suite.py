@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cases import batching, depth, growth, idle, memory, overload, peers, saturation, throughput
+from cases import batching, customers, depth, duration, idle, memory, overload, peers, saturation, throughput, workers
 from cases.outcome import Outcome
 from cases.page import machine, write_page
 from rich.console import Console
@@ -29,7 +29,9 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "overload": overload.run,
     "depth": depth.run,
     "memory": memory.run,
-    "growth": growth.run,
+    "customers": customers.run,
+    "workers": workers.run,
+    "duration": duration.run,
     "batching": batching.run,
     "peers": peers.run,
 }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cases.feeder import Feeder
-from cases.outcome import Check, Outcome, at_most, over, told
+from cases.outcome import Check, Outcome, at_most, more, told
 from cases.stand import Stand, started, used_us
 
 DEPTHS = (100, 100_000)
@@ -28,11 +28,11 @@ def run(*, quick: bool) -> Outcome:
 def judge(found: Mapping[str, Any]) -> list[Check]:
     """The cost at the larger depth beside that at the smaller one; the first sum is a floor of the second."""
     costs = {int(depth): sum(by_role.values()) for depth, by_role in found.items()}
-    ratio = over(costs[DEPTHS[1]], costs[DEPTHS[0]])
-    more = None if ratio is None else (ratio - 1) * 100
     parts = ", ".join(f"{cost:.1f} us at {depth:,}" for depth, cost in costs.items())
     return [
-        at_most("CPU more at a queue of 100,000 than of 100", more, MOST_MORE, " %", 1),
+        at_most(
+            "CPU more at a queue of 100,000 than of 100", more(costs[DEPTHS[1]], costs[DEPTHS[0]]), MOST_MORE, " %", 1
+        ),
         told("CPU of a request without a gateway", parts),
     ]
 

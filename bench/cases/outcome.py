@@ -48,3 +48,9 @@ def told(figure: str, measured: str) -> Check:
 def over(value: float | None, base: float | None) -> float | None:
     """A ratio; None where either is missing or the base is nothing."""
     return value / base if value is not None and base else None
+
+
+def more(value: float | None, base: float | None) -> float | None:
+    """By how many per cent a figure is larger than its base."""
+    ratio = over(value, base)
+    return None if ratio is None else (ratio - 1) * 100

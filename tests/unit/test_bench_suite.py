@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import depth, growth, idle, memory, overload, peers, saturation, throughput
+from cases import customers, depth, duration, idle, memory, overload, peers, saturation, throughput, workers
 from cases.outcome import Check, at_least, at_most, none_of
 from cases.page import TITLES, machine, write_page
 from suite import CASES, holds, measured
@@ -89,10 +89,22 @@ def test_overload_is_judged_at_the_floods() -> None:
     assert sum(mark is False for figure, mark in judged.items() if figure.startswith("10 x")) == 3
 
 
-def test_growth_names_what_grew() -> None:
+def test_a_load_that_the_machine_cannot_take_is_doubted() -> None:
+    """Where requests waited for a connection, the processors were the bottleneck, and the page says so."""
+    found = overload.doubts([point(3.0, waited=0.0), point(10.0, waited=0.3)])
+
+    assert len(found) == 1
+    assert found[0].startswith("At 10 x capacity 30 % of the requests")
+
+
+def test_what_must_not_grow_is_named() -> None:
     """Each by its own base; a role whose memory grew is named."""
-    time = {"seconds": 600, "early_us": 100.0, "late_us": 109.0, "rss": {"gateway": 0.01, "redis": 0.06}}
-    judged = verdicts(growth.judge({"workers": {"200": 115.0, "4": 100.0}, "customers": 1.05, "time": time}))
+    over_time = {"seconds": 600, "early_us": 100.0, "late_us": 109.0, "grown": {"gateway": 0.01, "redis": 0.06}}
+    judged = verdicts(
+        workers.judge({"200": 115.0, "4": 100.0})
+        + customers.judge({"few": 1.0, "many": 1.05, "again": 1.2})
+        + duration.judge(over_time)
+    )
 
     assert [figure for figure, mark in judged.items() if mark is False] == [
         "CPU more with 200 workers than with 4",
