@@ -13,7 +13,9 @@ end
 -- settle(id, state, code, ...): the write of a terminal state, only for a row that is open; more fields may follow. The
 -- body goes, since nobody runs it again.
 local function settle(id, state, code, ...)
-  call('HSET', P .. 'request:' .. id, 'state', state, 'code', code, 'ended', now_text, 'body', '', ...)
+  local key = P .. 'request:' .. id
+  if code == '' then call('HSET', key, 'state', state, 'ended', now_text, 'body', '', ...)
+  else call('HSET', key, 'state', state, 'ended', now_text, 'body', '', 'code', code, ...) end
 end
 
 -- leave(id, row): out of the list of its batch, which may be empty then: its owner or the reaper drops it.

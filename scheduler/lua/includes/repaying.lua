@@ -5,26 +5,18 @@ local THEIRS = {poison_request = true, invalid_request = true, cancelled = true}
 local MOST_USED = 100 -- times the estimate: a backend that counts nonsense does not shut a customer out for days
 local freed, back = {}, {}
 
-local function debts(customer)
-  local b = back[customer] or {requests = 0, tokens = 0, windows = {}, keys = {}}
-  back[customer] = b
-  return b
-end
-
 -- repay(id, row, whose, state, code, used): `used` tokens: 0 or less where nobody counted them, and the estimate stands.
 local function repay(id, row, p, state, code, used)
-  local ids = freed[p.customer]
+  local ids, completed = freed[p.customer], state == 'completed'
   if ids then ids[#ids + 1] = id else freed[p.customer] = {id} end
-  if p.paid == 'nothing' or (state == 'failed' and THEIRS[code]) then return end
+  if p.paid == 'nothing' or (completed and used <= 0) or (state == 'failed' and THEIRS[code]) then return end
+  local b = back[p.customer] or {requests = 0, tokens = 0, windows = {}, keys = {}}
   local tokens = p.paid == 'all' and tokens_of(row) or 0
-  if state == 'completed' then
-    if tokens > 0 and used > 0 and tokens ~= used then
-      local b = debts(p.customer)
-      b.tokens = b.tokens + tokens - math.min(used, MOST_USED * tokens)
-    end
+  back[p.customer] = b
+  if completed then
+    if tokens > 0 then b.tokens = b.tokens + tokens - math.min(used, MOST_USED * tokens) end
     return
   end
-  local b = debts(p.customer)
   b.requests, b.tokens = b.requests + 1, b.tokens + tokens
   if p.key ~= '-' then b.keys[p.key] = (b.keys[p.key] or 0) + 1 end
   for period, number in string.gmatch(p.windows, '(%S+) (%d+)') do

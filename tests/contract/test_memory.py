@@ -1,0 +1,38 @@
+"""What a waiting request takes in Redis: its row, its place in the queue, its lease and its audit note."""
+
+import pytest
+
+from pool import Pool
+from scheduler.admission import MAX_SUBMISSIONS, TierLimit
+from scheduler.payload import Payload, encode_payload
+
+COUNT = 20 * MAX_SUBMISSIONS
+ALLOWED = 700
+"""Bytes beside the body."""
+
+QUOTAS = [("1day", 1_000_000), ("1month", 10_000_000)]
+
+
+async def used_memory(pool: Pool) -> int:
+    return int((await pool.client.info("memory"))["used_memory"])
+
+
+@pytest.mark.parametrize("length", [30, 500, 3000])
+async def test_a_waiting_request_takes_its_body_and_little_more(pool: Pool, length: int) -> None:
+    """With ids as long as real ones, all limits in force, and nothing taken from the outbox yet."""
+    body = encode_payload(Payload("simulated", "x" * length, {}))
+    limits = {"max_concurrency": COUNT * 2, "tokens_per_minute": 1e12, "quotas": QUOTAS, "tokens": 40}
+    ids = {"customer_id": "0192f0c1-7a3b-7000-8000-000000000001", "api_key_id": "4tq8Zr1mXw", "trace_id": "a" * 32}
+
+    async def admitted() -> None:
+        submissions = [pool.submission(body=body, **limits, **ids) for _ in range(MAX_SUBMISSIONS)]
+        verdicts = await pool.admit(submissions, wide, gateway="gw-0192f0c17a3b70008000000000000001")
+        assert {v.outcome for v in verdicts} == {"accepted"}
+
+    wide = [TierLimit("free", 1e9, 1e9, COUNT * 2, ("free",))]
+    await admitted()  # What the call itself leaves: scripts, buckets.
+    before = await used_memory(pool)
+    for _ in range(COUNT // MAX_SUBMISSIONS):
+        await admitted()
+
+    assert (await used_memory(pool) - before) / COUNT <= len(body) + ALLOWED
