@@ -10,10 +10,13 @@ import pytest
 from eventually import eventually
 from pool import TIERS, Pool, done
 from scheduler.batch_policy import BatchPolicy, TierPolicy
+from scheduler.batch_window import UNKNOWN, Service
 from scheduler.caretaker import Caretaker
 from scheduler.connections import blocking_client
 from scheduler.dispatcher import IDLE_LOOK_S, Dispatcher, Waker
 from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.observation import WorkerBeat
+from scheduler.service_watch import ServiceWatch
 
 POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)])
 
@@ -112,6 +115,22 @@ async def test_late_binding_keeps_the_line_short(pool: Pool, dispatcher: Dispatc
 
     assert claimed is not None
     assert claimed.requests[0].id == urgent
+
+
+async def test_service_times_are_learnt_from_the_workers(pool: Pool) -> None:
+    """What healthy workers measured is known after a look; while nobody has measured anything, what was known stands."""
+    watch = ServiceWatch(pool.presence, lambda: TIERS)
+    await pool.worker_beats("w0")
+    await watch.look()
+    assert watch.service == UNKNOWN
+
+    beat = WorkerBeat("w1", "busy", 0.5, 1, 100.0, 50.0, "simulated", "v1", base_ms=48.0, item_ms=0.25, seen_batch=9.0)
+    await pool.presence.worker_beat(beat)
+    await watch.look()
+    await pool.presence.worker_gone("w1")
+    await watch.look()
+
+    assert watch.service == Service(48.0, 0.25)
 
 
 async def test_two_dispatchers_put_no_id_into_two_batches(pool: Pool, redis_url: str) -> None:

@@ -1,5 +1,6 @@
 """From catalog rows to the batch policy of a pool."""
 
+import msgspec
 import pytest
 
 from ledger.snapshot import Model, Snapshot, Tier
@@ -36,6 +37,13 @@ def test_rows_become_a_policy() -> None:
     snapshot = Snapshot(3, (gold,), {}, {}, {"tiny": model("tiny")}, ())
 
     assert batch_policy(snapshot, SETTINGS) == BatchPolicy(8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),))
+
+
+def test_a_budget_of_tokens() -> None:
+    """A model that has one hands it to the policy."""
+    snapshot = Snapshot(3, (), {}, {}, {"tiny": msgspec.structs.replace(model("tiny"), max_batch_tokens=4096)}, ())
+
+    assert batch_policy(snapshot, SETTINGS).max_batch_tokens == 4096
 
 
 def test_without_a_catalog_queued_work_still_moves() -> None:
