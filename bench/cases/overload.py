@@ -103,7 +103,8 @@ def _point(stand: Stand, capacity: float, enterprise: float, load: float, second
         "failed_after_acceptance": audit["expected"] - audit["completed_answers"],
         "generator_late_p99_ms": found["lag_ms"]["p99"],
         # Less those that had to open the connections.
-        "waited": max(0, found["waited_for_connection"] - CONNECTIONS) / max(1, found["scheduled"]),
+        "waited": max(0, found["waited_for_connection"] - CONNECTIONS)
+        / max(1, found["scheduled"] + found["warmup"]["scheduled"]),
         "errors": found["errors"],
     }
 

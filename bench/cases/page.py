@@ -32,6 +32,7 @@ Where a figure says CPU, it is the time that the processes themselves report, of
 
 """
 MARKS = {True: "yes", False: "**no**", None: ""}
+HARDWARE = ("processor", "memory", "system")
 PLOT = "enterprise-p99.png"
 
 
@@ -70,11 +71,15 @@ def write_page(page: Path, cases: Mapping[str, Mapping[str, Any]]) -> None:
         images.mkdir(parents=True, exist_ok=True)
         draw(images / PLOT, overload)
     known = [name for name in TITLES if name in cases]
-    page.write_text(HEAD + "\n".join(_section(name, cases[name]) for name in known), "utf-8")
+    machines = {_described(cases[name]["machine"]) for name in known}
+    one = len(machines) == 1
+    head = HEAD + (f"All of it on one machine: {machines.pop()}.\n\n" if one else "")
+    page.write_text(head + "\n".join(_section(name, cases[name], one_machine=one) for name in known), "utf-8")
 
 
-def _section(name: str, case: Mapping[str, Any]) -> str:
-    lines = [f"## {TITLES[name]}", "", _when(case), ""]
+def _section(name: str, case: Mapping[str, Any], *, one_machine: bool) -> str:
+    when = f"{case['date']}{', a short run' if case['quick'] else ''}"
+    lines = [f"## {TITLES[name]}", "", when + ("." if one_machine else f"; {_described(case['machine'])}."), ""]
     if case["error"]:
         return "\n".join([*lines, f"It could not be measured: {case['error']}", ""])
     table = case["data"].get("table")
@@ -87,12 +92,10 @@ def _section(name: str, case: Mapping[str, Any]) -> str:
     return "\n".join(lines + [line for note in case["notes"] for line in (note, "")])
 
 
-def _when(case: Mapping[str, Any]) -> str:
-    on = ", ".join(
-        f"{name} {value}" if name not in ("processor", "memory", "system") else value
-        for name, value in case["machine"].items()
-    )
-    return f"{case['date']}{', a short run' if case['quick'] else ''}; {on}."
+def _described(about: Mapping[str, str]) -> str:
+    hardware = [about[name] for name in HARDWARE]
+    software = [f"{name} {found}" for name, found in sorted(about.items()) if name not in HARDWARE]
+    return ", ".join([*hardware, *software])
 
 
 def _table(checks: Sequence[Sequence[Any]]) -> list[str]:

@@ -66,7 +66,7 @@ def _total(found: Mapping[str, Any]) -> float:
 
 def _with_wrk(stand: Stand, connections: int, seconds: int, warm: int) -> dict[str, Any]:
     keys = list(stand.stack.keys.values())
-    echo_us = _echo_us(connections, max(3, min(seconds // 2, 15)))
+    echo_us = _echo_us(connections, max(3, min(seconds // 2, 15)), keys)
     warmed = wrk.load(stand.stack.http_url, connections, warm, keys)
     _settled(stand, warmed.requests)
     rows, before = int(stand.value(ROWS)), stand.reading()
@@ -101,11 +101,12 @@ def _settled(stand: Stand, wanted: int) -> int:
     return max(seen, 0)
 
 
-def _echo_us(connections: int, seconds: int) -> float:
+def _echo_us(connections: int, seconds: int, keys: list[str]) -> float:
+    """What the same requests cost where nothing is done with them; keys and all, so that as much is parsed."""
     with _echo() as (url, processes):
-        wrk.load(url, connections, 2, [])
+        wrk.load(url, connections, 2, keys)
         before = read_cpu(processes)
-        found = wrk.load(url, connections, seconds, [])
+        found = wrk.load(url, connections, seconds, keys)
         return sum(used_us(before, read_cpu(processes), found.requests).values())
 
 

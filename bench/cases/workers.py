@@ -17,7 +17,7 @@ def run(*, quick: bool) -> Outcome:
     """Both numbers, each on a stack of its own; as many of the larger one as the machine has memory for."""
     fit = int(free_memory() * 0.8 / WORKER_BYTES)
     many = min(MANY // 5 if quick else MANY, fit)
-    notes = [f"This machine has memory for {many} workers, not for {MANY}."] if fit < MANY else []
+    notes = [f"This machine has memory for about {fit} workers, not for {MANY}."] if fit < MANY else []
     data = {str(count): _cost(count, 8 if quick else 30) for count in (FEW, many)}
     return Outcome(judge(data), data, notes)
 

@@ -163,6 +163,17 @@ def test_the_page_shows_every_case_that_is_kept(tmp_path: Path) -> None:
     assert platform_names_absent(page)
 
 
+def test_cases_of_two_machines_say_so_each(tmp_path: Path) -> None:
+    """A page must not give one machine's figures to another."""
+    about = {"date": "2026-01-01", "quick": True, "notes": [], "error": "", "checks": [], "data": {}}
+    kept = {"idle": {**about, "machine": machine()}, "memory": {**about, "machine": {**machine(), "memory": "1 GiB"}}}
+    write_page(tmp_path / "benchmarks.md", kept)
+    page = (tmp_path / "benchmarks.md").read_text()
+
+    assert "All of it on one machine" not in page
+    assert page.count("2026-01-01, a short run; ") == 2
+
+
 def platform_names_absent(page: str) -> bool:
     """Nothing that tells which machine it was."""
     import platform  # noqa: PLC0415
