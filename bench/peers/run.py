@@ -173,6 +173,8 @@ def main() -> int:
         for row in compare(arguments, pythons):
             rows.append(row)  # noqa: PERF402 - what is measured is shown, also when the rest is interrupted
     finally:
+        reached = {row.name for row in rows}
+        rows += [Row(name, name, 0, failed="interrupted") for name in arguments.only if name not in reached]
         write(rows, arguments)
         warn(rows)
     return int(any(row.measured is None for row in rows))
