@@ -10,12 +10,16 @@ after a loss of GPUs every lower tier is late, and a higher one must not wait fo
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.batch_window import UNKNOWN, Service, target_size, window_ms
 
 AGED_SHARE = 0.05
 """The share of every batch that an aged tier has at the least, ahead of the strict order."""
+
+
+MOST_AT_ONCE = 8
+"""Batches that are planned in one look; what comes meanwhile may be more urgent than the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,29 @@ def decide(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float])
     picks, owed = choose(snapshot.tiers, policy, credit)
     # An idle worker may be on its way to the line: one more may stand there for it.
     return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed)
+
+
+def plan(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> list[Decision]:
+    """The decision for now, and where a batch leaves those behind it that would be made next, if nothing else changed.
+
+    Requests come in bursts: made one after another, with a call each, the last batch of a burst would wait for all others.
+    """
+    decisions = [decide(snapshot, policy, credit)]
+    while decisions[-1].picks and len(decisions) < MOST_AT_ONCE:
+        snapshot = _after(snapshot, decisions[-1])
+        following = decide(snapshot, policy, decisions[-1].credit)
+        if not following.picks or snapshot.ready_batches >= following.ready_limit:
+            break
+        decisions.append(following)
+    return decisions
+
+
+def _after(snapshot: Snapshot, decision: Decision) -> Snapshot:
+    """What is there once the batch is formed. Who waits longest is not known then, and taken to be as old as before."""
+    taken = dict(decision.picks)
+    tiers = {name: Waiting(tier.depth - taken.get(name, 0), tier.oldest_ms) for name, tier in snapshot.tiers.items()}
+    ready, leased = snapshot.ready_batches + 1, snapshot.leased_batches + 1
+    return replace(snapshot, tiers=tiers, ready_batches=ready, leased_batches=leased)
 
 
 def _waits(snapshot: Snapshot, policy: BatchPolicy, limit: int) -> tuple[float | None, Wish] | None:

@@ -14,7 +14,7 @@ from uuid_utils import uuid7
 
 from scheduler.arrivals import ArrivalRate
 from scheduler.backoff import Backoff
-from scheduler.batch_policy import BatchPolicy, Decision, Snapshot, Waiting, Wish, decide
+from scheduler.batch_policy import BatchPolicy, Decision, Snapshot, Waiting, Wish, plan
 from scheduler.batch_window import UNKNOWN, Service
 from scheduler.batches import Batches, Formed
 from scheduler.connections import blocking_read
@@ -129,14 +129,14 @@ class Dispatcher:
         names = [tier.name for tier in sorted(policy.tiers, key=lambda tier: tier.priority)]
         queues = await self._begin(policy, names)
         while True:
-            decision = self._decide(queues, policy)
+            decisions = self._decide(queues, policy)
+            decision = decisions[0]
             self._ready_limit = decision.ready_limit
             if decision.picks:
-                formed = await self._form(decision.picks, policy, names)
-                self._credit = decision.credit
-                if not formed.size and formed.queues.depth >= queues.depth:
+                before = queues.depth
+                queues, formed = await self._form_all(decisions, policy, names)
+                if not formed and queues.depth >= before:
                     return await self._refused(decision, names)
-                queues = formed.queues
             elif self._stands(decision.wish):
                 return IDLE_LOOK_S if decision.wait_ms is None else decision.wait_ms / 1000
             else:
@@ -148,6 +148,14 @@ class Dispatcher:
             return await self._batches.look(names)
         everything = [(name, policy.max_batch_size) for name in names]
         return (await self._form(everything, policy, names, fewest=self._told[0].depth)).queues
+
+    async def _form_all(
+        self, decisions: Sequence[Decision], policy: BatchPolicy, names: list[str]
+    ) -> tuple[Queues, int]:
+        """All of them, sent in one go: what waits after the last, and how many requests are in batches now."""
+        formed = await asyncio.gather(*(self._form(decision.picks, policy, names) for decision in decisions))
+        self._credit = decisions[-1].credit
+        return formed[-1].queues, sum(each.size for each in formed)
 
     async def _form(
         self, picks: Sequence[tuple[str, int]], policy: BatchPolicy, names: list[str], fewest: int = 0
@@ -186,7 +194,7 @@ class Dispatcher:
         self._told = wish, self._clock_s()
         return queues
 
-    def _decide(self, queues: Queues, policy: BatchPolicy) -> Decision:
+    def _decide(self, queues: Queues, policy: BatchPolicy) -> list[Decision]:
         now_s = self._clock_s()
         self._arrivals.record(max(0, queues.depth - self._depth_left), now_s)
         self._depth_left = queues.depth
@@ -198,4 +206,4 @@ class Dispatcher:
             arrivals_per_s=self._arrivals.per_second(now_s),
             service=self._service(),
         )
-        return decide(snapshot, policy, self._credit)
+        return plan(snapshot, policy, self._credit)

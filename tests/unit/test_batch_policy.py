@@ -15,6 +15,7 @@ from scheduler.batch_policy import (
     Wish,
     choose,
     decide,
+    plan,
     ready_limit,
 )
 from scheduler.batch_window import Service
@@ -180,3 +181,35 @@ def test_a_higher_tier_never_loses_to_a_lower_one_beyond_the_guards(e: int, f: i
 
     if picks.get("enterprise", 0) < e:
         assert picks.get("free", 0) <= 0.10 * size
+
+
+@pytest.mark.parametrize(
+    ("free", "workers", "ready", "leased", "sizes"),
+    [
+        (31, 4, 0, 1, []),  # less than a batch, and more are expected
+        (32, 4, 0, 0, [32]),
+        (100, 34, 0, 8, [32, 32, 32]),  # the four that are left wait for others
+        (100, 4, 0, 0, [32, 32]),  # no more than may stand ready: one, and one for a worker that is idle
+        (100, 4, 0, 4, [32]),  # all busy
+        (100, 4, 1, 5, []),
+        (1000, 200, 0, 0, [32] * 8),  # in small bites, since something more urgent may come
+    ],
+)
+def test_a_burst_leaves_in_one_go(free: int, workers: int, ready: int, leased: int, sizes: list[int]) -> None:
+    """As many batches as may stand ready are planned in one look, and never a part batch that may still grow."""
+    snapshot = Snapshot(waiting(free=free), ready, leased, workers, 5000.0, MEASURED)
+    planned = plan(snapshot, policy(), {})
+
+    assert [sum(count for _, count in decision.picks) for decision in planned if decision.picks] == sizes
+
+
+def test_a_plan_keeps_the_order_and_the_shares() -> None:
+    """What the first batch takes is not promised again, and the credit goes on from batch to batch."""
+    snapshot = Snapshot(waiting(enterprise=40, free=60), 0, 0, 34, 5000.0, MEASURED)
+    planned = plan(snapshot, policy(), {})
+
+    assert [dict(decision.picks) for decision in planned] == [
+        {"enterprise": 29, "free": 3},
+        {"enterprise": 11, "free": 21},
+        {"free": 32},
+    ]
