@@ -229,7 +229,7 @@ async def test_rides_leave_no_rings_behind(stack: Stack) -> None:
             await client.answer()
         from gateway.fast_lane import Ride  # noqa: PLC0415
 
-        assert not [found for found in gc.get_objects() if isinstance(found, Ride)]
+        assert not [found for found in gc.get_objects() if type(found) is Ride]
     finally:
         gc.enable()
         client.writer.close()

@@ -178,7 +178,7 @@ async def test_everything_that_has_a_key_is_told_the_limits(stack: Stack, monkey
     stack.catalog.set(key={"tokens_per_minute": 4000, "quotas": (("1day", 100),)})
     stack.worker.answerer = lambda member: Outcome(member.id, "worker_lost", 1.0, 0, "v1", "")
     answers = [await stack.infer(b"{}"), await stack.infer({"input": "a"}), await stack.infer(b"{}")]
-    monkeypatch.setattr(Inference, "_payload", lambda *_: 1 / 0)
+    monkeypatch.setattr(Inference, "waiter", lambda *_, **__: 1 / 0)
     answers.append(await stack.infer())
 
     assert [answer[0] for answer in answers] == [400, 503, 400, 500]

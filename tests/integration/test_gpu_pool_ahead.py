@@ -36,7 +36,7 @@ async def test_a_worker_that_stops_hands_back_what_it_claimed_ahead(
     worker.drain()
 
     await eventually(lambda: pool.depth("free"), "it waits in its tier queue again")
-    assert await pool.client.hget(pool.keys.request(waits), "tries") == b"0"
+    assert await pool.attempts(waits) == 0
     (reply,) = await replies_of(pool, runs)
     assert (reply.output, reply.attempts) == ("snur", 1)
 
