@@ -127,6 +127,8 @@ class Subscriber:
                 raise RedisUnavailable(f"Redis did not answer a ping within {PONG_WITHIN_S} s.")
             if _is(message, "message"):
                 self.deliver(message["data"])
+                # Who was answered asks again: that should be on its way before the next message's answers are written.
+                await asyncio.sleep(0)
             elif _is(message, "pong"):
                 pong_by, ping_at = None, self._clock() + PING_EVERY_S
             elif _is(message, "subscribe"):
