@@ -53,7 +53,7 @@ async def test_a_ready_stack_describes_itself_and_stops_cleanly(tmp_path: Path, 
         ("gateway", "gateway-1"),
         ("gateway", "gateway-2"),
     ]
-    assert "gateway-1 | gateway listens" in up.text
+    await eventually(lambda: "gateway-1 | gateway listens" in up.text, "what the gateway says reaches the terminal")
     assert all(f"Bearer {key}" in up.text for key in stack["keys"].values())
     assert stack["service_token"] not in up.text
 

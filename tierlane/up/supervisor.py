@@ -10,7 +10,6 @@ from tierlane.up.errors import StackError
 from tierlane.up.leash import Leash
 from tierlane.up.log_lines import LogLines
 from tierlane.up.members import Member
-from tierlane.up.precedence import set_precedence
 
 WATCH_S = 0.05
 USAGE_EXIT_CODE = 2  # A role that refuses its settings would refuse them again.
@@ -82,7 +81,6 @@ class Supervisor:
     async def _start(self, member: Member) -> None:
         await member.start()
         self._leash.hold(member.pid)
-        set_precedence(member.role, member.pid)
         self._changed()
 
     async def _keep(self, member: Member) -> None:
