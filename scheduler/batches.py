@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 class Formed(NamedTuple):
-    """What `form_batch` did: members of the new batch (0: refused or nothing fit), ids ended instead, what waits now."""
+    """What `form_batch` did: members of the new batch (0: refused or nothing fit), ids ended or damaged, what waits now."""
 
     size: int
     dropped: int

@@ -27,7 +27,10 @@ local function take(tier, count, visit)
     looks = looks - #ids
     for _, id in ipairs(ids) do
       local well, row = pcall(fit, id) -- a damaged one must not take those with it that were popped beside it
-      if well and row then
+      if not well then
+        dropped = dropped + 1
+        redis.log(redis.LOG_WARNING, 'form_batch passed over ' .. id .. ', whose row is damaged: ' .. tostring(row))
+      elseif row then
         left = left - 1
         visit(id, row)
       end
