@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from eventually import eventually
 from pool import Pool
-from regressions.bad_line import BadLine
+from regressions.bad_line import BadLine, bad_line
 from scheduler.connections import blocking_client, blocking_read, command_client, line_of
 from scheduler.errors import RedisUnavailable
 from scheduler.line import Line
@@ -23,10 +23,8 @@ from tierlane.embedded.redis_server import EmbeddedRedis
 async def bad(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[BadLine]:
     """A way to the session's Redis, which the test may spoil."""
     del redis_url  # It is asked for so that Redis is empty.
-    bad = BadLine(redis_server.socket)
-    await bad.start()
-    yield bad
-    await bad.stop()
+    async with bad_line(redis_server.socket) as bad:
+        yield bad
 
 
 @pytest.fixture

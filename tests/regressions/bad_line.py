@@ -1,7 +1,8 @@
 """A line to Redis that can go bad: deaf, mute, stalled, slow, refused or cut. Counts what passes."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 
@@ -91,3 +92,14 @@ class BadLine:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
         return chunk
+
+
+@asynccontextmanager
+async def bad_line(socket: Path) -> AsyncIterator[BadLine]:
+    """A way to the server behind `socket`, good until the test spoils it."""
+    line = BadLine(socket)
+    await line.start()
+    try:
+        yield line
+    finally:
+        await line.stop()

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from regressions.bad_line import BadLine
+from regressions.bad_line import BadLine, bad_line
 from tierlane.embedded.redis_server import EmbeddedRedis
 
 
@@ -12,7 +12,5 @@ from tierlane.embedded.redis_server import EmbeddedRedis
 async def line(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[BadLine]:
     """A good line to the session's Redis, which the test may spoil."""
     del redis_url  # It is asked for so that Redis is empty.
-    line = BadLine(redis_server.socket)
-    await line.start()
-    yield line
-    await line.stop()
+    async with bad_line(redis_server.socket) as line:
+        yield line

@@ -13,13 +13,12 @@ from datetime import datetime
 
 import asyncpg
 
-from ledger.postgres import AWAY, Connection, closing, connect, reason
+from ledger.postgres import AWAY, Connection, reason
 from tierlane.bench.answer_ids import AnswerIds, Fate
+from tierlane.bench.audit_read import audit_connection
 
 POLL_S = 0.5
 FETCH_ROWS = 5000
-CONNECT_TIMEOUT_S = 5.0
-STATEMENT_TIMEOUT_MS = 30_000
 
 # The customers' other traffic in the same window is kept apart by the id of the key.
 _WHERE = "FROM requests WHERE created_at BETWEEN $1 AND $2 AND api_key_id = ANY($3)"
@@ -77,13 +76,7 @@ async def check_audit(database_url: str, window: Window, ids: AnswerIds, patienc
     fates = {name: fate for fate in Fate for name in ids.of(fate)}
     result = compare(fates, [])
     try:
-        connection = await connect(
-            database_url,
-            name="tierlane bench",
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
-        )
-        async with closing(connection):
+        async with audit_connection(database_url) as connection:
             result = await _compare_until_agreed(connection, window, fates, began + patience_s)
     except (*AWAY, ValueError) as error:
         result = replace(result, error=f"The audit cannot be read: {reason(error)}.")

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
-from ledger.postgres import AWAY, Connection, closing, connect
-from tierlane.bench.audit_check import CONNECT_TIMEOUT_S, STATEMENT_TIMEOUT_MS
+from ledger.postgres import AWAY, Connection
+from tierlane.bench.audit_read import audit_connection
 
 # The members of a batch share its size, its run time and its worker. A batch that lost members to an earlier end, a
 # cancel for instance, still has them in batch_size.
@@ -60,13 +60,7 @@ class Span:
 async def read_batches(database_url: str, span: Span, model: str, workers: int) -> BatchUse | None:
     """Read the rows; None when the database is away. `workers`: how many there are, 0 for those that were seen."""
     try:
-        connection = await connect(
-            database_url,
-            name="tierlane bench",
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
-        )
-        async with closing(connection):
+        async with audit_connection(database_url) as connection:
             ran = await _ran(connection, span)
             largest = await connection.fetchval(_LARGEST, model)
     except (*AWAY, ValueError):
