@@ -38,7 +38,7 @@ class LineRedis(Redis):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.line = Line(self.connection_pool.make_connection)
+        self.line = Line(self.connection_pool.make_connection, COMMAND_TIMEOUT_S)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
         """Close the line, too."""
@@ -59,23 +59,26 @@ async def blocking_read(client: Redis, *command: Argument, block_s: float) -> An
         return await line_of(client).blocking_call(command, block_s + 1.0)
 
 
-def _client(url: str, size: int) -> Redis:
+def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
     options: dict[str, Any] = {
         "max_connections": size,
-        "timeout": COMMAND_TIMEOUT_S,
+        "timeout": timeout_s,
         "socket_timeout": None,
-        "socket_connect_timeout": COMMAND_TIMEOUT_S,
+        "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
     }
     if url.startswith(SCHEMES):
-        return LineRedis.from_pool(PrimaryPool(parse(url), **options))
-    return LineRedis.from_pool(BlockingConnectionPool.from_url(url, **options))
+        client = LineRedis.from_pool(PrimaryPool(parse(url), **options))
+    else:
+        client = LineRedis.from_pool(BlockingConnectionPool.from_url(url, **options))
+    line_of(client).timeout_s = timeout_s
+    return client
 
 
-def command_client(url: str) -> Redis:
-    """For commands and scripts, each inside `bounded()`."""
-    return _client(url, _POOL_SIZE)
+def command_client(url: str, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
+    """For scripts, each over within `timeout_s`, and for commands, each inside `bounded()`."""
+    return _client(url, _POOL_SIZE, timeout_s)
 
 
 def blocking_client(url: str) -> Redis:

@@ -131,15 +131,17 @@ class Wire(asyncio.Protocol):
 
 
 class Line:
-    """The calls of one client. `make` gives connections that are not connected yet."""
+    """The calls of one client. `make` gives connections that are not connected yet; a call may take `timeout_s`."""
 
-    def __init__(self, make: Callable[[], AbstractConnection]) -> None:
+    def __init__(self, make: Callable[[], AbstractConnection], timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         self._make = make
         self._wire: Wire | None = None
         self._turn = asyncio.Lock()
 
-    async def call(self, command: tuple[Argument, ...], timeout_s: float) -> Any:
+    async def call(self, command: tuple[Argument, ...], timeout_s: float | None = None) -> Any:
         """The answer to one command. Raises RedisError, OSError or TimeoutError; its outcome is then not known."""
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         wire = self._wire
         if wire is None or not wire.usable:
             async with asyncio.timeout(timeout_s):

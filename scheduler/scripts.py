@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
-from scheduler.connections import COMMAND_TIMEOUT_S, FAULTS, line_of, unavailable
+from scheduler.connections import FAULTS, line_of, unavailable
 from scheduler.errors import TierlaneError
 from scheduler.keys import Keys
 from scheduler.line import Argument
@@ -64,6 +64,6 @@ class Script:
 
     async def _send(self, args: tuple[Argument, ...]) -> Any:
         try:
-            return await self._line.call(self._by_hash + args, COMMAND_TIMEOUT_S)
+            return await self._line.call(self._by_hash + args)
         except NoScriptError:
-            return await self._line.call(self._whole + args, COMMAND_TIMEOUT_S)
+            return await self._line.call(self._whole + args)

@@ -13,6 +13,10 @@ from scheduler.connections import command_client
 from scheduler.keys import Keys
 from tierlane.embedded.redis_server import EmbeddedRedis
 
+PATIENCE_S = (
+    10.0  # Of scripts in tests that are not about time: the machine may stand still for longer than the 0.25 s.
+)
+
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
@@ -27,7 +31,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedR
 @pytest.fixture
 async def redis_url(redis_server: EmbeddedRedis) -> AsyncIterator[str]:
     """The URL of an empty Redis; the test fails where it leaves a key that would live for ever."""
-    client = command_client(redis_server.url)
+    client = command_client(redis_server.url, PATIENCE_S)
     await client.flushall()
     yield redis_server.url
     leaks = await leaked_keys(client)
@@ -38,7 +42,7 @@ async def redis_url(redis_server: EmbeddedRedis) -> AsyncIterator[str]:
 @pytest.fixture
 async def client(redis_url: str) -> AsyncIterator[Redis]:
     """A command client on the empty Redis."""
-    client = command_client(redis_url)
+    client = command_client(redis_url, PATIENCE_S)
     yield client
     await client.aclose()
 
