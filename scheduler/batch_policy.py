@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scheduler.batch_pace import distance_ms, since_due_ms
 from scheduler.batch_window import UNKNOWN, Service, target_size, window_ms
 
 AGED_SHARE = 0.05
@@ -33,7 +34,10 @@ class TierPolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """What the model's row and the settings say. Times in ms, sizes in requests, tokens of the input (0: no limit)."""
+    """What the model's row and the settings say. Times in ms, sizes in requests, tokens of the input (0: no limit).
+
+    `headroom`: the part (0..1) of its workers' time that a saturated pool keeps free (`batch_pace`).
+    """
 
     max_batch_size: int
     max_wait_ms: float
@@ -41,6 +45,7 @@ class BatchPolicy:
     ageing_ms: float
     tiers: Sequence[TierPolicy]
     max_batch_tokens: int = 0
+    headroom: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look at the pool. A leased batch is ready or running; `workers` counts the healthy ones."""
+    """One look at the pool. A leased batch is ready or running; `workers` counts the healthy ones.
+
+    `since_ms`: how long ago the last batch was due to leave.
+    """
 
     tiers: Mapping[str, Waiting]
     ready_batches: int
@@ -61,6 +69,7 @@ class Snapshot:
     workers: int
     arrivals_per_s: float
     service: Service = UNKNOWN
+    since_ms: float = math.inf
 
     @property
     def waiting(self) -> int:
@@ -97,7 +106,8 @@ NEVER = Wish(0)
 class Decision:
     """Form a batch of `picks` now; or, with no picks, look again after `wait_ms` or when `wish` says so (None: only then).
 
-    `ready_limit` is repeated to `form_batch`, which refuses above it, and `credit` is what the guarantee owes from now on.
+    `ready_limit` is repeated to `form_batch`, which refuses above it, `credit` is what the guarantee owes from now on, and
+    `since_ms` how long ago the batch was due.
     """
 
     picks: Sequence[tuple[str, int]]
@@ -105,6 +115,7 @@ class Decision:
     wish: Wish
     ready_limit: int
     credit: Mapping[str, float]
+    since_ms: float
 
 
 def ready_limit(workers: int, per_workers: int) -> int:
@@ -121,12 +132,13 @@ def decide(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float])
     `credit` is what the guarantee still owes each tier from earlier batches; the decision carries the new one.
     """
     limit = ready_limit(snapshot.workers, policy.lookahead_workers)
-    waits = _waits(snapshot, policy, limit)
+    distance = distance_ms(snapshot.workers, snapshot.service, policy.max_batch_size, policy.headroom)
+    waits = _waits(snapshot, policy, limit, distance)
     if waits is not None:
-        return Decision((), waits[0], waits[1], limit, credit)
+        return Decision((), waits[0], waits[1], limit, credit, snapshot.since_ms)
     picks, owed = choose(snapshot.tiers, policy, credit)
     # An idle worker may be on its way to the line: one more may stand there for it.
-    return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed)
+    return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed, since_due_ms(snapshot.since_ms, distance))
 
 
 def plan(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> list[Decision]:
@@ -149,15 +161,19 @@ def _after(snapshot: Snapshot, decision: Decision) -> Snapshot:
     taken = dict(decision.picks)
     tiers = {name: Waiting(tier.depth - taken.get(name, 0), tier.oldest_ms) for name, tier in snapshot.tiers.items()}
     ready, leased = snapshot.ready_batches + 1, snapshot.leased_batches + 1
-    return replace(snapshot, tiers=tiers, ready_batches=ready, leased_batches=leased)
+    since_ms = decision.since_ms
+    return replace(snapshot, tiers=tiers, ready_batches=ready, leased_batches=leased, since_ms=since_ms)
 
 
-def _waits(snapshot: Snapshot, policy: BatchPolicy, limit: int) -> tuple[float | None, Wish] | None:
+def _waits(snapshot: Snapshot, policy: BatchPolicy, limit: int, distance: float) -> tuple[float | None, Wish] | None:
     """None where a batch leaves now; else after how many ms to look again, and what would change that."""
     if snapshot.waiting and not snapshot.workers:
         return None, NEVER
     if snapshot.waiting and snapshot.ready_batches >= limit + snapshot.idle:
         return None, Wish(0, limit // 2)
+    saturated = snapshot.waiting >= policy.max_batch_size * (snapshot.idle + 1)
+    if saturated and snapshot.since_ms < distance:
+        return distance - snapshot.since_ms, Wish(0, limit // 2)
     if snapshot.waiting >= policy.max_batch_size:
         return None
     if snapshot.waiting and not snapshot.idle:

@@ -23,15 +23,23 @@ others where a worker is free for each of them; more leaves nothing for what com
 GATHER_S = 0.008
 """A batch costs all processes together about 1 ms of CPU: while batches are not full, one is aimed at for each 8 ms."""
 
+STEADY = 1.25
+"""By which factor the longest runs (p95) may differ from what the largest batch should take, and still be steady."""
+
 PATIENCE = 2.0
 """The window, in times in which the batch is expected to have reached its size."""
 
 
 class Service(NamedTuple):
-    """What a batch of n takes on one worker, as measured: `base_ms` + n x `item_ms`; zeros until something was measured."""
+    """What a batch of n takes on one worker, as measured: `base_ms` + n x `item_ms`; zeros until something was measured.
+
+    `seen_batch`: up to which size it was measured everywhere. `steady`: runs take about what this says.
+    """
 
     base_ms: float = 0.0
     item_ms: float = 0.0
+    seen_batch: float = 0.0
+    steady: bool = False
 
 
 UNKNOWN = Service()
@@ -42,7 +50,17 @@ def pool_service(workers: Iterable[WorkerView], known: Service) -> Service:
     measured = [worker for worker in workers if worker.healthy and worker.seen_batch > 0]
     if not measured:
         return known
-    return Service(fmean(worker.base_ms for worker in measured), fmean(worker.item_ms for worker in measured))
+    return Service(
+        fmean(worker.base_ms for worker in measured),
+        fmean(worker.item_ms for worker in measured),
+        min(worker.seen_batch for worker in measured),
+        all(_steady(worker) for worker in measured),
+    )
+
+
+def _steady(worker: WorkerView) -> bool:
+    expected_ms = worker.base_ms + worker.seen_batch * worker.item_ms
+    return expected_ms / STEADY <= worker.service_p95_ms <= expected_ms * STEADY
 
 
 def target_size(arrivals_per_s: float, workers: int, service: Service, max_batch_size: int) -> int:

@@ -6,6 +6,7 @@ woken for, or a worker whose status changed. The wish stands in Redis from turn 
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -104,6 +105,8 @@ class Dispatcher:
         self._depth_left = 0
         self._ready_limit = 1
         self._told: tuple[Wish, float] | None = None
+        self._due_s = -math.inf
+        self._looked_s = 0.0
         self.formed = 0
 
     async def run(self) -> None:
@@ -155,6 +158,7 @@ class Dispatcher:
         """All of them, sent in one go: what waits after the last, and how many requests are in batches now."""
         formed = await asyncio.gather(*(self._form(decision.picks, policy, names) for decision in decisions))
         self._credit = decisions[-1].credit
+        self._due_s = self._looked_s - decisions[-1].since_ms / 1000
         return formed[-1].queues, sum(each.size for each in formed)
 
     async def _form(
@@ -197,7 +201,7 @@ class Dispatcher:
         return queues
 
     def _decide(self, queues: Queues, policy: BatchPolicy) -> list[Decision]:
-        now_s = self._clock_s()
+        self._looked_s = now_s = self._clock_s()
         self._arrivals.record(max(0, queues.depth - self._depth_left), now_s)
         self._depth_left = queues.depth
         snapshot = Snapshot(
@@ -207,5 +211,6 @@ class Dispatcher:
             workers=max(0, queues.healthy_gpus),
             arrivals_per_s=self._arrivals.per_second(now_s),
             service=self._service(),
+            since_ms=(now_s - self._due_s) * 1000,
         )
         return plan(snapshot, policy, self._credit)

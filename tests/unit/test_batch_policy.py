@@ -1,6 +1,9 @@
 """When a batch leaves and who is in it, by literal tables."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -213,3 +216,55 @@ def test_a_plan_keeps_the_order_and_the_shares() -> None:
         {"enterprise": 11, "free": 21},
         {"free": 32},
     ]
+
+
+STEADY = Service(base_ms=48.0, item_ms=0.0, seen_batch=32.0, steady=True)
+PACED = BatchPolicy(
+    32, 40.0, 4, 1000.0, TIERS, headroom=0.04
+)  # Twelve workers: a batch each 48 / (12 x 0.96) = 4.17 ms.
+
+
+@pytest.mark.parametrize(
+    ("waits", "leased", "since_ms", "changes", "wait_ms"),
+    [
+        (500, 12, 1.5, {}, 2.67),  # the pool is saturated: not before its time
+        (500, 12, 4.2, {}, None),
+        (500, 3, 1.5, {}, 2.67),  # nine are free, and more waits than they take: they begin one after another
+        (300, 3, 1.5, {}, None),  # what waits, they take at once
+        (500, 12, 1.5, {"headroom": 0.0}, None),
+        (500, 12, 1.5, {"workers": 7}, None),  # too few to give even distances
+        (500, 12, 1.5, {"service": STEADY._replace(steady=False)}, None),  # runs that keep no step
+        (500, 12, 1.5, {"service": STEADY._replace(seen_batch=15.0)}, None),  # nothing is known of full batches
+    ],
+)
+def test_a_saturated_pool_begins_batches_at_even_distances(
+    waits: int, leased: int, since_ms: float, changes: dict[str, Any], wait_ms: float | None
+) -> None:
+    """Where all runs take the same time a batch leaves when it is due; whatever else holds, as it comes."""
+    workers, service = changes.get("workers", 12), changes.get("service", STEADY)
+    snapshot = Snapshot(waiting(free=waits), 0, leased, workers, 900.0, service, since_ms)
+
+    decision = decide(snapshot, replace(PACED, headroom=changes.get("headroom", 0.04)), {})
+
+    assert decision.wait_ms == (None if wait_ms is None else pytest.approx(wait_ms, abs=0.01))
+    assert bool(decision.picks) is (wait_ms is None)
+
+
+def test_who_comes_late_may_be_followed_early() -> None:
+    """Late by 20 ms: the five milliseconds of slack are made up for, by one batch more in the same look, and no more."""
+    snapshot = Snapshot(waiting(free=900), 0, 12, 12, 900.0, STEADY, 24.0)
+
+    decisions = plan(snapshot, replace(PACED, lookahead_workers=1), {})
+
+    assert [decision.since_ms for decision in decisions] == [5.0, pytest.approx(0.83, abs=0.01)]
+
+
+def test_the_pace_leaves_the_headroom_and_nothing_more() -> None:
+    """A saturated pool, looked at each millisecond for ten seconds: 96 % of the batches that twelve workers can do."""
+    formed, since_ms = 0, math.inf
+    for _ in range(10_000):
+        snapshot = Snapshot(waiting(free=900), 0, 12, 12, 900.0, STEADY, since_ms + 1.0)
+        decision = decide(snapshot, PACED, {})
+        formed, since_ms = formed + bool(decision.picks), decision.since_ms
+
+    assert formed == pytest.approx(0.96 * 10_000 * 12 / 48, rel=0.01)

@@ -55,14 +55,25 @@ def test_the_size_is_one_that_exists(rate: float, workers: int, base_ms: float, 
     assert target_size(2 * rate, workers, service, most) >= size
 
 
-def worker(base_ms: float, item_ms: float, seen_batch: float = 8.0, *, healthy: bool = True) -> WorkerView:
-    return WorkerView("w", "ready", 0.5, 1, 10.0, healthy, 1.0, 1.0, "b", "v", "", base_ms, item_ms, seen_batch)
+def worker(
+    base_ms: float, item_ms: float, seen_batch: float = 8.0, p95_ms: float = 60.0, *, healthy: bool = True
+) -> WorkerView:
+    return WorkerView("w", "ready", 0.5, 1, 10.0, healthy, 1.0, p95_ms, "b", "v", "", base_ms, item_ms, seen_batch)
 
 
 def test_the_service_of_a_pool() -> None:
     """The mean of who is healthy and has measured anything; what was known before where nobody has."""
-    before = Service(7.0, 1.0)
+    before = Service(7.0, 1.0, 4.0)
     bad = [worker(900.0, 9.0, healthy=False), worker(900.0, 9.0, seen_batch=0.0)]
 
-    assert pool_service([worker(40.0, 0.5), worker(60.0, 1.5), *bad], UNKNOWN) == Service(50.0, 1.0)
+    good = [worker(40.0, 0.5), worker(60.0, 1.5, 6.0)]
+    assert pool_service([*good, *bad], UNKNOWN)[:3] == (50.0, 1.0, 6.0)
     assert pool_service(bad, before) == before
+
+
+@pytest.mark.parametrize(("p95_ms", "steady"), [(50.0, True), (62.0, True), (63.0, False), (40.0, True), (39.0, False)])
+def test_runs_are_steady_where_the_longest_take_what_is_expected(p95_ms: float, steady: bool) -> None:
+    """Within a quarter of what the largest batch should take, on every worker; a fit that is far off is no measure."""
+    workers = [worker(42.0, 1.0, 8.0, 50.0), worker(42.0, 1.0, 8.0, p95_ms)]
+
+    assert pool_service(workers, UNKNOWN).steady is steady

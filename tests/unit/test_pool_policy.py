@@ -8,7 +8,7 @@ from scheduler.batch_policy import BatchPolicy, TierPolicy
 from tierlane.roles.pool_policy import DEFAULT_TIERS, LEAVING_S, LeavingTiers, batch_policy, pool_model
 from tierlane.settings import Settings
 
-SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000)
+SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03)
 
 
 def model(name: str, pool: str = "default", size: int = 8, enabled: bool = True) -> Model:
@@ -36,7 +36,7 @@ def test_rows_become_a_policy() -> None:
     gold = Tier("gold", 1, 0.5, 10.0, 10.0, 5, None, 100, 2000, None, None)
     snapshot = Snapshot(3, (gold,), {}, {}, {"tiny": model("tiny")}, ())
 
-    assert batch_policy(snapshot, SETTINGS) == BatchPolicy(8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),))
+    assert batch_policy(snapshot, SETTINGS) == BatchPolicy(8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 0, 0.03)
 
 
 def test_a_budget_of_tokens() -> None:
@@ -48,7 +48,7 @@ def test_a_budget_of_tokens() -> None:
 
 def test_without_a_catalog_queued_work_still_moves() -> None:
     """A scheduler that starts while PostgreSQL is away forms batches by the documented defaults."""
-    assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS)
+    assert batch_policy(None, SETTINGS) == BatchPolicy(32, 40.0, 4, 1000, DEFAULT_TIERS, 0, 0.03)
 
 
 def test_a_tier_that_was_renamed_is_still_served() -> None:

@@ -60,6 +60,7 @@ def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy
         max_batch_size=model.max_batch_size if model else DEFAULT_BATCH_SIZE,
         max_wait_ms=model.max_wait_ms if model else DEFAULT_WINDOW_MS,
         lookahead_workers=settings.batch_lookahead_workers,
+        headroom=settings.batch_headroom,
         ageing_ms=settings.ageing_ms,
         tiers=tiers,
         max_batch_tokens=(model.max_batch_tokens or 0) if model else 0,
