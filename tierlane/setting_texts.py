@@ -144,7 +144,7 @@ SCHEDULER = {
         "One batch is kept ready for each this many workers. Smaller keeps GPUs fed, larger keeps the order exact.",
     ),
     "batch_headroom": Text(
-        "0.04",
+        "0.05",
         "Part (0 to 0.5) of a saturated pool's time that is left free, from 8 workers on whose runs take the same time: "
         "one of them is then nearly always free for who may go first. 0: batches leave as they come.",
         "SHARE",

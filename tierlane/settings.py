@@ -87,7 +87,7 @@ class Settings(BaseSettings):
     lease_ms: Milliseconds = 600
     reap_ms: Milliseconds = 100
     batch_lookahead_workers: Count = 4
-    batch_headroom: Annotated[float, Field(ge=0, le=0.5)] = 0.04
+    batch_headroom: Annotated[float, Field(ge=0, le=0.5)] = 0.05
     ageing_ms: Milliseconds = 1000
 
     backend: Annotated[str, Field(min_length=1)] = "tiny"
