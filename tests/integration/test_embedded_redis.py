@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import sys
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from tierlane.embedded import EmbeddedRedis, EmbeddedServerError
+from tierlane.embedded.allocator import find_jemalloc
 from tierlane.embedded.sockets import MAX_SOCKET_PATH_BYTES
 
 
@@ -136,3 +138,14 @@ async def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     await server.stop(grace_s=0.2)
 
     assert not server.alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is preloaded elsewhere")
+async def test_it_uses_jemalloc_where_the_system_has_it(tmp_path: Path) -> None:
+    """The library is in its memory exactly where one was found; without it the server runs all the same."""
+    server = EmbeddedRedis(tmp_path, tmp_path / "run", ephemeral=True)
+    await server.start()
+    loaded = {Path(region.path).name.split(".")[0] for region in psutil.Process(server.pid).memory_maps()}
+    await server.stop()
+
+    assert ("libjemalloc" in loaded) is (find_jemalloc() is not None)

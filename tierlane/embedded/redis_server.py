@@ -5,6 +5,7 @@ State is kept in an append-only file, synced each second, unless the server is e
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from tierlane.child_process import POLL_S
+from tierlane.embedded.allocator import find_jemalloc, with_jemalloc
 from tierlane.embedded.binaries import REDIS_NAMES, find_redis
 from tierlane.embedded.errors import EmbeddedServerError
 from tierlane.embedded.server_process import ServerProcess, read_pid
@@ -72,7 +74,7 @@ class EmbeddedRedis:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         prepare_socket_dir(self._socket_dir)
         await self._process.clear_leftover(read_pid(self._pid_file), REDIS_NAMES)
-        self._process.run([str(binary), *self._arguments()])
+        self._process.run([str(binary), *self._arguments()], env=with_jemalloc(os.environ, find_jemalloc()))
         try:
             await self._ready()
         except BaseException:

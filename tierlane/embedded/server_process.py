@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -26,13 +26,13 @@ class ServerProcess(ChildProcess):
         self._workdir = workdir
         self._log = log
 
-    def run(self, argv: Sequence[str], identity: Identity | None = None) -> None:
-        """Spawn the server with its output appended to the log."""
+    def run(self, argv: Sequence[str], identity: Identity | None = None, env: Mapping[str, str] | None = None) -> None:
+        """Spawn the server with its output appended to the log; `env` instead of our own environment."""
         run_as = identity or Identity()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab", opener=_open_private) as log:
             # The root directory, since an unprivileged user may not be allowed to be where we are.
-            self.spawn([*run_as.prefix, *argv], output=log, uid=run_as.uid, cwd="/")
+            self.spawn([*run_as.prefix, *argv], output=log, uid=run_as.uid, cwd="/", env=env)
 
     def failure(self, what: str) -> EmbeddedServerError:
         """Return an error that says `what` went wrong and ends with the last lines of the log."""
