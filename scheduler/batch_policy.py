@@ -115,7 +115,7 @@ class Decision:
     wish: Wish
     ready_limit: int
     credit: Mapping[str, float]
-    since_ms: float
+    since_ms: float = math.inf
 
 
 def ready_limit(workers: int, per_workers: int) -> int:

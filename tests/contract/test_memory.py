@@ -5,6 +5,7 @@ import pytest
 from pool import Pool
 from scheduler.admission import MAX_SUBMISSIONS, TierLimit
 from scheduler.payload import Payload, encode_payload
+from tierlane.embedded.allocator import find_jemalloc
 
 COUNT = 20 * MAX_SUBMISSIONS
 ALLOWED = 700
@@ -17,8 +18,14 @@ async def used_memory(pool: Pool) -> int:
     return int((await pool.client.info("memory"))["used_memory"])
 
 
-@pytest.mark.parametrize("length", [30, 500, 3000])
-async def test_a_waiting_request_takes_its_body_and_little_more(pool: Pool, length: int) -> None:
+ROUNDED = 0.2 if find_jemalloc() else 0.0
+"""What jemalloc may add to a large block: its sizes are a fifth to a quarter apart (jemalloc(3), "size classes")."""
+
+
+@pytest.mark.parametrize(
+    ("length", "rounded"), [(30, 0.0), (500, 0.0), (1000, 0.0), (1500, 0.0), (2000, ROUNDED), (3000, ROUNDED)]
+)
+async def test_a_waiting_request_takes_its_body_and_little_more(pool: Pool, length: int, rounded: float) -> None:
     """With ids as long as real ones, all limits in force, and nothing taken from the outbox yet."""
     body = encode_payload(Payload("simulated", "x" * length, {}))
     limits = {"max_concurrency": COUNT * 2, "tokens_per_minute": 1e12, "quotas": QUOTAS, "tokens": 40}
@@ -35,4 +42,4 @@ async def test_a_waiting_request_takes_its_body_and_little_more(pool: Pool, leng
     for _ in range(COUNT // MAX_SUBMISSIONS):
         await admitted()
 
-    assert (await used_memory(pool) - before) / COUNT <= len(body) + ALLOWED
+    assert (await used_memory(pool) - before) / COUNT <= len(body) * (1 + rounded) + ALLOWED
