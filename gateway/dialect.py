@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gateway.answer import Answer
 from gateway.inference_body import InferenceBody, decode_inference
 from gateway.success import success
+from scheduler.errors import ErrorCode, RequestError
 from scheduler.replies import Reply
 
 
@@ -13,13 +14,21 @@ from scheduler.replies import Reply
 class Dialect:
     """`read`: from a body and the most bytes of an input to what is asked; raises RequestError, with the field's own name.
 
-    `model_field` is what it calls the model. `write`: the answer, from the reply, the tier, the gateway's own latency (ms)
-    and more header lines.
+    `model_field` is what it calls the model; `flat`: parameters are fields of the body itself. `write`: the answer, from the reply, the model, the tier, the gateway's own
+    latency (ms) and more header lines.
     """
 
     read: Callable[[bytes, int], InferenceBody]
-    write: Callable[[Reply, str, float, str], Answer]
+    write: Callable[[Reply, str, str, float, str], Answer]
     model_field: str = "model"
+    flat: bool = False
+
+    def bad_parameters(self, sentence: str) -> RequestError:
+        """What the model says of the parameters, which it knows as `parameters.<name>`, in this door's words."""
+        if not self.flat:
+            return RequestError(ErrorCode.INVALID_REQUEST, sentence, "parameters")
+        sentence = sentence.removeprefix("parameters.")
+        return RequestError(ErrorCode.INVALID_REQUEST, sentence, sentence.partition(" ")[0])
 
 
 INFERENCE = Dialect(decode_inference, success)

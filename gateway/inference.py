@@ -179,11 +179,11 @@ class Inference:
             raise self._shed(identity, RequestError(outcome))
         self.standing.settle(identity, waiter.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
-            raise _failure(outcome)
+            raise self._failure(outcome)
         now = self.clock()
         latency_ms = (now - waiter.started) * 1000
         self._parts.meter.answered(identity.tier, latency_ms, now)
-        return self._dialect.write(outcome, identity.tier, latency_ms, self.standing.lines(identity, verdict))
+        return self._written(identity, waiter, outcome, latency_ms)
 
     async def _replay(self, call: Call, identity: IdentityView, waiter: Waiter, verdict: Verdict) -> Answer:
         """The answer that the request's key has already. Raises RequestError where it cannot be read."""
@@ -191,11 +191,26 @@ class Inference:
         reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
         if reply.state != State.COMPLETED:
             headers = [*self.standing.headers(identity, verdict), REPLAYED]
-            return self._parts.faults.answer(_failure(reply), reply.id, headers, problem=wants_problem(call.headers))
-        latency_ms = (self.clock() - waiter.started) * 1000
-        answer = self._dialect.write(reply, identity.tier, latency_ms, self.standing.lines(identity, verdict))
+            return self._parts.faults.answer(
+                self._failure(reply), reply.id, headers, problem=wants_problem(call.headers)
+            )
+        answer = self._written(identity, waiter, reply, (self.clock() - waiter.started) * 1000)
         answer.headers.append(REPLAYED)
         return answer
+
+    def _written(self, identity: IdentityView, waiter: Waiter, reply: Reply, latency_ms: float) -> Answer:
+        lines = self.standing.lines(identity, waiter.verdict)
+        return self._dialect.write(reply, waiter.submission.model, identity.tier, latency_ms, lines)
+
+    def _failure(self, reply: Reply) -> RequestError:
+        """What a failed reply says to the client: the backend's own sentence only where it refused the parameters."""
+        try:
+            code = ErrorCode(reply.error_code)
+        except ValueError:  # Written by a newer version.
+            code = ErrorCode.INTERNAL_ERROR
+        if code is ErrorCode.INVALID_REQUEST and reply.output:
+            return self._dialect.bad_parameters(reply.output)
+        return RequestError(code)
 
     def _shed(self, identity: IdentityView, error: RequestError) -> RequestError:
         if for_want_of_capacity(error.code):
@@ -219,14 +234,3 @@ class Inference:
 
 def _new_future() -> "asyncio.Future[Outcome]":
     return asyncio.get_running_loop().create_future()
-
-
-def _failure(reply: Reply) -> RequestError:
-    """What a failed reply says to the client: the backend's own sentence only where it refused the parameters."""
-    try:
-        code = ErrorCode(reply.error_code)
-    except ValueError:  # Written by a newer version.
-        code = ErrorCode.INTERNAL_ERROR
-    if code is ErrorCode.INVALID_REQUEST and reply.output:
-        return RequestError(code, reply.output, "parameters")
-    return RequestError(code)

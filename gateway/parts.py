@@ -10,6 +10,7 @@ from gateway.auth_throttle import AuthThrottle
 from gateway.beat import Beat
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView
+from gateway.completions import COMPLETIONS
 from gateway.config import GatewayConfig
 from gateway.direct import Direct, DirectParts
 from gateway.direct_audit import DirectAudit
@@ -207,6 +208,7 @@ def build_routes(inference: Inference, internal: Internal, me: Me, models: Model
     routes.add("POST", "/v1/inference", inference)
     routes.add("POST", "/v1/predict", inference.speaking(PREDICT))
     routes.add("POST", "/api/inference", inference.speaking(PLAIN))
+    routes.add("POST", "/v1/completions", inference.speaking(COMPLETIONS))
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     for method in ("GET", "HEAD"):

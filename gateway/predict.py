@@ -51,7 +51,7 @@ def _read_predict(raw: bytes, max_input_bytes: int) -> InferenceBody:
     return InferenceBody(body.input_data, body.model_id)
 
 
-def _write_prediction(reply: Reply, _: str, latency_ms: float, lines: str) -> Answer:
+def _write_prediction(reply: Reply, _model: str, _tier: str, latency_ms: float, lines: str) -> Answer:
     body = encode_json(Prediction(reply.id, reply.output, round(latency_ms, 2)))
     return completed(reply, body, latency_ms, lines)
 
@@ -63,7 +63,7 @@ def _read_plain(raw: bytes, max_input_bytes: int) -> InferenceBody:
     return InferenceBody(body.input)
 
 
-def _write_plain(reply: Reply, _: str, latency_ms: float, lines: str) -> Answer:
+def _write_plain(reply: Reply, _model: str, _tier: str, latency_ms: float, lines: str) -> Answer:
     body = encode_json(PlainAnswer(reply.output, reply.id, round(latency_ms, 2)))
     return completed(reply, body, latency_ms, lines)
 

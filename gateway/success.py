@@ -28,7 +28,7 @@ class Success(msgspec.Struct, gc=False):
     metadata: Metadata
 
 
-def success(reply: Reply, tier: str, latency_ms: float, lines: str) -> Answer:
+def success(reply: Reply, _: str, tier: str, latency_ms: float, lines: str) -> Answer:
     """The answer for a completed request; `latency_ms` is the gateway's own, from the whole request to now.
 
     `lines` are more header lines, each with its end.
