@@ -86,10 +86,7 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
 }
-TOKEN_ARRAYS = (
-    "`prompt` must be text, not token ids: this service has tokenizers of its own. With LangChain set "
-    "`check_embedding_ctx_length=False`, or do not encode the prompt."
-)
+NOT_TEXT = "`prompt` must be text, not token ids: every model here has a tokenizer of its own."
 
 
 def read_completion(raw: bytes, max_input_bytes: int) -> InferenceBody:
@@ -109,7 +106,7 @@ def _one_prompt(prompt: str | list[Any]) -> str:
     if isinstance(prompt, str):
         return prompt
     if any(not isinstance(each, str) for each in prompt):
-        raise invalid("prompt", TOKEN_ARRAYS)
+        raise invalid("prompt", NOT_TEXT)
     if len(prompt) != 1:
         raise invalid("prompt", "`prompt` must be one text: send a request for each.")
     return str(prompt[0])
