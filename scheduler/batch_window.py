@@ -10,7 +10,7 @@ its size, doubled: those who were expected and did not come (a closed loop, whos
 waited for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -24,7 +24,8 @@ GATHER_S = 0.008
 """A batch costs all processes together about 1 ms of CPU: while batches are not full, one is aimed at for each 8 ms."""
 
 STEADY = 1.25
-"""By which factor the longest runs (p95) may differ from what the largest batch should take, and still be steady."""
+"""By which factor the longest runs (p95) may differ from what the largest batch should take, and the workers from each
+other, and still be steady."""
 
 PATIENCE = 2.0
 """The window, in times in which the batch is expected to have reached its size."""
@@ -33,7 +34,7 @@ PATIENCE = 2.0
 class Service(NamedTuple):
     """What a batch of n takes on one worker, as measured: `base_ms` + n x `item_ms`; zeros until something was measured.
 
-    `seen_batch`: up to which size it was measured everywhere. `steady`: runs take about what this says.
+    `seen_batch`: up to which size it was measured everywhere. `steady`: runs take about what this says on all workers.
     """
 
     base_ms: float = 0.0
@@ -54,11 +55,18 @@ def pool_service(workers: Iterable[WorkerView], known: Service) -> Service:
         fmean(worker.base_ms for worker in measured),
         fmean(worker.item_ms for worker in measured),
         min(worker.seen_batch for worker in measured),
-        all(_steady(worker) for worker in measured),
+        _steady(measured),
     )
 
 
-def _steady(worker: WorkerView) -> bool:
+def _steady(workers: Sequence[WorkerView]) -> bool:
+    """Whether each takes what was measured, and all of them about the same: of unlike ones the mean says too little."""
+    size = min(worker.seen_batch for worker in workers)
+    runs_ms = [worker.base_ms + size * worker.item_ms for worker in workers]
+    return max(runs_ms) <= STEADY * min(runs_ms) and all(_as_expected(worker) for worker in workers)
+
+
+def _as_expected(worker: WorkerView) -> bool:
     expected_ms = worker.base_ms + worker.seen_batch * worker.item_ms
     return expected_ms / STEADY <= worker.service_p95_ms <= expected_ms * STEADY
 

@@ -77,3 +77,11 @@ def test_runs_are_steady_where_the_longest_take_what_is_expected(p95_ms: float, 
     workers = [worker(42.0, 1.0, 8.0, 50.0), worker(42.0, 1.0, 8.0, p95_ms)]
 
     assert pool_service(workers, UNKNOWN).steady is steady
+
+
+@pytest.mark.parametrize(("other_ms", "steady"), [(50.0, True), (60.0, True), (64.0, False), (200.0, False)])
+def test_unlike_workers_keep_no_common_step(other_ms: float, steady: bool) -> None:
+    """Each is as steady as can be, but the mean of a fast one and a slow one would hold the fast one back."""
+    workers = [worker(50.0, 0.0, 8.0, 50.0), worker(other_ms, 0.0, 8.0, other_ms)]
+
+    assert pool_service(workers, UNKNOWN).steady is steady
