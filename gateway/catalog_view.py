@@ -105,21 +105,26 @@ class ServedModels:
         self._served: frozenset[str] = frozenset()
         self._unnamed: str | None = None
 
-    def choose(self, snapshot: SnapshotView | None, wanted: str | UnsetType) -> str:
+    def names(self, snapshot: SnapshotView | None) -> frozenset[str]:
+        """All that are served."""
+        models = snapshot.models if snapshot is not None else {}
+        if models is not self._models:
+            self._look(models)
+        return self._served
+
+    def choose(self, snapshot: SnapshotView | None, wanted: str | UnsetType, param: str = "model") -> str:
         """The name of the model to run. Raises RequestError `model_not_found` with `param`.
 
         Without a wish it is the default one, or the pool's only enabled model; with neither the client has to choose.
         """
-        models = snapshot.models if snapshot is not None else {}
-        if models is not self._models:
-            self._look(models)
+        served = self.names(snapshot)
         if wanted is UNSET:
             if self._unnamed is not None:
                 return self._unnamed
-            raise RequestError(ErrorCode.MODEL_NOT_FOUND, "Name the model: there is no default one.", "model")
-        if wanted in self._served:
+            raise RequestError(ErrorCode.MODEL_NOT_FOUND, "Name the model: there is no default one.", param)
+        if wanted in served:
             return wanted
-        raise RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
+        raise RequestError(ErrorCode.MODEL_NOT_FOUND, param=param)
 
     def _look(self, models: Mapping[str, ModelRow]) -> None:
         served = frozenset(name for name, row in models.items() if row.enabled and row.pool == self._pool)

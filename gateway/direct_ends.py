@@ -208,4 +208,6 @@ def _reply(entry: DirectEntry, ran: Ran, worker_id: str, batch_size: int) -> Rep
         ran.tokens_used,
         ran.model_version,
         ran.output,
+        ran.output_tokens,
+        ran.finish_reason,
     )

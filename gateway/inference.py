@@ -1,6 +1,7 @@
-"""`POST /v1/inference`: who, what, may it, then wait for the answer. No Redis call, task or timer of its own."""
+"""`POST /v1/inference` and its like: who, what, may it, then wait for the answer. No Redis call, task or timer of its own."""
 
 import asyncio
+from copy import copy
 from typing import Protocol, cast
 
 from msgspec import UNSET
@@ -10,17 +11,16 @@ from gateway.admitter import ENTERED
 from gateway.answer import Answer
 from gateway.body import check_media, read_body
 from gateway.catalog_view import IdentityView, ServedModels
+from gateway.dialect import INFERENCE, Dialect
 from gateway.doorman import Doorman
 from gateway.idempotency import idempotency_key
 from gateway.identities import Identities
-from gateway.inference_body import decode_inference
 from gateway.inference_parts import InferenceParts
 from gateway.problem import wants_problem
 from gateway.replays import REPLAYED, stored_reply
 from gateway.routes import Call
 from gateway.standing import Standing
 from gateway.submissions import build_submission, is_retry, trace_id
-from gateway.success import success
 from gateway.verdicts import for_want_of_capacity
 from gateway.waiters import Ending, Outcome, Waiter
 from scheduler.admission import Verdict
@@ -56,7 +56,14 @@ class Inference:
         self.clock = parts.clock
         self.identify = self._doorman.identify
         self.max_body_bytes = parts.config.max_body_bytes
-        self._models = ServedModels(parts.config.pool, parts.config.default_model)
+        self.models = ServedModels(parts.config.pool, parts.config.default_model)
+        self._dialect = INFERENCE
+
+    def speaking(self, dialect: Dialect) -> "Inference":
+        """The handler of another door: the same in all but how bodies and answers are written."""
+        other = copy(self)
+        other._dialect = dialect  # noqa: SLF001 - its own kind
+        return other
 
     @property
     def past_redis(self) -> bool:
@@ -105,8 +112,8 @@ class Inference:
     ) -> Waiter:
         """What waits for the answer to this body, not entered yet. Raises RequestError for a body that is not valid."""
         parts = self._parts
-        body = decode_inference(raw, parts.config.max_input_bytes)
-        model = self._models.choose(parts.catalog.snapshot, body.model)
+        body = self._dialect.read(raw, parts.config.max_input_bytes)
+        model = self.models.choose(parts.catalog.snapshot, body.model, self._dialect.model_field)
         submission = build_submission(
             asking.request_id,
             identity,
@@ -172,11 +179,11 @@ class Inference:
             raise self._shed(identity, RequestError(outcome))
         self.standing.settle(identity, waiter.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
-            raise _failure(outcome)
+            raise self._failure(outcome)
         now = self.clock()
         latency_ms = (now - waiter.started) * 1000
         self._parts.meter.answered(identity.tier, latency_ms, now)
-        return success(outcome, identity.tier, latency_ms, self.standing.lines(identity, verdict))
+        return self._written(identity, waiter, outcome, latency_ms)
 
     async def _replay(self, call: Call, identity: IdentityView, waiter: Waiter, verdict: Verdict) -> Answer:
         """The answer that the request's key has already. Raises RequestError where it cannot be read."""
@@ -184,12 +191,26 @@ class Inference:
         reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
         if reply.state != State.COMPLETED:
             headers = [*self.standing.headers(identity, verdict), REPLAYED]
-            return self._parts.faults.answer(_failure(reply), reply.id, headers, problem=wants_problem(call.headers))
-        answer = success(
-            reply, identity.tier, (self.clock() - waiter.started) * 1000, self.standing.lines(identity, verdict)
-        )
+            return self._parts.faults.answer(
+                self._failure(reply), reply.id, headers, problem=wants_problem(call.headers)
+            )
+        answer = self._written(identity, waiter, reply, (self.clock() - waiter.started) * 1000)
         answer.headers.append(REPLAYED)
         return answer
+
+    def _written(self, identity: IdentityView, waiter: Waiter, reply: Reply, latency_ms: float) -> Answer:
+        lines = self.standing.lines(identity, waiter.verdict)
+        return self._dialect.write(reply, waiter.submission.model, identity.tier, latency_ms, lines)
+
+    def _failure(self, reply: Reply) -> RequestError:
+        """What a failed reply says to the client: the backend's own sentence only where it refused the parameters."""
+        try:
+            code = ErrorCode(reply.error_code)
+        except ValueError:  # Written by a newer version.
+            code = ErrorCode.INTERNAL_ERROR
+        if code is ErrorCode.INVALID_REQUEST and reply.output:
+            return self._dialect.bad_parameters(reply.output)
+        return RequestError(code)
 
     def _shed(self, identity: IdentityView, error: RequestError) -> RequestError:
         if for_want_of_capacity(error.code):
@@ -213,14 +234,3 @@ class Inference:
 
 def _new_future() -> "asyncio.Future[Outcome]":
     return asyncio.get_running_loop().create_future()
-
-
-def _failure(reply: Reply) -> RequestError:
-    """What a failed reply says to the client: the backend's own sentence only where it refused the parameters."""
-    try:
-        code = ErrorCode(reply.error_code)
-    except ValueError:  # Written by a newer version.
-        code = ErrorCode.INTERNAL_ERROR
-    if code is ErrorCode.INVALID_REQUEST and reply.output:
-        return RequestError(code, reply.output, "parameters")
-    return RequestError(code)

@@ -10,6 +10,7 @@ from gateway.auth_throttle import AuthThrottle
 from gateway.beat import Beat
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView
+from gateway.completions import COMPLETIONS
 from gateway.config import GatewayConfig
 from gateway.direct import Direct, DirectParts
 from gateway.direct_audit import DirectAudit
@@ -25,6 +26,8 @@ from gateway.last_ends import LastEnds
 from gateway.limits import LiveLimits
 from gateway.me import FindUsage, Me, MeParts
 from gateway.meter import Meter
+from gateway.models import Models
+from gateway.predict import PLAIN, PREDICT
 from gateway.redis_watch import RedisWatch, ping
 from gateway.refusals import Refusals
 from gateway.routes import Routes
@@ -111,7 +114,7 @@ class Parts:
         self.internal = self._internal(find_stored)
         inference = self._inference()
         self.me = self._me(inference, find_usage)
-        self._routes = build_routes(inference, self.internal, self.me)
+        self._routes = build_routes(inference, self.internal, self.me, self._models(inference))
         self._lane = FastLane(inference, self.doors)
 
     def _doorman(self) -> Doorman:
@@ -169,6 +172,9 @@ class Parts:
             )
         )
 
+    def _models(self, inference: Inference) -> Models:
+        return Models(self.doorman, inference.standing, self._catalog, inference.models)
+
     def _internal(self, find_stored: FindStored | None) -> Internal:
         return Internal(
             InternalParts(
@@ -196,14 +202,19 @@ class Parts:
         return limits._replace(redis_ms=self.beat.redis_ms(), run_ms=math.ceil(self.beat.service_p95_ms))
 
 
-def build_routes(inference: Inference, internal: Internal, me: Me) -> Routes:
+def build_routes(inference: Inference, internal: Internal, me: Me, models: Models) -> Routes:
     """Every address that this gateway answers."""
     routes = Routes()
     routes.add("POST", "/v1/inference", inference)
+    routes.add("POST", "/v1/predict", inference.speaking(PREDICT))
+    routes.add("POST", "/api/inference", inference.speaking(PLAIN))
+    routes.add("POST", "/v1/completions", inference.speaking(COMPLETIONS))
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     for method in ("GET", "HEAD"):
         routes.add(method, "/v1/me", me)
+        routes.add(method, "/v1/models", models.list)
+        routes.add(method, "/v1/models/{id...}", models.one)
         routes.add(method, "/livez", internal.livez)
         routes.add(method, "/readyz", internal.readyz)
     return routes

@@ -1,4 +1,4 @@
-"""Which handler answers a path and method. Exact paths first, then prefixes whose rest is one path segment."""
+"""Which handler answers a path and method. Exact paths first, then prefixes whose rest is one path segment, or any."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -38,17 +38,22 @@ Methods = dict[str, Handler]
 
 
 class Routes:
-    """The table of addresses. `add("GET", "/internal/requests/{id}", handler)` makes a prefix route."""
+    """The table of addresses. `add("GET", "/internal/requests/{id}", handler)` makes a prefix route.
+
+    With `{id...}` the rest may hold slashes: models are named like that.
+    """
 
     def __init__(self) -> None:
         self._exact: dict[str, Methods] = {}
         self._prefixes: dict[str, Methods] = {}
+        self._trees: dict[str, Methods] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """Answer `method` on `path`; a path that ends in `/{...}` takes any one segment there."""
-        prefix, brace, _ = path.partition("{")
-        table, key = (self._prefixes, prefix) if brace else (self._exact, path)
-        table.setdefault(key, {})[method] = handler
+        """Answer `method` on `path`; one that ends in `/{id}` takes any one segment there, in `/{id...}` any more."""
+        prefix, brace, name = path.partition("{")
+        prefixes = self._trees if name.endswith("...}") else self._prefixes
+        table = prefixes if brace else self._exact
+        table.setdefault(prefix, {})[method] = handler
 
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
         """The methods of a path and its tail, or None when there is nothing. Query, scheme and host are ignored."""
@@ -59,7 +64,13 @@ class Routes:
             return methods, ""
         prefix, slash, tail = path.rpartition("/")
         methods = self._prefixes.get(prefix + slash)
-        return (methods, tail) if methods and tail else None
+        return (methods, tail) if methods and tail else self._in_trees(path)
+
+    def _in_trees(self, path: str) -> tuple[Methods, str] | None:
+        for prefix, methods in self._trees.items():
+            if path.startswith(prefix) and len(path) > len(prefix):
+                return methods, path[len(prefix) :]
+        return None
 
 
 def _origin_form(target: str) -> str:

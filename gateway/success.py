@@ -28,25 +28,30 @@ class Success(msgspec.Struct, gc=False):
     metadata: Metadata
 
 
-def success(reply: Reply, tier: str, latency_ms: float, lines: str) -> Answer:
+def success(reply: Reply, _: str, tier: str, latency_ms: float, lines: str) -> Answer:
     """The answer for a completed request; `latency_ms` is the gateway's own, from the whole request to now.
 
     `lines` are more header lines, each with its end.
     """
-    queue_ms, gpu_ms = max(0.0, reply.queue_ms), max(0.0, reply.gpu_ms)
-    # What is neither waiting in the tier nor running: the formed batch's way to the GPU and the answer's way back.
-    batch_ms = max(0.0, latency_ms - queue_ms - gpu_ms)
     metadata = Metadata(
         tokens_used=reply.tokens_used,
         latency_ms=round(latency_ms, 2),
-        queue_ms=round(queue_ms, 2),
-        gpu_ms=round(gpu_ms, 2),
+        queue_ms=round(max(0.0, reply.queue_ms), 2),
+        gpu_ms=round(max(0.0, reply.gpu_ms), 2),
         batch_size=reply.batch_size,
         attempts=reply.attempts,
         model_version=reply.model_version,
         tier=tier,
     )
-    answer = Answer(200, encode_json(Success(reply.id, reply.output, metadata)))
+    return completed(reply, encode_json(Success(reply.id, reply.output, metadata)), latency_ms, lines)
+
+
+def completed(reply: Reply, body: bytes, latency_ms: float, lines: str) -> Answer:
+    """A 200 with `body`: it names the request and says where the time went, whatever form its body has."""
+    queue_ms, gpu_ms = max(0.0, reply.queue_ms), max(0.0, reply.gpu_ms)
+    # What is neither waiting in the tier nor running: the formed batch's way to the GPU and the answer's way back.
+    batch_ms = max(0.0, latency_ms - queue_ms - gpu_ms)
+    answer = Answer(200, body)
     answer.lines = (
         f"x-request-id: {reply.id}\r\n"
         f"Server-Timing: queue;dur={queue_ms:.1f}, batch;dur={batch_ms:.1f}, gpu;dur={gpu_ms:.1f}\r\n{lines}"

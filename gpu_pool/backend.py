@@ -21,11 +21,17 @@ class Item(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One request's end: an output, or an error code with a sentence for the client in `output`."""
+    """One request's end: an output, or an error code with a sentence for the client in `output`.
+
+    `tokens_used` counts those read and written, `output_tokens` the latter alone. `finish_reason` is OpenAI's: `stop` where
+    the model came to an end, `length` where it was not let on.
+    """
 
     output: str
     tokens_used: int = 0
     error_code: str = ""  # "": it completed
+    output_tokens: int = 0
+    finish_reason: str = "stop"
 
 
 class InvalidOutput(TierlaneError):

@@ -34,8 +34,8 @@ def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: flo
 def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version: str) -> list[Outcome]:
     """The outcomes of the whole batch; `results` are those of the plan's bodies, in order."""
     ran = [
-        Outcome(request_id, result.error_code, gpu_ms, result.tokens_used, version, result.output)
-        for request_id, result in zip(plan.ids, results, strict=True)
+        Outcome(request_id, r.error_code, gpu_ms, r.tokens_used, version, r.output, r.output_tokens, r.finish_reason)
+        for request_id, r in zip(plan.ids, results, strict=True)
     ]
     return plan.early + ran if plan.early else ran
 

@@ -72,4 +72,5 @@ def _parse(item: Item) -> GenerationParameters | ItemResult:
 
 
 def _as_result(generation: Generation) -> ItemResult:
-    return ItemResult(generation.text, generation.tokens_in + generation.tokens_out)
+    tokens = generation.tokens_in + generation.tokens_out
+    return ItemResult(generation.text, tokens, "", generation.tokens_out, generation.finish_reason)

@@ -44,7 +44,10 @@ class ClaimedBatch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the model made of one request. With an error code, `output` is a sentence for the client, or empty."""
+    """What the model made of one request. With an error code, `output` is a sentence for the client, or empty.
+
+    `tokens_used` counts those read and written, `output_tokens` the latter; `finish_reason` is `stop` or `length`.
+    """
 
     id: str
     error_code: str
@@ -52,6 +55,8 @@ class Outcome(NamedTuple):
     tokens_used: int
     model_version: str
     output: str
+    output_tokens: int = 0
+    finish_reason: str = "stop"
 
 
 class Formed(NamedTuple):
@@ -154,15 +159,15 @@ class Batches:
 
 
 def _told(outcomes: Sequence[Outcome]) -> tuple[bytes, bytes]:
-    """What the script itself reads of them, and the last four fields of their replies.
+    """What the script itself reads of them, and the last six fields of their replies.
 
     Those are packed here, so that Lua only moves their bytes; [1:] cuts the array header.
     """
     heads: list[str | float] = []
     tails: list[bytes] = []
-    for request_id, code, gpu_ms, tokens, version, output in outcomes:
+    for request_id, code, gpu_ms, tokens, version, output, output_tokens, finish_reason in outcomes:
         gpu_ms = round(gpu_ms, 3)
-        tail = _encode((gpu_ms, tokens, version, output))[1:]
+        tail = _encode((gpu_ms, tokens, version, output, output_tokens, finish_reason))[1:]
         size = 0 if code else len(output) if output.isascii() else len(output.encode())
         tails.append(tail)
         heads += (request_id, code, gpu_ms, tokens, size, len(tail))

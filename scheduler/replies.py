@@ -28,6 +28,8 @@ class Reply(msgspec.Struct, array_like=True, frozen=True):
     tokens_used: int
     model_version: str
     output: str  # with an error code: a sentence for the client, or ""
+    output_tokens: int = 0
+    finish_reason: str = "stop"  # or length
 
 
 class RequestDetail(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 -- finish: the owner of a running batch ends its members, each once, and closes the batch.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes, one flat list of {id, code, gpu_ms, tokens,
 --   bytes, length}, where an empty code means completed, 5 the ends of their replies, one after another, each of its
---   length: packed gpu_ms, tokens, model version, output.
+--   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason.
 -- Returns the number of outcomes that came too late (stale): all of them where the token does not own the batch.
 -- include: prelude, wake, row, repaying, ending, dead_letters, batch
 local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 6

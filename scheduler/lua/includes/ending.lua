@@ -1,8 +1,9 @@
 -- ending: the one compare-and-set into a terminal state, and what goes out with it (needs prelude, row and repaying).
 -- close(id, row, ...) ends a row that was read, once; flush() writes an outbox element and one message a gateway.
 local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
-local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '')}
-local GPU_MS, USED, BYTES, TAIL = 1, 2, 3, 4 -- of a run; its tail is the last four fields of a reply, packed by the worker
+local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '', 0, 'stop')}
+local REPLY_HEAD = '\220\0\16' -- an array of sixteen
+local GPU_MS, USED, BYTES, TAIL = 1, 2, 3, 4 -- of a run; its tail is the last six fields of a reply, packed by the worker
 local ended, letters, mail, now_text = {}, {}, {}, string.format('%.0f', now)
 
 -- attempts(batch): how often its members ran, this run included. They were lost together each time before.
@@ -40,7 +41,7 @@ local function close(id, row, state, code, batch, run)
   if row[STATE] ~= 'processing' and row[STATE] ~= 'queued' then return false end
   local p, a, nonce, at = party(row), alike(batch, state, code), sub(row[ENV], 54), row[AT]
   local queue_ms, each, box, n = batch.formed and batch.formed - at or -1, a.each, mail[p.gateway], #a.each
-  local reply = '\158' .. text_head[#id] .. id .. packed[p.customer] .. text_head[#nonce] .. nonce .. a.before ..
+  local reply = REPLY_HEAD .. text_head[#id] .. id .. packed[p.customer] .. text_head[#nonce] .. nonce .. a.before ..
     packed[queue_ms] .. a.after .. run[TAIL]
   settle(id, state, code, 'reply', reply)
   repay(id, row, p, state, code, run[USED])

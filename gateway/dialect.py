@@ -1,0 +1,34 @@
+"""How one door speaks: what its bodies say, and what its 200 looks like. Behind all doors is the same handler."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.answer import Answer
+from gateway.inference_body import InferenceBody, decode_inference
+from gateway.success import success
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.replies import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`read`: from a body and the most bytes of an input to what is asked; raises RequestError, with the field's own name.
+
+    `model_field` is what it calls the model; `flat`: parameters are fields of the body itself. `write`: the answer, from the reply, the model, the tier, the gateway's own
+    latency (ms) and more header lines.
+    """
+
+    read: Callable[[bytes, int], InferenceBody]
+    write: Callable[[Reply, str, str, float, str], Answer]
+    model_field: str = "model"
+    flat: bool = False
+
+    def bad_parameters(self, sentence: str) -> RequestError:
+        """What the model says of the parameters, which it knows as `parameters.<name>`, in this door's words."""
+        if not self.flat:
+            return RequestError(ErrorCode.INVALID_REQUEST, sentence, "parameters")
+        sentence = sentence.removeprefix("parameters.")
+        return RequestError(ErrorCode.INVALID_REQUEST, sentence, sentence.partition(" ")[0])
+
+
+INFERENCE = Dialect(decode_inference, success)

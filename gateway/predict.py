@@ -1,0 +1,72 @@
+"""Two older ways to ask: `POST /v1/predict` and `POST /api/inference`. Their own names for the same things."""
+
+import msgspec
+
+from gateway.answer import Answer, encode_json
+from gateway.dialect import Dialect
+from gateway.inference_body import InferenceBody, check_model
+from gateway.strict_json import check_duplicates, check_text, decode
+from gateway.success import completed
+from scheduler.replies import Reply
+
+
+class PredictBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The body of `POST /v1/predict`."""
+
+    model_id: str
+    input_data: str
+
+
+class PlainBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The body of `POST /api/inference`: always the default model."""
+
+    input: str
+
+
+class Prediction(msgspec.Struct, gc=False):
+    """The answer of `POST /v1/predict`; milliseconds."""
+
+    request_id: str
+    output: str
+    latency_ms: float
+
+
+class PlainAnswer(msgspec.Struct, gc=False):
+    """The answer of `POST /api/inference`; milliseconds."""
+
+    output: str
+    request_id: str
+    latency_ms: float
+
+
+_predict = msgspec.json.Decoder(PredictBody)
+_plain = msgspec.json.Decoder(PlainBody)
+
+
+def _read_predict(raw: bytes, max_input_bytes: int) -> InferenceBody:
+    body = decode(_predict, raw)
+    check_text("input_data", body.input_data, max_input_bytes)
+    check_model("model_id", body.model_id)
+    check_duplicates(raw)
+    return InferenceBody(body.input_data, body.model_id)
+
+
+def _write_prediction(reply: Reply, _model: str, _tier: str, latency_ms: float, lines: str) -> Answer:
+    body = encode_json(Prediction(reply.id, reply.output, round(latency_ms, 2)))
+    return completed(reply, body, latency_ms, lines)
+
+
+def _read_plain(raw: bytes, max_input_bytes: int) -> InferenceBody:
+    body = decode(_plain, raw)
+    check_text("input", body.input, max_input_bytes)
+    check_duplicates(raw)
+    return InferenceBody(body.input)
+
+
+def _write_plain(reply: Reply, _model: str, _tier: str, latency_ms: float, lines: str) -> Answer:
+    body = encode_json(PlainAnswer(reply.output, reply.id, round(latency_ms, 2)))
+    return completed(reply, body, latency_ms, lines)
+
+
+PREDICT = Dialect(_read_predict, _write_prediction, "model_id")
+PLAIN = Dialect(_read_plain, _write_plain)
