@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import sysconfig
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,14 +44,10 @@ def machine() -> dict[str, str]:
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
-        "Python": f"{platform.python_version()}{'' if _profiled() else ' (built without profile-guided optimisation)'}",
+        "Python": platform.python_version(),
         "allocator of Redis": "jemalloc" if find_jemalloc() else "the C library's",
         **{package: found for package in PACKAGES if (found := _version(package))},
     }
-
-
-def _profiled() -> bool:
-    return "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
 
 
 def _processor() -> str:
