@@ -130,7 +130,7 @@ async def test_service_times_are_learnt_from_the_workers(pool: Pool) -> None:
     await pool.presence.worker_gone("w1")
     await watch.look()
 
-    assert watch.service == Service(48.0, 0.25)
+    assert watch.service == Service(48.0, 0.25, seen_batch=9.0, steady=True)
 
 
 async def test_two_dispatchers_put_no_id_into_two_batches(pool: Pool, redis_url: str) -> None:

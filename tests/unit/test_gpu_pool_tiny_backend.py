@@ -22,3 +22,13 @@ def test_scores_that_are_not_finite_are_no_answer(value: float) -> None:
         backend.run([Item("Once upon a time", {"max_tokens": 4})], lambda: None)
     with pytest.raises(FloatingPointError):
         backend.warmup()
+
+
+def test_an_answer_tells_its_tokens_and_why_it_ends() -> None:
+    """Those read and those written are told apart: a token is a byte."""
+    backend = TinyBackend("cpu", 1)
+    backend.load()
+
+    (cut,) = backend.run([Item("Once upon", {"max_tokens": 4})], lambda: None)
+
+    assert (cut.tokens_used, cut.output_tokens, cut.finish_reason) == (13, 4, "length")
