@@ -27,8 +27,8 @@ class Dialect:
         """What the model says of the parameters, which it knows as `parameters.<name>`, in this door's words."""
         if not self.flat:
             return RequestError(ErrorCode.INVALID_REQUEST, sentence, "parameters")
-        sentence = sentence.removeprefix("parameters.")
-        return RequestError(ErrorCode.INVALID_REQUEST, sentence, sentence.partition(" ")[0])
+        own = sentence.removeprefix("parameters.")
+        return RequestError(ErrorCode.INVALID_REQUEST, own, None if own == sentence else own.partition(" ")[0])
 
 
 INFERENCE = Dialect(decode_inference, success)
