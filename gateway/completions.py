@@ -96,7 +96,7 @@ def read_completion(raw: bytes, max_input_bytes: int) -> InferenceBody:
     check_model("model", body.model)
     for name, harmless in _HARMLESS.items():
         if getattr(body, name) not in harmless:
-            raise invalid(name, f"`{name}` cannot be obeyed here: leave it out.")
+            raise invalid(name, f"`{name}` with this value is not supported here: leave it out.")
     prompt = _one_prompt(body.prompt)
     check_text("prompt", prompt, max_input_bytes)
     return InferenceBody(prompt, body.model, _parameters(body))

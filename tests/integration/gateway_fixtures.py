@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import openai
 from redis.asyncio import Redis
 
 from gateway.app import Gateway
@@ -244,6 +245,12 @@ async def running_stack(
     finally:
         await end_all(tasks)
         await gateway.stop()
+
+
+def openai_client(stack: Stack, *, retries: int = 0) -> openai.AsyncOpenAI:
+    """OpenAI's client with the free customer's key; `retries`: how often it tries again by itself."""
+    key = stack.catalog.keys["free"].text
+    return openai.AsyncOpenAI(api_key=key, base_url=f"{stack.url}/v1", max_retries=retries)
 
 
 def head_of(raw: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:

@@ -7,7 +7,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
-from integration.gateway_fixtures import Stack, model, running_stack
+from integration.gateway_fixtures import Stack, model, openai_client, running_stack
 from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
 from scheduler.payload import decode_payload
@@ -22,9 +22,8 @@ async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
 
 @pytest.fixture
 async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client with the free customer's key, without retries of its own."""
-    key = stack.catalog.keys["free"].text
-    async with openai.AsyncOpenAI(api_key=key, base_url=f"{stack.url}/v1", max_retries=0) as made:
+    """OpenAI's client, without retries of its own."""
+    async with openai_client(stack) as made:
         yield made
 
 

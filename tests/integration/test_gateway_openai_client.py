@@ -8,7 +8,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
-from integration.gateway_fixtures import Stack, running_stack
+from integration.gateway_fixtures import Stack, openai_client, running_stack
 
 
 @pytest.fixture
@@ -20,9 +20,8 @@ async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
 
 @pytest.fixture
 async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client with the free customer's key; it tries twice more by itself."""
-    key = stack.catalog.keys["free"].text
-    async with openai.AsyncOpenAI(api_key=key, base_url=f"{stack.url}/v1", max_retries=2) as made:
+    """OpenAI's client as it comes: it tries twice more by itself."""
+    async with openai_client(stack, retries=2) as made:
         yield made
 
 

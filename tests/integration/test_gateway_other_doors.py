@@ -8,7 +8,7 @@ import openai
 import pytest
 from redis.asyncio import Redis
 
-from integration.gateway_fixtures import Stack, model, running_stack
+from integration.gateway_fixtures import Stack, model, openai_client, running_stack
 
 Told = tuple[int, dict[str, Any], dict[str, str]]
 
@@ -125,8 +125,7 @@ async def test_models_are_listed_as_openai_s_client_expects(stack: Stack) -> Non
     """Enabled models of this pool, by name; one of them by its id, slashes included."""
     others = (model("off", enabled=False), model("away", pool="other"))
     stack.catalog.set(models=(model("tiny"), model("org/large:v2"), *others))
-    key = stack.catalog.keys["free"].text
-    async with openai.AsyncOpenAI(api_key=key, base_url=f"{stack.url}/v1", max_retries=0) as caller:
+    async with openai_client(stack) as caller:
         listed = [each async for each in caller.models.list()]
         one = await caller.models.retrieve("org/large:v2")
         with pytest.raises(openai.NotFoundError) as caught:
