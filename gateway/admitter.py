@@ -82,10 +82,13 @@ class Admitter:
         return len(self._pending)
 
     def submit(self, waiter: Waiter) -> bool:
-        """Queue for the next call. False when too many wait already."""
+        """Queue for the next call, with all that enter together with it. False when too many wait already."""
         if len(self._pending) >= self._max_pending:
             return False
-        self._pending.append(waiter)
+        if waiter.together:
+            self._pending.extend(waiter.together)
+        else:
+            self._pending.append(waiter)
         self._wake.set()
         return True
 
@@ -99,11 +102,24 @@ class Admitter:
 
     def _take(self) -> list[Waiter]:
         batch: list[Waiter] = []
-        while self._pending and len(batch) < MAX_SUBMISSIONS:
+        while self._pending and len(batch) + (len(self._pending[0].together) or 1) <= MAX_SUBMISSIONS:
             waiter = self._pending.popleft()
-            if not waiter.gone and not waiter.direct and not waiter.future.done():
+            if waiter.together:
+                batch += self._party(waiter)
+            elif _asks(waiter):
                 batch.append(waiter)
         return batch
+
+    def _party(self, first: Waiter) -> Sequence[Waiter]:
+        """Those that enter together: all of them, or none where one has left, been answered or been taken past Redis."""
+        for _ in first.together[1:]:
+            self._pending.popleft()
+        if all(_asks(waiter) for waiter in first.together):
+            return first.together
+        for waiter in first.together:
+            if not waiter.direct:
+                waiter.finish(ErrorCode.NO_CAPACITY)
+        return ()
 
     async def _call(self, batch: list[Waiter]) -> None:
         if not batch:
@@ -166,6 +182,10 @@ class Admitter:
             if not waiter.direct:
                 waiter.finish(code)
         self._pending.clear()
+
+
+def _asks(waiter: Waiter) -> bool:
+    return not waiter.gone and not waiter.direct and not waiter.future.done()
 
 
 def with_time_left(waiter: Waiter, now: float) -> Submission:

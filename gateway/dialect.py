@@ -4,22 +4,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.answer import Answer
-from gateway.inference_body import InferenceBody, decode_inference
+from gateway.asked import Asked, Served
+from gateway.inference_body import read_inference
 from gateway.success import success
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.replies import Reply
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """`read`: from a body and the most bytes of an input to what is asked; raises RequestError, with the field's own name.
 
-    `model_field` is what it calls the model; `flat`: parameters are fields of the body itself. `write`: the answer, from the reply, the model, the tier, the gateway's own
-    latency (ms) and more header lines.
+    `input_field` and `model_field` are what it calls these two; `flat`: parameters are fields of the body itself.
+    `write`: the answer to what was completed.
     """
 
-    read: Callable[[bytes, int], InferenceBody]
-    write: Callable[[Reply, str, str, float, str], Answer]
+    read: Callable[[bytes, int], Asked]
+    write: Callable[[Served], Answer]
+    input_field: str = "input"
     model_field: str = "model"
     flat: bool = False
 
@@ -31,4 +32,4 @@ class Dialect:
         return RequestError(ErrorCode.INVALID_REQUEST, own, None if own == sentence else own.partition(" ")[0])
 
 
-INFERENCE = Dialect(decode_inference, success)
+INFERENCE = Dialect(read_inference, success)

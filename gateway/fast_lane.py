@@ -1,7 +1,7 @@
 """The fast lane: `POST /v1/inference` that came whole is answered without a task or a future of its own.
 
 A ride stands in for the future of its waiter: whoever ends the waiting writes the answer, at that moment. What a ride
-decides it decides with the parts of the handler (gateway/inference.py), so both say the same; whatever is out of the
+decides it decides with the steps of the handler (gateway/exchange.py), so both say the same; whatever is out of the
 ordinary (a body in pieces, an Idempotency-Key, direct mode, a gateway that leaves) is left to the handler.
 """
 
@@ -12,16 +12,22 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from multidict import CIMultiDictProxy
 
 from gateway.answer import Answer
+from gateway.asked import Asked
 from gateway.body import check_media
 from gateway.catalog_view import IdentityView
+from gateway.dialect import INFERENCE
 from gateway.doors import Doors
 from gateway.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.inference import Inference
+from gateway.inference_body import read_inference
 from gateway.problem import wants_problem
 from gateway.waiters import Outcome, Waiter
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
+
+NOTHING = Asked("")
+"""Stands for a body that is not read yet."""
 
 
 class Message(Protocol):
@@ -89,7 +95,17 @@ class FastLane:
 class Ride:
     """One request on its way, from its headers to its answer. To its waiter it is the future."""
 
-    __slots__ = ("_connection", "_identity", "_inference", "_left", "_outcome", "_waiter", "headers", "request_id")
+    __slots__ = (
+        "_asked",
+        "_connection",
+        "_identity",
+        "_inference",
+        "_left",
+        "_outcome",
+        "_waiter",
+        "headers",
+        "request_id",
+    )
 
     def __init__(self, lane: FastLane, connection: Connection, headers: CIMultiDictProxy[str]) -> None:
         self._inference = lane.inference
@@ -97,6 +113,7 @@ class Ride:
         self.headers = headers
         self.request_id = new_request_id()
         self._identity: IdentityView | None = None
+        self._asked = NOTHING
         self._waiter: Waiter | None = None
         self._outcome: Outcome | None = None
         self._left = False
@@ -113,7 +130,11 @@ class Ride:
         try:
             identity = self._identity = inference.identify(self)
             check_media(self.headers, len(raw), inference.max_body_bytes)
-            waiter = self._waiter = inference.waiter(self, identity, raw, None, started, future=self)
+            asked = self._asked = read_inference(raw, inference.max_input_bytes)
+            if asked.service_tier is not None:
+                identity = self._identity = inference.served_as(identity, asked)
+            payload = inference.payload(asked, INFERENCE)
+            waiter = self._waiter = inference.waiter(self, identity, payload, None, started, future=self)
             inference.enter(waiter)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
             if self._waiter is not None:
@@ -148,7 +169,7 @@ class Ride:
             return
         try:
             self._inference.waiters.remove(waiter)
-            self._connection.arrive(self._inference.answer(identity, waiter, outcome))
+            self._connection.arrive(self._inference.answer(identity, waiter, outcome, self._asked))
         except Exception as error:  # noqa: BLE001
             self._fail(error)
         self._waiter = None  # It knows this ride: only the garbage collector could free a ring of two.

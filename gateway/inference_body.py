@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from gateway.asked import Asked
 from gateway.strict_json import MAX_NAME_CHARACTERS, check_duplicates, check_text, decode, invalid
 from scheduler.errors import ErrorCode, RequestError
 
@@ -32,6 +33,12 @@ class InferenceBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(InferenceBody)
+
+
+def read_inference(raw: bytes, max_input_bytes: int) -> Asked:
+    """What a body asks. Raises RequestError as `decode_inference` does."""
+    body = decode_inference(raw, max_input_bytes)
+    return Asked(body.input, body.model, {} if body.parameters is UNSET else body.parameters)
 
 
 def decode_inference(raw: bytes, max_input_bytes: int) -> InferenceBody:

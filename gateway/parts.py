@@ -10,12 +10,16 @@ from gateway.auth_throttle import AuthThrottle
 from gateway.beat import Beat
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView
+from gateway.chat import CHAT
 from gateway.completions import COMPLETIONS
 from gateway.config import GatewayConfig
+from gateway.dialect import INFERENCE
 from gateway.direct import Direct, DirectParts
 from gateway.direct_audit import DirectAudit
 from gateway.doorman import Doorman
 from gateway.doors import Doors
+from gateway.embeddings import EMBEDDINGS
+from gateway.exchange import Exchange
 from gateway.fast_lane import FastLane
 from gateway.faults import Faults
 from gateway.identities import Identities, Tokens
@@ -43,6 +47,16 @@ from scheduler.keys import Keys
 from scheduler.limit_state import LimitState
 from scheduler.presence import Presence
 from scheduler.replies import Results
+
+DOORS = {
+    "/v1/inference": INFERENCE,
+    "/v1/predict": PREDICT,
+    "/api/inference": PLAIN,
+    "/v1/completions": COMPLETIONS,
+    "/v1/chat/completions": CHAT,
+    "/v1/embeddings": EMBEDDINGS,
+}
+"""Where customers ask, and how each place speaks."""
 
 
 class Parts:
@@ -205,10 +219,8 @@ class Parts:
 def build_routes(inference: Inference, internal: Internal, me: Me, models: Models) -> Routes:
     """Every address that this gateway answers."""
     routes = Routes()
-    routes.add("POST", "/v1/inference", inference)
-    routes.add("POST", "/v1/predict", inference.speaking(PREDICT))
-    routes.add("POST", "/api/inference", inference.speaking(PLAIN))
-    routes.add("POST", "/v1/completions", inference.speaking(COMPLETIONS))
+    for path, dialect in DOORS.items():
+        routes.add("POST", path, Exchange(inference, dialect))
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     for method in ("GET", "HEAD"):

@@ -3,11 +3,11 @@
 import msgspec
 
 from gateway.answer import Answer, encode_json
+from gateway.asked import Asked, Served
 from gateway.dialect import Dialect
-from gateway.inference_body import InferenceBody, check_model
+from gateway.inference_body import check_model
 from gateway.strict_json import check_duplicates, check_text, decode
 from gateway.success import completed
-from scheduler.replies import Reply
 
 
 class PredictBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -43,30 +43,32 @@ _predict = msgspec.json.Decoder(PredictBody)
 _plain = msgspec.json.Decoder(PlainBody)
 
 
-def _read_predict(raw: bytes, max_input_bytes: int) -> InferenceBody:
+def _read_predict(raw: bytes, max_input_bytes: int) -> Asked:
     body = decode(_predict, raw)
     check_text("input_data", body.input_data, max_input_bytes)
     check_model("model_id", body.model_id)
     check_duplicates(raw)
-    return InferenceBody(body.input_data, body.model_id)
+    return Asked(body.input_data, body.model_id)
 
 
-def _write_prediction(reply: Reply, _model: str, _tier: str, latency_ms: float, lines: str) -> Answer:
-    body = encode_json(Prediction(reply.id, reply.output, round(latency_ms, 2)))
-    return completed(reply, body, latency_ms, lines)
+def _write_prediction(served: Served) -> Answer:
+    reply = served.replies[0]
+    body = encode_json(Prediction(reply.id, reply.output, round(served.latency_ms, 2)))
+    return completed(reply, body, served.latency_ms, served.lines)
 
 
-def _read_plain(raw: bytes, max_input_bytes: int) -> InferenceBody:
+def _read_plain(raw: bytes, max_input_bytes: int) -> Asked:
     body = decode(_plain, raw)
     check_text("input", body.input, max_input_bytes)
     check_duplicates(raw)
-    return InferenceBody(body.input)
+    return Asked(body.input)
 
 
-def _write_plain(reply: Reply, _model: str, _tier: str, latency_ms: float, lines: str) -> Answer:
-    body = encode_json(PlainAnswer(reply.output, reply.id, round(latency_ms, 2)))
-    return completed(reply, body, latency_ms, lines)
+def _write_plain(served: Served) -> Answer:
+    reply = served.replies[0]
+    body = encode_json(PlainAnswer(reply.output, reply.id, round(served.latency_ms, 2)))
+    return completed(reply, body, served.latency_ms, served.lines)
 
 
-PREDICT = Dialect(_read_predict, _write_prediction, "model_id")
+PREDICT = Dialect(_read_predict, _write_prediction, "input_data", "model_id")
 PLAIN = Dialect(_read_plain, _write_plain)

@@ -3,6 +3,7 @@
 import msgspec
 
 from gateway.answer import Answer, encode_json
+from gateway.asked import Served
 from scheduler.replies import Reply
 
 
@@ -28,11 +29,9 @@ class Success(msgspec.Struct, gc=False):
     metadata: Metadata
 
 
-def success(reply: Reply, _: str, tier: str, latency_ms: float, lines: str) -> Answer:
-    """The answer for a completed request; `latency_ms` is the gateway's own, from the whole request to now.
-
-    `lines` are more header lines, each with its end.
-    """
+def success(served: Served) -> Answer:
+    """The answer for a completed request."""
+    reply, latency_ms = served.replies[0], served.latency_ms
     metadata = Metadata(
         tokens_used=reply.tokens_used,
         latency_ms=round(latency_ms, 2),
@@ -41,9 +40,9 @@ def success(reply: Reply, _: str, tier: str, latency_ms: float, lines: str) -> A
         batch_size=reply.batch_size,
         attempts=reply.attempts,
         model_version=reply.model_version,
-        tier=tier,
+        tier=served.tier,
     )
-    return completed(reply, encode_json(Success(reply.id, reply.output, metadata)), latency_ms, lines)
+    return completed(reply, encode_json(Success(reply.id, reply.output, metadata)), latency_ms, served.lines)
 
 
 def completed(reply: Reply, body: bytes, latency_ms: float, lines: str) -> Answer:

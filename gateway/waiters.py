@@ -5,7 +5,7 @@ and counted, so that no mix-up below can show one customer another's output.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from scheduler.admission import Submission, Verdict
@@ -46,6 +46,7 @@ class Waiter:
         "settling_since",
         "started",
         "submission",
+        "together",
         "verdict",
     )
 
@@ -60,6 +61,7 @@ class Waiter:
         self.lost = False  # Redis may have lost it since, and has not said again that it keeps it.
         self.direct = False  # A worker runs it past Redis, and its audit is written there: no witness is needed.
         self.gone = False  # Nobody waits any more.
+        self.together: Sequence[Waiter] = ()  # Those that enter with it or not at all, itself among them; () for one.
         self.settling_since: float | None = None  # When the deadline sweep took it up.
 
     @property

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from scheduler.errors import TierlaneError
+from scheduler.errors import ErrorCode, TierlaneError
+from scheduler.payload import Task
 
 
 class Item(msgspec.Struct, array_like=True, frozen=True):
@@ -18,6 +19,8 @@ class Item(msgspec.Struct, array_like=True, frozen=True):
 
     input: str
     parameters: dict[str, Any] = {}
+    task: Task = Task.COMPLETE
+    stream: bool = False
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -32,6 +35,10 @@ class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
     error_code: str = ""  # "": it completed
     output_tokens: int = 0
     finish_reason: str = "stop"
+
+
+NO_EMBEDDINGS = ItemResult("This model makes no embeddings.", 0, ErrorCode.INVALID_REQUEST)
+"""The answer of a backend that knows texts alone."""
 
 
 class InvalidOutput(TierlaneError):

@@ -1,7 +1,8 @@
 """`pkg.module:function`: any Python function of strings, or a class with `load`, `predict` and `warmup`, as a model.
 
 The function takes 1 to 100 strings and returns as many, in order. It may be `async`; one event loop is kept for its
-whole life, so that clients it holds stay usable.
+whole life, so that clients it holds stay usable. A class may also have `embed(list[str]) -> list[list[float]]`, and
+`chat_template(list[{"role", "content"}]) -> str` for conversations, which are put into named turns without it.
 """
 
 import asyncio
@@ -10,8 +11,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpu_pool.backend import InvalidOutput, Item, ItemResult
+from gpu_pool.backend import NO_EMBEDDINGS, InvalidOutput, Item, ItemResult
+from gpu_pool.prompts import named_turns, prompt_of
+from gpu_pool.tasks import by_task
 from scheduler.errors import ErrorCode, StartError
+from scheduler.payload import Message
+from scheduler.vectors import write_vector
 
 MAX_STRINGS = 100  # The contract's promise to the author of the function.
 
@@ -63,11 +68,25 @@ class FunctionBackend:
         """Call the function on at most 100 inputs at a time. Raises InvalidOutput for a wrong number of answers."""
         results: list[ItemResult] = []
         for start in range(0, len(items), MAX_STRINGS):
-            part = items[start : start + MAX_STRINGS]
-            outputs = self._finished(self._predict([item.input for item in part]))
-            results += as_results(outputs, len(part))
+            results += by_task(items[start : start + MAX_STRINGS], self._texts, self._vectors)
             progress()
         return results
+
+    def _texts(self, items: Sequence[Item]) -> list[ItemResult]:
+        outputs = self._finished(self._predict([prompt_of(item, self._template) for item in items]))
+        return as_results(outputs, len(items))
+
+    def _vectors(self, items: Sequence[Item]) -> list[ItemResult]:
+        embed = getattr(self._target, "embed", None)
+        if not callable(embed):
+            return [NO_EMBEDDINGS] * len(items)
+        return as_vectors(self._finished(embed([item.input for item in items])), len(items))
+
+    def _template(self, messages: Sequence[Message]) -> str:
+        own = getattr(self._target, "chat_template", None)
+        if not callable(own):
+            return named_turns(messages)
+        return str(own([{"role": message.role, "content": message.content} for message in messages]))
 
     def close(self) -> None:
         """Call the object's `close`, where it has one, and end the event loop."""
@@ -90,6 +109,20 @@ def as_results(outputs: Any, expected: int) -> list[ItemResult]:
     if len(outputs) != expected:
         raise InvalidOutput(f"The model returned {len(outputs)} answers for {expected} inputs.")
     return [_as_result(output) for output in outputs]
+
+
+def as_vectors(vectors: Any, expected: int) -> list[ItemResult]:
+    """The same for lists of numbers; one that is none fails alone."""
+    if not isinstance(vectors, list | tuple) or len(vectors) != expected:
+        raise InvalidOutput("The model did not return a vector for each input.")
+    return [_as_vector(vector) for vector in vectors]
+
+
+def _as_vector(vector: Any) -> ItemResult:
+    try:
+        return ItemResult(write_vector([float(value) for value in vector]))
+    except (TypeError, ValueError, OverflowError):
+        return ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
 
 
 def _as_result(output: Any) -> ItemResult:

@@ -25,4 +25,4 @@ def _item(body: bytes) -> Item | None:
         payload = decode_payload(body)
     except (ValueError, RecursionError):
         return None
-    return Item(payload.input, payload.parameters)
+    return Item(payload.input, payload.parameters, payload.task, payload.stream)

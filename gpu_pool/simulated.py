@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backend import NO_EMBEDDINGS, Item, ItemResult
+from gpu_pool.prompts import last_turn, prompt_of
+from scheduler.payload import Task
 
 DEFAULT_MS = 50.0
 
@@ -24,7 +26,14 @@ class SimulatedBackend:
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:  # noqa: ARG002 - one step
         """Sleep, then reverse each input; a token is a word."""
         time.sleep(self._batch_s)
-        return [ItemResult(item.input[::-1], len(item.input.split())) for item in items]
+        return [_reversed(item) for item in items]
 
     def close(self) -> None:
         """There is nothing to close."""
+
+
+def _reversed(item: Item) -> ItemResult:
+    if item.task is Task.EMBED:
+        return NO_EMBEDDINGS
+    prompt = prompt_of(item, last_turn)
+    return ItemResult(prompt[::-1], len(prompt.split()))

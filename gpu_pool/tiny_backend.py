@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_pool.backend import InvalidOutput, Item, ItemResult
+from gpu_pool.prompts import prompt_of, running_text
+from gpu_pool.tasks import by_task
 from gpu_pool.tiny.parameters import Generation, GenerationParameters, ParameterError, parse_parameters
 from scheduler.errors import ErrorCode, StartError
+from scheduler.vectors import write_vector
 
 if TYPE_CHECKING:
     from gpu_pool.tiny.generate import TinyModel
@@ -45,9 +48,18 @@ class TinyBackend:
         self._loaded().generate(["The", "Once upon a time"], [few, few], lambda: None)
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """Generate for every item with good parameters; the others fail alone, before the model sees anything."""
+        """Generate or embed what each item asks. Raises InvalidOutput where the network computes what is no number."""
+        return by_task(items, lambda texts: self._generate(texts, progress), lambda texts: self._embed(texts, progress))
+
+    def _embed(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        embedded = self._loaded().embed([item.input for item in items], progress)
+        return [ItemResult(write_vector(each.values), each.tokens) for each in embedded]
+
+    def _generate(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """For every item with good parameters; the others fail alone, before the model sees anything."""
         parsed = [_parse(item) for item in items]
-        good = [(item.input, p) for item, p in zip(items, parsed, strict=True) if isinstance(p, GenerationParameters)]
+        pairs = zip(items, parsed, strict=True)
+        good = [(prompt_of(item, running_text), p) for item, p in pairs if isinstance(p, GenerationParameters)]
         try:
             made = iter(self._loaded().generate([t for t, _ in good], [p for _, p in good], progress) if good else [])
         except FloatingPointError as error:

@@ -47,6 +47,7 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     quotas: Sequence[tuple[str, int]] = ()  # Period and amount, such as ("1day", 10000); each period once.
     key_rate: float = 0.0
     key_burst: float = 0.0
+    together: int = 0  # So many from this one on enter together or not at all; 0 and 1: this one by itself.
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is asked or spent again.
     body: bytes
 
@@ -154,7 +155,8 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:
         if number is None:
             groups.append(_group(s))
             number = numbers[key] = len(groups)
-        rare = (s.idempotency, s.fingerprint, s.again) if s.idempotency or s.again else False
+        together = 0 if s.again else s.together
+        rare = (s.idempotency, s.fingerprint, s.again, together) if s.idempotency or s.again or together > 1 else False
         body = s.body
         bodies.append(body)
         asked += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)

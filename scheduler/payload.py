@@ -1,16 +1,34 @@
 """What a request asks of the model, as it is stored once in `request:<id>` and read once by the worker that runs it."""
 
+from enum import IntEnum
 from typing import Any
 
 import msgspec
 
 
+class Task(IntEnum):
+    """What is to be done with the input. Numbers, since every waiting request carries one."""
+
+    COMPLETE = 0  # Go on from a text; what a plain function does is this, too.
+    CHAT = 1  # Answer a conversation: the input is JSON, a list of {"role", "content"}.
+    EMBED = 2  # Make a vector of a text: the output is base64 of little-endian float32.
+
+
 class Payload(msgspec.Struct, array_like=True, frozen=True):
-    """The model's name, the input text, and parameters that only the backend understands."""
+    """The model's name, the input, and parameters that only the backend understands.
+
+    `stream`: somebody wants the output piece by piece, as far as the backend makes pieces.
+    """
 
     model: str
     input: str
     parameters: dict[str, Any]
+    task: Task = Task.COMPLETE
+    stream: bool = False
+
+    def with_input(self, text: str) -> "Payload":
+        """The same of another input."""
+        return Payload(self.model, text, self.parameters, self.task, self.stream)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -24,3 +42,26 @@ def decode_payload(body: bytes) -> Payload:
         return _decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise ValueError(f"not a payload: {error}") from error
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a conversation; `role` is system, developer, user or assistant."""
+
+    role: str
+    content: str
+
+
+_messages = msgspec.json.Decoder(list[Message])
+
+
+def encode_messages(messages: list[Message]) -> str:
+    """A conversation as the input of a request."""
+    return msgspec.json.encode(messages).decode()
+
+
+def decode_messages(text: str) -> list[Message]:
+    """Raises ValueError for a text that is no conversation."""
+    try:
+        return _messages.decode(text)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a conversation: {error}") from error

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_pool.tiny import vocabulary
+from gpu_pool.tiny.embed import Embedded, embed
 from gpu_pool.tiny.model import Cache, Network
 from gpu_pool.tiny.parameters import Generation, GenerationParameters
 from gpu_pool.tiny.row import Row
@@ -63,6 +64,10 @@ class TinyModel:
         for first in range(0, len(rows), LARGEST_BATCH):
             self._run(rows[first : first + LARGEST_BATCH], on_step or _nothing)
         return [row.result() for row in rows]
+
+    def embed(self, texts: Sequence[str], on_step: Callable[[], None] | None = None) -> list[Embedded]:
+        """Return a vector for each text, in order, with the tokens that were read (`gpu_pool.tiny.embed`)."""
+        return embed(self._network, self._device, texts, on_step or _nothing)
 
     @torch.inference_mode()
     def _run(self, rows: list[Row], on_step: Callable[[], None]) -> None:

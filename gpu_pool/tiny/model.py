@@ -146,10 +146,14 @@ class Network(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Score whole windows (rows, tokens) that start at position 0; returns (rows, tokens, vocabulary)."""
+        return cast("Tensor", self.scores(self.hidden(tokens)))
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the last layer knows of each token of such windows; returns (rows, tokens, width)."""
         reach = tokens.shape[1]
         positions = torch.arange(reach, device=tokens.device)
         place = Place(self.cos[:reach], self.sin[:reach], positions, self._visible(positions, reach), None)
-        return cast("Tensor", self.scores(norm(self._through(tokens, place))))
+        return norm(self._through(tokens, place))
 
     def step(self, tokens: Tensor, positions: Tensor, reach: int, cache: Cache, last: Tensor) -> Tensor:
         """Score the token after each row's `last` one, with what the cache knows of the tokens before.

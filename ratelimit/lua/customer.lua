@@ -34,16 +34,17 @@ local function customer(id, told)
   return c
 end
 
--- refuse(c, tokens) -> which limit refuses a request of so many tokens, and ms until it would not; nil where none does.
+-- refuse(c, tokens, count) -> which limit refuses so many requests of so many tokens in all, and ms until it would not; nil
+-- where none does.
 -- A request larger than a whole minute enters when the minute is whole: its debt keeps the next ones out.
-local function refuse(c, tokens)
-  if c.tokens < 1 then return 'customer_limit', ms_until(c.tokens, 1, c.rate) end
+local function refuse(c, tokens, count)
+  if c.tokens < count then return 'customer_limit', ms_until(c.tokens, count, c.rate) end
   local wanted, ends = math.min(tokens, c.pace), nil
   if c.pace > 0 and c.budget < wanted then return 'token_limit', ms_until(c.budget, wanted, c.pace / 60) end
-  if c.most > 0 and c.used >= c.most and (c.stale or recount(c) >= c.most) then return 'concurrency', 0 end
+  if c.most > 0 and c.used + count > c.most and (c.stale or recount(c) + count > c.most) then return 'concurrency', 0 end
   for i = 1, #c.quotas do
     local q = c.quotas[i]
-    if q.spent >= q.amount then ends = math.max(ends or 0, q.ends) end
+    if q.spent + count > q.amount then ends = math.max(ends or 0, q.ends) end
   end
   if ends then return 'quota', ends - now end
 end

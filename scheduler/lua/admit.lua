@@ -11,37 +11,17 @@
 --   9 ms that a run takes, 10 the bodies, one after another, 11 '1' where an id may stand in the call twice.
 -- Returns packed verdicts {outcome, remaining, reset_ms, retry_after_ms, depth, stored id, tokens left, tokens reset_ms,
 --   in use, {{quota left, quota reset_ms}...}, shadowed}, one a submission.
--- include: prelude, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, verdicts
-local keep_ms, made, run_ms, bodies = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), ARGV[10]
-local came, keys, told, from = made > 0 and math.min(now, made) or now, request_keys(), {}, 1
-local look = ARGV[11] == '1' or call('EXISTS', unpack(keys)) > 0 -- hardly ever: a call that is sent again
+-- include: prelude, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, deciding, verdicts
+local keep_ms, bodies = tonumber(ARGV[7]), ARGV[10]
+local told, from, party, until_i = {}, 1, nil, 0
 if not epoch_us then begin_epoch() end
-
--- decide(g, o, key) -> outcome, ms until trying again pays, what was paid, whose stored answer is to be replayed, which
--- refusal a tier in shadow would have given.
-local function decide(g, o, key)
-  if look and call('EXISTS', key) == 1 then return 'duplicate', 0 end
-  local total_ms, tokens, rare = asked[o + TOTAL_MS], asked[o + TOKENS], asked[o + RARE]
-  if came + total_ms <= now then return 'too_late', 0 end
-  if rare then
-    if rare[3] then return 'accepted', 0, 'nothing' end -- it was judged and paid for when it came first
-    local earlier, id = held(rare[1], rare[2])
-    if earlier then return earlier, 0, nil, id end
-  end
-  local t = g.tier
-  local limit, retry_ms = judge(asked[o + ID], g, tokens, capacity, math.min(asked[o + QUEUE_MS], total_ms - run_ms))
-  if limit and not t.shadow then return limit, retry_ms end
-  if depth[t.name] >= t.max_depth then return 'queue_full', 0 end
-  if limit then return 'accepted', 0, 'nothing', nil, limit end
-  if g.key then spend(g.key) end
-  spend(g.pool)
-  return 'accepted', 0, charge(g.customer, tokens)
-end
 
 for i, key in ipairs(keys) do
   local o = (i - 1) * SIZE
-  local g, length = group(asked[o + GROUP]), asked[o + LENGTH]
-  local outcome, retry_ms, paid, stored_id, shadowed = decide(g, o, key)
+  local g, length, rare = group(asked[o + GROUP]), asked[o + LENGTH], asked[o + RARE]
+  if i > until_i then party = nil end
+  if rare and rare[4] > 1 then party, until_i = party_of(g, keys, i, rare[4]), i + rare[4] - 1 end
+  local outcome, retry_ms, paid, stored_id, shadowed = decide(g, o, key, party)
   if outcome == 'accepted' then
     store(g, o, key, string.sub(bodies, from, from + length - 1), keep_ms, came, paid)
     hold_lease(g.customer, asked[o + ID], came + asked[o + TOTAL_MS])

@@ -48,7 +48,7 @@ BUGS = {
     "suspects_stay_together": (["reap", "fail"], "if losses > 1 then return count end", ""),
     "a_half_is_lost": (["reap", "fail"], "for part = count, 1, -1 do", "for part = count, 2, -1 do"),
     "no_letter": (["reap", "fail", "finish"], "letters[#letters + 1] = {'d'", "local _ = {'d'"),
-    "again_is_judged": (["admit"], "if rare[3] then return 'accepted', 0, 'nothing' end", ""),
+    "again_is_judged": (["admit"], "if rare and rare[3] then return 'accepted', 0, 'nothing' end", ""),
     "an_end_keeps_its_lease": (ALL[2:], "  repay(id, row, p, state, code, run[USED])\n", ""),
     "adopt_keeps_the_lease": (["adopt"], "    repay(id, row, party(row), told[2], told[3], -1)\n", ""),
     "our_failures_are_charged": (ALL[2:], "b.windows[w] = (b.windows[w] or 0) + 1", ""),

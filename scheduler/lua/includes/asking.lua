@@ -3,6 +3,8 @@
 -- asked[o + FIELD] for o = 0, SIZE, 2 * SIZE...; group(n) -> the n-th {tier, customer, pool, key...}.
 local ID, GROUP, BYTES, TOTAL_MS, QUEUE_MS, TOKENS, LENGTH, NONCE, TRACE, RARE, SIZE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10
 local gateway, capacity, tiers, groups, asked = ARGV[2], tonumber(ARGV[3]), {}, cmsgpack.unpack(ARGV[5]), cmsgpack.unpack(ARGV[6])
+local keys, made, run_ms = {}, tonumber(ARGV[8]), tonumber(ARGV[9]) -- the key of each submission's row, in order
+local came = made > 0 and math.min(now, made) or now
 local most = #asked / SIZE -- that may be ahead of anybody when this call is done
 
 for _, t in ipairs(cmsgpack.unpack(ARGV[4])) do
@@ -24,12 +26,5 @@ local function group(n)
   return g
 end
 
--- request_keys() -> the key of each submission's row, in order.
-local function request_keys()
-  local keys, n = {}, 0
-  for o = 1, #asked, SIZE do
-    n = n + 1
-    keys[n] = P .. 'request:' .. asked[o]
-  end
-  return keys
-end
+for o = 1, #asked, SIZE do keys[#keys + 1] = P .. 'request:' .. asked[o] end
+local look = ARGV[11] == '1' or call('EXISTS', unpack(keys)) > 0 -- hardly ever: a call that is sent again

@@ -1,16 +1,17 @@
 -- judging: which limit speaks first, and what a verdict tells (needs bucket, customer, customer_save and shedding).
--- judge(id, g, tokens, capacity, longest_ms) -> the limit that refuses, and ms until trying again pays; nil where none
--- does: the client's own limits first, then its tier's part of the capacity, then what waits.
-local function limited(g, tokens)
+-- judge(id, g, tokens, capacity, longest_ms, count) -> the limit that refuses so many requests with so many tokens in all, and
+-- ms until trying again pays; nil where none does: the client's own limits first, then its tier's part of the capacity,
+-- then what waits.
+local function limited(g, tokens, count)
   local key, pool = g.key, g.pool
-  if key and key.tokens < 1 then return 'key_limit', ms_until(key.tokens, 1, key.rate) end
-  local limit, retry_ms = refuse(g.customer, tokens)
+  if key and key.tokens < count then return 'key_limit', ms_until(key.tokens, count, key.rate) end
+  local limit, retry_ms = refuse(g.customer, tokens, count)
   if limit then return limit, retry_ms end
-  if pool.tokens < 1 then return 'tier_limit', ms_until(pool.tokens, 1, pool.rate) end
+  if pool.tokens < count then return 'tier_limit', ms_until(pool.tokens, count, pool.rate) end
 end
 
-local function judge(id, g, tokens, capacity, longest_ms)
-  local limit, retry_ms = limited(g, tokens)
+local function judge(id, g, tokens, capacity, longest_ms, count)
+  local limit, retry_ms = limited(g, tokens, count)
   if not limit then return shed(g.tier, id, capacity, longest_ms) end
   note_rates(g.customer, g.key, g.pool, tokens)
   return limit, retry_ms

@@ -1,0 +1,149 @@
+"""One exchange with a customer, at any door: read the body, ask for what it says, wait, and answer in the door's own form.
+
+A list of inputs is as many requests. They are admitted all or none, and answered together: where one fails, that is the
+answer, and the others are ended.
+"""
+
+import asyncio
+from typing import NamedTuple, cast
+
+from gateway.answer import Answer
+from gateway.asked import Asked
+from gateway.body import check_media, read_body
+from gateway.catalog_view import IdentityView
+from gateway.dialect import Dialect
+from gateway.group import Member, check_size, member_key
+from gateway.idempotency import idempotency_key
+from gateway.inference import Inference
+from gateway.problem import wants_problem
+from gateway.replays import REPLAYED
+from gateway.routes import Call
+from gateway.strict_json import invalid
+from gateway.waiters import Outcome, Waiter
+from scheduler.admission import Verdict
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.fault_log import log_fault
+from scheduler.replies import Reply
+from scheduler.request_id import new_request_id
+from scheduler.states import Admission, State
+
+
+class FailedBefore(RequestError):
+    """The request's Idempotency-Key belongs to one that failed, and would fail again."""
+
+    def __init__(self, error: RequestError, request_id: str) -> None:
+        super().__init__(error.code, str(error), error.param)
+        self.request_id = request_id
+
+
+class Ended(NamedTuple):
+    """All inputs of one exchange, completed."""
+
+    replies: list[Reply]
+    replayed: bool
+
+
+class Exchange:
+    """The handler of one door."""
+
+    def __init__(self, inference: Inference, dialect: Dialect) -> None:
+        self._inference = inference
+        self._dialect = dialect
+
+    async def __call__(self, call: Call) -> Answer:
+        """Answer one call. Raises RequestError only for who is not known; other errors carry the key's limits."""
+        inference = self._inference
+        identity = inference.identify(call)
+        waiters: list[Waiter] = []
+        try:
+            key = idempotency_key(call.headers)
+            came_whole = call.request.content.is_eof()
+            raw = await self._read(call)
+            if not came_whole:  # It took up to seconds, in which the key may have been revoked or moved.
+                identity = inference.identify(call)
+            # A slow sender's time does not count against its deadline; the time that we take does.
+            started = call.arrived if came_whole else inference.clock()
+            asked = self._dialect.read(raw, inference.max_input_bytes)
+            if asked.stream:
+                raise invalid("stream", "`stream` is not supported yet: leave it out.")
+            identity = inference.served_as(identity, asked)
+            waiters += self._waiters(call, identity, asked, key, started)
+            ended = await self._ended(identity, waiters)
+            return self._written(identity, waiters, ended, asked)
+        except RequestError as error:
+            return self._not_served(call, identity, waiters, error)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
+            log_fault("request failed", error, request_id=call.request_id)
+            return self._not_served(call, identity, waiters, RequestError(ErrorCode.INTERNAL_ERROR))
+
+    async def _read(self, call: Call) -> bytes:
+        """The body. Raises RequestError where it is not to be read, or does not come as it should."""
+        most = self._inference.max_body_bytes
+        if self._inference.doors.closed:
+            raise RequestError(ErrorCode.DRAINING)
+        check_media(call.headers, call.request.content_length or 0, most)
+        return await read_body(call.request, most)
+
+    def _waiters(
+        self, call: Call, identity: IdentityView, asked: Asked, key: str | None, started: float
+    ) -> list[Waiter]:
+        """One for each input, not entered yet. Raises RequestError where there are more than may ever enter together."""
+        inference, payload = self._inference, self._inference.payload(asked, self._dialect)
+        if not asked.more:
+            return [inference.waiter(call, identity, payload, key, started, future=_new_future())]
+        count = 1 + len(asked.more)
+        check_size(self._dialect.input_field, count, inference.standing.limits(identity))
+        together: list[Waiter] = []
+        for place, text in enumerate((asked.input, *asked.more)):
+            member = Member(new_request_id() if place else call.request_id, call.headers, call.remote)
+            own_key = None if key is None else member_key(key, place, count)
+            one = payload.with_input(text)
+            waiter = inference.waiter(member, identity, one, own_key, started, future=_new_future())
+            waiter.together = together
+            together.append(waiter)
+        together[0].submission.together = count
+        return list(together)
+
+    async def _ended(self, identity: IdentityView, waiters: list[Waiter]) -> Ended:
+        """Ask for admission and wait for every end. Raises RequestError for the first that is no success."""
+        inference = self._inference
+        inference.enter(waiters[0])
+        replies: list[Reply] = []
+        replayed = False
+        try:
+            for waiter in waiters:
+                outcome = await cast("asyncio.Future[Outcome]", waiter.future)
+                if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
+                    replayed = True
+                    replies.append(await self._stored(identity, waiter, outcome))
+                else:
+                    replies.append(inference.completed(identity, waiter, outcome, self._dialect))
+        finally:
+            for waiter in waiters:
+                inference.leave(waiter)  # Whatever has not ended has nobody who waits for it.
+                waiter.together = ()  # Only the garbage collector could free a ring.
+        return Ended(replies, replayed)
+
+    async def _stored(self, identity: IdentityView, waiter: Waiter, verdict: Verdict) -> Reply:
+        reply = await self._inference.stored(identity, waiter, verdict)
+        if reply.state != State.COMPLETED:
+            raise FailedBefore(self._inference.failure(reply, self._dialect), reply.id)
+        return reply
+
+    def _written(self, identity: IdentityView, waiters: list[Waiter], ended: Ended, asked: Asked) -> Answer:
+        answer = self._inference.written(identity, waiters, ended.replies, asked, self._dialect)
+        if ended.replayed:
+            answer.headers.append(REPLAYED)
+        return answer
+
+    def _not_served(self, call: Call, identity: IdentityView, waiters: list[Waiter], error: RequestError) -> Answer:
+        inference = self._inference
+        first = waiters[0] if waiters else None
+        if isinstance(error, FailedBefore):
+            headers = [*inference.standing.headers(identity, first.verdict if first else None), REPLAYED]
+            return inference.faults.answer(error, error.request_id, headers, problem=wants_problem(call.headers))
+        return inference.not_served(call, identity, first, error)
+
+
+def _new_future() -> "asyncio.Future[Outcome]":
+    return asyncio.get_running_loop().create_future()

@@ -1,0 +1,38 @@
+"""A list of inputs in one body: as many requests, which enter together or not at all. How many they may be, and their names."""
+
+from typing import NamedTuple
+
+from multidict import CIMultiDictProxy
+
+from gateway.effective import Effective
+from gateway.strict_json import invalid
+from scheduler.admission import MAX_SUBMISSIONS
+from scheduler.errors import RequestError
+
+
+class Member(NamedTuple):
+    """One of them, as a request that asks."""
+
+    request_id: str
+    headers: CIMultiDictProxy[str]
+    remote: str | None
+
+
+def check_size(field: str, count: int, limits: Effective) -> None:
+    """Raises RequestError, naming `field`, for more than could ever enter in one moment."""
+    most = MAX_SUBMISSIONS
+    why = "of one call"
+    for limit, words in ((limits.told_burst, "of this key's burst"), (limits.max_concurrency, "of its concurrency")):
+        if 0 < limit < most:
+            most, why = int(limit), words
+    if count > most:
+        raise _too_many(field, count, most, why)
+
+
+def _too_many(field: str, count: int, most: int, why: str) -> RequestError:
+    return invalid(field, f"`{field}` holds {count} texts, which enter together: {most} is the most {why}.")
+
+
+def member_key(key: str, place: int, count: int) -> str:
+    """The Idempotency-Key of one of them. No client can send it: a key holds no space."""
+    return f"{key} {place}/{count}"

@@ -1,0 +1,46 @@
+"""`service_tier` in a body, OpenAI's word for how much a client cares: it may lower the key's tier, and nothing raises it.
+
+`flex` takes the last tier there is. `auto` and `default` are the key's own. The words that ask for more are obeyed where
+there is nothing more to be had, and refused by name where there is.
+"""
+
+from gateway.catalog_view import IdentityView, SnapshotView
+from gateway.strict_json import invalid
+
+OWN = frozenset({"auto", "default"})
+FLEX = "flex"
+MORE = frozenset({"priority", "scale", "fast"})
+
+
+class Lowered:
+    """An identity with all its limits, served in another tier."""
+
+    __slots__ = ("_own", "tier")
+
+    def __init__(self, own: IdentityView, tier: str) -> None:
+        self._own = own
+        self.tier = tier
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._own, name)
+
+
+def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView | None) -> IdentityView:
+    """Who is served. Raises RequestError that names `service_tier`."""
+    if wanted is None or wanted in OWN or snapshot is None:
+        return identity
+    tiers = sorted(snapshot.tiers, key=lambda tier: tier.priority)
+    if wanted == FLEX:
+        last = tiers[-1].name
+        return identity if last == identity.tier else Lowered(identity, last)  # type: ignore[return-value]  # delegates
+    if wanted in MORE:
+        if tiers[0].name == identity.tier:
+            return identity
+        raise invalid("service_tier", f"`service_tier` cannot be {wanted!r}: a key's tier can be lowered, not raised.")
+    known = ", ".join(sorted({*OWN, FLEX, *MORE}))
+    raise invalid("service_tier", f"`service_tier` must be one of {known}.")
+
+
+def told(wanted: str | None) -> str:
+    """What an answer says of it, in OpenAI's words."""
+    return FLEX if wanted == FLEX else "default"

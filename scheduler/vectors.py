@@ -1,0 +1,18 @@
+"""A vector as the text of an output: base64 of little-endian float32, the form in which OpenAI's clients ask for it."""
+
+import base64
+import struct
+from collections.abc import Sequence
+
+
+def write_vector(values: Sequence[float]) -> str:
+    """The text. Raises OverflowError for a number that float32 has no room for."""
+    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode("ascii")
+
+
+def read_vector(text: str) -> list[float]:
+    """The numbers. Raises ValueError for what is no such text."""
+    raw = base64.b64decode(text, validate=True)
+    if len(raw) % 4:
+        raise ValueError("not a vector: its bytes are no whole number of float32.")
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
