@@ -64,8 +64,7 @@ class Exchange:
             # A slow sender's time does not count against its deadline; the time that we take does.
             started = call.arrived if came_whole else inference.clock()
             asked = self._dialect.read(raw, inference.max_input_bytes)
-            if asked.stream:
-                raise invalid("stream", "`stream` is not supported yet: leave it out.")
+            _check_stream(asked)
             identity = inference.served_as(identity, asked)
             waiters += self._waiters(call, identity, asked, key, started)
             ended = await self._ended(identity, waiters)
@@ -143,6 +142,11 @@ class Exchange:
             headers = [*inference.standing.headers(identity, first.verdict if first else None), REPLAYED]
             return inference.faults.answer(error, error.request_id, headers, problem=wants_problem(call.headers))
         return inference.not_served(call, identity, first, error)
+
+
+def _check_stream(asked: Asked) -> None:
+    if asked.stream:
+        raise invalid("stream", "`stream` is not supported yet: leave it out.")
 
 
 def _new_future() -> "asyncio.Future[Outcome]":

@@ -30,6 +30,7 @@ class InferenceBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     input: str
     model: str | UnsetType = UNSET
     parameters: Parameters | UnsetType = UNSET
+    service_tier: str | None = None
 
 
 _decoder = msgspec.json.Decoder(InferenceBody)
@@ -38,7 +39,8 @@ _decoder = msgspec.json.Decoder(InferenceBody)
 def read_inference(raw: bytes, max_input_bytes: int) -> Asked:
     """What a body asks. Raises RequestError as `decode_inference` does."""
     body = decode_inference(raw, max_input_bytes)
-    return Asked(body.input, body.model, {} if body.parameters is UNSET else body.parameters)
+    parameters = {} if body.parameters is UNSET else body.parameters
+    return Asked(body.input, body.model, parameters, service_tier=body.service_tier)
 
 
 def decode_inference(raw: bytes, max_input_bytes: int) -> InferenceBody:
@@ -63,7 +65,7 @@ def _check_parameters(parameters: Parameters) -> None:
 
 
 def _check_duplicates(raw: bytes, body: InferenceBody) -> None:
-    keys = 1 + (body.model is not UNSET)
+    keys = 1 + (body.model is not UNSET) + (body.service_tier is not None)
     if body.parameters is not UNSET:
         keys += 1 + len(body.parameters)
     # An escaped colon in the input would be subtracted without standing in `raw`, so escapes get the second look.

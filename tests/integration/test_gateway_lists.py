@@ -1,0 +1,137 @@
+"""Lists of prompts and of texts with the real `openai` client: as many requests, admitted all or none, one answer."""
+
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from redis.asyncio import Redis
+
+from eventually import eventually
+from integration.gateway_fixtures import Stack, openai_client, reverse, running_stack
+from scheduler.batches import ClaimedRequest, Outcome
+from scheduler.errors import ErrorCode
+from scheduler.keys import Keys
+from scheduler.payload import decode_payload
+
+
+@pytest.fixture
+async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
+    """A ready gateway with a worker behind it."""
+    async with running_stack(client, redis_url) as running:
+        yield running
+
+
+@pytest.fixture
+async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client, without retries of its own."""
+    async with openai_client(stack) as made:
+        yield made
+
+
+def counted(member: ClaimedRequest) -> Outcome:
+    """The input backwards, two tokens read and one written."""
+    text = decode_payload(member.body).input
+    return Outcome(member.id, "", 1.5, 3, "v1", text[::-1], 1)
+
+
+async def test_a_choice_for_each_prompt(stack: Stack, caller: openai.AsyncOpenAI) -> None:
+    """In the order of the prompts, with the usage of all; each is a request of its own, the first names the answer."""
+    stack.worker.answerer = counted
+    prompts = [f"prompt {i}" for i in range(40)]
+
+    made = await caller.completions.create(model="tiny", prompt=prompts)
+
+    assert [(each.index, each.text) for each in made.choices] == [(i, p[::-1]) for i, p in enumerate(prompts)]
+    assert made.usage is not None
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (80, 40)
+    assert len(set(stack.worker.seen)) == 40
+    assert made.id == made._request_id
+    assert made.id in stack.worker.seen
+
+
+async def test_a_list_that_does_not_fit_takes_nothing(stack: Stack, caller: openai.AsyncOpenAI) -> None:
+    """Four where three are left: 429 for the list, and three can enter after it."""
+    stack.catalog.set(key={"burst": 12.0, "requests_per_second": 0.001})
+
+    with pytest.raises(openai.RateLimitError):
+        await caller.completions.create(model="tiny", prompt=["a", "b", "c", "d"])
+    made = await caller.completions.create(model="tiny", prompt=["a", "b", "c"])
+
+    assert [each.text for each in made.choices] == ["a", "b", "c"]
+    assert len(stack.worker.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "words"),
+    [
+        ({}, 257, "256 is the most of one call"),
+        ({"burst": 12.0}, 13, "12 is the most of this key's burst"),
+        ({"max_concurrency": 5}, 6, "5 is the most of its concurrency"),
+    ],
+)
+async def test_a_list_that_could_never_enter_is_a_fault_of_the_body(
+    stack: Stack, caller: openai.AsyncOpenAI, changes: dict[str, float], count: int, words: str
+) -> None:
+    """No retry would help, so it is no 429; the sentence says how many may be asked."""
+    stack.catalog.set(key=changes)
+
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        await caller.completions.create(model="tiny", prompt=["a"] * count)
+
+    assert caught.value.param == "prompt"
+
+
+async def test_one_that_fails_is_the_answer(stack: Stack, caller: openai.AsyncOpenAI, client: Redis) -> None:
+    """A list is one answer: what breaks the model is named, and nothing of the list stays behind."""
+
+    def poisoned(member: ClaimedRequest) -> Outcome:
+        bad = decode_payload(member.body).input == "bad"
+        return Outcome(member.id, ErrorCode.POISON_REQUEST, 1.5, 0, "v1", "") if bad else reverse(member)
+
+    stack.worker.answerer = poisoned
+
+    with pytest.raises(openai.UnprocessableEntityError) as caught:
+        await caller.completions.create(model="tiny", prompt=["good", "bad", "good"])
+
+    assert caught.value.code == "poison_request"
+    await eventually(lambda: len(stack.gateway.waiters) == 0, "nobody waits")
+    assert await client.llen(Keys().queue("free")) == 0
+
+
+async def test_a_client_that_leaves_ends_the_whole_list(
+    stack: Stack, caller: openai.AsyncOpenAI, client: Redis
+) -> None:
+    """Nothing of it runs for nobody."""
+    stack.worker.hold = True
+
+    with pytest.raises(openai.APITimeoutError):
+        await caller.with_options(timeout=0.3).completions.create(model="tiny", prompt=["a", "b", "c"])
+    await eventually(lambda: len(stack.gateway.waiters) == 0, "nobody waits")
+    stack.worker.hold = False
+    made = await caller.completions.create(model="tiny", prompt="next")
+
+    assert stack.worker.seen == [made.id]
+
+
+async def test_a_retry_with_its_key_gets_the_same_choices(stack: Stack, caller: openai.AsyncOpenAI) -> None:
+    """Nothing runs twice; another list under the same key is refused."""
+    headers = {"Idempotency-Key": "order-7"}
+
+    first = await caller.completions.create(model="tiny", prompt=["ab", "cd"], extra_headers=headers)
+    again = await caller.completions.with_raw_response.create(model="tiny", prompt=["ab", "cd"], extra_headers=headers)
+    with pytest.raises(openai.UnprocessableEntityError):
+        await caller.completions.create(model="tiny", prompt=["ab", "xx"], extra_headers=headers)
+
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert [each.text for each in again.parse().choices] == [each.text for each in first.choices] == ["ba", "dc"]
+    assert again.parse().id == first.id
+    assert len(stack.worker.seen) == 2
+
+
+async def test_every_request_of_a_list_is_known_by_its_id(stack: Stack, caller: openai.AsyncOpenAI) -> None:
+    """Each has its own place in Redis and in the audit."""
+    await caller.completions.create(model="tiny", prompt=["a", "b"])
+
+    for request_id in stack.worker.seen:
+        _, document = await stack.internal(f"/internal/requests/{request_id}")
+        assert document["status"] == "completed"
