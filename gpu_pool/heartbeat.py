@@ -1,8 +1,13 @@
-"""Tells Redis, again and again, that this worker lives and how it is; a worker that cannot do so claims nothing."""
+"""Tells Redis, again and again, that this worker lives and how it is; a worker that cannot do so claims nothing.
+
+The first beat, each that says something new at once, and each after a fault is awaited by a task. All others are pulses,
+sent by a timer's callback: the answer to one must be there when the next is due.
+"""
 
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
@@ -10,20 +15,34 @@ from scheduler.errors import RedisUnavailable
 from scheduler.observation import WorkerBeat
 from scheduler.presence import Presence
 
+SLOTS = 10
+"""In so many moments of a period all beats of a machine fall together: processes that wake in turn find the interpreter
+in the caches, and Redis reads several in one go."""
+
+_EARLY_S = 0.002  # A timer may be early by so much; that is not the end of the slot before.
+
 log = structlog.get_logger()
 
 
 class Heartbeat:
-    """Sends what `beat` returns at least every `every_s` seconds, and at once when asked. `working`: the last one arrived."""
+    """Sends what `beat` returns every `every_s` seconds, and at once when asked. `working`: the last one arrived.
 
-    def __init__(self, presence: Presence, beat: Callable[[], WorkerBeat], every_s: float) -> None:
+    `away` is called with each beat that did not arrive after another one that did not.
+    """
+
+    def __init__(
+        self, presence: Presence, beat: Callable[[], WorkerBeat], every_s: float, away: Callable[[], None]
+    ) -> None:
         self._presence = presence
         self._beat = beat
         self._every_s = every_s
+        self._away = away
+        self._pulse = presence.pulse(self.now)
         self._due = asyncio.Event()
         self._beat_at = 0.0
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.working = asyncio.Event()
 
     def start(self) -> None:
@@ -36,8 +55,8 @@ class Heartbeat:
 
     def ride(self) -> None:
         """Something is about to be sent to Redis: a beat that is due in half its time goes along, at no extra wake-up."""
-        if time.monotonic() - self._beat_at >= self._every_s / 2:
-            self._due.set()
+        if time.monotonic() - self._beat_at >= self._every_s / 2 and not self._pulse.pending:
+            self._tick()
 
     async def close(self) -> None:
         """Beat no more. A beat that is under way ends first, so that none arrives after the worker said goodbye."""
@@ -49,16 +68,47 @@ class Heartbeat:
     async def _run(self) -> None:
         while not self._stopping:
             self._due.clear()
-            self._beat_at = time.monotonic()
-            try:
+            await self._tell()
+            self._wait()
+            await self._due.wait()
+        self._stop_waiting()
+        if self._pulse.pending:  # On the same connection: when this has arrived, so has the pulse.
+            with suppress(RedisUnavailable):
                 await self._presence.worker_beat(self._beat())
-                self._arrived()
-            except RedisUnavailable:
-                self._missed()
-            except Exception as error:
-                self._missed()
-                log.exception("heartbeat failed", error=type(error).__name__)
-            await self._pause()
+
+    async def _tell(self) -> None:
+        self._beat_at = time.monotonic()
+        self._pulse.forget()
+        try:
+            await self._presence.worker_beat(self._beat())
+            self._arrived()
+        except RedisUnavailable:
+            self._missed()
+        except Exception as error:
+            self._missed()
+            log.exception("heartbeat failed", error=type(error).__name__)
+
+    def _tick(self) -> None:
+        """A pulse where that will do; else the task is woken."""
+        try:
+            sent = self._pulsed()
+        except Exception as error:
+            self._missed()
+            log.exception("heartbeat failed", error=type(error).__name__)
+            sent = False
+        if sent:
+            self._wait()
+        else:
+            self._due.set()
+
+    def _pulsed(self) -> bool:
+        if self._pulse.pending:  # A whole period without an answer.
+            self._pulse.give_up()
+            self._missed()
+        if self._due.is_set() or not self.working.is_set() or not self._pulse.send(self._beat()):
+            return False
+        self._beat_at = time.monotonic()
+        return True
 
     def _arrived(self) -> None:
         if not self.working.is_set():
@@ -68,9 +118,15 @@ class Heartbeat:
     def _missed(self) -> None:
         if self.working.is_set():
             log.warning("redis is away; nothing is claimed until it is back")
+        else:
+            self._away()
         self.working.clear()
 
-    async def _pause(self) -> None:
-        timer = asyncio.get_running_loop().call_later(self._every_s, self._due.set)
-        await self._due.wait()
-        timer.cancel()
+    def _wait(self) -> None:
+        self._stop_waiting()
+        beyond_s = (time.monotonic() + _EARLY_S) % (self._every_s / SLOTS) - _EARLY_S
+        self._timer = asyncio.get_running_loop().call_later(self._every_s - beyond_s, self._tick)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -8,6 +8,7 @@ because of Redis, of a model or of one bad batch.
 import asyncio
 import signal
 import time
+from contextlib import suppress
 
 import structlog
 
@@ -32,7 +33,8 @@ from scheduler.presence import Presence
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
-BLOCK_S = 1.0
+BLOCK_S = 5.0  # How long a pop waits at most: an idle worker is woken as seldom. What ends sooner ends the pop.
+LET_GO_S = 0.1  # Between two tries to end it: one that was not at Redis yet was not there to be ended.
 LOOK_S = 0.25  # How often a pump that may not claim looks whether it should end.
 LAST_WORDS_S = 0.75
 
@@ -70,12 +72,15 @@ class Worker:
         self._draining = asyncio.Event()
         self._said: WorkerBeat | None = None
         self._changing: tuple[object, ...] = ()
+        self._resting = False
+        """Nothing runs, ran lately, or changes before somebody says so: what was said last holds."""
+        self._batches_said = 0
         launch = ModelLaunch(config.backend, config.device, config.torch_threads)
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._model_changed)
         self._execution = Execution(config, self._keeper)
         self._direct = DirectBatches(self._execution, self._keeper, self._draining.is_set)
         self._endpoint = DirectEndpoint(config, self._direct)
-        self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000)
+        self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000, ready.hang_up)
         self._pipeline = BatchPipeline(config, batches, self._execution, self._heartbeat.ride)
 
     def drain(self) -> None:
@@ -145,15 +150,22 @@ class Worker:
         """Leases are renewed and the heartbeat says "draining" until the last batch is settled."""
         self._keeper.stop()
         self._endpoint.drain()
+        self._resting = False
         self._heartbeat.now()
         self._pipeline.drain()
         until = time.monotonic() + self._config.drain_ms / 1000
         direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
-        await asyncio.wait([pump], timeout=self._config.drain_ms / 1000)
+        await self._let_go(pump, until)
         await self._pipeline.settled(max(0.0, until - time.monotonic()))
         await direct
         self._execution.stop()
         await self._pipeline.settled(LAST_WORDS_S)
+
+    async def _let_go(self, pump: "asyncio.Task[None]", until: float) -> None:
+        while not pump.done() and (left_s := until - time.monotonic()) > 0:
+            with suppress(RedisUnavailable):
+                await self._ready.let_go()
+            await asyncio.wait([pump], timeout=min(LET_GO_S, left_s))
 
     async def _leave(self) -> None:
         await self._endpoint.close()
@@ -168,16 +180,21 @@ class Worker:
     def _model_changed(self) -> None:
         if self._keeper.start_error is not None:
             self.drain()
+        self._resting = False
         self._heartbeat.now()
 
     def _beat(self) -> WorkerBeat:
         """What is said of this worker now; the same object again where nothing has changed."""
         execution = self._execution
         in_flight = self._pipeline.in_flight + self._direct.in_flight
+        if self._resting and not in_flight and execution.batches == self._batches_said and self._said is not None:
+            return self._said
+        self._batches_said = execution.batches
         share = execution.busy.share(time.monotonic())
         changing = (self._status(), share, in_flight, execution.batches, self._keeper.version, self._endpoint.address)
         if self._said is None or changing != self._changing:
             self._changing, self._said = changing, self._fresh_beat(share, in_flight)
+        self._resting = not share and not in_flight
         return self._said
 
     def _fresh_beat(self, share: float, in_flight: int) -> WorkerBeat:

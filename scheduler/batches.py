@@ -7,7 +7,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from scheduler.batch_policy import Wish
-from scheduler.connections import blocking_read
+from scheduler.connections import blocking_read, bounded, line_of
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
 from scheduler.observation import Queues
@@ -190,3 +190,14 @@ class ReadyBatches:
         """The next ready batch, or None after `block_s`. Raises RedisUnavailable, at the latest a second after that."""
         found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
         return str(found[1].decode()) if found else None
+
+    async def let_go(self) -> None:
+        """Have Redis end a `pop` that waits; it returns what it has, or None. Raises RedisUnavailable."""
+        client_id = line_of(self._client).client_id
+        if client_id is not None:
+            async with bounded():
+                await self._client.client_unblock(client_id)
+
+    def hang_up(self) -> None:
+        """End a `pop` that waits at a Redis which is away: it raises RedisUnavailable now."""
+        line_of(self._client).close()

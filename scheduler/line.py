@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
@@ -28,7 +28,7 @@ from redis.exceptions import (
 
 Argument = str | bytes | float
 
-_pack: Callable[[tuple[Argument, ...]], bytes] = cast("Any", hiredis.pack_command)
+pack: Callable[[tuple[Argument, ...]], bytes] = cast("Any", hiredis.pack_command)
 _NOTHING = object()
 _ERRORS: dict[str, type[RedisError]] = {
     "NOSCRIPT": NoScriptError,
@@ -39,6 +39,16 @@ _ERRORS: dict[str, type[RedisError]] = {
 _WRONG_SERVER = (ReadOnlyError, BusyLoadingError)  # A new connection may find a better one.
 
 
+class Answer(Protocol):
+    """Who is told of the one answer to a call: a future, or something lighter. `done`: it is not waited for any more."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, reply: Any, /) -> None: ...
+
+    def set_exception(self, error: RedisError, /) -> None: ...
+
+
 def _error(text: str) -> RedisError:
     code, _, rest = text.partition(" ")
     kind = _ERRORS.get(code)
@@ -46,18 +56,19 @@ def _error(text: str) -> RedisError:
 
 
 class Wire(asyncio.Protocol):
-    """One connection, from its login to its end. `usable`: it takes new calls."""
+    """One connection, from its login to its end, which Redis knows as `client_id`. `usable`: it takes new calls."""
 
-    def __init__(self, connection: AbstractConnection) -> None:
+    def __init__(self, connection: AbstractConnection, client_id: int) -> None:
         writer = connection._writer  # noqa: SLF001 - redis-py has no other way to its socket
         if writer is None:
             raise ConnectionError("The connection ended at once.")
         self._hang_up: Callable[[], None] = connection._close  # noqa: SLF001 - the only close that is no coroutine
         self._transport: Any = writer.transport
-        self._answers: deque[asyncio.Future[Any]] = deque()
+        self._answers: deque[Answer] = deque()
         self._unsent: list[bytes] = []
         self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
         self._loop = asyncio.get_running_loop()
+        self.client_id = client_id
         self.usable = True
         self._transport.set_protocol(self)
 
@@ -70,10 +81,21 @@ class Wire(asyncio.Protocol):
             self._loop.call_soon(self._flush)  # What is called in the same turn of the loop goes out in one write.
         return answer
 
+    def tell(self, command: bytes, answer: Answer) -> None:
+        """Send one command now; `answer` is told."""
+        if self._unsent:
+            self._flush()
+        self._answers.append(answer)
+        self._write(command)
+
     def _flush(self) -> None:
         commands, self._unsent = self._unsent, []
+        if commands:
+            self._write(commands[0] if len(commands) == 1 else b"".join(commands))
+
+    def _write(self, data: bytes) -> None:
         if not self._transport.is_closing():
-            self._transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
+            self._transport.write(data)
 
     def overdue(self, answer: "asyncio.Future[Any]") -> None:
         """Fail a call whose answer was not there in time, and send no other one here."""
@@ -146,12 +168,27 @@ class Line:
         if wire is None or not wire.usable:
             async with asyncio.timeout(timeout_s):
                 wire = await self._connected()
-        answer = wire.send(_pack(command))
+        answer = wire.send(pack(command))
         timer = asyncio.get_running_loop().call_later(timeout_s, wire.overdue, answer)
         try:
             return await answer
         finally:
             timer.cancel()
+
+    def tell(self, packed: bytes, answer: Answer) -> bool:
+        """Send a command that nobody awaits: no task, no timer. False where there is no connection to send it on.
+
+        Whoever told sees to it that the answer comes in time, and else has the line `retire` its connection.
+        """
+        if self._wire is None or not self._wire.usable:
+            return False
+        self._wire.tell(packed, answer)
+        return True
+
+    def retire(self) -> None:
+        """The connection does not answer: it gets no new calls, and is closed once the others have their answers."""
+        if self._wire is not None:
+            self._wire.retire()
 
     async def blocking_call(self, command: tuple[Argument, ...], timeout_s: float) -> Any:
         """The same for a read that blocks: once nobody waits for it, the server must not either."""
@@ -160,6 +197,11 @@ class Line:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def client_id(self) -> int | None:
+        """As which client Redis knows the connection; None where there is none."""
+        return None if self._wire is None else self._wire.client_id
 
     def close(self) -> None:
         """End the connection; the next call makes another one."""
@@ -178,7 +220,8 @@ async def _connect(connection: AbstractConnection) -> Wire:
     connect: Callable[[], Awaitable[None]] = connection.connect
     try:
         await connect()
-        return Wire(connection)
+        await connection.send_command("CLIENT", "ID")
+        return Wire(connection, int(await connection.read_response()))
     except BaseException:
         with suppress(RedisError, OSError):
             await connection.disconnect(nowait=True)

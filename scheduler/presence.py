@@ -1,6 +1,6 @@
 """Who is there: heartbeats of workers and gateways, the census of healthy GPUs, and one look at everything."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -9,9 +9,9 @@ from redis.asyncio import Redis
 from scheduler.batches import GATEWAY_GONE_MS
 from scheduler.connections import bounded
 from scheduler.keys import Keys
-from scheduler.line import Argument
 from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
 from scheduler.packed import inner
+from scheduler.pulse import Pulse, beat_words
 from scheduler.refusals import KEEP_MS as KEEP_REFUSALS_MS
 from scheduler.refusals import KEPT_A_GATEWAY, MAX_A_BEAT, Refusal
 from scheduler.scripts import Script
@@ -19,7 +19,6 @@ from scheduler.scripts import Script
 GONE_MS = 1000
 """A worker that was silent for so long does not count."""
 
-_GPU_KEEP_MS = 300_000
 _COUNT_HOLDS_MS = 3000
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -48,7 +47,6 @@ class Presence:
         self._client = client
         self._keys = keys
         self._gone_ms = gone_ms
-        self._told: tuple[WorkerBeat | None, tuple[Argument, ...]] = None, ()
         self._worker_beat = Script("worker_beat", client, keys)
         self._gateway_beat = Script("gateway_beat", client, keys)
         self._census = Script("census", client, keys)
@@ -56,11 +54,11 @@ class Presence:
 
     async def worker_beat(self, beat: WorkerBeat) -> None:
         """Register or refresh a worker; must come before its first claim."""
-        if beat is not self._told[0]:  # An idle worker says the same again and again.
-            packed = _encode(beat)
-            told = (beat.id, beat.status, round(beat.utilization, 4), beat.in_flight, packed, _GPU_KEEP_MS)
-            self._told = beat, told
-        await self._worker_beat(*self._told[1])
+        await self._worker_beat(*beat_words(beat))
+
+    def pulse(self, wrong: Callable[[], None]) -> Pulse:
+        """For a worker that beats again and again, once it has registered."""
+        return Pulse(self._client, self._keys, wrong)
 
     async def worker_gone(self, worker_id: str) -> None:
         """A graceful leave: the worker is forgotten, not counted as lost."""

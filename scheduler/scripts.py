@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 from scheduler.connections import FAULTS, line_of, unavailable
 from scheduler.errors import TierlaneError
 from scheduler.keys import Keys
-from scheduler.line import Argument
+from scheduler.line import Argument, pack
 
 _INCLUDE = re.compile(r"^-- include: (.+)$", re.MULTILINE)
 
@@ -61,6 +61,10 @@ class Script:
             raise RedisFull("Redis is at its memory limit; raise maxmemory or drain the queues.") from error
         except FAULTS as error:
             raise unavailable(error) from error
+
+    def packed(self, *args: Argument) -> bytes:
+        """A call as it goes over the line, for `Line.tell`. Redis must know the script: it is named by its hash."""
+        return pack(self._by_hash + args)
 
     async def _send(self, args: tuple[Argument, ...]) -> Any:
         try:

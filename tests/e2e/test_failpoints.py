@@ -19,6 +19,7 @@ from e2e.failpoint_scene import Load, Scene, Told, broken_unexcused, scene_on, s
 from eventually import eventually
 from gateway.endless import end_all
 from gpu_pool.config import WorkerConfig
+from held_pops import pops_held
 from pool import Pool, done
 from scheduler.connections import command_client
 from scheduler.failpoints import FAILPOINTS
@@ -66,9 +67,10 @@ async def die_draining(scene: Scene, load: Load) -> None:
     await scene.whole("worker")
     await load.pause()
     scene.arm("drain_popped")
-    os.kill(min(scene.stack.pids("worker").values()), signal.SIGTERM)
-    load.resume()
-    await scene.crossing("drain_popped")
+    async with pops_held(scene.client):
+        os.kill(min(scene.stack.pids("worker").values()), signal.SIGTERM)
+        load.resume()
+        await scene.crossing("drain_popped")
 
 
 async def die_past_redis(scene: Scene) -> None:

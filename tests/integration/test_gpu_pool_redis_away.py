@@ -27,10 +27,15 @@ class CountingReady(ReadyBatches):
     """Counts how often the line was looked at."""
 
     pops = 0
+    hung_up = 0
 
     async def pop(self) -> str | None:
         self.pops += 1
         return await super().pop()
+
+    def hang_up(self) -> None:
+        self.hung_up += 1
+        super().hang_up()
 
 
 class DeafOnce(Batches):
@@ -141,6 +146,19 @@ async def test_a_finish_waits_for_redis(scene: Scene) -> None:
     os.kill(scene.server.pid, signal.SIGCONT)
 
     assert await scene.outputs(ids) == ["olleh", "olleh"]
+
+
+async def test_a_pop_at_a_redis_that_hangs_is_ended(scene: Scene) -> None:
+    """The heartbeat knows long before the pop's own deadline; a batch that comes afterwards is run at once."""
+    await eventually(scene.alive, "the worker is ready")
+    os.kill(scene.server.pid, signal.SIGSTOP)
+
+    await eventually(lambda: scene.ready.hung_up, "the pop is ended")
+
+    assert not scene.worker._heartbeat.working.is_set()
+    os.kill(scene.server.pid, signal.SIGCONT)
+    await eventually(scene.worker._heartbeat.working.is_set, "a heartbeat arrived")
+    assert await scene.outputs(await scene.formed()) == ["olleh", "olleh"]
 
 
 async def test_nothing_spins_while_redis_is_away(scene: Scene) -> None:

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import time
 
 import psutil
 
 from eventually import eventually
+from gpu_pool.worker import BLOCK_S
+from held_pops import pops_held
 from integration.gpu_pool_fixtures import (
     RunningWorker,
     StartWorker,
@@ -255,14 +258,31 @@ async def test_a_batch_that_comes_while_draining_stays_in_line(pool: Pool, start
     """What the last blocking read gave is pushed back at once; nobody has to wait for a lease to run out."""
     worker = await start_worker()
     await worker.reaches("ready")
-    worker.process.send_signal(signal.SIGTERM)
-    await worker.reaches("draining")
-    ids = await batch(pool, "hello")
+    async with pops_held(pool.client):
+        worker.process.send_signal(signal.SIGTERM)
+        await worker.reaches("draining")
+        ids = await batch(pool, "hello")
 
-    assert await worker.process.wait() == 0
+        assert await worker.process.wait() == 0
 
     assert await pool.pop() is not None
     assert await pool.attempts(ids[0]) == 0
+
+
+async def test_an_idle_worker_does_not_wait_for_its_last_pop(pool: Pool, start_worker: StartWorker) -> None:
+    """It blocks for seconds; Redis is asked to end it."""
+    worker = await start_worker(drain_ms=60_000)
+    await worker.reaches("ready")
+    await eventually(lambda: _blocked(pool), "it pops")
+    began = time.monotonic()
+
+    assert await worker.stop() == 0
+
+    assert time.monotonic() - began < BLOCK_S / 2
+
+
+async def _blocked(pool: Pool) -> bool:
+    return int((await pool.client.info("clients"))["blocked_clients"]) == 1
 
 
 async def test_a_backend_that_is_not_there_stops_the_worker_with_one_sentence(

@@ -1,0 +1,103 @@
+"""A worker's beat that nobody waits for: one write, no task, no future, no timer. Its answer is looked at when it comes.
+
+Idle workers do little else, four times a second each, with caches that others have filled meanwhile: every turn of the
+loop counts. So an idle one says only that it is as it was.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from scheduler.connections import line_of
+from scheduler.keys import Keys
+from scheduler.line import Argument
+from scheduler.observation import WorkerBeat
+from scheduler.scripts import Script
+
+WHOLE_EVERY = 40
+"""Beats after which all is said again, about every ten seconds: so long a worker's row may be without a new TTL."""
+
+_KEEP_MS = 310_000  # Five minutes from the last beat, which may be ten seconds younger than the last whole one.
+_UNKNOWN = -1
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def beat_words(beat: WorkerBeat) -> tuple[Argument, ...]:
+    """What the script `worker_beat` is told of a worker."""
+    return beat.id, beat.status, round(beat.utilization, 4), beat.in_flight, _encode(beat), _KEEP_MS
+
+
+class _Heard:
+    """The answer to one pulse, in a future's place on the line."""
+
+    __slots__ = ("_wrong", "pending")
+
+    def __init__(self, wrong: Callable[[], None]) -> None:
+        self._wrong = wrong
+        self.pending = False
+
+    def done(self) -> bool:
+        """Whether nobody cares any more."""
+        return not self.pending
+
+    def set_result(self, reply: Any, /) -> None:
+        """It arrived."""
+        self.pending = False
+        if reply == _UNKNOWN:
+            self._wrong()
+
+    def set_exception(self, error: RedisError, /) -> None:  # noqa: ARG002 - whatever it is, a call that is awaited tells
+        """It did not arrive, or the script is not known."""
+        self.pending = False
+        self._wrong()
+
+
+class Pulse:
+    """The pulses of one worker. `wrong` is called when one came to nothing: a beat that is awaited must follow."""
+
+    def __init__(self, client: Redis, keys: Keys, wrong: Callable[[], None]) -> None:
+        self._line = line_of(client)
+        self._script = Script("worker_beat", client, keys)
+        self._wrong = wrong
+        self._heard = _Heard(wrong)
+        self._said: WorkerBeat | None = None
+        self._as_before = b""
+        self._until_whole = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether the answer to the last one is not here yet."""
+        return self._heard.pending
+
+    def send(self, beat: WorkerBeat) -> bool:
+        """Send one; the same object again says that nothing has changed. False without a connection, or while one is
+        pending.
+        """
+        heard = self._heard
+        if heard.pending or not self._line.tell(self._command(beat), heard):
+            return False
+        heard.pending = True
+        return True
+
+    def forget(self) -> None:
+        """Say all the next time: what Redis knows is not certain."""
+        self._said = None
+
+    def give_up(self) -> None:
+        """Wait no more for the answer: the connection is taken for dead."""
+        self._heard.pending = False
+        self._heard = _Heard(self._wrong)  # The old one may still have its place in the order of the old connection.
+        self._line.retire()
+
+    def _command(self, beat: WorkerBeat) -> bytes:
+        self._until_whole -= 1
+        if beat is self._said and self._until_whole > 0:
+            return self._as_before
+        if self._said is None or beat.id != self._said.id:
+            self._as_before = self._script.packed(beat.id)
+        self._said, self._until_whole = beat, WHOLE_EVERY
+        return self._script.packed(*beat_words(beat))
