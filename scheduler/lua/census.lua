@@ -3,8 +3,8 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 ms of silence after which a worker is gone, 3 ms that the count holds.
 -- Returns {healthy, known}.
 -- include: prelude, wake, workers
-local rows, healthy = workers(tonumber(ARGV[2]))
+local healthy, known = count_workers(tonumber(ARGV[2]))
 local before = redis.call('GET', P .. 'healthy_gpu_count')
 redis.call('SET', P .. 'healthy_gpu_count', healthy, 'PX', tonumber(ARGV[3]))
 if tonumber(before) ~= healthy then wake() end
-return {healthy, #rows}
+return {healthy, known}
