@@ -19,7 +19,7 @@ SLOTS = 10
 """In so many moments of a period all beats of a machine fall together: processes that wake in turn find the interpreter
 in the caches, and Redis reads several in one go."""
 
-_EARLY_S = 0.002  # A timer may be early by so much; that is not the end of the slot before.
+_EARLY = 0.01  # A timer may be early by so much of a period; that is not the end of the slot before.
 
 log = structlog.get_logger()
 
@@ -124,7 +124,8 @@ class Heartbeat:
 
     def _wait(self) -> None:
         self._stop_waiting()
-        beyond_s = (time.monotonic() + _EARLY_S) % (self._every_s / SLOTS) - _EARLY_S
+        early_s = _EARLY * self._every_s
+        beyond_s = (time.monotonic() + early_s) % (self._every_s / SLOTS) - early_s
         self._timer = asyncio.get_running_loop().call_later(self._every_s - beyond_s, self._tick)
 
     def _stop_waiting(self) -> None:

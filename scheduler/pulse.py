@@ -4,6 +4,7 @@ Idle workers do little else, four times a second each, with caches that others h
 loop counts. So an idle one says only that it is as it was.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,8 @@ from scheduler.line import Argument
 from scheduler.observation import WorkerBeat
 from scheduler.scripts import Script
 
-WHOLE_EVERY = 40
-"""Beats after which all is said again, about every ten seconds: so long a worker's row may be without a new TTL."""
+WHOLE_EVERY_S = 10.0
+"""After so long all is said again: a worker's row gets a new TTL with that only."""
 
 _KEEP_MS = 310_000  # Five minutes from the last beat, which may be ten seconds younger than the last whole one.
 _UNKNOWN = -1
@@ -57,16 +58,22 @@ class _Heard:
 
 
 class Pulse:
-    """The pulses of one worker. `wrong` is called when one came to nothing: a beat that is awaited must follow."""
+    """The pulses of one worker. `wrong` is called when one came to nothing: a beat that is awaited must follow.
 
-    def __init__(self, client: Redis, keys: Keys, wrong: Callable[[], None]) -> None:
+    `clock` is monotonic seconds.
+    """
+
+    def __init__(
+        self, client: Redis, keys: Keys, wrong: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._line = line_of(client)
         self._script = Script("worker_beat", client, keys)
         self._wrong = wrong
+        self._clock = clock
         self._heard = _Heard(wrong)
         self._said: WorkerBeat | None = None
         self._as_before = b""
-        self._until_whole = 0
+        self._whole_at = 0.0
 
     @property
     def pending(self) -> bool:
@@ -94,10 +101,10 @@ class Pulse:
         self._line.retire()
 
     def _command(self, beat: WorkerBeat) -> bytes:
-        self._until_whole -= 1
-        if beat is self._said and self._until_whole > 0:
+        now = self._clock()
+        if beat is self._said and now - self._whole_at < WHOLE_EVERY_S:
             return self._as_before
         if self._said is None or beat.id != self._said.id:
             self._as_before = self._script.packed(beat.id)
-        self._said, self._until_whole = beat, WHOLE_EVERY
+        self._said, self._whole_at = beat, now
         return self._script.packed(*beat_words(beat))

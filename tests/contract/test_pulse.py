@@ -7,7 +7,7 @@ from eventually import eventually
 from pool import Pool
 from scheduler.connections import line_of
 from scheduler.observation import WorkerBeat
-from scheduler.pulse import WHOLE_EVERY, Pulse
+from scheduler.pulse import WHOLE_EVERY_S, Pulse
 
 BEAT = WorkerBeat("w1", "ready", 0.5, 1, 100.0, 50.0, "simulated", "v1")
 
@@ -74,14 +74,18 @@ async def test_what_is_new_is_said(pool: Pool, pulse: Pulse) -> None:
     assert await pool.presence.census() == (0, 1)
 
 
-async def test_the_row_keeps_its_time_to_live(pool: Pool, pulse: Pulse) -> None:
+@pytest.mark.usefixtures("pulse")  # It registers.
+async def test_the_row_keeps_its_time_to_live(pool: Pool, wrongs: Wrongs) -> None:
     """Every so often all is said again, so that the row of a living worker never expires."""
+    now = [1000.0]
+    pulse = Pulse(pool.client, pool.keys, wrongs, lambda: now[0])
     await sent(pulse)
     await pool.client.pexpire(pool.keys.gpu("w1"), 60_000)
-    for _ in range(WHOLE_EVERY - 1):
-        await sent(pulse)
+    now[0] += WHOLE_EVERY_S - 0.1
+    await sent(pulse)
     assert await pool.client.pttl(pool.keys.gpu("w1")) <= 60_000
 
+    now[0] += 0.2
     await sent(pulse)
 
     assert await pool.client.pttl(pool.keys.gpu("w1")) > 300_000
