@@ -3,6 +3,9 @@
 import math
 from collections.abc import Callable
 
+import msgspec
+from msgspec import UNSET, UnsetType
+
 from gateway.answer import JSON, Answer, Headers, encode_json
 from gateway.problem import PROBLEM_JSON, problem_body
 from scheduler.errors import HTTP, ErrorCode, RequestError
@@ -20,7 +23,24 @@ _RETRY_AFTER_MS = {
     ErrorCode.QUOTA_EXCEEDED: MAX_RETRY_AFTER_MS,
 }
 
-_TRY_LATER = {code for code, row in HTTP.items() if row.status in (429, 503)} | {ErrorCode.IDEMPOTENCY_IN_PROGRESS}
+TRY_LATER = {code for code, row in HTTP.items() if row.status in (429, 503)} | {ErrorCode.IDEMPOTENCY_IN_PROGRESS}
+
+
+class Fault(msgspec.Struct, gc=False):
+    """What went wrong: a sentence, OpenAI's type for it, the field at fault, our code, and when to try again."""
+
+    message: str
+    type: str
+    param: str | None
+    code: ErrorCode
+    request_id: str
+    retry_after_ms: int | UnsetType = UNSET
+
+
+class ErrorBody(msgspec.Struct, gc=False):
+    """The body of every error, in the form that OpenAI's clients read."""
+
+    error: Fault
 
 
 class Refusal(RequestError):
@@ -52,7 +72,7 @@ class Faults:
     ) -> Answer:
         """The answer for `error`; `headers` (rate-limit state) are sent with it. `problem`: in the form of RFC 9457."""
         row = HTTP[error.code]
-        retry_after_ms = self._retry_after_ms(error) if error.code in _TRY_LATER else None
+        retry_after_ms = self._retry_after_ms(error) if error.code in TRY_LATER else None
         body = (_problem if problem else _body)(error, request_id, retry_after_ms)
         answer = Answer(row.status, body, content_type=PROBLEM_JSON if problem else JSON)
         answer.headers = [("x-request-id", request_id), *(headers or ()), *_retry_headers(error.code, retry_after_ms)]
@@ -76,16 +96,15 @@ def _problem(error: RequestError, request_id: str, retry_after_ms: int | None) -
 
 
 def _body(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:
-    fields: dict[str, object] = {
-        "message": error.message,
-        "type": HTTP[error.code].type,
-        "param": error.param,
-        "code": error.code,
-        "request_id": request_id,
-    }
-    if retry_after_ms is not None:
-        fields["retry_after_ms"] = retry_after_ms
-    return encode_json({"error": fields})
+    fault = Fault(
+        message=error.message,
+        type=HTTP[error.code].type,
+        param=error.param,
+        code=error.code,
+        request_id=request_id,
+        retry_after_ms=UNSET if retry_after_ms is None else retry_after_ms,
+    )
+    return encode_json(ErrorBody(fault))
 
 
 def _retry_headers(code: ErrorCode, retry_after_ms: int | None) -> Headers:

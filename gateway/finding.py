@@ -1,12 +1,24 @@
 """One check of health: what was seen, how bad it is, and its form in the health+json draft."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NotRequired, TypedDict
 
 Status = Literal["healthy", "degraded", "down"]
 
 LEVELS: tuple[Status, ...] = ("healthy", "degraded", "down")
-_CHECK_STATUS: dict[Status, str] = {"healthy": "pass", "degraded": "warn", "down": "fail"}
+CheckStatus = Literal["pass", "warn", "fail"]
+_CHECK_STATUS: dict[Status, CheckStatus] = {"healthy": "pass", "degraded": "warn", "down": "fail"}
+
+
+class Check(TypedDict):
+    """One check in the form of the health+json draft; `time` is RFC 3339."""
+
+    componentType: str
+    observedValue: str | float | None
+    status: CheckStatus
+    time: str
+    observedUnit: NotRequired[str]
+    output: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +28,13 @@ class Finding:
     name: str
     kind: str
     level: Status
-    value: object
+    value: str | float | None
     unit: str
     reason: str | None = None
 
-    def check(self, time: str) -> dict[str, Any]:
+    def check(self, time: str) -> Check:
         """The draft's object; `time` is now, RFC 3339."""
-        check: dict[str, Any] = {
+        check: Check = {
             "componentType": self.kind,
             "observedValue": self.value,
             "status": _CHECK_STATUS[self.level],

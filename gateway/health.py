@@ -6,11 +6,11 @@ reason is a sentence for the person on call.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from gateway.breaker import BreakerState
 from gateway.direct_view import DirectView
 from gateway.finding import LEVELS, Finding, Status
+from gateway.health_document import Health, HealthFigures
 from gateway.health_tiers import amplified_load, lowered_limits, tier_figures
 from gateway.limits import MEMORY_EASED
 from scheduler.observation import Observation, WorkerView
@@ -43,7 +43,7 @@ class HealthInputs:
     time: str = ""  # Now, RFC 3339.
 
 
-def health(inputs: HealthInputs) -> tuple[int, dict[str, Any]]:
+def health(inputs: HealthInputs) -> tuple[int, Health]:
     """The HTTP status and the document."""
     findings = [_gpus(inputs), _redis(inputs), _catalog(inputs), _subscriber(inputs), _audit(inputs)]
     findings += [lowered_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
@@ -57,7 +57,7 @@ def health(inputs: HealthInputs) -> tuple[int, dict[str, Any]]:
             Finding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
         )
     status = max((finding.level for finding in findings), key=LEVELS.index)
-    document = {
+    document: Health = {
         "status": status,
         "reasons": [finding.reason for finding in findings if finding.reason],
         **_figures(inputs),
@@ -66,7 +66,7 @@ def health(inputs: HealthInputs) -> tuple[int, dict[str, Any]]:
     return (503 if status == "down" else 200), document
 
 
-def _figures(inputs: HealthInputs) -> dict[str, Any]:
+def _figures(inputs: HealthInputs) -> HealthFigures:
     seen = inputs.observation
     workers = [worker for worker in seen.workers if worker.healthy] if seen else []
     gateways = seen.gateways if seen else []

@@ -1,9 +1,9 @@
 """Health of each tier, over all gateways: its figures, whether its limits are lowered, what retries add to its load."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gateway.finding import Finding
+from gateway.health_document import TierHealth
 from scheduler.observation import Observation, TierDepth, TierStats
 
 AMPLIFIED = 1.5  # From here on clients' retries are a load of their own,
@@ -11,7 +11,7 @@ WORTH_TELLING_RPS = 10.0  # if there are so many: of three requests one may well
 MOST_AMPLIFIED = 100.0  # Where all were tried before, their first tries are not seen any more.
 
 
-def tier_figures(name: str, part: float, seen: Observation | None) -> dict[str, Any]:
+def tier_figures(name: str, part: float, seen: Observation | None) -> TierHealth:
     """What the document says of one tier, of whose base limits `part` is in force."""
     depth = (seen.tiers.get(name) if seen else None) or TierDepth(name, 0, 0.0)
     stats = _stats(name, seen)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.answer import Answer
 from gateway.audit_lag import AuditLag
@@ -15,11 +15,12 @@ from gateway.doorman import Doorman
 from gateway.doors import Doors
 from gateway.faults import Refusal
 from gateway.health import HealthInputs, health
+from gateway.health_document import Alive, Readiness
 from gateway.identities import Identities
 from gateway.limits import LiveLimits
 from gateway.routes import Call
 from gateway.subscriber import Subscriber
-from gateway.timeline import from_audit, from_redis
+from gateway.timeline import Story, from_audit, from_redis
 from ledger.requests import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
@@ -62,12 +63,12 @@ class Internal:
 
     async def livez(self, call: Call) -> Answer:
         """The event loop turns; nothing else is asked."""
-        return Answer.of(200, {"status": "ok"}, [("x-request-id", call.request_id)])
+        return Answer.of(200, Alive(status="ok"), [("x-request-id", call.request_id)])
 
     async def readyz(self, call: Call) -> Answer:
         """Whether to send traffic here. Losing Redis later keeps it ready: else it would take every gateway away."""
         missing = self.not_ready()
-        body = {"status": "not ready", "waiting_for": missing} if missing else {"status": "ready"}
+        body: Readiness = {"status": "not ready", "waiting_for": missing} if missing else {"status": "ready"}
         return Answer.of(503 if missing else 200, body, [("x-request-id", call.request_id)])
 
     def not_ready(self) -> str | None:
@@ -124,7 +125,7 @@ class Internal:
             raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
         return Answer.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
-    async def _document(self, request_id: str) -> dict[str, Any] | None:
+    async def _document(self, request_id: str) -> Story | None:
         try:
             created_ms(request_id)
         except ValueError:
@@ -137,7 +138,7 @@ class Internal:
             return from_redis(detail)
         return await self._stored(request_id)
 
-    async def _stored(self, request_id: str) -> dict[str, Any] | None:
+    async def _stored(self, request_id: str) -> Story | None:
         if self._parts.find_stored is None:
             return None
         try:

@@ -6,8 +6,8 @@ that nobody can wear them out here; without them the answer says what it does no
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from gateway.account import Account, AccountUsage, AgreedLimits, LimitsNow, QuotaLeft, Remaining
 from gateway.answer import Answer
 from gateway.catalog_view import IdentityView
 from gateway.doorman import Doorman
@@ -63,7 +63,7 @@ class Me:
         identity = self._parts.doorman.identify(call)
         limits = self._parts.standing.limits(identity)
         left, exact = await self._left(identity, limits)
-        document = {
+        document: Account = {
             "customer": identity.customer_name,
             "customer_id": identity.customer_id,
             "tier": identity.tier,
@@ -104,7 +104,7 @@ class Me:
         self._parts.standing.looked(identity, look)
         return look
 
-    async def _usage_document(self, identity: IdentityView) -> dict[str, Any]:
+    async def _usage_document(self, identity: IdentityView) -> AccountUsage:
         find = self._parts.find_usage
         customer_id = identity.customer_id
         found: Found[Usage] = Found(None, NO_USAGE)
@@ -115,9 +115,9 @@ class Me:
         return {"usage": found.value}
 
 
-def limits_document(identity: IdentityView, limits: Effective, factor: float) -> dict[str, Any]:
+def limits_document(identity: IdentityView, limits: Effective, factor: float) -> LimitsNow:
     """The limits as they were agreed, as they are now, and why they are less where they are."""
-    document: dict[str, Any] = {
+    document: LimitsNow = {
         "base": _limits(effective(identity)),
         "effective": _limits(limits),
         "factor": round(factor, 4),
@@ -130,7 +130,7 @@ def limits_document(identity: IdentityView, limits: Effective, factor: float) ->
     return document
 
 
-def _limits(limits: Effective) -> dict[str, Any]:
+def _limits(limits: Effective) -> AgreedLimits:
     """None where there is no such limit; a key with a limit of its own has the smaller of it and its customer's."""
     return {
         "requests_per_second": round(limits.told_rate, 6),
@@ -140,7 +140,7 @@ def _limits(limits: Effective) -> dict[str, Any]:
     }
 
 
-def remaining_document(limits: Effective, left: Left) -> dict[str, Any]:
+def remaining_document(limits: Effective, left: Left) -> Remaining:
     """What is left of each limit, in whole units; None where there is no such limit, or where it is not known."""
     pace, most = limits.tokens_per_minute, limits.max_concurrency
     return {
@@ -151,7 +151,7 @@ def remaining_document(limits: Effective, left: Left) -> dict[str, Any]:
     }
 
 
-def _quotas(limits: Effective, left: Left) -> list[dict[str, Any]]:
+def _quotas(limits: Effective, left: Left) -> list[QuotaLeft]:
     known: Sequence[tuple[int | None, int | None]] = left.quotas
     if len(known) != len(limits.quotas):
         known = [(None, None)] * len(limits.quotas)

@@ -2,17 +2,35 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Literal, TypedDict
 from urllib.parse import unquote
 
 from gateway.answer import Answer
 from gateway.catalog_view import CatalogView, IdentityView, ServedModels
 from gateway.doorman import Doorman
+from gateway.faults import Faults
+from gateway.problem import wants_problem
 from gateway.routes import Call
 from gateway.standing import Standing
 from scheduler.errors import ErrorCode, RequestError
 
 OWNER = "tierlane"
+
+
+class ModelEntry(TypedDict):
+    """One model; `created` in seconds of Unix time."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(TypedDict):
+    """All of them, by name."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
 
 
 class Models:
@@ -24,12 +42,15 @@ class Models:
         standing: Standing,
         catalog: CatalogView,
         served: ServedModels,
+        faults: Faults,
+        *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._doorman = doorman
         self._standing = standing
         self._catalog = catalog
         self._served = served
+        self._faults = faults
         self._created = int(clock())
 
     async def list(self, call: Call) -> Answer:
@@ -39,15 +60,17 @@ class Models:
         return self._answer(call, identity, {"object": "list", "data": [self._document(name) for name in names]})
 
     async def one(self, call: Call) -> Answer:
-        """One of them. Raises RequestError `model_not_found`, or for who is not known."""
+        """One of them, or `model_not_found`. Raises RequestError for who is not known."""
         identity = self._doorman.identify(call)
         name = unquote(call.tail)
-        if name not in self._served.names(self._catalog.snapshot):
-            raise RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
-        return self._answer(call, identity, self._document(name))
+        if name in self._served.names(self._catalog.snapshot):
+            return self._answer(call, identity, self._document(name))
+        error = RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
+        headers = self._standing.headers(identity)
+        return self._faults.answer(error, call.request_id, headers, problem=wants_problem(call.headers))
 
-    def _document(self, name: str) -> dict[str, Any]:
+    def _document(self, name: str) -> ModelEntry:
         return {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
 
-    def _answer(self, call: Call, identity: IdentityView, document: dict[str, Any]) -> Answer:
+    def _answer(self, call: Call, identity: IdentityView, document: ModelEntry | ModelList) -> Answer:
         return Answer.of(200, document, [("x-request-id", call.request_id), *self._standing.headers(identity)])

@@ -187,7 +187,7 @@ class Parts:
         )
 
     def _models(self, inference: Inference) -> Models:
-        return Models(self.doorman, inference.standing, self._catalog, inference.models)
+        return Models(self.doorman, inference.standing, self._catalog, inference.models, self._faults)
 
     def _internal(self, find_stored: FindStored | None) -> Internal:
         return Internal(

@@ -3,6 +3,8 @@
 from http import HTTPStatus
 from uuid import UUID
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
 from gateway.answer import encode_json
@@ -21,6 +23,23 @@ _KNOWN = {
     ErrorCode.NO_CAPACITY: _REDUCED,
     ErrorCode.BACKPRESSURE: _REDUCED,
 }
+
+
+class Problem(msgspec.Struct, gc=False):
+    """Problem details (RFC 9457) with our members; `violated-policies` are names of RateLimit-Policy."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: ErrorCode
+    request_id: str
+    param: str | None
+    retry_after_ms: int | UnsetType = UNSET
+    violated_policies: tuple[str, ...] | UnsetType = msgspec.field(default=UNSET, name="violated-policies")
+
+
 _NO_WEIGHT = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
 
@@ -40,21 +59,19 @@ def problem_body(
     """The document. A code without a type of its own is told as its HTTP status, as the RFC has it for about:blank."""
     status = HTTP[error.code].status
     type_, title = _KNOWN.get(error.code) or ("about:blank", _phrase(status))
-    fields: dict[str, object] = {
-        "type": type_,
-        "title": title,
-        "status": status,
-        "detail": error.message,
-        "instance": _instance(request_id),
-        "code": error.code,
-        "request_id": request_id,
-        "param": error.param,
-    }
-    if retry_after_ms is not None:
-        fields["retry_after_ms"] = retry_after_ms
-    if violated:
-        fields["violated-policies"] = violated
-    return encode_json(fields)
+    problem = Problem(
+        type=type_,
+        title=title,
+        status=status,
+        detail=error.message,
+        instance=_instance(request_id),
+        code=error.code,
+        request_id=request_id,
+        param=error.param,
+        retry_after_ms=UNSET if retry_after_ms is None else retry_after_ms,
+        violated_policies=violated or UNSET,
+    )
+    return encode_json(problem)
 
 
 def _phrase(status: int) -> str:

@@ -1,13 +1,31 @@
 """One request's story for operators: status, time taken, error, attempts, and what happened when."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypedDict
 
 from ledger.requests import RequestRow
 from scheduler.replies import RequestDetail
 
 
-def from_redis(detail: RequestDetail) -> dict[str, Any]:
+class Event(TypedDict):
+    """What happened, when (RFC 3339), and how long after the request was accepted."""
+
+    event: str
+    at: str
+    after_ms: int
+
+
+class Story(TypedDict):
+    """The request so far; `latency_ms` is null while it is open, `error` where there is none."""
+
+    status: str
+    latency_ms: float | None
+    error: str | None
+    attempts: int
+    timeline: list[Event]
+
+
+def from_redis(detail: RequestDetail) -> Story:
     """The document of a request that Redis still knows; times are Redis TIME."""
     events = [("accepted", detail.accepted_ms), ("batched", detail.formed_ms), (detail.state, detail.ended_ms)]
     return _document(
@@ -19,7 +37,7 @@ def from_redis(detail: RequestDetail) -> dict[str, Any]:
     )
 
 
-def from_audit(row: RequestRow) -> dict[str, Any]:
+def from_audit(row: RequestRow) -> Story:
     """The document of a request out of the audit; the moment of batching is known from the wait before it."""
     start_ms = _ms(row.created_at)
     events = [_event("accepted", start_ms, start_ms)]
@@ -30,9 +48,7 @@ def from_audit(row: RequestRow) -> dict[str, Any]:
     return _document(row.status, row.latency_ms, row.error_code, row.attempts or 0, events)
 
 
-def _document(
-    status: str, latency_ms: float | None, error: str | None, attempts: int, timeline: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _document(status: str, latency_ms: float | None, error: str | None, attempts: int, timeline: list[Event]) -> Story:
     return {
         "status": status,
         "latency_ms": latency_ms,
@@ -46,6 +62,6 @@ def _ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def _event(name: str, at_ms: int, start_ms: int) -> dict[str, Any]:
+def _event(name: str, at_ms: int, start_ms: int) -> Event:
     at = datetime.fromtimestamp(at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
     return {"event": name, "at": at, "after_ms": at_ms - start_ms}

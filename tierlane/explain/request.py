@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.timeline import from_audit, from_redis
+from gateway.timeline import Event, Story, from_audit, from_redis
 from ledger.requests import RequestRow
 from scheduler.refusals import KEEP_MS, Refusal
 from scheduler.replies import RequestDetail
@@ -24,7 +24,7 @@ class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
     found: Literal["refused", "accepted", "unknown"]
     said: list[str]
     facts: dict[str, Any] = {}
-    timeline: list[dict[str, Any]] = []
+    timeline: list[Event] = []
     not_read: list[str] = []
 
 
@@ -71,9 +71,7 @@ def _figures(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-def _accepted(
-    request_id: str, document: dict[str, Any], known: dict[str, Any], not_read: list[str]
-) -> RequestExplanation:
+def _accepted(request_id: str, document: Story, known: dict[str, Any], not_read: list[str]) -> RequestExplanation:
     return RequestExplanation(
         request_id=request_id,
         found="accepted",
@@ -84,7 +82,7 @@ def _accepted(
     )
 
 
-def _state_words(document: dict[str, Any]) -> str:
+def _state_words(document: Story) -> str:
     runs = count(document["attempts"], "run")
     after = "" if document["latency_ms"] is None else f" after {span(document['latency_ms'])}"
     match document["status"]:
