@@ -83,7 +83,8 @@ class Answer:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client is gone.")
         head = self.head(self._connection(request))
-        transport.write(head if request.method == "HEAD" else head + self.body)
+        # Both say how long the body is that they leave out.
+        transport.write(head if request.method == "HEAD" or self.status == 304 else head + self.body)
         if self.abort:
             request.protocol.force_close()
         elif request.protocol.writing_paused:

@@ -90,7 +90,7 @@ class ChatCompletion(msgspec.Struct, gc=False):
 
 
 _decoder = msgspec.json.Decoder(ChatBody)
-_HARMLESS: dict[str, tuple[Any, ...]] = HARMLESS | {
+TAKEN: dict[str, tuple[Any, ...]] = HARMLESS | {
     "response_format": (None, {"type": "text"}),
     "store": (None, False),
     "logprobs": (None, False),
@@ -107,7 +107,7 @@ def read_chat(raw: bytes, max_input_bytes: int) -> Asked:
     body = decode(_decoder, raw)
     check_duplicates(raw)
     check_model("model", body.model)
-    check_harmless(body, _HARMLESS)
+    check_harmless(body, TAKEN)
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise invalid("messages", f"`messages` must hold 1 to {MAX_MESSAGES} messages.")
     conversation = encode_messages([Message(message.role, _text(message.content)) for message in body.messages])

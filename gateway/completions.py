@@ -51,7 +51,7 @@ class Completion(msgspec.Struct, gc=False):
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
-_HARMLESS: dict[str, tuple[Any, ...]] = HARMLESS | {
+TAKEN: dict[str, tuple[Any, ...]] = HARMLESS | {
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
@@ -65,7 +65,7 @@ def read_completion(raw: bytes, max_input_bytes: int) -> Asked:
     body = decode(_decoder, raw)
     check_duplicates(raw)
     check_model("model", body.model)
-    check_harmless(body, _HARMLESS)
+    check_harmless(body, TAKEN)
     first, *more = _prompts(body.prompt, max_input_bytes)
     if more and body.stream:
         raise invalid("stream", "`stream` takes one prompt: send a request for each.")

@@ -17,17 +17,26 @@ from scheduler.errors import ErrorCode, RequestError
 # Whatever runs the model reads 64 bits; a larger number would be refused much later, or be a float by then.
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Scalar = str | Integer | float | bool | None
-Parameters = dict[str, Scalar | list[Scalar]]
 
 MAX_PARAMETERS = 32
 MAX_LIST_ITEMS = 32
 MAX_MODEL_CHARACTERS = 128
 
+# What is checked after decoding, in sentences of our own, is only said here: for the API's description.
+Text = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
+_Scalars = Annotated[list[Scalar], msgspec.Meta(extra_json_schema={"maxItems": MAX_LIST_ITEMS})]
+Parameters = Annotated[
+    dict[str, Scalar | _Scalars],
+    msgspec.Meta(
+        extra_json_schema={"maxProperties": MAX_PARAMETERS, "propertyNames": {"maxLength": MAX_NAME_CHARACTERS}}
+    ),
+]
+
 
 class InferenceBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The body of an inference request."""
 
-    input: str
+    input: Text
     model: str | UnsetType = UNSET
     parameters: Parameters | UnsetType = UNSET
     service_tier: str | None = None

@@ -31,6 +31,7 @@ from gateway.limits import LiveLimits
 from gateway.me import FindUsage, Me, MeParts
 from gateway.meter import Meter
 from gateway.models import Models
+from gateway.pages import Pages
 from gateway.predict import PLAIN, PREDICT
 from gateway.redis_watch import RedisWatch, ping
 from gateway.refusals import Refusals
@@ -217,8 +218,9 @@ class Parts:
 
 
 def build_routes(inference: Inference, internal: Internal, me: Me, models: Models) -> Routes:
-    """Every address that this gateway answers."""
+    """Every address that this gateway answers. Each is described in gateway/openapi_doors.py: a test compares them."""
     routes = Routes()
+    pages = Pages()
     for path, dialect in DOORS.items():
         routes.add("POST", path, Exchange(inference, dialect))
     routes.add("GET", "/internal/health", internal.health)
@@ -229,4 +231,7 @@ def build_routes(inference: Inference, internal: Internal, me: Me, models: Model
         routes.add(method, "/v1/models/{id...}", models.one)
         routes.add(method, "/livez", internal.livez)
         routes.add(method, "/readyz", internal.readyz)
+        routes.add(method, "/", pages.landing)
+        routes.add(method, "/docs", pages.reference)
+        routes.add(method, "/openapi.json", pages.description)
     return routes

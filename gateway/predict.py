@@ -5,7 +5,7 @@ import msgspec
 from gateway.answer import Answer, encode_json
 from gateway.asked import Asked, Served
 from gateway.dialect import Dialect
-from gateway.inference_body import check_model
+from gateway.inference_body import Text, check_model
 from gateway.strict_json import check_duplicates, check_text, decode
 from gateway.success import completed
 
@@ -14,13 +14,13 @@ class PredictBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The body of `POST /v1/predict`."""
 
     model_id: str
-    input_data: str
+    input_data: Text
 
 
 class PlainBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The body of `POST /api/inference`: always the default model."""
 
-    input: str
+    input: Text
 
 
 class Prediction(msgspec.Struct, gc=False):

@@ -55,6 +55,11 @@ class Routes:
         table = prefixes if brace else self._exact
         table.setdefault(prefix, {})[method] = handler
 
+    def table(self) -> dict[str, set[str]]:
+        """Every path, as it was added, with its methods."""
+        ends = ((self._exact, ""), (self._prefixes, "{id}"), (self._trees, "{id...}"))
+        return {prefix + end: set(methods) for table, end in ends for prefix, methods in table.items()}
+
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
         """The methods of a path and its tail, or None when there is nothing. Query, scheme and host are ignored."""
         if methods := self._exact.get(raw_path):

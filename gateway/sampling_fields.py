@@ -4,7 +4,7 @@ Fields that change nothing here are taken and left alone; those that would chang
 refused by name, since a client that asked for three choices and got one would not notice.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -12,6 +12,7 @@ from gateway.inference_body import Integer, Parameters, Scalar
 from gateway.strict_json import invalid
 
 MAX_STOPS = 4  # As OpenAI has it.
+Stop = str | Annotated[list[str], msgspec.Meta(extra_json_schema={"maxItems": MAX_STOPS})] | None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -29,7 +30,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
     temperature: float | None = None
     top_p: float | None = None
     seed: Integer | None = None
-    stop: str | list[str] | None = None
+    stop: Stop = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: str | None = None
