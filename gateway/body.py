@@ -5,9 +5,10 @@ from typing import Protocol, cast
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from gateway.answer import JSON
 from scheduler.errors import ErrorCode, RequestError
 
-JSON_TYPES = ("application/json", "")
+JSON_TYPES = (JSON, "")  # What most clients send, and those that do not say.
 
 
 class TimedConnection(Protocol):
@@ -21,7 +22,7 @@ class TimedConnection(Protocol):
 def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int) -> None:
     """Judge a body by its headers. Raises RequestError for a wrong type, an encoding, or a length over `max_bytes`."""
     media_type = headers.get("Content-Type", "")
-    if media_type not in JSON_TYPES and media_type.partition(";")[0].strip().lower() not in JSON_TYPES:
+    if media_type not in JSON_TYPES and media_type.partition(";")[0].strip().lower() != JSON:
         message = "Content-Type must be application/json."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Type")
     if "Content-Encoding" in headers and not _is_identity(headers.getall("Content-Encoding")):
