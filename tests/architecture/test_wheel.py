@@ -31,7 +31,9 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(wheel: list[str]) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == ROOMS
 
 
-@pytest.mark.parametrize("pattern", ["**/*.py", "**/*.lua", "**/*.sql", "**/*.safetensors", "**/py.typed"])
+@pytest.mark.parametrize(
+    "pattern", ["**/*.py", "**/*.lua", "**/*.sql", "**/*.safetensors", "**/*.html", "**/*.css", "**/py.typed"]
+)
 def test_the_wheel_holds_every_file_of_a_room(wheel: list[str], pattern: str) -> None:
     """Scripts, statements and weights travel with the code that reads them."""
     here = {str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).glob(pattern)}
