@@ -128,10 +128,12 @@ def _text(content: str | list[TextPart]) -> str:
 
 
 def _most_tokens(body: ChatBody) -> int | None:
-    """`max_tokens` by its newer name. Raises RequestError where the two are at odds."""
+    """`max_tokens` by its newer name. Raises RequestError where both are there, as OpenAI does."""
     old, new = body.max_tokens, body.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise invalid("max_completion_tokens", "`max_tokens` and `max_completion_tokens` say different things.")
+    if old is not None and new is not None:
+        raise invalid(
+            "max_completion_tokens", "Send `max_completion_tokens` or `max_tokens`, its older name, not both."
+        )
     return new
 
 

@@ -79,8 +79,10 @@ def openapi(doors: Sequence[Door], version: str) -> dict[str, Any]:
 def _narrow(components: dict[str, Any], doors: Iterable[Door]) -> None:
     """Say in the schemas what is checked after decoding, and what each error code means."""
     for door in doors:
-        for field, rule in door.rules.items():
-            components[door.body.__name__]["properties"][field] = rule  # type: ignore[union-attr]  # rules have a body
+        if door.body is not None:
+            schema = components[door.body.__name__]
+            schema["properties"].update(door.rules)
+            schema.update({"allOf": list(door.conditions)} if door.conditions else {})
     rows = "\n".join(f"* `{code}`: {HTTP[code].status}. {HTTP[code].message}" for code in ErrorCode)
     components["ErrorCode"]["description"] = f"Why a request was refused or failed, with its status.\n\n{rows}"
 

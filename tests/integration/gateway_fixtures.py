@@ -22,8 +22,9 @@ from scheduler.batches import Batches, ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.keys import Keys
 from scheduler.observation import WorkerBeat
-from scheduler.payload import decode_payload
+from scheduler.payload import Task, decode_payload
 from scheduler.presence import Presence
+from scheduler.vectors import write_vector
 
 SERVICE_TOKEN = "service-token-of-the-tests"
 TIERS = ("enterprise", "paid", "free")
@@ -119,6 +120,13 @@ def reverse(member: ClaimedRequest) -> Outcome:
     """The input backwards."""
     text = decode_payload(member.body).input
     return Outcome(member.id, "", 1.5, len(text), "v1", text[::-1])
+
+
+def reverse_or_vector(member: ClaimedRequest) -> Outcome:
+    """What every door can answer with: a vector where one is asked for, else the input backwards."""
+    if decode_payload(member.body).task is not Task.EMBED:
+        return reverse(member)
+    return Outcome(member.id, "", 1.5, 4, "v1", write_vector([0.5, -1.0]))
 
 
 class TestWorker:
