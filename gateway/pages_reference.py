@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
+from gateway.openapi_headers import SOMETIMES
+
 Schema = Mapping[str, Any]
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -26,7 +28,7 @@ _HEAD = """<!doctype html>
 def reference(document: Schema) -> str:
     """The whole page."""
     parts = [f"<h1>Tierlane API</h1>\n{_paragraphs(document['info']['description'])}"]
-    parts.append(f'<p>Version {escape(document["info"]["version"])}. <a href="/">To begin</a>, {_RAW}.</p>\n')
+    parts.append(f'<p>Version {escape(document["info"]["version"])}. <a href="/">To begin</a>, {_RAW}. {_NOTE}</p>\n')
     components = document["components"]
     parts += [_tag(tag, document["paths"], components["responses"]) for tag in document["tags"]]
     parts.append("<h2>Tokens</h2>\n" + _table(("Name", "What it is"), _schemes(components["securitySchemes"])))
@@ -37,6 +39,7 @@ def reference(document: Schema) -> str:
     return _HEAD + "".join(parts) + "</main>\n</body>\n</html>\n"
 
 
+_NOTE = "A header with a question mark is not always there."
 _RAW = '<a href="/openapi.json">the same for machines</a>'
 
 
@@ -78,7 +81,9 @@ def _body(media: Schema) -> str:
 def _response(item: tuple[str, Schema]) -> list[str]:
     status, response = item
     bodies = (f"{escape(media)}: {_kind(each['schema'])}" for media, each in response.get("content", {}).items())
-    headers = (_code(name) for name in response["headers"])
+    headers = (
+        _code(name) + ("?" if each["$ref"].endswith(SOMETIMES) else "") for name, each in response["headers"].items()
+    )
     return [status, _inline(response["description"]), "<br>".join(bodies), ", ".join(headers)]
 
 
@@ -127,7 +132,7 @@ def _schemes(schemes: Mapping[str, Schema]) -> Iterable[list[str]]:
 
 
 def _headers(headers: Mapping[str, Schema]) -> Iterable[list[str]]:
-    told = {name.removesuffix("-if-known"): header for name, header in headers.items()}
+    told = {name.removesuffix(SOMETIMES): header for name, header in headers.items()}
     return ([_code(n), _inline(h["description"]), _code(str(h["example"]))] for n, h in told.items())
 
 

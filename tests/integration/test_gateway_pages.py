@@ -127,6 +127,8 @@ async def test_the_page_of_the_api_has_everything(stack: Stack) -> None:
     wanted += [name.removesuffix("-if-known") for name in document["components"]["headers"]]
 
     assert [name for name in wanted if f"<code>{name}</code>" not in shown] == []
+    assert "<code>Idempotent-Replayed</code>?" in shown
+    assert "<code>Server-Timing</code>," in shown
 
 
 async def test_nothing_secret_is_said(stack: Stack) -> None:
