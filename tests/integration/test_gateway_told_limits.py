@@ -226,7 +226,7 @@ async def test_who_was_refused_and_why_is_noted(stack: Stack) -> None:
         noted.append((request_id, identity.customer_id, error.code, verdict.outcome if verdict else ""))
 
     handlers = stack.gateway._routes._exact["/v1/inference"]
-    inference = handlers["POST"]
+    inference = handlers["POST"]._inference  # type: ignore[attr-defined]  # of its exchange
     assert isinstance(inference, Inference)
     inference._parts = replace(inference._parts, note_refusal=note)
     stack.catalog.set(key={"quotas": (("1day", 1),)})
