@@ -9,6 +9,7 @@ from uuid import UUID
 from msgspec import Raw
 from redis.asyncio import Redis
 
+from ledger.audit_hold import HoldPolicy
 from ledger.auditor import Auditor, AuditPolicy, Entries
 from scheduler.audit import Accepted, DeadLetter, Ended, encode_records
 from scheduler.keys import Keys
@@ -18,7 +19,7 @@ from scheduler.request_id import created_ms, new_request_id
 
 CUSTOMER = str(UUID(int=1))
 KEYS = Keys()
-QUICK = AuditPolicy(interval_s=0.01, hold_s=0.02, standby_s=0.05)
+QUICK = AuditPolicy(interval_s=0.01, hold=HoldPolicy(hold_s=0.02), standby_s=0.05)
 
 
 def accepted(request_id: str, **fields: Any) -> Accepted:
