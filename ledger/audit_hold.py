@@ -9,6 +9,9 @@ a fast system, so the oldest of what is held goes on waiting only while at least
 
 import msgspec
 
+LONGEST_S = 60.0
+"""However long requests may live: an auditor that takes over reads again all that was held."""
+
 
 class HoldPolicy(msgspec.Struct, frozen=True):
     """How long and how much, in seconds, requests and bytes.
@@ -18,7 +21,7 @@ class HoldPolicy(msgspec.Struct, frozen=True):
     """
 
     hold_s: float = 1.0
-    deep_s: float = 60.0
+    deep_s: float = LONGEST_S
     deep_open: int = 1000
     most_open: int = 200_000
     most_bytes: int = 64 << 20
