@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from typing import Any
 
 from redis.asyncio import Redis
@@ -188,14 +189,21 @@ async def test_what_is_held_is_not_abandoned_and_what_never_ends_is(
 ) -> None:
     """No row, so nothing to close by mistake; without an end the row comes in the end, and is closed."""
     ids = ["req_" + f"{int(i[4:16], 16) - 60_000:012x}" + i[16:] for i in new_ids(30)]
-    hold = HoldPolicy(hold_s=0.02, deep_s=1.5, deep_open=10)
-    auditor = auditor_for(database_url, client, hold=hold, chores=ChorePolicy(close_every_s=0.01))
+    passed_s = 0.0
+    auditor = auditor_for(
+        database_url,
+        client,
+        clock=lambda: time.monotonic() + passed_s,
+        hold=DEEP,
+        chores=ChorePolicy(close_every_s=0.01),
+    )
     async with running(auditor):
         await put(client, [accepted(i) for i in ids])
         await eventually(lambda: auditor.stats().pending == 1, "they are held")
         await put(client, [ended(i) for i in ids[:20]])
         await eventually(lambda: auditor.stats().rows_written == 20, "what has ended is written")
         assert (await count_requests(db), auditor.stats().closed) == ({"completed": 20}, 0)
+        passed_s = 60.0
         await eventually(lambda: auditor.stats().closed == 10, "the others are closed")
 
     assert await count_requests(db) == {"completed": 20, "failed": 10}
