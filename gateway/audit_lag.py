@@ -1,4 +1,7 @@
-"""How far the audit is behind: the age of the oldest entry that is not in PostgreSQL yet."""
+"""How far the audit is behind: the age of the oldest entry that is not in PostgreSQL yet.
+
+Entries that an auditor has read, and keeps for the ends of what has only begun in them, are not behind (scheduler/outbox.py).
+"""
 
 from redis.asyncio import Redis
 
@@ -21,10 +24,14 @@ class AuditLag:
         Raises RedisUnavailable.
         """
         async with bounded():
-            auditors: set[bytes] = await self._client.smembers(self._keys.auditors)  # type: ignore[assignment]
+            members: set[bytes] = await self._client.smembers(self._keys.auditors)  # type: ignore[assignment]
+            auditors = [member.decode() for member in members]
+            held = (
+                await self._client.mget([self._keys.auditor_held(auditor) for auditor in auditors]) if auditors else []
+            )
             pipeline = self._client.pipeline(transaction=False)
-            for auditor in auditors:
-                pipeline.lindex(self._keys.auditor_outbox(auditor.decode()), -1)
+            for auditor, count in zip(auditors, held, strict=True):
+                pipeline.lindex(self._keys.auditor_outbox(auditor), -1 - int(count or 0))
             pipeline.lindex(self._keys.outbox, -1)
             oldest: list[bytes | None] = await pipeline.execute()
         times = [time for entry in oldest if entry and (time := written_ms(entry)) is not None]

@@ -25,6 +25,9 @@ BYTES_A_TRANSACTION = 8 << 20
 """Bodies of dead letters are large where inputs are; so much is written well within a statement's time."""
 
 STAGING = "audit_staging"
+STAGING_ROOM = {"temp_buffers": "1MB"}
+"""For the session: a transaction's rows fit. PostgreSQL's own 8 MB would fill page by page, and never be given back."""
+
 # What the server says of a value that it cannot store, and what asyncpg says of one that it cannot even encode.
 REFUSALS = (asyncpg.DataError, ValueError, TypeError, OverflowError)
 

@@ -1,10 +1,9 @@
 """The auditor: the outbox in Redis becomes rows in PostgreSQL, each request exactly one.
 
-take -> fold -> write (commit) -> drop, with the bad ones set aside, and requests that have only begun left for a later
-take for a moment (ledger/audit_window.py). Killed anywhere, the taken entries are taken again and
-written again, which changes nothing. One auditor is active at a time: the one whose own session holds an advisory
-lock. It writes on that same session, so whoever has lost the lock can no longer write. (The lock needs a direct
-connection or a session pool; a transaction pool would share it.)
+take -> fold -> write (commit) -> drop, with the bad ones set aside, and requests that have only begun held for their
+ends (ledger/audit_window.py). Killed anywhere, the taken entries are taken again and written again, which changes
+nothing. One auditor is active at a time: the one whose own session holds an advisory lock. It writes on that same
+session, so whoever has lost the lock can no longer write. (The lock needs a direct connection or a session pool.)
 """
 
 import asyncio
@@ -19,13 +18,14 @@ import msgspec
 from ledger import audit_writer
 from ledger.audit_batch import make_batch
 from ledger.audit_chores import ChorePolicy, Chores
+from ledger.audit_hold import HoldPolicy
 from ledger.audit_rows import Folded
 from ledger.audit_window import Window
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from scheduler.backoff import Backoff
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
-from scheduler.outbox import TAKE_BYTES
+from scheduler.outbox import Taken
 
 AUDITOR_LOCK = 7_436_002
 CONNECT_TIMEOUT_S = 3.0
@@ -35,11 +35,11 @@ HUNG_SESSION = {"idle_session_timeout": "15s", "idle_in_transaction_session_time
 
 
 class Entries(Protocol):
-    """The Redis side, scheduler.outbox.Outbox: taken entries come back until they are dropped."""
+    """The Redis side, scheduler.outbox.Outbox: taken entries come back until they are held or dropped."""
 
-    async def take(self, limit: int) -> list[bytes]: ...
+    async def take(self, limit: int, held: int = 0, newest: str = "") -> Taken: ...
 
-    async def drop(self, count: int, bad: Sequence[bytes] = ()) -> None: ...
+    async def drop(self, count: int, oldest: str, bad: Sequence[bytes] = ()) -> None: ...
 
     async def depth(self) -> int: ...
 
@@ -47,13 +47,13 @@ class Entries(Protocol):
 class AuditPolicy(msgspec.Struct, frozen=True):
     """How the auditor works.
 
-    `interval_s`: pause once all is written. `hold_s`: how long a request that has only begun waits for its end, so that
+    `interval_s`: pause once all is written. `hold`: how long a request that has only begun waits for its end, so that
     both are written as one row.
     """
 
     take_limit: int = 500
     interval_s: float = 0.5
-    hold_s: float = 1.0
+    hold: HoldPolicy = HoldPolicy()
     standby_s: float = 1.0
     statement_timeout_ms: int = 5000
     chores: ChorePolicy = ChorePolicy()
@@ -88,7 +88,7 @@ class Auditor:
         self._outbox = outbox
         self._policy = policy or AuditPolicy()
         self._clock = clock
-        self._window = Window(self._policy.hold_s, clock)
+        self._window = Window(self._policy.hold, clock)
         self._chores = Chores(self._policy.chores, clock)
         self._backoff = Backoff(0.05, 2.0)
         self._stopping = asyncio.Event()
@@ -153,7 +153,7 @@ class Auditor:
             name="tierlane-auditor",
             connect_timeout_s=CONNECT_TIMEOUT_S,
             statement_timeout_ms=self._policy.statement_timeout_ms,
-            settings=HUNG_SESSION,
+            settings=HUNG_SESSION | audit_writer.STAGING_ROOM,
         )
         async with closing(connection):
             if await self._lock(connection):
@@ -194,11 +194,9 @@ class Auditor:
     async def _step(self, connection: Connection) -> bool:
         """Take, write, drop. Returns whether more is likely to wait."""
         began = self._clock()
-        entries = await self._outbox.take(self._policy.take_limit)
-        more = len(entries) >= self._policy.take_limit or sum(map(len, entries)) >= TAKE_BYTES
+        taken = await self._outbox.take(self._policy.take_limit, *self._window.held())
         try:
-            # Held entries take the room of those that wait.
-            folded = await self._window.read(entries, hold=not more and not self._stopping.is_set())
+            folded = await self._window.read(taken, hold=not self._stopping.is_set())
             if folded:
                 failpoint("audit_taken")
                 await self._write(connection, folded)
@@ -207,10 +205,10 @@ class Auditor:
         except BaseException:
             self._window.forget()
             raise
-        if not more:
+        if not taken.more:
             self._drained_at, self._drained = began, True
         self._pending = await self._outbox.depth()
-        return more
+        return taken.more
 
     async def _write(self, connection: Connection, folded: Folded) -> None:
         """Commit what can be, and set aside what never can."""
@@ -226,12 +224,12 @@ class Auditor:
 
     async def _drop(self) -> None:
         """Have the entries forgotten of which all is written."""
-        count, bad = self._window.written()
-        if count:
+        written = self._window.written()
+        if written.entries:
             failpoint("audit_undropped")
-            await self._outbox.drop(count, bad)
-            self._window.dropped(count)
-            self._set_aside += len(bad)
+            await self._outbox.drop(*written)
+            self._window.dropped(written.entries)
+            self._set_aside += len(written.bad)
 
     async def _count_pending(self) -> None:
         """While nothing can be written, the backlog is what health wants to know."""

@@ -82,6 +82,10 @@ class Keys:
     def auditor_outbox(self, auditor_id: str) -> str:
         return f"{self.prefix}outbox:{auditor_id}"
 
+    def auditor_held(self, auditor_id: str) -> str:
+        """How many of the oldest entries in an auditor's own list wait on purpose, for the ends of requests."""
+        return f"{self.prefix}audit_held:{auditor_id}"
+
     def is_permanent(self, key: str) -> bool:
         """Whether a key may live without a TTL."""
         name = key.removeprefix(self.prefix)

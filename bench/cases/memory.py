@@ -24,10 +24,10 @@ def run(*, quick: bool) -> Outcome:
 
 
 def judge(found: Mapping[str, Any]) -> list[Check]:
-    """Bytes beside the body, at the most that was seen and when the audit had taken its records."""
+    """Bytes beside the body, at the most that was seen and when the audit had taken its records, which it may hold."""
     return [
         at_most("bytes a waiting request, without its body", found["most"] - found["body"], MOST_BYTES),
-        told("the same once its audit record is written", f"{found['settled'] - found['body']:,.0f}"),
+        told("the same five seconds later", f"{found['settled'] - found['body']:,.0f}"),
     ]
 
 

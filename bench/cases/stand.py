@@ -111,8 +111,10 @@ def rss_growth(before: list[ProcessCpu], after: list[ProcessCpu]) -> dict[str, f
 
 
 @contextmanager
-def started(*, workers: int, batch: int = 64, gateways: int = 2, backend: str = "simulated:50") -> Iterator[Stand]:
-    """A stack of its own on a free port."""
+def started(
+    *, workers: int, batch: int = 64, gateways: int = 2, backend: str = "simulated:50", **settings: object
+) -> Iterator[Stand]:
+    """A stack of its own on a free port. `settings`: others than the defaults, by their names."""
     with tempfile.TemporaryDirectory(prefix="tierlane-suite-") as name:
         home = Path(name)
         stand = Stand(home)
@@ -120,8 +122,9 @@ def started(*, workers: int, batch: int = 64, gateways: int = 2, backend: str = 
         command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--data-dir", str(home / "data")]
         command += ["--port", str(claim_port("127.0.0.1", 0)), "--gateways", str(gateways), "--workers", str(workers)]
         command += ["--backend", backend, "--max-batch-size", str(batch)]
+        environment = os.environ | {f"TIERLANE_{name.upper()}": str(value) for name, value in settings.items()}
         with log.open("wb") as sink:
-            up = subprocess.Popen(command, stdout=sink, stderr=sink, env=dict(os.environ))
+            up = subprocess.Popen(command, stdout=sink, stderr=sink, env=environment)
         try:
             _wait_for(stand.file, up, log)
             time.sleep(SETTLE_S)

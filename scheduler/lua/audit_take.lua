@@ -1,28 +1,45 @@
 #!lua flags=allow-oom
--- audit_take: move the oldest outbox entries into this auditor's own list, and adopt what other auditors left behind.
--- Only the auditor that holds the lock in PostgreSQL calls this, so any other list is a dead auditor's.
--- KEYS[1] leases. ARGV: 1 prefix, 2 auditor id, 3 limit of entries in the own list, 4 bytes with which it ends
---   early: dead letters carry bodies, and an answer too large for the call's time would never be had.
--- Returns the own list, oldest first.
+-- audit_take: what the auditor does not hold yet: move the oldest outbox entries into its own list, and adopt what other
+-- auditors left behind. Only the auditor that holds the lock in PostgreSQL calls this: any other list is a dead one's.
+-- Entries that it names as held are not sent again, however many they are. Where the list is another one than it thinks,
+-- nothing changes, so that whoever does not hear of it is told again.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 auditor id, 3 limit of entries, 4 bytes with which it ends early: dead letters carry
+--   bodies, and an answer too large for the call's time would never be had. 5 entries held, the oldest of the own list,
+--   6 SHA-1 of the newest of them, 7 ms for which health may know that these wait on purpose.
+-- Returns how many of the held entries are there, all or 0, then the entries behind them, oldest first.
 -- include: prelude
-local own = P .. 'outbox:' .. ARGV[2]
-local held, out = redis.call('LRANGE', own, 0, -1), {}
-local room, bytes = tonumber(ARGV[3]) - #held, tonumber(ARGV[4])
-for i = #held, 1, -1 do out[#out + 1], bytes = held[i], bytes - #held[i] end
+local own, mark = P .. 'outbox:' .. ARGV[2], P .. 'audit_held:' .. ARGV[2]
+local room, bytes, held = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local newest = held > 0 and call('LINDEX', own, -held)
+if held > 0 and not (newest and redis.sha1hex(newest) == ARGV[6]) then return {0} end
+if held > 0 then call('SET', mark, held, 'PX', ARGV[7]) else call('DEL', mark) end
+local out = {held}
+
+local function add(entry) out[#out + 1], room, bytes = entry, room - 1, bytes - #entry end
+
+-- Taken before, by a call whose answer was lost or by one that was forgotten. Some at a time, for they may be large.
+local last = held
+repeat
+  local some = call('LRANGE', own, -last - 16, -last - 1)
+  for i = #some, 1, -1 do
+    if room > 0 and bytes > 0 then add(some[i]) end
+  end
+  last = last + 16
+until #some < 16 or room <= 0 or bytes <= 0
 
 local function move(list)
   while room > 0 and bytes > 0 do
-    local entry = redis.call('LMOVE', list, own, 'RIGHT', 'LEFT')
+    local entry = call('LMOVE', list, own, 'RIGHT', 'LEFT')
     if not entry then return end
-    out[#out + 1], room, bytes = entry, room - 1, bytes - #entry
+    add(entry)
   end
 end
 
-for _, other in ipairs(redis.call('SMEMBERS', P .. 'auditors')) do
+for _, other in ipairs(call('SMEMBERS', P .. 'auditors')) do
   local list = P .. 'outbox:' .. other
   if other ~= ARGV[2] then move(list) end
-  if other ~= ARGV[2] and redis.call('EXISTS', list) == 0 then redis.call('SREM', P .. 'auditors', other) end
+  if other ~= ARGV[2] and call('EXISTS', list) == 0 then call('SREM', P .. 'auditors', other) end
 end
 move(P .. 'outbox')
-if #out > 0 then redis.call('SADD', P .. 'auditors', ARGV[2]) end
+if held > 0 or #out > 1 then call('SADD', P .. 'auditors', ARGV[2]) end
 return out

@@ -1,7 +1,8 @@
 """An auditor in a test's hands: records to write, and what the audit says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid import UUID
 from msgspec import Raw
 from redis.asyncio import Redis
 
+from ledger.audit_hold import HoldPolicy
 from ledger.auditor import Auditor, AuditPolicy, Entries
 from scheduler.audit import Accepted, DeadLetter, Ended, encode_records
 from scheduler.keys import Keys
@@ -18,7 +20,7 @@ from scheduler.request_id import created_ms, new_request_id
 
 CUSTOMER = str(UUID(int=1))
 KEYS = Keys()
-QUICK = AuditPolicy(interval_s=0.01, hold_s=0.02, standby_s=0.05)
+QUICK = AuditPolicy(interval_s=0.01, hold=HoldPolicy(hold_s=0.02), standby_s=0.05)
 
 
 def accepted(request_id: str, **fields: Any) -> Accepted:
@@ -74,10 +76,17 @@ async def put_requests(client: Redis, ids: Sequence[str], step: int = 50) -> Non
         await put(client, [accepted(i) for i in part], [ended(i) for i in part])
 
 
-def auditor_for(url: str, client: Redis, name: str = "a1", outbox: Entries | None = None, **policy: Any) -> Auditor:
+def auditor_for(
+    url: str,
+    client: Redis,
+    name: str = "a1",
+    outbox: Entries | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **policy: Any,
+) -> Auditor:
     """An auditor that does not wait long for anything; `policy` may change that, chores by `chores=`."""
     fields = {name: getattr(QUICK, name) for name in AuditPolicy.__struct_fields__} | policy
-    return Auditor(url, outbox or Outbox(client, KEYS, name), AuditPolicy(**fields))
+    return Auditor(url, outbox or Outbox(client, KEYS, name), AuditPolicy(**fields), clock=clock)
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ from scheduler.keys import Keys
 from scheduler.outbox import Outbox
 
 class Hanging(Outbox):
-    async def drop(self, count, bad=()):
+    async def drop(self, count, oldest, bad=()):
         print("committed", flush=True)
         await asyncio.Event().wait()
 
@@ -54,11 +54,11 @@ class FailsToDrop(Outbox):
 
     failures = 3
 
-    async def drop(self, count: int, bad: Sequence[bytes] = ()) -> None:
+    async def drop(self, count: int, oldest: str, bad: Sequence[bytes] = ()) -> None:
         if self.failures:
             self.failures -= 1
             raise RedisUnavailable("Redis did not answer: cut off between commit and drop")
-        await super().drop(count, bad)
+        await super().drop(count, oldest, bad)
 
 
 async def nothing_waits(client: Redis) -> bool:

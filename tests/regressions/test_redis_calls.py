@@ -227,7 +227,7 @@ async def test_bug_34_eviction_and_a_full_server(pool: Pool) -> None:
             await pool.form([("free", 1)])
             assert await pool.batches.claim("b1", "w1", "token") is not None
             await pool.batches.finish("b1", "token", [done(request_id)])
-            assert len(await pool.outbox.take(10)) == 2
+            assert len((await pool.outbox.take(10)).entries) == 2
         finally:
             await pool.client.config_set("maxmemory", limit)
     finally:

@@ -1,30 +1,38 @@
 """The auditor's window: what it reads of its takes, what it holds, and what it lets go."""
 
-from typing import Any
-
 from integration.auditor_bench import accepted, dead, ended, new_ids
+from ledger.audit_hold import HoldPolicy
 from ledger.audit_rows import Folded
 from ledger.audit_window import Window
 from scheduler.audit import Record, encode_records
+from scheduler.outbox import Taken, name_of
 
 
 class Redis:
     """The own list of an auditor, its window, and a clock."""
 
-    def __init__(self, hold_s: float = 1.0) -> None:
+    def __init__(self, limit: int = 100, **policy: float) -> None:
         self.now = 100.0
-        self.window = Window(hold_s, lambda: self.now)
+        self.limit = limit
+        self.window = Window(HoldPolicy(**policy), lambda: self.now)
         self.own: list[bytes] = []
+        self.dropped: list[bytes] = []
 
     def add(self, *records: Record) -> None:
         self.own.append(encode_records(list(records)))
 
-    async def read(self, **how: Any) -> Folded:
-        return await self.window.read(list(self.own), **how)
+    async def read(self, *, hold: bool = True) -> Folded:
+        held, newest = self.window.held()
+        if held and (held > len(self.own) or name_of(self.own[held - 1]) != newest):
+            return await self.window.read(Taken(0, [], more=True), hold=hold)
+        entries = self.own[held : held + self.limit]
+        return await self.window.read(Taken(held, entries, len(entries) == self.limit), hold=hold)
 
     def drop(self) -> tuple[int, list[bytes]]:
-        count, bad = self.window.written()
+        count, oldest, bad = self.window.written()
+        assert oldest == (name_of(self.own[0]) if self.own else "") or not count
         self.window.dropped(count)
+        self.dropped += self.own[:count]
         del self.own[:count]
         return count, bad
 
@@ -88,7 +96,7 @@ async def test_a_beginning_waits_no_longer_than_it_may() -> None:
 
 
 async def test_without_holding_all_is_read() -> None:
-    """At the end, and while more waits than is taken: what is held would take its room."""
+    """At the end: nothing is left for the next auditor."""
     redis = Redis()
     held, new = new_ids(2)
     redis.add(accepted(held))
@@ -129,7 +137,7 @@ async def test_what_was_forgotten_is_read_again() -> None:
 
 
 async def test_entries_that_redis_has_lost() -> None:
-    """What had begun in them is written, for it may be known nowhere else; whatever is there counts as new."""
+    """What had begun in them is written, for it may be known nowhere else; whatever is there is read as new then."""
     one, two, new = new_ids(3)
     for left in ([], [encode_records([accepted(new), ended(new)])], [encode_records([accepted(two)])]):
         redis = Redis()
@@ -140,9 +148,62 @@ async def test_entries_that_redis_has_lost() -> None:
 
         folded = await redis.read()
 
-        assert {one, two} <= set(folded.accepted)
+        assert ids_of(folded) == (sorted([one, two]), [])
+        assert len(redis.window) == 0
         await redis.read(hold=False)
         assert redis.drop() == (len(left), [])
+
+
+async def test_where_many_are_open_they_wait_for_longer() -> None:
+    """As a deep queue does, in order: each is one row, written once. At the end of it the last ones are let go."""
+    ids = new_ids(40)
+    redis = Redis(hold_s=1.0, deep_s=60.0, deep_open=10)
+    for request_id in ids:
+        redis.add(accepted(request_id))
+    await redis.read()
+    for request_id in ids[:30]:
+        redis.now += 1.5
+        redis.add(ended(request_id))
+        assert ids_of(await redis.read()) == ([request_id], [request_id])
+        assert redis.drop()[0] == 1
+
+    redis.add(ended(ids[30]))
+    assert ids_of(await redis.read()) == (ids[30:], [ids[30]])  # Nine are not many.
+    assert redis.drop() == (41, [])
+
+
+async def test_nothing_waits_for_longer_than_the_longest() -> None:
+    """Requests that nobody will end get their row, and with it somebody who closes it."""
+    ids = new_ids(40)
+    redis = Redis(hold_s=1.0, deep_s=60.0, deep_open=10)
+    for request_id in ids:
+        redis.add(accepted(request_id))
+    await redis.read()
+    redis.now += 59.9
+    assert not await redis.read()
+    redis.now += 0.1
+    assert ids_of(await redis.read()) == (ids, [])
+
+
+async def test_a_slow_request_does_not_keep_the_rest() -> None:
+    """It is let go once it keeps twice what is open, though many are."""
+    slow, *ids = new_ids(100)
+    redis = Redis(hold_s=1.0, deep_s=60.0, deep_open=10)
+    redis.add(accepted(slow))
+    for request_id in ids[:20]:
+        redis.add(accepted(request_id))
+    await redis.read()
+    redis.now += 2
+    kept = []
+    for begins, ends in zip(ids[20:], ids, strict=False):
+        redis.add(accepted(begins), ended(ends))
+        folded = await redis.read()
+        kept.append(len(redis.own))
+        assert folded.accepted.keys() - {slow} == {ends}
+        redis.drop()
+
+    assert max(kept) < 45
+    assert encode_records([accepted(slow)]) in redis.dropped
 
 
 async def test_bad_records_go_with_their_entry() -> None:

@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from uuid_utils import uuid7
 
 from ledger.audit_chores import ChorePolicy
+from ledger.audit_hold import LONGEST_S, HoldPolicy
 from ledger.auditor import Auditor, AuditPolicy
 from ledger.catalog import Catalog
 from ledger.quota_keeper import QuotaKeeper
@@ -99,5 +100,7 @@ async def _run_loops(
 def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
     chores = ChorePolicy(deadline_s=settings.total_request_ms / 1000, grace_s=settings.audit_grace_ms / 1000)
     interval_s = settings.audit_interval_ms / 1000
-    policy = AuditPolicy(take_limit=settings.audit_batch, interval_s=interval_s, hold_s=2 * interval_s, chores=chores)
+    # Not longer than until a row without an end is closed: what never ends must have one by then.
+    hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, chores.deadline_s + chores.grace_s))
+    policy = AuditPolicy(take_limit=settings.audit_batch, interval_s=interval_s, hold=hold, chores=chores)
     return Auditor(settings.database_url, outbox, policy)
