@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
@@ -22,6 +23,13 @@ def access(tiny_stack: Stack) -> dict[str, str]:
 async def caller(access: dict[str, str]) -> AsyncIterator[openai.AsyncOpenAI]:
     """OpenAI's client as it comes."""
     async with openai.AsyncOpenAI(**access) as made:
+        yield made
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[httpx.AsyncClient]:
+    """LangChain's own would never be closed."""
+    async with httpx.AsyncClient(timeout=30.0) as made:
         yield made
 
 
@@ -69,10 +77,10 @@ async def test_the_same_seed_brings_the_same_text(caller: openai.AsyncOpenAI) ->
     assert texts[0] == texts[1] != texts[2]
 
 
-async def test_langchain_talks_and_completes(access: dict[str, str]) -> None:
+async def test_langchain_talks_and_completes(access: dict[str, str], transport: httpx.AsyncClient) -> None:
     """Its chat model and its older one, each asked once and for several at once."""
-    chat = ChatOpenAI(model="tiny", max_tokens=8, **access)
-    text = OpenAI(model="tiny", max_tokens=8, **access)
+    chat = ChatOpenAI(model="tiny", max_tokens=8, http_async_client=transport, **access)
+    text = OpenAI(model="tiny", max_tokens=8, http_async_client=transport, **access)
 
     said = await chat.ainvoke([("system", "Be brief."), ("human", "Once upon a time")])
     several = await chat.abatch(["The sea", "The king", "The old man"])
@@ -85,9 +93,9 @@ async def test_langchain_talks_and_completes(access: dict[str, str]) -> None:
     assert [len(generations) for generations in completed.generations] == [1, 1]
 
 
-async def test_langchain_embeds_text_when_it_is_told_to(access: dict[str, str]) -> None:
+async def test_langchain_embeds_text_when_it_is_told_to(access: dict[str, str], transport: httpx.AsyncClient) -> None:
     """With the option that the error names; ids of a tokenizer that is not the model's are refused before it is asked."""
-    embeddings = OpenAIEmbeddings(model="tiny", check_embedding_ctx_length=False, **access)
+    embeddings = OpenAIEmbeddings(model="tiny", check_embedding_ctx_length=False, http_async_client=transport, **access)
 
     vectors = await embeddings.aembed_documents(["The cat sat.", "The sea is deep."])
     one = await embeddings.aembed_query("The cat sat.")
