@@ -67,6 +67,7 @@ class Gateway(Parts):
             "edge": edge.sweep_forever(),
             **self.direct.loops(),
             **self.identities.loops(),
+            **self.jobs.loops(),
         }
         self._tasks = [asyncio.create_task(loop, name=f"gateway {name}") for name, loop in loops.items()]
         self._runner, self.port = await serve(edge, self.config)
@@ -86,7 +87,7 @@ class Gateway(Parts):
         self.doors.leaving = True
         await asyncio.sleep(self.config.drain_ms / 1000)
         await self._close_doors()
-        await self._within(self.config.drain_timeout_s, lambda: not len(self.waiters))
+        await self._within(self.config.drain_timeout_s, lambda: not len(self.waiters) and not self.jobs.under_way)
         for waiter in self.waiters.all():
             self.cancels.add(waiter.id, ErrorCode.DRAINING)
             waiter.finish(ErrorCode.DRAINING)
@@ -107,6 +108,7 @@ class Gateway(Parts):
         await end_all(self._tasks)
         await self.direct.close()
         await self.me.close()
+        await self.jobs.close()
         with contextlib.suppress(RedisUnavailable):
             await self._presence.gateway_gone(self.config.gateway_id)
         await self._client.aclose()

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.jobs_config import JobConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
@@ -25,6 +27,7 @@ class GatewayConfig:
     data_dir: Path | None = None  # Holds the audit spool; gateways may share it.
     spool_max_bytes: int = 64 << 20
     auth_failures: str = "30/minute"  # Of one address, in the notation of `limits`; "off": no end.
+    jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
     max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.
 
     header_timeout_s: float = 5.0  # From the first byte of a request to the end of its headers.

@@ -2,7 +2,7 @@
 
 A ride stands in for the future of its waiter: whoever ends the waiting writes the answer, at that moment. What a ride
 decides it decides with the steps of the handler (gateway/exchange.py), so both say the same; whatever is out of the
-ordinary (a body in pieces, an Idempotency-Key, direct mode, a gateway that leaves) is left to the handler.
+ordinary (a body in pieces, an Idempotency-Key, a preference, direct mode, a gateway that leaves) is left to the handler.
 """
 
 from typing import Protocol
@@ -20,6 +20,7 @@ from gateway.doors import Doors
 from gateway.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.inference import Inference
 from gateway.inference_body import read_inference
+from gateway.jobs_preference import HEADER as PREFER
 from gateway.problem import wants_problem
 from gateway.waiters import Outcome, Waiter
 from scheduler.errors import ErrorCode, RequestError
@@ -86,6 +87,7 @@ class FastLane:
             and message.version == HttpVersion11
             and "Upgrade" not in headers
             and IDEMPOTENCY_KEY not in headers
+            and PREFER not in headers
             and not self._doors.leaving
             and not self._doors.closed
             and not self.inference.past_redis

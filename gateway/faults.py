@@ -96,15 +96,19 @@ def _problem(error: RequestError, request_id: str, retry_after_ms: int | None) -
 
 
 def _body(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:
-    fault = Fault(
+    return encode_json(ErrorBody(fault_of(error, request_id, UNSET if retry_after_ms is None else retry_after_ms)))
+
+
+def fault_of(error: RequestError, request_id: str, retry_after_ms: int | UnsetType = UNSET) -> Fault:
+    """What is told of an error in JSON."""
+    return Fault(
         message=error.message,
         type=HTTP[error.code].type,
         param=error.param,
         code=error.code,
         request_id=request_id,
-        retry_after_ms=UNSET if retry_after_ms is None else retry_after_ms,
+        retry_after_ms=retry_after_ms,
     )
-    return encode_json(ErrorBody(fault))
 
 
 def _retry_headers(code: ErrorCode, retry_after_ms: int | None) -> Headers:

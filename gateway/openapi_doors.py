@@ -5,6 +5,7 @@ tests/architecture/test_openapi.py compares this table with the routes, both way
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gateway import chat, completions
@@ -16,7 +17,8 @@ from gateway.embeddings import EmbeddingBody, Embeddings
 from gateway.health_document import Alive, Health, Readiness
 from gateway.inference_body import InferenceBody
 from gateway.models import ModelEntry, ModelList
-from gateway.openapi_door import Door, Schema, only
+from gateway.jobs_document import JobResult, Promise
+from gateway.openapi_door import LIMITS, TOKEN_LIMITS, Door, Parameter, Says, Schema, only
 from gateway.openapi_kinds import MODEL_ID, NOT_EMPTY, REQUEST_ID, asks, constant, inside, looks, probe
 from gateway.page import HTML
 from gateway.predict import PlainAnswer, PlainBody, PredictBody, Prediction
@@ -53,14 +55,46 @@ def taken(values: Mapping[str, tuple[Any, ...]]) -> dict[str, Schema]:
 NO_STREAM = taken({"stream": (None, False), "stream_options": (None,)})
 
 
+PREFER = Parameter(
+    name="Prefer", place="header", sentence="`respond-async`: a job instead of an answer. Anything else is passed over."
+)
+TASK_ID = Parameter(name="id", place="path", sentence="A job's id, as `task_id` told it.", schema=NOT_EMPTY)
+PROMISED = Says(
+    sentence="A job was taken; its result will be at `Location`.",
+    content={JSON: Promise},
+    headers=("x-request-id", "Location", "Preference-Applied", *LIMITS),
+    sometimes=(*TOKEN_LIMITS, "Idempotent-Replayed"),
+)
+JOBS = (
+    "With `Prefer: respond-async` the body may have `callback_url` besides: an http or https URL of an allowed host, to which "
+    "the end of the job is POSTed with a signature of Standard Webhooks."
+)
+
+
 DOORS: tuple[Door, ...] = (
-    asks(
-        "/v1/inference",
-        InferenceBody,
-        Success,
-        "Ask a model",
-        example={"input": "Once upon a time", "parameters": {"max_tokens": 16}},
-        rules={"service_tier": SERVICE_TIER},
+    replace(
+        asks(
+            "/v1/inference",
+            InferenceBody,
+            Success,
+            "Ask a model",
+            example={"input": "Once upon a time", "parameters": {"max_tokens": 16}},
+            rules={"service_tier": SERVICE_TIER},
+            parameters=(PREFER,),
+            also={202: PROMISED},
+        ),
+        text=JOBS,
+    ),
+    replace(
+        looks(
+            "/v1/result/{id}",
+            "How a job stands, and its result; DELETE cancels it",
+            JobResult,
+            ErrorCode.NOT_FOUND,
+            parameters=(TASK_ID,),
+            headers=("Cache-Control",),
+        ),
+        methods=("GET", "HEAD", "DELETE"),
     ),
     asks(
         "/v1/predict",

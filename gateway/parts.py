@@ -26,6 +26,7 @@ from gateway.identities import Identities, Tokens
 from gateway.inference import Inference
 from gateway.inference_parts import InferenceParts
 from gateway.internal import FindStored, Internal, InternalParts
+from gateway.jobs import JobParts, Jobs
 from gateway.last_ends import LastEnds
 from gateway.limits import LiveLimits
 from gateway.me import FindUsage, Me, MeParts
@@ -127,9 +128,13 @@ class Parts:
             anew=lambda: self.witness.suspect("the subscription was lost"),
         )
         self.internal = self._internal(find_stored)
-        inference = self._inference()
+        parts = self._inference_parts()
+        inference = Inference(parts)
+        self.jobs = Jobs(
+            JobParts(inference=inference, parts=parts, client=self._client, limits=self._limits_now, watch=self.watch)
+        )
         self.me = self._me(inference, find_usage)
-        self._routes = build_routes(inference, self.internal, self.me, self._models(inference))
+        self._routes = build_routes(inference, self.internal, self.me, self._models(inference), self.jobs)
         self._lane = FastLane(inference, self.doors)
 
     def _doorman(self) -> Doorman:
@@ -168,23 +173,21 @@ class Parts:
             )
         )
 
-    def _inference(self) -> Inference:
-        return Inference(
-            InferenceParts(
-                config=self.config,
-                catalog=self._catalog,
-                limits=self.limits,
-                waiters=self.waiters,
-                admitter=self.admitter,
-                cancels=self.cancels,
-                meter=self._meter,
-                faults=self._faults,
-                doors=self.doors,
-                results=self._results,
-                direct=self.direct,
-                doorman=self.doorman,
-                note_refusal=self.refusals.note,
-            )
+    def _inference_parts(self) -> InferenceParts:
+        return InferenceParts(
+            config=self.config,
+            catalog=self._catalog,
+            limits=self.limits,
+            waiters=self.waiters,
+            admitter=self.admitter,
+            cancels=self.cancels,
+            meter=self._meter,
+            faults=self._faults,
+            doors=self.doors,
+            results=self._results,
+            direct=self.direct,
+            doorman=self.doorman,
+            note_refusal=self.refusals.note,
         )
 
     def _models(self, inference: Inference) -> Models:
@@ -217,15 +220,18 @@ class Parts:
         return limits._replace(redis_ms=self.beat.redis_ms(), run_ms=math.ceil(self.beat.service_p95_ms))
 
 
-def build_routes(inference: Inference, internal: Internal, me: Me, models: Models) -> Routes:
+def build_routes(inference: Inference, internal: Internal, me: Me, models: Models, jobs: Jobs) -> Routes:
     """Every address that this gateway answers. Each is described in gateway/openapi_doors.py: a test compares them."""
     routes = Routes()
     pages = Pages()
     for path, dialect in DOORS.items():
         routes.add("POST", path, Exchange(inference, dialect))
+    routes.add("POST", "/v1/inference", jobs.submit)
+    routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     for method in ("GET", "HEAD"):
+        routes.add(method, "/v1/result/{id}", jobs.result.get)
         routes.add(method, "/v1/me", me)
         routes.add(method, "/v1/models", models.list)
         routes.add(method, "/v1/models/{id...}", models.one)

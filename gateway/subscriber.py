@@ -7,14 +7,14 @@ whoever has waited that long, the stored results are read. Nothing that comes in
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from gateway.waiters import Waiters
+from gateway.waiters import Waiter
 from scheduler.backoff import Backoff
 from scheduler.connections import translated
 from scheduler.errors import RedisUnavailable, TierlaneError
@@ -37,6 +37,14 @@ class FetchResults(Protocol):
     async def fetch(self, ids: Sequence[str]) -> list[Reply | None]: ...
 
 
+class Waiting(Protocol):
+    """`Waiters`, as far as it is used here."""
+
+    def started_before(self, moment: float) -> Sequence[Waiter]: ...
+
+    def resolve_all(self, replies: Iterable[Reply | None]) -> None: ...
+
+
 class Subscriber:
     """Keeps one channel subscribed. `anew` is told after a lost one was made again; `clock` is monotonic seconds."""
 
@@ -44,7 +52,7 @@ class Subscriber:
         self,
         client: Redis,
         channel: str,
-        waiters: Waiters,
+        waiters: Waiting,
         results: FetchResults,
         *,
         anew: Callable[[], None] = lambda: None,

@@ -11,15 +11,19 @@ import msgspec
 from ledger.postgres import Connection, reason
 from ledger.statements import statement
 from scheduler.errors import ErrorCode, http_status
+from scheduler.keys import JOBS_GATEWAY
 
 MOST_KEYS_NOTED = 100_000
 RETRY_S = 30.0
 
 
 class ChorePolicy(msgspec.Struct, frozen=True):
-    """When chores are due, in seconds. A row is abandoned when it is open `deadline_s + grace_s` after its creation."""
+    """When chores are due, in seconds. A row is abandoned when it is open `deadline_s + grace_s` after its creation, that of
+    a job `job_deadline_s + grace_s` after it.
+    """
 
     deadline_s: float = 4.0
+    job_deadline_s: float = 600.0
     grace_s: float = 10.0
     close_every_s: float = 5.0
     close_limit: int = 1000
@@ -101,6 +105,8 @@ class Chores:
             policy.close_limit,
             code.value,
             http_status(code),
+            policy.job_deadline_s + policy.grace_s,
+            JOBS_GATEWAY,
         )
         closed = int(status.rpartition(" ")[2])  # "UPDATE 3"
         self.closed += closed

@@ -83,7 +83,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     reset_ms: int
     retry_after_ms: int
     depth: int
-    stored_id: str = ""  # Whose stored answer is to be replayed, where the outcome is REPLAYED.
+    stored_id: str = ""  # Which request has its idempotency key, where the outcome is REPLAYED or IN_PROGRESS.
     tokens_left: float = 0.0
     tokens_reset_ms: int = 0
     in_use: int = 0  # Of the customer's concurrency, this one included.
@@ -96,11 +96,12 @@ _verdicts = msgspec.msgpack.Decoder(list[Verdict])
 
 
 class Admissions:
-    """The admit script on behalf of one gateway."""
+    """The admit script on behalf of one gateway. `keep_ms`: how long a request is kept past its deadline."""
 
-    def __init__(self, client: Redis, keys: Keys, gateway_id: str) -> None:
+    def __init__(self, client: Redis, keys: Keys, gateway_id: str, keep_ms: int = KEEP_MS) -> None:
         self._script = Script("admit", client, keys)
         self._gateway_id = gateway_id
+        self._keep_ms = keep_ms
 
     async def admit(
         self,
@@ -132,7 +133,7 @@ class Admissions:
                 _encode(tiers),
                 groups,
                 asked,
-                KEEP_MS,
+                self._keep_ms,
                 redis_ms,
                 run_ms,
                 bodies,

@@ -4,6 +4,9 @@ The default pool has no prefix. Any other pool has `{<pool>}:`, whose braces kee
 a Redis Cluster. Lua builds the same names from the prefix.
 """
 
+JOBS_GATEWAY = "jobs"
+"""Whose requests jobs are. No process has this name, and it never counts as gone (owners.lua): nobody waits for a job."""
+
 PERMANENT = frozenset(
     {
         "batch_queue",

@@ -21,6 +21,7 @@ from tierlane.setting_texts import (
     CONFIG_VARIABLE,
     DEFAULT_CONFIG_FILE,
     GATEWAY,
+    JOBS,
     POOL_TIMES,
     SCHEDULER,
     TEXTS,
@@ -155,7 +156,8 @@ def up(settings: "Settings") -> int:
 
 
 @verb(
-    flags=[*GATEWAY, *POOL_TIMES, "pool", "data_dir", *LOGGING], required=("redis_url", "database_url", "service_token")
+    flags=[*GATEWAY, *JOBS, *POOL_TIMES, "pool", "data_dir", *LOGGING],
+    required=("redis_url", "database_url", "service_token"),
 )
 def gateway(settings: "Settings") -> int:
     """Run one gateway, the HTTP edge."""

@@ -11,7 +11,7 @@ CONFIG_VARIABLE = "TIERLANE_CONFIG"
 DEFAULT_CONFIG_FILE = "tierlane.toml"
 
 # They have no flag: command lines are visible to every user of a host.
-SECRET_SETTINGS = frozenset({"redis_url", "database_url", "service_token"})
+SECRET_SETTINGS = frozenset({"redis_url", "database_url", "service_token", "callback_secret"})
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,26 @@ GATEWAY = {
     ),
 }
 
+JOBS = {
+    "job_deadline_ms": number(
+        "600000",
+        "Milliseconds from taking in a job (Prefer: respond-async) to its end, waiting included. The same for the auditor.",
+    ),
+    "job_result_ms": number("600000", "Milliseconds that the result of a job can be read. Longer needs disk space."),
+    "callback_hosts": Text(
+        "",
+        "Hosts that callbacks may go to, separated by commas: name, *.name, or name:port where the port is not the usual "
+        "one. Unset: callbacks are refused.",
+        "HOSTS",
+    ),
+    "callback_secret": Text(
+        "", "Key that signs callbacks, as whsec_ and 24 to 64 bytes in base64 (Standard Webhooks). Needed with hosts."
+    ),
+    "callback_private_addresses": Text(
+        "false", "Let callbacks go to addresses that are not public. True opens your own network to whoever has a key."
+    ),
+}
+
 SCHEDULER = {
     "reap_ms": number(
         "100", "Milliseconds between looks for leases that ran out. Shorter retries sooner, at more load."
@@ -210,6 +230,7 @@ SECTIONS: dict[str, dict[str, Text]] = {
     "Shared": SHARED,
     "Times that every role of a pool must share": POOL_TIMES,
     "Gateway": GATEWAY,
+    "Asynchronous jobs (gateway)": JOBS,
     "Scheduler": SCHEDULER,
     "Worker": WORKER,
     "Auditor": AUDITOR,

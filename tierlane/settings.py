@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+from pydantic_settings import EnvSettingsSource, SettingsConfigDict
 
 from scheduler.errors import StartError
+from tierlane.job_settings import JobSettings
 from tierlane.setting_errors import SettingsError, first_error, unknown_name
 from tierlane.setting_texts import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
 
@@ -49,7 +50,7 @@ ORDERED = (
 )
 
 
-class Settings(BaseSettings):
+class Settings(JobSettings):
     """All settings; a role uses those of its section. An empty URL or token means that it is not set."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)

@@ -219,7 +219,13 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def running_stack(
-    client: Redis, redis_url: str, *, worker: bool = True, doors: Mapping[str, str] = {}, **changes: Any
+    client: Redis,
+    redis_url: str,
+    *,
+    worker: bool = True,
+    doors: Mapping[str, str] = {},
+    catalog: LiteralCatalog | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Stack]:
     """A ready gateway; `changes` go into its configuration, `doors` are workers with a direct endpoint."""
     settings: dict[str, Any] = {
@@ -231,7 +237,7 @@ async def running_stack(
         "drain_ms": 0,
     }
     keys = Keys()
-    catalog = LiteralCatalog()
+    catalog = catalog or LiteralCatalog()
     hands = TestWorker(client, keys)
     await hands.beat()
     for worker_id, address in doors.items():

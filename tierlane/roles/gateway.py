@@ -15,6 +15,7 @@ from uuid_utils import uuid7
 from gateway.app import run_gateway
 from gateway.config import GatewayConfig
 from gateway.identities import Tokens
+from gateway.jobs_config import JobConfig
 from ledger.catalog import Catalog
 from ledger.postgres import Connection, connect
 from ledger.requests import RequestRow, find_request
@@ -70,6 +71,18 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         max_connections=settings.max_connections,
         drain_ms=settings.notice_ms,
         drain_timeout_s=settings.drain_ms / 1000,
+        jobs=_job_config(settings),
+    )
+
+
+def _job_config(settings: "Settings") -> JobConfig:
+    return JobConfig(
+        database_url=settings.database_url,
+        total_ms=settings.job_deadline_ms,
+        kept_ms=settings.job_result_ms,
+        callback_hosts=settings.callback_host_list,
+        callback_secret=settings.callback_key,
+        private_addresses=settings.callback_private_addresses,
     )
 
 

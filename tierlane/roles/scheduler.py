@@ -98,7 +98,11 @@ async def _run_loops(
 
 
 def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
-    chores = ChorePolicy(deadline_s=settings.total_request_ms / 1000, grace_s=settings.audit_grace_ms / 1000)
+    chores = ChorePolicy(
+        deadline_s=settings.total_request_ms / 1000,
+        job_deadline_s=settings.job_deadline_ms / 1000,
+        grace_s=settings.audit_grace_ms / 1000,
+    )
     interval_s = settings.audit_interval_ms / 1000
     # Not longer than until a row without an end is closed: what never ends must have one by then.
     hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, chores.deadline_s + chores.grace_s))

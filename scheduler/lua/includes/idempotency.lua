@@ -2,8 +2,8 @@
 local DAY_MS = 86400000
 local FINAL = {poison_request = true, invalid_request = true} -- failures that another run would only repeat
 
--- held(value, fingerprint) -> replayed (and whose answer), in_progress or reused; nil where a request may have the key:
--- it is new, or the one that had it is forgotten, or failed in a way that says nothing about its input.
+-- held(value, fingerprint) -> replayed or in_progress (and which request has the key), or reused; nil where a request may
+-- have it: it is new, or the one that had it is forgotten, or failed in a way that says nothing about its input.
 local function held(value, fingerprint)
   if value == '' then return nil end
   local row = call('HMGET', P .. 'idem:' .. value, 'id', 'fp')
@@ -11,7 +11,7 @@ local function held(value, fingerprint)
   if row[2] ~= fingerprint then return 'reused' end
   local key = P .. 'request:' .. row[1]
   local request = call('HMGET', key, 'state', 'code')
-  if request[1] == 'queued' or request[1] == 'processing' then return 'in_progress' end
+  if request[1] == 'queued' or request[1] == 'processing' then return 'in_progress', row[1] end
   -- One that was answered past Redis is known to be completed, but its answer is not here.
   local answered = (request[1] == 'completed' or FINAL[request[2]]) and call('HEXISTS', key, 'reply') == 1
   if answered then return 'replayed', row[1] end

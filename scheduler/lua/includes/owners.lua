@@ -1,5 +1,6 @@
 -- owners: whether anybody still waits for a request (needs prelude and row).
-local alive = {}
+-- Jobs have no gateway that waits for them, and are wanted whoever is gone.
+local alive = {jobs = true}
 
 -- spared(): Redis or the schedulers stood still a moment ago, and no gateway had the time to beat since. The reaper, which
 -- passes every 100 ms, notes it; before it does, its last pass is long ago.

@@ -1,0 +1,113 @@
+"""Asynchronous jobs put together: the handlers, the keeper, the callbacks, and the loops that they need."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gateway.admitter import Limits
+from gateway.call_watch import CallWatch
+from gateway.dialect import INFERENCE
+from gateway.exchange import Exchange
+from gateway.inference import Inference
+from gateway.inference_parts import InferenceParts
+from gateway.jobs_admitter import JobAdmitter
+from gateway.jobs_again import Requeue
+from gateway.jobs_callbacks import Callbacks
+from gateway.jobs_config import JobConfig
+from gateway.jobs_inbox import JobInbox
+from gateway.jobs_keeper import JobKeeper
+from gateway.jobs_look import JobLook
+from gateway.jobs_result import Result
+from gateway.jobs_store import JobStore
+from gateway.jobs_submit import Submit
+from gateway.routes import Handler
+from gateway.subscriber import Subscriber
+from scheduler.admission import Admissions
+from scheduler.connections import subscriber_client
+from scheduler.endings import Endings
+from scheduler.keys import JOBS_GATEWAY, Keys
+from scheduler.replies import Results
+from scheduler.stands import Stands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobParts:
+    """What jobs stand on: the parts of the handler of those who wait, and what admission is told."""
+
+    inference: Inference
+    parts: InferenceParts
+    client: Redis
+    limits: Callable[[], Limits]
+    watch: CallWatch
+
+
+class Jobs:
+    """What a gateway has of jobs; without a JobConfig nobody's preference is heard, and no task is known."""
+
+    def __init__(self, parts: JobParts) -> None:
+        config = parts.parts.config
+        self._store: JobStore | None = None
+        self.serving: JobServing | None = None
+        self.submit: Handler = Exchange(parts.inference, INFERENCE)
+        if config.jobs is not None:
+            self._store = JobStore(config.jobs.database_url, config.pool, config.jobs.kept_ms / 1000)
+            self.serving = JobServing(parts, config.jobs, self._store, self.submit)
+            self.submit = self.serving.submit
+        endings = Endings(parts.client, Keys(config.pool))
+        self.result = Result(parts.inference, parts.parts.faults, endings, parts.parts.cancels, self._store)
+
+    @property
+    def under_way(self) -> int:
+        """Jobs that are being taken in at this moment."""
+        return self.serving.submit.under_way if self.serving else 0
+
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What has to run, by name."""
+        return self.serving.loops() if self.serving else {}
+
+    async def close(self) -> None:
+        """End what is under way, once the loops are ended."""
+        if self._store is not None:
+            await self._store.close()
+        if self.serving is not None:
+            await self.serving.listener.aclose()
+
+
+class JobServing:
+    """The parts of a gateway that serves jobs."""
+
+    def __init__(self, parts: JobParts, jobs: JobConfig, store: JobStore, waiting: Handler) -> None:
+        config, client = parts.parts.config, parts.client
+        keys = self._keys = Keys(config.pool)
+        # Whoever keeps jobs may be away for as long as results are kept, and none is lost by that.
+        admissions = Admissions(client, keys, JOBS_GATEWAY, jobs.kept_ms)
+        cancels = parts.parts.cancels
+        self.admitter = JobAdmitter(admissions, parts.limits, cancels, config.max_pending, watch=parts.watch)
+        self.submit = Submit(waiting, parts.inference, parts.parts, self.admitter, store)
+        self.listener = subscriber_client(config.redis_url)
+        self.callbacks = Callbacks(jobs, config.pool)
+        self.inbox = JobInbox()
+        self._results = Results(client, keys)
+        requeue = Requeue(admissions, parts.limits)
+        self.look = JobLook(config.pool, Stands(client, keys), Endings(client, keys), requeue)
+        self.keeper = JobKeeper(
+            jobs.database_url,
+            config.pool,
+            jobs.kept_ms / 1000,
+            inbox=self.inbox,
+            look=self.look,
+            beside=self._beside,
+            ended=self.callbacks.look,
+        )
+
+    def _beside(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """Loops of the active keeper."""
+        channel, inbox = self._keys.responses(JOBS_GATEWAY), self.inbox
+        subscriber = Subscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
+        return (subscriber.run(), self.callbacks.run())
+
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What has to run, by name."""
+        return {"job admitter": self.admitter.run(), "job keeper": self.keeper.run()}

@@ -1,0 +1,158 @@
+"""Callbacks: the end of a job is POSTed to the URL that came with it, signed, at least once.
+
+What is still to be told stands in the job's row, so whoever becomes the active keeper goes on with it. A URL is checked
+against the list of hosts again, since the list may have changed. The answer's status is all that is read of it; redirects
+are not followed.
+"""
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import aiohttp
+import structlog
+from yarl import URL
+
+from gateway.answer import encode_json
+from gateway.jobs_addresses import JudgedResolver, is_public
+from gateway.jobs_callback_url import refused
+from gateway.jobs_config import JobConfig
+from gateway.jobs_document import Told, job_result
+from gateway.jobs_signature import signed
+from ledger.job_session import JobSession
+from ledger.jobs import Callback, due_callbacks, note_told
+from scheduler.errors import TierlaneError
+from scheduler.fault_log import log_fault
+
+log = structlog.get_logger("gateway")
+
+TIMEOUT_S = 5.0
+LOOK_EVERY_S = 1.0
+MOST_AT_ONCE = 64
+MOST_OF_A_HOST = 8  # So that one that does not answer leaves room for the others.
+LOOK_ROWS = 256
+DELAYS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 240.0)
+GONE = 410
+
+
+def again_s(tries: int, left_s: float, status: int | None) -> float | None:
+    """Seconds until the next try after `tries` that failed, the last with `status`; None: give up.
+
+    It ends with the delays, with the result itself, and where the receiver says that it is gone for good.
+    """
+    if status == GONE or tries > len(DELAYS_S):
+        return None
+    delay_s = DELAYS_S[tries - 1]
+    return delay_s if delay_s < left_s else None
+
+
+class Callbacks:
+    """Tells the ends of one pool's jobs. `wall` is seconds since the epoch."""
+
+    def __init__(self, config: JobConfig, pool: str, wall: Callable[[], float] = time.time) -> None:
+        self._config = config
+        self._pool = pool
+        self._wall = wall
+        self._session = JobSession(config.database_url, "tierlane-jobs-callbacks")
+        self._under_way: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._due = asyncio.Event()
+        self.told = 0
+        self.failed = 0
+
+    def look(self) -> None:
+        """An end was written: there may be somebody to tell."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Tell whatever is due; ends by being cancelled, and what is under way is then told by the next keeper."""
+        connector = aiohttp.TCPConnector(
+            resolver=JudgedResolver(private=self._config.private_addresses),
+            use_dns_cache=False,
+            force_close=True,
+            limit=MOST_AT_ONCE,
+        )
+        client = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+        try:
+            async with client:
+                while True:
+                    await self._look(client)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_EVERY_S):
+                            await self._due.wait()
+        finally:
+            tasks = [task for _, task in self._under_way.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._session.close()
+
+    async def _look(self, client: aiohttp.ClientSession) -> None:
+        self._due.clear()
+        if len(self._under_way) >= MOST_AT_ONCE:
+            return
+        try:
+            due = await self._session.run(lambda connection: due_callbacks(connection, self._pool, LOOK_ROWS))
+        except TierlaneError:
+            return
+        except Exception as error:  # noqa: BLE001 - no fault may end this loop
+            log_fault("looking for callbacks failed", error)
+            return
+        hosts = Counter(host for host, _ in self._under_way.values())
+        for callback in due:
+            host = URL(callback.url).host or ""
+            if callback.id in self._under_way or hosts[host] >= MOST_OF_A_HOST:
+                continue
+            if len(self._under_way) >= MOST_AT_ONCE:
+                return
+            hosts[host] += 1
+            task = asyncio.create_task(self._tell(client, callback), name="callback")
+            self._under_way[callback.id] = host, task
+            task.add_done_callback(functools.partial(self._done, callback.id))
+
+    def _done(self, job_id: str, _: "asyncio.Task[None]") -> None:
+        del self._under_way[job_id]
+        self._due.set()  # There is room for the next.
+
+    async def _tell(self, client: aiohttp.ClientSession, callback: Callback) -> None:
+        status = await self._post(client, callback)
+        well = status is not None and 200 <= status < 300
+        wait_s = None if well else again_s(callback.tries + 1, callback.left_s, status)
+        self.told += well
+        self.failed += not well
+        if not well:
+            log.info("callback_failed", id=callback.id, status=status, again_s=wait_s)
+        with contextlib.suppress(TierlaneError):  # Then it is told once more.
+            await self._session.run(lambda connection: note_told(connection, callback.id, wait_s))
+
+    async def _post(self, client: aiohttp.ClientSession, callback: Callback) -> int | None:
+        """The status of the answer; None where there was none, or where it may not be called."""
+        if refused(callback.url, self._config.callback_hosts) or not self._may_connect(callback.url):
+            return None
+        result = job_result(callback.id, callback.status, callback.output, callback.error_code)
+        body = encode_json(Told(callback.id, result.status, result.output, result.error))
+        headers = {"Content-Type": "application/json", "User-Agent": "tierlane"}
+        headers |= signed(self._config.callback_secret, callback.id, int(self._wall()), body)
+        try:
+            async with client.post(URL(callback.url), data=body, headers=headers, allow_redirects=False) as answer:
+                answer.close()  # Unread: only its status says something.
+                return answer.status
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return None
+
+    def _may_connect(self, url: str) -> bool:
+        """A literal address is never resolved, so it is judged here."""
+        host = URL(url).host or ""
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return True
+        return self._config.private_addresses or is_public(host)

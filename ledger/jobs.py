@@ -1,0 +1,159 @@
+"""Asynchronous requests in PostgreSQL: taken in, found, ended once, told elsewhere, audited, deleted.
+
+Every function is one statement on a connection, so it is done or not done; all raise what asyncpg raises. Times are
+PostgreSQL's: only seconds left go in and out.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from ledger.postgres import Connection
+from ledger.statements import statement
+from scheduler.errors import HTTP
+from scheduler.request_id import created_at
+
+MOST_COUNTED = 2**31 - 1
+FIRST_PAGE = (datetime(1970, 1, 1, tzinfo=UTC), "")
+_HTTP_STATUSES = json.dumps({code.value: row.status for code, row in HTTP.items()})
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it is taken in; it fails where it has not ended after `left_s`."""
+
+    id: str
+    customer_id: str
+    api_key_id: str
+    tier: str
+    model: str
+    body: bytes
+    left_s: float
+    trace_id: str = ""
+    idempotency: str = ""
+    fingerprint: str = ""
+    callback_url: str | None = None
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """How a job stands."""
+
+    id: str
+    customer_id: str
+    status: str
+    output: bytes | None
+    error_code: str | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is final."""
+        return self.status in ("completed", "failed")
+
+
+class OpenJob(msgspec.Struct, frozen=True):
+    """A job that has not ended here. `left_s` is below 0 once its deadline has passed."""
+
+    id: str
+    created_at: datetime
+    tier: str
+    left_s: float
+
+
+class JobEnd(msgspec.Struct, frozen=True):
+    """How a job ended. `customer_id` is compared where it is known; `output`: of a failure, what the backend said."""
+
+    id: str
+    error_code: str  # "" for a completed one
+    output: str = ""
+    customer_id: str = ""
+    tokens_used: int = 0
+
+
+class Callback(msgspec.Struct, frozen=True):
+    """An end that is to be told now; the result is kept for `left_s` more."""
+
+    id: str
+    status: str
+    output: bytes | None
+    error_code: str | None
+    url: str
+    tries: int
+    left_s: float
+
+
+async def insert_jobs(connection: Connection, jobs: Sequence[NewJob], pool: str) -> None:
+    """Take all of them in; when this returns they are committed. One that is there already stays as it is."""
+    columns = (
+        [job.id for job in jobs],
+        [created_at(job.id) for job in jobs],
+        [job.customer_id for job in jobs],
+        [job.api_key_id for job in jobs],
+        [job.tier for job in jobs],
+        [job.model for job in jobs],
+        [job.body for job in jobs],
+        [job.left_s for job in jobs],
+        [job.trace_id or None for job in jobs],
+        [job.idempotency or None for job in jobs],
+        [job.fingerprint or None for job in jobs],
+        [job.callback_url for job in jobs],
+    )
+    await connection.execute(statement("jobs_insert"), *columns, pool)
+
+
+async def find_jobs(connection: Connection, ids: Sequence[str]) -> dict[str, JobRow]:
+    """Those of them that are known, by id."""
+    rows = await connection.fetch(statement("jobs_find"), ids)
+    return {row["id"]: JobRow(*row) for row in rows}
+
+
+async def open_jobs(
+    connection: Connection, pool: str, limit: int, after: tuple[datetime, str] = FIRST_PAGE
+) -> list[OpenJob]:
+    """The oldest open jobs of a pool after one that was on the page before."""
+    return [OpenJob(*row) for row in await connection.fetch(statement("jobs_open"), pool, *after, limit)]
+
+
+async def open_bodies(connection: Connection, ids: Sequence[str]) -> list[NewJob]:
+    """What is needed to queue these again; those that have ended are left out."""
+    rows = await connection.fetch(statement("jobs_bodies"), ids)
+    known = ({name: value for name, value in row.items() if value is not None} for row in rows)
+    return [msgspec.convert(fields, NewJob) for fields in known]
+
+
+async def note_requeued(connection: Connection, ids: Sequence[str]) -> None:
+    """Count that these were queued again."""
+    await connection.execute(statement("jobs_requeued"), ids)
+
+
+async def end_jobs(connection: Connection, ends: Sequence[JobEnd], kept_s: float) -> set[str]:
+    """End each job that is still open, and keep its result for `kept_s`. Returns the ids of those that ended by this."""
+    columns = (
+        [end.id for end in ends],
+        [end.customer_id for end in ends],
+        ["failed" if end.error_code else "completed" for end in ends],
+        [None if end.error_code and not end.output else end.output.encode() for end in ends],
+        [end.error_code or None for end in ends],
+        [min(end.tokens_used, MOST_COUNTED) if end.tokens_used > 0 else None for end in ends],
+    )
+    return {row["id"] for row in await connection.fetch(statement("jobs_end"), *columns, kept_s)}
+
+
+async def audit_jobs(connection: Connection, pool: str, after_s: float, limit: int) -> int:
+    """See that jobs which ended `after_s` ago are in the audit. Returns how many rows it lacked."""
+    return int(await connection.fetchval(statement("jobs_audit"), pool, after_s, limit, _HTTP_STATUSES) or 0)
+
+
+async def purge_jobs(connection: Connection, pool: str, limit: int) -> int:
+    """Delete what was kept long enough. Returns how many."""
+    return int((await connection.execute(statement("jobs_purge"), pool, limit)).rpartition(" ")[2])
+
+
+async def due_callbacks(connection: Connection, pool: str, limit: int) -> list[Callback]:
+    """Ends that are to be told now, those first that were tried least."""
+    return [Callback(*row) for row in await connection.fetch(statement("jobs_callbacks"), pool, limit)]
+
+
+async def note_told(connection: Connection, job_id: str, again_s: float | None) -> None:
+    """An end was told, or tried: it is tried once more in `again_s`, or not any more (None)."""
+    await connection.execute(statement("jobs_told"), job_id, again_s)

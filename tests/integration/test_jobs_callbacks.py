@@ -1,0 +1,257 @@
+"""Callbacks through a real gateway to a real receiver: told, signed, tried again, and never where they may not go."""
+
+import asyncio
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
+from redis.asyncio import Redis
+
+from eventually import eventually
+from gateway import jobs_callbacks
+from gateway.jobs_signature import secret_bytes
+from integration.jobs_bench import JobBench, running_jobs
+from integration.ledger_fixtures import database_url, db, postgres_server
+
+__all__ = ["database_url", "db", "postgres_server"]
+
+Db = asyncpg.Connection
+SECRET = "whsec_" + base64.b64encode(b"a secret of thirty-two bytes 123").decode()
+
+
+@dataclass
+class Receiver:
+    """A customer's server: keeps what it is sent, and answers `statuses` in turn, the last for ever."""
+
+    port: int = 0
+    statuses: list[int] = field(default_factory=lambda: [204])
+    calls: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # Nobody is answered before it is open.
+    inside: int = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.inside += 1
+        await self.gate.wait()
+        self.inside -= 1
+        self.calls.append((dict(request.headers), await request.read()))
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook?a=b"
+
+
+@contextlib.asynccontextmanager
+async def receiving() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    receiver.gate.set()
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", receiver.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    receiver.port = runner.addresses[0][1]
+    yield receiver
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    """A server that is called back."""
+    async with receiving() as running:
+        yield running
+
+
+def told_to(receiver: Receiver, **changes: Any) -> dict[str, Any]:
+    """The configuration under which this receiver is called."""
+    hosts = (f"127.0.0.1:{receiver.port}",)
+    return {"callback_hosts": hosts, "callback_secret": secret_bytes(SECRET), "private_addresses": True} | changes
+
+
+@pytest.fixture
+async def bench(
+    client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver
+) -> AsyncIterator[JobBench]:
+    """A gateway that may call the receiver."""
+    async with running_jobs(client, redis_url, database_url, db, jobs=told_to(receiver)) as running:
+        yield running
+
+
+def check_signature(headers: dict[str, str], body: bytes) -> None:
+    """As the specification has a receiver do it, with another library's HMAC. Raises InvalidSignature."""
+    version, _, signature = headers["webhook-signature"].partition(",")
+    mac = HMAC(base64.b64decode(SECRET.removeprefix("whsec_")), SHA256())
+    mac.update(headers["webhook-id"].encode() + b"." + headers["webhook-timestamp"].encode() + b"." + body)
+    assert version == "v1"
+    mac.verify(base64.b64decode(signature))
+
+
+async def test_an_end_is_told_and_signed(bench: JobBench, receiver: Receiver) -> None:
+    """The result as GET tells it, with the task's id; the signature is that of Standard Webhooks. Told once."""
+    task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
+    await eventually(lambda: receiver.calls, "the receiver is called")
+    headers, body = receiver.calls[0]
+    lower = {name.lower(): value for name, value in headers.items()}
+
+    assert json.loads(body) == {"task_id": task_id, **(await bench.get(task_id))[1]}
+    assert json.loads(body)["output"] == "olleh"
+    assert (lower["webhook-id"], lower["content-type"]) == (task_id, "application/json")
+    check_signature(lower, body)
+
+    async def done() -> bool:
+        row = await bench.row(task_id)
+        return row["callback_at"] is None and row["callback_tries"] == 1
+
+    await eventually(done, "it is noted")
+    assert len(receiver.calls) == 1
+
+
+async def test_cancelling_is_told_too(bench: JobBench, receiver: Receiver) -> None:
+    """However a job ends."""
+    bench.stack.worker.hold = True
+    task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
+    await bench.call("DELETE", task_id)
+    await eventually(lambda: receiver.calls, "the receiver is called")
+
+    assert json.loads(receiver.calls[0][1])["error"]["code"] == "cancelled"
+
+
+async def test_it_is_tried_again(bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure and a redirect, which is not followed, are no deliveries; the id stays the same."""
+    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01, 0.01, 0.01))
+    receiver.statuses = [500, 302, 200]
+    task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
+
+    async def told() -> bool:
+        return (await bench.row(task_id))["callback_tries"] == 3
+
+    await eventually(told, "it was tried three times")
+    assert [headers["webhook-id"] for headers, _ in receiver.calls] == [task_id] * 3
+    assert (await bench.row(task_id))["callback_at"] is None
+
+
+async def test_it_is_given_up(bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last delay nobody is called any more; the result can be read as ever."""
+    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01,))
+    receiver.statuses = [503]
+    task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
+
+    async def given_up() -> bool:
+        row = await bench.row(task_id)
+        return row["callback_tries"] == 2 and row["callback_at"] is None
+
+    await eventually(given_up, "it is given up")
+    assert len(receiver.calls) == 2
+    assert (await bench.get(task_id))[1]["status"] == "SUCCESS"
+
+
+async def test_a_keeper_that_dies_leaves_it_to_the_next(bench: JobBench, receiver: Receiver, db: Db) -> None:
+    """What is still to be told stands in the row."""
+    callbacks = bench.serving.callbacks
+    callbacks._pool = "none"  # It finds nothing to tell.
+    task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
+    await bench.ended(task_id)
+    assert (await bench.row(task_id))["callback_at"] is not None
+    callbacks._pool = "default"
+    await db.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()"
+    )
+
+    await eventually(lambda: receiver.calls, "the receiver is called")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://127.0.0.1/",
+        "http://elsewhere.example/",
+        "http://user:secret@127.0.0.1/",
+        "http://127.0.0.1:1/",
+        "http://127.0.0.1\\@elsewhere.example/",
+        "/hook",
+        "http://",
+        "",
+        "http://127.0.0.1/" + "a" * 3000,
+        7,
+    ],
+)
+async def test_where_callbacks_do_not_go(bench: JobBench, url: object) -> None:
+    """400 that names the field; nothing is stored or spent."""
+    status, document, _ = await bench.submit({"input": "hello", "callback_url": url})
+
+    assert (status, document["error"]["code"], document["error"]["param"]) == (400, "invalid_request", "callback_url")
+    assert not await bench.db.fetchval("SELECT count(*) FROM jobs")
+
+
+async def test_only_jobs_have_callbacks(bench: JobBench, receiver: Receiver) -> None:
+    """Who waits for the answer is told that the field is not known."""
+    status, document, _ = await bench.stack.infer({"input": "hello", "callback_url": receiver.url})
+
+    assert (status, document["error"]["param"]) == (400, "callback_url")
+
+
+async def test_another_url_is_another_body(bench: JobBench, receiver: Receiver) -> None:
+    """Under one Idempotency-Key it is refused: the first one is who will be told."""
+    key = {"Idempotency-Key": "order-81"}
+    body = {"input": "hello", "callback_url": receiver.url}
+    first = await bench.submit(body, **key)
+    again = await bench.submit(body, **key)
+    other = await bench.submit(body | {"callback_url": receiver.url + "2"}, **key)
+
+    assert (again[0], again[1]) == (202, first[1])
+    assert (other[0], other[1]["error"]["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_without_hosts_there_are_none(
+    client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver
+) -> None:
+    """They are off until an admin says where they may go."""
+    async with running_jobs(client, redis_url, database_url, db) as bench:
+        status, document, _ = await bench.submit({"input": "hello", "callback_url": receiver.url})
+
+    assert (status, document["error"]["param"]) == (400, "callback_url")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_private_addresses_are_not_called(
+    client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver, host: str
+) -> None:
+    """Though the host is allowed: neither a literal address nor one that a name leads to."""
+    jobs = told_to(receiver, callback_hosts=(f"{host}:{receiver.port}",), private_addresses=False)
+    async with running_jobs(client, redis_url, database_url, db, jobs=jobs) as bench:
+        task_id = await bench.accepted({"input": "hello", "callback_url": f"http://{host}:{receiver.port}/"})
+
+        async def tried() -> bool:
+            return bool((await bench.row(task_id))["callback_tries"])
+
+        await eventually(tried, "it was tried")
+        assert bench.serving.callbacks.failed >= 1
+    assert receiver.calls == []
+
+
+async def test_one_that_does_not_answer_leaves_room(
+    bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most so many calls to one host are under way; all are told in the end."""
+    monkeypatch.setattr(jobs_callbacks, "MOST_OF_A_HOST", 2)
+    receiver.gate.clear()
+    ids = [await bench.accepted({"input": f"n {n}", "callback_url": receiver.url}) for n in range(6)]
+    for task_id in ids:
+        await bench.ended(task_id)
+    await eventually(lambda: receiver.inside == 2, "two are inside")
+    bench.serving.callbacks.look()
+    assert len(bench.serving.callbacks._under_way) == 2
+    receiver.gate.set()
+    await eventually(lambda: len(receiver.calls) == 6, "all are told")
+
+    assert sorted(json.loads(body)["task_id"] for _, body in receiver.calls) == sorted(ids)

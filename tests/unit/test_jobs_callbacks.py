@@ -1,0 +1,194 @@
+"""Where callbacks may go, how they are signed, and when they are tried again."""
+
+import base64
+import socket
+
+import pytest
+
+from gateway.jobs_addresses import JudgedResolver, is_public
+from gateway.jobs_callback_url import MAX_CHARACTERS, refused
+from gateway.jobs_callbacks import DELAYS_S, again_s
+from gateway.jobs_hosts import host_list, split_entry
+from gateway.jobs_signature import secret_bytes, signed
+
+HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://hooks.example.com",
+        "https://hooks.example.com/",
+        "http://hooks.example.com/a/b?c=d&e=%20",
+        "HTTPS://HOOKS.example.com/",
+        "https://hooks.example.com:443/",
+        "https://a.example.org/",
+        "https://a.b.example.org/?q",
+        "https://plain.example.net:8443/",
+        "http://[2001:db8::1]:8080/",
+        "https://hooks.example.com/@home",
+    ],
+)
+def test_where_they_may_go(url: str) -> None:
+    """A host of the list, on its own port or the scheme's."""
+    assert refused(url, HOSTS) is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "hooks.example.com",
+        "//hooks.example.com/",
+        "ftp://hooks.example.com/",
+        "file:///etc/passwd",
+        "https://user@hooks.example.com/",
+        "https://user:secret@hooks.example.com/",
+        "https://hooks.example.com@evil.example/",
+        "https://evil.example\\@hooks.example.com/",
+        "https://evil.example#@hooks.example.com/",
+        "https://hooks.example.com#fragment",
+        "https://hooks.example.com.evil.example/",
+        "https://evil-hooks.example.com/",
+        "https://example.org/",  # the wildcard is for what is below it
+        "https://.example.org/",
+        "https://hooks.example.com:8443/",
+        "https://plain.example.net/",
+        "https://hooks.example.com:99999/",
+        "https://hooks.example.com /",
+        "https://hooks.example.com/\n",
+        "https://höoks.example.com/",
+        "https://hooks.example.com./",
+        "http://127.0.0.1/",
+        "https://hooks.example.com/" + "a" * MAX_CHARACTERS,
+    ],
+)
+def test_where_they_may_not_go(url: str) -> None:
+    """Anything else, and whatever two readers could read in two ways."""
+    assert refused(url, HOSTS) is not None
+
+
+def test_without_hosts_they_go_nowhere() -> None:
+    """Off until an admin says otherwise."""
+    assert refused("https://hooks.example.com/", ()) == "Callbacks are not enabled here."
+
+
+@pytest.mark.parametrize(
+    ("entry", "read"),
+    [
+        ("hooks.example.com", ("hooks.example.com", None)),
+        ("Hooks.Example.com:8443", ("hooks.example.com", 8443)),
+        ("*.example.org", ("*.example.org", None)),
+        ("localhost", ("localhost", None)),
+        ("[::1]:80", ("::1", 80)),
+    ],
+)
+def test_an_entry_of_the_list(entry: str, read: tuple[str, int | None]) -> None:
+    """Name and port."""
+    assert split_entry(entry) == read
+
+
+@pytest.mark.parametrize("entry", ["https://a.example", "a.example/", "*", "a.*.example", "a:0", "a:65536", "-", "a b"])
+def test_what_is_no_entry(entry: str) -> None:
+    """It is said at start and not when the first callback is refused."""
+    with pytest.raises(ValueError, match="is not a host"):
+        host_list(f"good.example, {entry}")
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("169.254.169.254", False),  # where clouds keep their credentials
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("240.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("ff02::1", False),
+        ("::ffff:127.0.0.1", False),  # IPv4 addresses in the clothes of IPv6
+        ("::ffff:8.8.8.8", True),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b::808:808", True),
+        ("2002:7f00:1::", False),
+        ("2001:0:1:2:3:4:80ff:fffe", False),
+        ("nonsense", False),
+    ],
+)
+def test_public_addresses(address: str, public: bool) -> None:
+    """Only the internet's."""
+    assert is_public(address) is public
+
+
+async def test_a_name_is_judged_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not public is left out, and what is left is what is connected to; nothing left is an error."""
+    found = ["10.0.0.1", "8.8.8.8"]
+
+    async def getaddrinfo(_self: object, host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr("asyncio.base_events.BaseEventLoop.getaddrinfo", getaddrinfo)
+    resolver = JudgedResolver(private=False)
+
+    assert [r["host"] for r in await resolver.resolve("a.example", 443)] == ["8.8.8.8"]
+    found.pop()
+    with pytest.raises(OSError, match="no public address"):
+        await resolver.resolve("a.example", 443)
+    assert [r["host"] for r in await JudgedResolver(private=True).resolve("a.example", 443)] == ["10.0.0.1"]
+
+
+def test_the_signature_of_the_specification() -> None:
+    """The example that implementations of Standard Webhooks share."""
+    key = secret_bytes("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    headers = signed(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+
+    assert headers == {
+        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        "webhook-timestamp": "1614265330",
+        "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+    }
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["", "whsec_", "whsec_!!", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_" + base64.b64encode(b"short").decode()],
+)
+def test_a_bad_secret_is_refused_and_not_repeated(secret: str) -> None:
+    """With words for whoever set it."""
+    with pytest.raises(ValueError, match="must be whsec_") as error:
+        secret_bytes(secret)
+
+    key = secret.removeprefix("whsec_")
+    assert not key or key not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tries", "left_s", "status", "wait_s"),
+    [
+        (1, 600.0, 500, 1.0),
+        (1, 600.0, None, 1.0),
+        (1, 600.0, 302, 1.0),
+        (4, 600.0, 503, 30.0),
+        (len(DELAYS_S), 600.0, 500, 240.0),
+        (len(DELAYS_S) + 1, 600.0, 500, None),  # often enough
+        (5, 59.0, 500, None),  # the result is not kept for so long
+        (1, 600.0, 410, None),  # gone for good
+    ],
+)
+def test_when_it_is_tried_again(tries: int, left_s: float, status: int | None, wait_s: float | None) -> None:
+    """Later and later, and not for ever."""
+    assert again_s(tries, left_s, status) == wait_s
+
+
+def test_all_tries_fit_into_the_time_that_results_are_kept() -> None:
+    """By default none is cut off by the end of the result."""
+    assert sum(DELAYS_S) < 600
