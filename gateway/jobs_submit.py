@@ -13,8 +13,8 @@ from asyncpg import PostgresError
 
 from gateway.admitter import ENTERED, Admitter
 from gateway.answer import Answer, Headers
-from gateway.body import check_media, read_body
 from gateway.asked import Asked
+from gateway.body import check_media, read_body
 from gateway.catalog_view import IdentityView
 from gateway.dialect import INFERENCE
 from gateway.idempotency import idempotency_key
@@ -26,8 +26,8 @@ from gateway.jobs_config import JobConfig
 from gateway.jobs_document import Promise
 from gateway.jobs_preference import APPLIED, prefers_async
 from gateway.jobs_store import JobStore
-from gateway.replays import REPLAYED
 from gateway.problem import wants_problem
+from gateway.replays import REPLAYED
 from gateway.routes import Call, Handler
 from gateway.strict_json import invalid
 from gateway.waiters import Outcome, Waiter
@@ -119,7 +119,9 @@ class Submit:
         if isinstance(outcome, Verdict) and outcome.outcome in _SAME_KEY:
             return await self._same_again(call, identity, job, outcome)
         if not isinstance(outcome, Verdict) or outcome.outcome not in ENTERED:
-            return self._inference.answer(identity, job.waiter, outcome, job.asked)  # Which raises what it is refused with.
+            return self._inference.answer(
+                identity, job.waiter, outcome, job.asked
+            )  # Which raises what it is refused with.
         self._inference.standing.judged(identity, job.waiter.submission, outcome)
         await self._keep(job)
         return self._accepted(identity, outcome, call.request_id)
