@@ -16,8 +16,8 @@ from gateway.completions import Completion, CompletionBody
 from gateway.embeddings import EmbeddingBody, Embeddings
 from gateway.health_document import Alive, Health, Readiness
 from gateway.inference_body import InferenceBody
-from gateway.models import ModelEntry, ModelList
 from gateway.jobs_document import JobResult, Promise
+from gateway.models import ModelEntry, ModelList
 from gateway.openapi_door import LIMITS, TOKEN_LIMITS, Door, Parameter, Says, Schema, only
 from gateway.openapi_kinds import MODEL_ID, NOT_EMPTY, REQUEST_ID, asks, constant, inside, looks, probe
 from gateway.page import HTML

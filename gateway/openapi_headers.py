@@ -55,7 +55,11 @@ _HEADERS: dict[str, tuple[str, Schema, Any]] = {
     ),
     "WWW-Authenticate": ("How to authenticate.", {"type": "string", "enum": ["Bearer"]}, "Bearer"),
     "Location": ("Where the result of the job will be.", _TEXT, "/v1/result/req_01a1fcc578457330952e380ef16929eb"),
-    "Preference-Applied": ("The preference that was heard.", {"type": "string", "enum": ["respond-async"]}, "respond-async"),
+    "Preference-Applied": (
+        "The preference that was heard.",
+        {"type": "string", "enum": ["respond-async"]},
+        "respond-async",
+    ),
     "Allow": ("The methods that this address takes.", _TEXT, "GET, HEAD"),
     "Cache-Control": ("Whether the answer may be kept.", _TEXT, "no-store"),
     "ETag": (

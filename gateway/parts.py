@@ -128,11 +128,7 @@ class Parts:
             anew=lambda: self.witness.suspect("the subscription was lost"),
         )
         self.internal = self._internal(find_stored)
-        parts = self._inference_parts()
-        inference = Inference(parts)
-        self.jobs = Jobs(
-            JobParts(inference=inference, parts=parts, client=self._client, limits=self._limits_now, watch=self.watch)
-        )
+        inference, self.jobs = self._serving()
         self.me = self._me(inference, find_usage)
         self._routes = build_routes(inference, self.internal, self.me, self._models(inference), self.jobs)
         self._lane = FastLane(inference, self.doors)
@@ -173,8 +169,9 @@ class Parts:
             )
         )
 
-    def _inference_parts(self) -> InferenceParts:
-        return InferenceParts(
+    def _serving(self) -> tuple[Inference, Jobs]:
+        """What serves those who wait, and those who do not."""
+        parts = InferenceParts(
             config=self.config,
             catalog=self._catalog,
             limits=self.limits,
@@ -188,6 +185,10 @@ class Parts:
             direct=self.direct,
             doorman=self.doorman,
             note_refusal=self.refusals.note,
+        )
+        inference, limits, client = Inference(parts), self._limits_now, self._client
+        return inference, Jobs(
+            JobParts(inference=inference, parts=parts, client=client, limits=limits, watch=self.watch)
         )
 
     def _models(self, inference: Inference) -> Models:
