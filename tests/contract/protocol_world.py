@@ -92,7 +92,7 @@ class World(RuleBasedStateMachine):
         if row is None:
             return Admission.ACCEPTED, ""
         if row.state not in TERMINAL:
-            return Admission.IN_PROGRESS, ""
+            return Admission.IN_PROGRESS, holder
         stands = (row.state == "completed" or row.code == "poison_request") and holder not in self.life.adopted
         return (Admission.REPLAYED, holder) if stands else (Admission.ACCEPTED, "")
 

@@ -107,7 +107,8 @@ async def test_after_any_other_failure_the_next_one_takes_over(pool: Pool, code:
 @pytest.mark.parametrize("running", [False, True])
 async def test_one_under_way_is_told_so(pool: Pool, *, running: bool) -> None:
     """Queued or in a worker's hands: the second client waits with its retry, and nothing changes."""
-    await told(pool, keyed(pool))
+    first = keyed(pool)
+    await told(pool, first)
     if running:
         await pool.form([("free", 1)])
         await pool.claim_next()
@@ -115,7 +116,7 @@ async def test_one_under_way_is_told_so(pool: Pool, *, running: bool) -> None:
 
     verdict = await told(pool, keyed(pool))
 
-    assert (verdict.outcome, verdict.stored_id) == (Admission.IN_PROGRESS, "")
+    assert (verdict.outcome, verdict.stored_id) == (Admission.IN_PROGRESS, first.id)
     assert await everything(pool.client) == before
 
 

@@ -53,7 +53,7 @@ BUGS = {
     "adopt_keeps_the_lease": (["adopt"], "    repay(id, row, party(row), told[2], told[3], -1)\n", ""),
     "our_failures_are_charged": (ALL[2:], "b.windows[w] = (b.windows[w] or 0) + 1", ""),
     "who_left_is_paid_back": (ALL[2:], "cancelled = true}", "}"),
-    "a_key_runs_twice": (["admit"], "then return 'in_progress' end", "then return nil end"),
+    "a_key_runs_twice": (["admit"], "then return 'in_progress', row[1] end", "then return nil end"),
     "adopt_leaves_it_in_flight": (["adopt"], "then leave(id, row) end", "then end"),
     "adopt_overwrites": (["adopt"], "if open(row) then", "if row[STATE] then"),
 }
