@@ -107,7 +107,7 @@ def test_the_limits_are_promised_wherever_it_is_known_whose_they_are(document: d
     assert {status for status, said in told.items() if said == "never"} == {"401", "403", "405"}
     assert {status for status, said in told.items() if said == "maybe"} == {"400", "408", "429", "500", "503"}
     assert {status for status, said in told.items() if said == "always"} == {
-        "200", "404", "409", "413", "415", "422", "499", "502", "504",
+        "200", "202", "404", "409", "413", "415", "422", "499", "502", "504",
     }  # fmt: skip
 
 
