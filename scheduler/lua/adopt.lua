@@ -3,7 +3,7 @@
 -- What is still open here ends as the client was told, without a message; there is no stored answer then.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code}...}, 3 their audit records, an outbox element as it is.
 -- Returns how many of them were still open.
--- include: prelude, row, repaying, ending, same, riders, sharing
+-- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
 local count = 0
 for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id = told[1]

@@ -4,7 +4,7 @@
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code}...}.
 -- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
--- include: prelude, row, repaying, ending, same, riders, sharing, batch
+-- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
 local out = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code = request[1], request[2]
