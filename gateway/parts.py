@@ -184,6 +184,7 @@ class Parts:
                 direct=self.direct,
                 doorman=self.doorman,
                 note_refusal=self.refusals.note,
+                model_version=lambda: self.beat.model_version,
             )
         )
 

@@ -1,5 +1,5 @@
--- deciding: what becomes of one submission (needs asking, idempotency, collapsing and judging). Those that enter together are judged once,
--- as one request of all their tokens and places; then each is told the same, unless it was known before.
+-- deciding: what becomes of one submission (needs asking, idempotency, collapsing and judging). Those that enter together are
+-- judged once, as one request of all their tokens and places; then each is told the same, unless it was known before.
 -- earlier(o, key) -> the outcome of what needs no judgement, and whose stored answer is to be replayed; nil for the others.
 local function earlier(o, key)
   if look and call('EXISTS', key) == 1 then return 'duplicate' end

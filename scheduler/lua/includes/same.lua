@@ -1,6 +1,6 @@
 -- same: which request runs for all equal ones, and the answer that it left (needs prelude). `same:<hash>` has `leader`, the
 -- id of the one that waits or runs, or `answer`, packed tokens used, bytes and end of a reply, for as long as it is kept.
-local MOST_BYTES, MOST_KEPT, LEAD_SLACK_MS = 8192, 10000, 1000 -- 80 MB of answers at the most
+local MOST_BYTES, MOST_KEPT, LEAD_SLACK_MS = 16384, 10000, 1000 -- 160 MB of answers at the most
 
 local function lead(hash, id, ms_left)
   call('HSET', P .. 'same:' .. hash, 'leader', id)
