@@ -19,6 +19,7 @@ from scheduler.states import TERMINAL, Admission
 
 ANY = st.integers(0, 1000)  # Which one: an index, taken modulo what is there.
 FEW = st.integers(1, 4)
+STORIES = ("is lifted, and left", "is lost too late", "ends well")
 OFTEN = st.sampled_from((True, True, True, False))
 REPLIES = st.sampled_from(("comes", "comes", "is lost", "is lost and undone"))
 CHAINS = (("fail", "release", "fail", "fail"), ("dies",) * 4, ("fail",) * 4, ("dies", "release", "fail", "dies"))
@@ -76,6 +77,25 @@ class Protocol(World):
             if verdict.reply:
                 self.life.told[submission.id] += 1
                 self.answer(decode_reply(verdict.reply))
+
+    @rule(same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, LONG_MS)), how=st.sampled_from(STORIES))
+    def a_shared_run(self, same: str, keep_ms: int, how: str) -> None:
+        """Some of them, and what may become of their leader."""
+        self.submit_same("free", same, keep_ms, 1 if how == "is lifted, and left" else 3)
+        if how == "is lifted, and left":
+            self.submit_same("paid", same, keep_ms, 1)
+            self.cancel([-1], ErrorCode.CANCELLED)
+            return
+        self.form((9, 9, 9), 1000, owner=True)
+        self.pop(dies=False)
+        if self.popped:
+            self.claim(len(self.popped) - 1, "comes")
+        if how == "is lost too late" and self.held:
+            self.run(self.pool.overdue(self.held[-1].ids[:1], "dl"))
+            self.let_go_by(len(self.held) - 1, "fail")
+        elif self.held:
+            self.finish(len(self.held) - 1, 9, 0, again=False)
+            self.submit_same("free", same, keep_ms, 1)
 
     @rule()
     def share(self) -> None:

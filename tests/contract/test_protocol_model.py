@@ -75,7 +75,6 @@ BUGS = {
     "riders_have_no_heir": (["cancel"], "else left = succeed(id, hash, losses) end", "end"),
     "nobody_owes_the_others": (["finish"], "call('ZADD', P .. 'sharing', now, id)", ""),
     "a_lifted_one_stands_twice": (["cancel"], "if call('HDEL', key, 'lifted') == 1 then", "if false then"),
-    "an_heir_of_losses_joins_fresh_work": (["cancel"], "if losses == 0 then", "if true then"),
     "a_kept_answer_has_no_end": (["admit"], "if #answered == 0 then return end", "if true then return end"),
     "a_kept_answer_is_taken_for_queued": (["admit"], "how == 'cached' and 'completed' or", ""),
 }
