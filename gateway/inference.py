@@ -20,8 +20,8 @@ from gateway.identities import Identities
 from gateway.inference_parts import InferenceParts
 from gateway.problem import wants_problem
 from gateway.replays import stored_reply
-from gateway.service_tier import served_as
 from gateway.same import let_share
+from gateway.service_tier import served_as
 from gateway.standing import Standing
 from gateway.submissions import build_submission, is_retry, trace_id
 from gateway.verdicts import for_want_of_capacity

@@ -153,7 +153,12 @@ models = Table(
     column("rps_per_gpu", Double, "Requests per second of one GPU, until measured.", server_default="100"),
     column("target_utilization", Double, "Fraction of the measured capacity to sell, 0..1.", server_default="0.8"),
     column("cache_ttl_s", Integer, "How long equal requests share a result, seconds; 0 = never.", server_default="0"),
-    column("cache_scope", Text, "Among whom equal requests share: customer (each for itself) or global.", server_default="customer"),
+    column(
+        "cache_scope",
+        Text,
+        "Among whom equal requests share: customer (each for itself) or global.",
+        server_default="customer",
+    ),
     column("enabled", Boolean, "False: requests for it answer 404.", server_default=text("true")),
     matches("name", "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"),
     matches("pool", NAME_PATTERN),

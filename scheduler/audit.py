@@ -42,7 +42,9 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag="e"):
     output_bytes: int
     mode: str = "queue"  # Or "direct": a worker was called past Redis.
     delivered: bool = False  # Written by a gateway for what it told its client, which outweighs a failure noted later.
-    served_from: str = ""  # `cache`, or `collapsed` into the run of an equal request; "": it had a run of its own, or none.
+    served_from: str = (
+        ""  # `cache`, or `collapsed` into the run of an equal request; "": it had a run of its own, or none.
+    )
 
 
 class DeadLetter(msgspec.Struct, array_like=True, frozen=True, tag="d"):

@@ -187,7 +187,9 @@ def check_audit(seen: Scan, life: Life) -> None:
 def check_dead_letters(seen: Scan) -> None:
     """One letter, and one id in the list, for each request that was given up for good."""
     letters = [r for r in seen.records if isinstance(r, DeadLetter)]
-    shared = {r.id for r in seen.records if isinstance(r, Ended) and r.served_from}  # The leader's letter tells of them.
+    shared = {
+        r.id for r in seen.records if isinstance(r, Ended) and r.served_from
+    }  # The leader's letter tells of them.
     dead = {i for i, row in seen.rows.items() if row.losses > RETRY_BUDGET or row.code == "poison_request"}
     gone = dead - shared
     assert Counter(letter.id for letter in letters) == Counter(gone), "one letter each"

@@ -63,9 +63,7 @@ class Protocol(World):
             if verdict.outcome == Admission.ACCEPTED:
                 self.enter([submission])
 
-    @rule(
-        tier=st.sampled_from(TIERS), same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, 0, LONG_MS)), count=FEW
-    )
+    @rule(tier=st.sampled_from(TIERS), same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, 0, LONG_MS)), count=FEW)
     def submit_same(self, tier: str, same: str, keep_ms: int, count: int) -> None:
         """They may share a run, or an answer that was kept."""
         share = {"same": same, "keep_answer_ms": keep_ms, "model_version": "v1"}

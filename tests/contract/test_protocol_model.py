@@ -34,7 +34,6 @@ def few_riders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler.scripts, "source", short_source)
 
 
-
 def search(server: EmbeddedRedis, how: settings) -> None:
     run_state_machine_as_test(type("Protocol", (Protocol,), {"url": server.url}), settings=how)
 

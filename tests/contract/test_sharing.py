@@ -390,7 +390,7 @@ async def untold(pool: Pool, count: int = 200) -> list[Submission]:
     """Equal requests whose run has ended, and whose worker died before it told more than the first 64."""
     asked = await ask(pool, count)
     batch = await batch_of_all(pool)
-    worker = pool.batches._riders  # noqa: SLF001 - the only way to die between two calls
+    worker = pool.batches._riders
 
     async def die() -> None:
         return
@@ -492,13 +492,15 @@ async def test_a_full_pool_goes_on_to_answer_who_needs_no_gpu(pool: Pool) -> Non
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_each_customer_pays_its_own_limits(pool: Pool, kept: bool) -> None:  # noqa: FBT001
+async def test_each_customer_pays_its_own_limits(pool: Pool, kept: bool) -> None:
     """Rate, tokens, concurrency and quota, as if it had run; tokens are settled by what the answer has."""
     limits = {"rate": 0.001, "burst": 1.0, "tokens_per_minute": 100.0, "tokens": 30, "customer_id": "payer"}
     await ask(pool)
     if kept:
         await finish(pool, await batch_of_all(pool))
-    await pool.client.hset("rl:customer:payer", mapping={"tokens": 1, "budget": 100, "at": (await pool.now_ms()) * 1000})
+    await pool.client.hset(
+        "rl:customer:payer", mapping={"tokens": 1, "budget": 100, "at": (await pool.now_ms()) * 1000}
+    )
 
     assert (await told(pool, WIDE, **limits)).outcome is Admission.ACCEPTED
     refused = await told(pool, WIDE, **limits)

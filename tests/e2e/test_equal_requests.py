@@ -150,9 +150,7 @@ async def test_the_gateway_of_the_leader_dies(stack: Stack, tmp_path: Path) -> N
     async with clients() as session, second_gateway(stack, tmp_path) as (process, other):
         led = asyncio.create_task(ask(session, stack, other, "gateway", "enterprise"))
         await running(stack)
-        asked = [
-            asyncio.create_task(ask(session, stack, stack.url, "gateway", "enterprise")) for _ in range(100)
-        ]
+        asked = [asyncio.create_task(ask(session, stack, stack.url, "gateway", "enterprise")) for _ in range(100)]
         await waiting(stack, 100)
         process.kill()
         answers = await asyncio.gather(*asked)
