@@ -174,7 +174,7 @@ async def test_models_come_and_go(admin: Admin, db: Connection) -> None:
     listed = await admin.done("model", "list")
     await admin.done("model", "set", "tiny", "--max-batch-tokens", "none", "--enabled", "on")
 
-    assert made == ("tiny", "default", 8, None, 40, 3000, 100.0, 0.8, 0, True)
+    assert made == ("tiny", "default", 8, None, 40, 3000, 100.0, 0.8, 0, True, "customer")
     assert after == ("tiny", "big", 64, 9000, 5, 700, 12.5, 0.7, 60, False)
     assert listed.splitlines()[1].split() == ["tiny", "off", "big", "64", "9,000", "5", "700", "12.5", "0.7", "60"]
     assert json.loads(await admin.done("model", "show", "tiny", "-o", "json"))["max_batch_tokens"] is None
