@@ -53,6 +53,11 @@ _HEADERS: dict[str, tuple[str, Schema, Any]] = {
         {"type": "string", "enum": ["true"]},
         "true",
     ),
+    "Cache-Status": (
+        "The answer was there already (RFC 9211), or is that of an equal request's run.",
+        {"type": "string", "enum": ["tierlane; hit", "tierlane; fwd=miss; collapsed"]},
+        "tierlane; hit",
+    ),
     "WWW-Authenticate": ("How to authenticate.", {"type": "string", "enum": ["Bearer"]}, "Bearer"),
     "Allow": ("The methods that this address takes.", _TEXT, "GET, HEAD"),
     "Cache-Control": ("Whether the answer may be kept.", _TEXT, "no-store"),
