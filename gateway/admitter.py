@@ -19,6 +19,7 @@ from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
+from scheduler.replies import readable
 from scheduler.states import Admission
 
 WORTH_TELLING_MS = 20  # Waits under this are not worth telling.
@@ -171,6 +172,8 @@ class Admitter:
             self._cancels.add(waiter.id, ErrorCode.CANCELLED)
         if waiter.gone and self._accepted_late is not None:
             self._accepted_late(waiter)
+        if verdict.reply and (reply := readable(verdict.reply)):  # An answer that was kept is its own.
+            waiter.finish(reply)
 
     def _refuse(self, batch: list[Waiter], code: ErrorCode) -> None:
         for waiter in batch:

@@ -51,4 +51,5 @@ def _ended(waiter: Waiter, outcome: Outcome | None, now: float, mode: str) -> En
         len(output) if output.isascii() else len(output.encode()),
         mode,
         delivered=True,
+        served_from=outcome.served_from,
     )

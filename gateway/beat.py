@@ -14,6 +14,7 @@ from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.catalog_view import CatalogView, SnapshotView
 from gateway.limits import LiveLimits
 from gateway.meter import Meter
+from gateway.same import one_version
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.observation import GatewayStats, Observation
@@ -70,6 +71,7 @@ class Beat:
         self.redis_problem: str | None = None
         self._redis_ahead_ms: float | None = None  # Redis TIME less our clock, at the most.
         self.service_p95_ms = 0.0  # Of a run on the slowest healthy worker; 0 while none has told.
+        self.model_version = ""  # That all healthy workers run; "" while there is not just one.
 
     async def run(self) -> None:
         """Beat forever."""
@@ -105,6 +107,7 @@ class Beat:
         # A Redis that came back empty knows no workers for a moment: what they last told holds.
         healthy = [worker.service_p95_ms for worker in observation.workers if worker.healthy]
         self.service_p95_ms = max(healthy, default=self.service_p95_ms)
+        self.model_version = one_version(observation.workers)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at)
 

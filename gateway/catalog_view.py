@@ -39,6 +39,10 @@ class ModelRow(Protocol):
     @property
     def target_utilization(self) -> float: ...
     @property
+    def cache_ttl_s(self) -> int: ...
+    @property
+    def cache_scope(self) -> str: ...
+    @property
     def enabled(self) -> bool: ...
 
 
@@ -96,7 +100,10 @@ class IdentityView(Protocol):
 
 
 class ServedModels:
-    """Which models a pool serves, looked up once for each picture of the catalog."""
+    """Which models a pool serves, looked up once for each picture of the catalog.
+
+    `sharing` has the rows of those whose equal requests share, as of the last look: hardly any, and most often none.
+    """
 
     def __init__(self, pool: str, default: str | None) -> None:
         self._pool = pool
@@ -104,6 +111,7 @@ class ServedModels:
         self._models: Mapping[str, ModelRow] | None = None
         self._served: frozenset[str] = frozenset()
         self._unnamed: str | None = None
+        self.sharing: Mapping[str, ModelRow] = {}
 
     def names(self, snapshot: SnapshotView | None) -> frozenset[str]:
         """All that are served."""
@@ -131,3 +139,4 @@ class ServedModels:
         only = next(iter(served)) if len(served) == 1 else None
         self._unnamed = self._default if self._default in served else only
         self._models, self._served = models, served
+        self.sharing = {name: models[name] for name in served if models[name].cache_ttl_s > 0}

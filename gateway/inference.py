@@ -20,6 +20,7 @@ from gateway.identities import Identities
 from gateway.inference_parts import InferenceParts
 from gateway.problem import wants_problem
 from gateway.replays import stored_reply
+from gateway.same import let_share
 from gateway.service_tier import served_as
 from gateway.standing import Standing
 from gateway.submissions import build_submission, is_retry, trace_id
@@ -97,6 +98,9 @@ class Inference:
             key=key,
             trace=trace_id(asking.headers),
         )
+        sharing = self.models.sharing.get(payload.model)
+        if sharing is not None:
+            let_share(submission, payload, sharing, parts.model_version())
         parts.meter.arrived(identity.tier)
         if is_retry(asking.headers):
             parts.meter.retried(identity.tier)
@@ -169,7 +173,8 @@ class Inference:
             raise self._shed(identity, self.standing.refusal(identity, outcome, base_limit_allows=base_limit_allows))
         if isinstance(outcome, ErrorCode):
             raise self._shed(identity, RequestError(outcome))
-        self.standing.settle(identity, waiter.submission.tokens - outcome.tokens_used)
+        if outcome.served_from != "cache":  # Else the verdict has told it already.
+            self.standing.settle(identity, waiter.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
             raise self.failure(outcome, dialect)
         now = self.clock()

@@ -44,4 +44,5 @@ class InferenceParts:
     direct: Direct
     doorman: Doorman | None = None  # None: API keys only, and nobody is told to wait.
     note_refusal: NoteRefusal = _tell_nobody
+    model_version: Callable[[], str] = str  # The one that all healthy workers run; "" where that is not known.
     clock: Callable[[], float] = time.monotonic

@@ -53,6 +53,11 @@ _HEADERS: dict[str, tuple[str, Schema, Any]] = {
         {"type": "string", "enum": ["true"]},
         "true",
     ),
+    "Cache-Status": (
+        "The answer was there already (RFC 9211), or is that of an equal request's run.",
+        {"type": "string", "enum": ["tierlane; hit", "tierlane; fwd=miss; collapsed"]},
+        "tierlane; hit",
+    ),
     "WWW-Authenticate": ("How to authenticate.", {"type": "string", "enum": ["Bearer"]}, "Bearer"),
     "Location": ("Where the result of the job will be.", _TEXT, "/v1/result/req_01a1fcc578457330952e380ef16929eb"),
     "Preference-Applied": (

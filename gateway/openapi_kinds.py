@@ -69,7 +69,7 @@ def asks(
         sentence="Completed.",
         content=content,
         headers=("x-request-id", *LIMITS) if events else ("x-request-id", "Server-Timing", *LIMITS),
-        sometimes=(*TOKEN_LIMITS, "Idempotent-Replayed", *(("Server-Timing",) if events else ())),
+        sometimes=(*TOKEN_LIMITS, "Idempotent-Replayed", "Cache-Status", *(("Server-Timing",) if events else ())),
     )
     return Door(
         path=path,

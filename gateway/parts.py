@@ -185,6 +185,7 @@ class Parts:
             direct=self.direct,
             doorman=self.doorman,
             note_refusal=self.refusals.note,
+            model_version=lambda: self.beat.model_version,
         )
         inference, limits, client = Inference(parts), self._limits_now, self._client
         return inference, Jobs(

@@ -6,6 +6,12 @@ from gateway.answer import Answer, encode_json
 from gateway.asked import Served
 from scheduler.replies import Reply
 
+# RFC 9211: an answer that was kept, or the run of an equal request that was under way.
+_CACHE_STATUS = {
+    "cache": "Cache-Status: tierlane; hit\r\n",
+    "collapsed": "Cache-Status: tierlane; fwd=miss; collapsed\r\n",
+}
+
 
 class Metadata(msgspec.Struct, gc=False):
     """Where the time went, and who did the work. Times in milliseconds."""
@@ -41,6 +47,7 @@ def success(served: Served) -> Answer:
         attempts=reply.attempts,
         model_version=reply.model_version,
         tier=served.tier,
+        cached=reply.served_from == "cache",
     )
     return completed(reply, encode_json(Success(reply.id, reply.output, metadata)), latency_ms, served.lines)
 
@@ -55,4 +62,6 @@ def completed(reply: Reply, body: bytes, latency_ms: float, lines: str) -> Answe
         f"x-request-id: {reply.id}\r\n"
         f"Server-Timing: queue;dur={queue_ms:.1f}, batch;dur={batch_ms:.1f}, gpu;dur={gpu_ms:.1f}\r\n{lines}"
     )
+    if reply.served_from:
+        answer.lines += _CACHE_STATUS.get(reply.served_from, "")
     return answer

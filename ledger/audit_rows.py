@@ -49,6 +49,7 @@ COLUMNS = (
     "attempts",
     "mode",
     "delivered",
+    "served_from",
 )
 """In the order in which a row has them; that of the table does not matter to COPY."""
 
@@ -59,8 +60,9 @@ _HEAD = Struct(">hi36siq")
 _WHOLE = Struct(">hi36siqiiididiiii")  # And five numbers that are all known.
 _FIELDS = len(COLUMNS)
 _NOBODY = copy.NULL * 5
-_NO_RUN = copy.text(State.QUEUED) + copy.NULL * 10
+_NO_RUN = copy.text(State.QUEUED) + copy.NULL * 11
 _MODES = frozenset({"queue", "direct"})
+_SHARED = frozenset({"cache", "collapsed"})
 
 Row = bytes
 
@@ -187,6 +189,7 @@ def _run_of(record: Ended | None) -> bytes:
         record.attempts,
         record.mode,
         record.delivered,
+        record.served_from,
     )
     return _run(*shared)
 
@@ -194,7 +197,7 @@ def _run_of(record: Ended | None) -> bytes:
 @lru_cache(maxsize=256)
 def _run(state: str, error_code: str, ended_at_ms: int, gpu_ms: float, *run: Any) -> bytes:
     """What the members of one batch mostly have in common."""
-    batch_id, batch_size, worker_id, attempts, mode, delivered = run
+    batch_id, batch_size, worker_id, attempts, mode, delivered, served_from = run
     code = _error_code(state, error_code)
     fields = (
         copy.text(state),
@@ -208,6 +211,7 @@ def _run(state: str, error_code: str, ended_at_ms: int, gpu_ms: float, *run: Any
         copy.integer(attempts),  # 0 says something: it never ran.
         copy.text(mode if mode in _MODES else ""),  # A newer version may know another one.
         copy.boolean(delivered),
+        copy.text(served_from if served_from in _SHARED else ""),
     )
     return b"".join(fields)
 

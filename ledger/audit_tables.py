@@ -58,10 +58,17 @@ requests = Table(
         "Whether this end was written by the gateway that told it to its client; null while open.",
         null=True,
     ),
+    column(
+        "served_from",
+        Text,
+        "cache: an answer that was kept; collapsed: the run of an equal request; null: its own run, if any.",
+        null=True,
+    ),
     # REQUEST_ID_PATTERN in other words: counting "{32}" would be nearly half of what a row costs.
     check("id", "octet_length(id) = 36 AND id ~ '^req_[0-9a-f]*$'"),
     one_of("status", *STATES),
     one_of("mode", *MODES),
+    one_of("served_from", "cache", "collapsed"),
     check("error_code", "(status = 'failed') = (error_code IS NOT NULL)"),
     check("completed_at", "completed_at IS NULL OR status IN ('completed', 'failed')"),
     check("http_status", "http_status BETWEEN 100 AND 599"),

@@ -153,6 +153,12 @@ models = Table(
     column("rps_per_gpu", Double, "Requests per second of one GPU, until measured.", server_default="100"),
     column("target_utilization", Double, "Fraction of the measured capacity to sell, 0..1.", server_default="0.8"),
     column("cache_ttl_s", Integer, "How long equal requests share a result, seconds; 0 = never.", server_default="0"),
+    column(
+        "cache_scope",
+        Text,
+        "Among whom equal requests share: customer (each for itself) or global.",
+        server_default="customer",
+    ),
     column("enabled", Boolean, "False: requests for it answer 404.", server_default=text("true")),
     matches("name", "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"),
     matches("pool", NAME_PATTERN),
@@ -163,6 +169,7 @@ models = Table(
     check("rps_per_gpu", f"rps_per_gpu > 0 AND rps_per_gpu <= {MOST_RATE}"),
     check("target_utilization", "target_utilization > 0 AND target_utilization <= 1"),
     within("cache_ttl_s", 0, 86_400),
+    one_of("cache_scope", "customer", "global"),
     comment="Models and how their batches are made.",
 )
 

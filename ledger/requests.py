@@ -46,6 +46,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     trace_id: str | None
     mode: str | None
     delivered: bool | None
+    served_from: str | None = None
 
 
 async def find_request(database: Queries, request_id: str) -> RequestRow | None:

@@ -91,6 +91,7 @@ class Model(msgspec.Struct, frozen=True, gc=False):
     target_utilization: float
     cache_ttl_s: int
     enabled: bool
+    cache_scope: str = "customer"  # Or global: among whom equal requests share.
 
 
 class Snapshot(msgspec.Struct, frozen=True):

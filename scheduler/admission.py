@@ -49,6 +49,9 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     key_burst: float = 0.0
     together: int = 0  # So many from this one on enter together or not at all; 0 and 1: this one by itself.
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is asked or spent again.
+    same: str = ""  # What names all requests whose answer must be this one's as well; "": it shares with none.
+    keep_answer_ms: int = 0  # How long its answer may be told those who ask the same later;
+    model_version: str = ""  # kept only if it is of this version.
     body: bytes
 
 
@@ -89,6 +92,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     in_use: int = 0  # Of the customer's concurrency, this one included.
     quotas: Sequence[tuple[int, int]] = ()
     shadowed: str = ""
+    reply: bytes = b""  # The stored reply, where it has ended already: an answer that was kept is this one's.
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -156,12 +160,18 @@ def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:
         if number is None:
             groups.append(_group(s))
             number = numbers[key] = len(groups)
-        together = 0 if s.again else s.together
-        rare = (s.idempotency, s.fingerprint, s.again, together) if s.idempotency or s.again or together > 1 else False
+        rare = _rare(s) if s.idempotency or s.again or s.together > 1 or s.same else False
         body = s.body
         bodies.append(body)
         asked += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
     return _encode(groups), _encode(asked), b"".join(bodies)
+
+
+def _rare(s: Submission) -> tuple[Any, ...]:
+    together = 0 if s.again else s.together
+    if not s.same:
+        return s.idempotency, s.fingerprint, s.again, together
+    return s.idempotency, s.fingerprint, s.again, together, s.same, s.keep_answer_ms, s.model_version
 
 
 def _group(s: Submission) -> tuple[Any, ...]:

@@ -42,6 +42,9 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag="e"):
     output_bytes: int
     mode: str = "queue"  # Or "direct": a worker was called past Redis.
     delivered: bool = False  # Written by a gateway for what it told its client, which outweighs a failure noted later.
+    served_from: str = (
+        ""  # `cache`, or `collapsed` into the run of an equal request; "": it had a run of its own, or none.
+    )
 
 
 class DeadLetter(msgspec.Struct, array_like=True, frozen=True, tag="d"):
@@ -84,14 +87,16 @@ class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
     worker_id: str
     attempts: int
     each: list[Any]  # Flat: id, latency ms, queue ms, gpu ms, tokens used, output bytes.
+    served_from: str = ""
 
     def records(self) -> list["Record"]:
         """One for each request. Raises ValueError."""
         state, code, at_ms, attempts = self.state, self.error_code, self.ended_at_ms, self.attempts
         batch = self.batch_id, self.batch_size, self.worker_id
         each = iter(self.each)
+        more = ("queue", False, self.served_from) if self.served_from else ()
         return [
-            Ended(request_id, state, code, at_ms, latency, queue, gpu, *batch, attempts, tokens, size)
+            Ended(request_id, state, code, at_ms, latency, queue, gpu, *batch, attempts, tokens, size, *more)
             for request_id, latency, queue, gpu, tokens, size in zip(each, each, each, each, each, each, strict=True)
         ]
 

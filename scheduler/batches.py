@@ -9,8 +9,10 @@ from redis.asyncio import Redis
 from scheduler.batch_policy import Wish
 from scheduler.connections import blocking_read, bounded, line_of
 from scheduler.errors import ErrorCode
+from scheduler.failpoints import failpoint
 from scheduler.keys import Keys
 from scheduler.observation import Queues
+from scheduler.riders import Riders
 from scheduler.scripts import Script
 
 LEASE_MS = 600
@@ -86,6 +88,7 @@ class Batches:
         self._fail = Script("fail", client, keys)
         self._release = Script("release", client, keys)
         self._push_back = Script("push_back", client, keys)
+        self._riders = Riders(client, keys)
 
     async def look(self, tiers: Sequence[str], sleeper: str = "", wish: Wish | None = None, hold_ms: int = 0) -> Queues:
         """What waits in these tiers, and what runs.
@@ -139,7 +142,11 @@ class Batches:
 
     async def finish(self, batch_id: str, token: str, outcomes: Sequence[Outcome]) -> int:
         """End the members of a batch and close it; returns how many outcomes came too late (stale)."""
-        return int(await self._finish(batch_id, token, *_told(outcomes)))
+        stale, riders_left = await self._finish(batch_id, token, *_told(outcomes))
+        if riders_left:
+            failpoint("riders_untold")
+            await self._riders.share_all()
+        return int(stale)
 
     async def fail(self, batch_id: str, token: str, cause: ErrorCode, min_left_ms: int) -> bool:
         """The model process was lost with this batch; False where it is not ours.

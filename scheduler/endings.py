@@ -10,6 +10,7 @@ from scheduler.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
 from scheduler.replies import Reply, readable
+from scheduler.riders import Riders
 from scheduler.scripts import Script
 
 REAP_LIMIT = 100
@@ -37,6 +38,7 @@ class Endings:
         self._cancel = Script("cancel", client, keys)
         self._expire = Script("expire", client, keys)
         self._reap = Script("reap", client, keys)
+        self._riders = Riders(client, keys)
         self._lease_ms = lease_ms
 
     async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
@@ -51,8 +53,10 @@ class Endings:
         return [readable(reply) for reply in stored]
 
     async def expire(self, tiers: Sequence[str]) -> tuple[int, int]:
-        """End what waited longer than its queue age: (ended, dead entries swept)."""
-        ended, swept = await self._expire(_encode(tiers), EXPIRE_LIMIT)
+        """End what waited longer than its queue age: (ended, dead entries swept). Riders left untold are told on the way."""
+        ended, swept, riders_left = await self._expire(_encode(tiers), EXPIRE_LIMIT)
+        if riders_left:
+            await self._riders.share_all()
         return ended, swept
 
     async def reap(self, min_left_ms: int, pass_ms: int = 100) -> Reaped:

@@ -37,6 +37,7 @@ FAILPOINTS = {
     "ends_unnoted": "22: Redis was told of ends again, the gateway still has them on its list",
     "direct_unanswered": "23: a direct batch has run, the gateway has not been told",
     "direct_unsent": "24: the disk has the accepted records of a direct batch, no worker was called",
+    "riders_untold": "25: a run has ended, not all who ride on it have been told",
 }
 """Name -> number, and what has happened and what has not."""
 

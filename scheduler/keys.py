@@ -50,6 +50,8 @@ class Keys:
         self.gpus = self.prefix + "gpus"
         self.gateways = self.prefix + "gateways"
         self.refusal_lists = self.prefix + "refusal_lists"
+        self.sharing = self.prefix + "sharing"
+        self.same_kept = self.prefix + "same_kept"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
 
     def queue(self, tier: str) -> str:
@@ -67,6 +69,14 @@ class Keys:
     def idempotency(self, value: str) -> str:
         """Whose request holds a client's Idempotency-Key; `value` is what `Submission.idempotency` says."""
         return f"{self.prefix}idem:{value}"
+
+    def same(self, value: str) -> str:
+        """Which request runs for all that are equal to it, or its answer; `value` is what `Submission.same` says."""
+        return f"{self.prefix}same:{value}"
+
+    def riders(self, request_id: str) -> str:
+        """Who waits for the run of this request."""
+        return f"{self.prefix}riders:{request_id}"
 
     def gpu(self, worker_id: str) -> str:
         return f"{self.prefix}gpu:{worker_id}"

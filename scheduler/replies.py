@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from scheduler.connections import bounded
 from scheduler.keys import Keys
+from scheduler.states import State
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True):
@@ -30,6 +31,7 @@ class Reply(msgspec.Struct, array_like=True, frozen=True):
     output: str  # with an error code: a sentence for the client, or ""
     output_tokens: int = 0
     finish_reason: str = "stop"  # or length
+    served_from: str = ""  # `cache`: an answer that was kept; `collapsed`: the run of an equal request; "": its own run
 
 
 class RequestDetail(msgspec.Struct, frozen=True):
@@ -44,6 +46,9 @@ class RequestDetail(msgspec.Struct, frozen=True):
     formed_ms: int | None
     ended_ms: int | None
 
+
+RIDING = b"riding"
+"""A row's state while its request waits for the run of an equal one. To others it is queued: it is in no batch."""
 
 log = structlog.get_logger("scheduler")
 
@@ -113,7 +118,7 @@ class Results:
             formed_ms = accepted_ms + int(reply.queue_ms) if reply.queue_ms >= 0 else None
         _, customer, tier, *_ = who.decode().split(" ")
         return RequestDetail(
-            state=state.decode(),
+            state=State.QUEUED if state == RIDING else state.decode(),
             tier=tier,
             customer_id=customer,
             error_code=(code or b"").decode(),

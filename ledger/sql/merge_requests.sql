@@ -6,12 +6,12 @@
 INSERT INTO requests AS r (
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
-    input_bytes, output_bytes, trace_id, mode, delivered
+    input_bytes, output_bytes, trace_id, mode, delivered, served_from
 )
 SELECT
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
-    input_bytes, output_bytes, trace_id, mode, delivered
+    input_bytes, output_bytes, trace_id, mode, delivered, served_from
 FROM audit_staging
 ON CONFLICT (id, created_at) DO UPDATE SET
     customer_id = coalesce(r.customer_id, excluded.customer_id),
@@ -22,19 +22,21 @@ ON CONFLICT (id, created_at) DO UPDATE SET
     input_bytes = coalesce(r.input_bytes, excluded.input_bytes),
     trace_id = coalesce(r.trace_id, excluded.trace_id),
     (status, error_code, http_status, completed_at, latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id,
-     attempts, tokens_used, output_bytes, mode, delivered) = (
+     attempts, tokens_used, output_bytes, mode, delivered, served_from) = (
         SELECT e.status, e.error_code, e.http_status, e.completed_at, e.latency_ms, e.queue_ms, e.gpu_ms, e.batch_id,
-               e.batch_size, e.worker_id, e.attempts, e.tokens_used, e.output_bytes, e.mode, e.delivered
+               e.batch_size, e.worker_id, e.attempts, e.tokens_used, e.output_bytes, e.mode, e.delivered,
+               e.served_from
         FROM (VALUES
             (true, excluded.status, excluded.error_code, excluded.http_status, excluded.completed_at,
              excluded.latency_ms, excluded.queue_ms, excluded.gpu_ms, excluded.batch_id, excluded.batch_size,
              excluded.worker_id, excluded.attempts, excluded.tokens_used, excluded.output_bytes, excluded.mode,
-             excluded.delivered),
+             excluded.delivered, excluded.served_from),
             (false, r.status, r.error_code, r.http_status, r.completed_at, r.latency_ms, r.queue_ms, r.gpu_ms,
-             r.batch_id, r.batch_size, r.worker_id, r.attempts, r.tokens_used, r.output_bytes, r.mode, r.delivered)
+             r.batch_id, r.batch_size, r.worker_id, r.attempts, r.tokens_used, r.output_bytes, r.mode, r.delivered,
+             r.served_from)
         ) AS e (
             is_new, status, error_code, http_status, completed_at, latency_ms, queue_ms, gpu_ms, batch_id, batch_size,
-            worker_id, attempts, tokens_used, output_bytes, mode, delivered
+            worker_id, attempts, tokens_used, output_bytes, mode, delivered, served_from
         )
         WHERE e.is_new = (excluded.status IN ('completed', 'failed') AND (
             r.status IN ('queued', 'processing')

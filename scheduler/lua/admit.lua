@@ -6,12 +6,12 @@
 --   4 packed tier limits {name, rate, burst, max_depth, ahead, shed_depth, shed_wait_ms, share, shadow}, 5 packed groups
 --   {tier, customer, key, model, key rate, key burst, {rate, burst, tokens a minute, concurrency, quotas}}, 6 packed
 --   submissions, one flat list of {id, its group's number, input_bytes, total_ms, queue_ms, tokens, length of the body,
---   nonce, trace, false or {idempotency, fingerprint, again}}, 7 ms that a request is kept after its deadline, 8 TIME in
+--   nonce, trace, false or RARE as asking has it}, 7 ms that a request is kept after its deadline, 8 TIME in
 --   ms when the call was made, at the latest (0 = not known): one that lay in the socket of a stopped Redis comes late,
 --   9 ms that a run takes, 10 the bodies, one after another, 11 '1' where an id may stand in the call twice.
 -- Returns packed verdicts {outcome, remaining, reset_ms, retry_after_ms, depth, stored id, tokens left, tokens reset_ms,
---   in use, {{quota left, quota reset_ms}...}, shadowed}, one a submission.
--- include: prelude, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, deciding, verdicts
+--   in use, {{quota left, quota reset_ms}...}, shadowed, reply where it has ended already}, one a submission.
+-- include: prelude, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, same, answering, collapsing, deciding, verdicts
 local keep_ms, bodies = tonumber(ARGV[7]), ARGV[10]
 local told, from, party, until_i = {}, 1, nil, 0
 if not epoch_us then begin_epoch() end
@@ -22,15 +22,12 @@ for i, key in ipairs(keys) do
   if i > until_i then party = nil end
   if rare and rare[4] > 1 then party, until_i = party_of(g, keys, i, rare[4]), i + rare[4] - 1 end
   local outcome, retry_ms, paid, stored_id, shadowed = decide(g, o, key, party)
-  if outcome == 'accepted' then
-    store(g, o, key, string.sub(bodies, from, from + length - 1), keep_ms, came, paid)
-    hold_lease(g.customer, asked[o + ID], came + asked[o + TOTAL_MS])
-    depth[g.tier.name] = depth[g.tier.name] + 1
-  end
+  local reply = outcome == 'accepted' and take_in(g, o, key, string.sub(bodies, from, from + length - 1), keep_ms, came, paid)
   from = from + length
-  told[i] = verdict(outcome, g, math.ceil(retry_ms), stored_id, shadowed)
+  told[i] = with_reply(verdict(outcome, g, math.ceil(retry_ms), stored_id, shadowed), reply)
 end
 if enter() then
+  note_answered()
   save_buckets()
   save_customers()
   local waiting = 0

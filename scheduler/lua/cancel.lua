@@ -1,15 +1,16 @@
 #!lua flags=allow-oom
--- cancel: a gateway ends requests of its own: the client left, or the deadline passed. First writer wins.
+-- cancel: a gateway ends requests of its own: the client left, or the deadline passed. First writer wins. Who rides on the
+-- run of one that ends so goes on without it.
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code}...}.
 -- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
--- include: prelude, row, repaying, ending, batch
+-- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
 local out = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code = request[1], request[2]
   local row = read(id)
   local batch = NO_BATCH
-  if row[STATE] == 'queued' or (row[STATE] == 'processing' and code ~= 'cancelled') then
+  if open(row) and (row[STATE] ~= 'processing' or code ~= 'cancelled') then
     if row[STATE] == 'processing' then
       local found = load_batch(row[BATCH]) or NO_BATCH
       batch = {id = row[BATCH], size = 0, worker = '', state = found.state, losses = found.losses, formed = found.formed}

@@ -3,11 +3,12 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes, one flat list of {id, code, gpu_ms, tokens,
 --   bytes, length}, where an empty code means completed, 5 the ends of their replies, one after another, each of its
 --   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason.
--- Returns the number of outcomes that came too late (stale): all of them where the token does not own the batch.
--- include: prelude, wake, row, repaying, ending, dead_letters, batch
+-- Returns {outcomes that came too late (stale): all of them where the token does not own the batch, 1 where `share` has
+--   something to do, else 0}.
+-- include: prelude, wake, row, repaying, ending, dead_letters, batch, retry_budget, same, riders, sharing
 local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 6
 local batch = load_batch(ARGV[2])
-if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return #outcomes / SIZE end
+if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return {#outcomes / SIZE, 0} end
 local place, from, stale = {}, 1, #outcomes / SIZE
 for o = 0, #outcomes - SIZE, SIZE do
   place[outcomes[o + 1]] = o
@@ -29,4 +30,4 @@ end)
 drop_batch(batch)
 flush()
 if call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- else this worker takes that one, and its claim wakes
-return stale
+return {stale, owing and 1 or 0}

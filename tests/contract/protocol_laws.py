@@ -52,6 +52,8 @@ class Scan(NamedTuple):
     records: list[Record]
     under_way: set[str]  # Who holds a lease of the customer's concurrency.
     spent: int  # Of the customer's quota.
+    riders: dict[str, list[str]]  # Leader -> who waits for its run.
+    sharing: list[str]  # Leaders that have ended, and have not told all of them.
 
     def members(self) -> dict[str, list[str]]:
         """Batch -> its ids."""
@@ -62,23 +64,25 @@ class Scan(NamedTuple):
 
 
 EVERYTHING = """
-local rows, queues, inflight, batches = {}, {}, {}, {}
+local rows, queues, inflight, batches, riders = {}, {}, {}, {}, {}
 for i, id in ipairs(ARGV) do rows[i] = redis.call('HMGET', 'request:' .. id, 'state', 'code', 'losses', 'who') end
 for i, tier in ipairs(KEYS) do queues[i] = redis.call('LRANGE', 'queue:' .. tier, 0, -1) end
 for i, key in ipairs(redis.call('KEYS', 'inflight:*')) do inflight[i] = {key, redis.call('LRANGE', key, 0, -1)} end
 for i, key in ipairs(redis.call('KEYS', 'batch:*')) do batches[i] = {key, redis.call('HGET', key, 'state')} end
+for i, key in ipairs(redis.call('KEYS', 'riders:*')) do riders[i] = {key, redis.call('LRANGE', key, 0, -1)} end
 local leases = redis.call('ZRANGE', 'leases', 0, -1, 'WITHSCORES')
 local line, dead = redis.call('LRANGE', 'batch_queue', 0, -1), redis.call('LRANGE', 'dlq', 0, -1)
 local quota = redis.call('HGET', 'rl:customer:customer', 'q:1year')
 return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE', 'outbox', 0, -1),
-  redis.call('ZRANGE', 'rl:leases:customer', 0, -1), string.match(quota or '', ' (%d+)$') or '0'}
+  redis.call('ZRANGE', 'rl:leases:customer', 0, -1), string.match(quota or '', ' (%d+)$') or '0',
+  riders, redis.call('ZRANGE', 'sharing', 0, -1)}
 """
 """One round trip, since it is made after every step."""
 
 
 async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
     found: list[Any] = await pool.client.eval(EVERYTHING, len(TIERS), *TIERS, *ids)
-    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent = found
+    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent, riders, sharing = found
     return Scan(
         rows={i: row_of(values) for i, values in zip(ids, rows, strict=True)},
         queues={tier: texts(queue) for tier, queue in zip(TIERS, queues, strict=True)},
@@ -90,13 +94,15 @@ async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
         records=[record for entry in reversed(outbox) for record in decode_entry(entry)[0]],
         under_way=set(texts(under_way)),
         spent=int(spent),
+        riders={key.decode().removeprefix("riders:"): texts(ids) for key, ids in riders},
+        sharing=texts(sharing),
     )
 
 
 def row_of(values: list[bytes | None]) -> Row:
     state, code, losses, who = ((v or b"").decode() for v in values)
     _, _, tier, paid, *_ = who.split(" ") if who else [""] * 4
-    return Row(state, code, int(losses or 0), tier, paid in {"all", "requests"})
+    return Row(state, code, int(losses or 0), tier, paid.removesuffix("+") in {"all", "requests"})
 
 
 def texts(found: list[bytes]) -> list[str]:
@@ -106,6 +112,7 @@ def texts(found: list[bytes]) -> list[str]:
 def check_laws(seen: Scan, life: Life) -> None:
     """All of them. Raises AssertionError."""
     check_membership(seen)
+    check_riders(seen)
     check_budgets(seen)
     check_suspects(seen)
     check_audit(seen, life)
@@ -119,7 +126,7 @@ def check_membership(seen: Scan) -> None:
     queued = Counter((tier, i) for tier, ids in seen.queues.items() for i in ids)
     running = Counter(i for ids in seen.inflight.values() for i in ids)
     for i, row in seen.rows.items():
-        assert row.state in {"queued", "processing"} | TERMINAL, ("unknown state", i, row.state)
+        assert row.state in {"queued", "processing", "riding"} | TERMINAL, ("unknown state", i, row.state)
         assert running[i] == (row.state == "processing"), ("inflight", i, row.state, running[i])
         if row.state == "queued":
             assert [queued[t, i] for t in TIERS] == [t == row.tier for t in TIERS], ("not once in its own queue", i)
@@ -128,6 +135,17 @@ def check_membership(seen: Scan) -> None:
     held = set(seen.members())
     assert held <= set(seen.leases), ("in flight without a lease", held)
     assert seen.batches.keys() == seen.leases.keys(), ("a batch without a lease, or the reverse", seen.batches)
+
+
+def check_riders(seen: Scan) -> None:
+    """Who rides does so on one run, which is still to end, or whose riders are being told."""
+    riding = {i for i, row in seen.rows.items() if row.state == "riding"}
+    on = Counter(i for ids in seen.riders.values() for i in ids if i in riding)
+    assert on == Counter(riding), ("not on one run each", on, riding)
+    for leader, ids in seen.riders.items():
+        if riding & set(ids):
+            open_ = seen.rows[leader].state in {"queued", "processing"}
+            assert open_ or leader in seen.sharing, ("nobody will end them", leader, seen.rows[leader].state)
 
 
 def check_budgets(seen: Scan) -> None:
@@ -169,7 +187,11 @@ def check_audit(seen: Scan, life: Life) -> None:
 def check_dead_letters(seen: Scan) -> None:
     """One letter, and one id in the list, for each request that was given up for good."""
     letters = [r for r in seen.records if isinstance(r, DeadLetter)]
-    gone = [i for i, row in seen.rows.items() if row.losses > RETRY_BUDGET or row.code == "poison_request"]
+    shared = {
+        r.id for r in seen.records if isinstance(r, Ended) and r.served_from
+    }  # The leader's letter tells of them.
+    dead = {i for i, row in seen.rows.items() if row.losses > RETRY_BUDGET or row.code == "poison_request"}
+    gone = dead - shared
     assert Counter(letter.id for letter in letters) == Counter(gone), "one letter each"
     assert Counter(seen.dead) == Counter(gone), "one id each"
     assert all(letter.body != b"\xa0" and letter.worker_ids for letter in letters), "a letter tells all"

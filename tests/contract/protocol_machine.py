@@ -13,9 +13,13 @@ from pool import TIERS
 from scheduler.admission import TierLimit
 from scheduler.batches import LEASE_MS, RETRY_BUDGET
 from scheduler.errors import ErrorCode
+from scheduler.replies import decode_reply
+from scheduler.riders import Riders
 from scheduler.states import TERMINAL, Admission
 
 ANY = st.integers(0, 1000)  # Which one: an index, taken modulo what is there.
+FEW = st.integers(1, 4)
+STORIES = ("is lifted, and left", "is lost too late", "ends well")
 OFTEN = st.sampled_from((True, True, True, False))
 REPLIES = st.sampled_from(("comes", "comes", "is lost", "is lost and undone"))
 CHAINS = (("fail", "release", "fail", "fail"), ("dies",) * 4, ("fail",) * 4, ("dies", "release", "fail", "dies"))
@@ -58,6 +62,42 @@ class Protocol(World):
             assert (verdict.outcome, verdict.stored_id) == self.expected(key, body)
             if verdict.outcome == Admission.ACCEPTED:
                 self.enter([submission])
+
+    @rule(tier=st.sampled_from(TIERS), same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, 0, LONG_MS)), count=FEW)
+    def submit_same(self, tier: str, same: str, keep_ms: int, count: int) -> None:
+        """They may share a run, or an answer that was kept."""
+        share = {"same": same, "keep_answer_ms": keep_ms, "model_version": "v1"}
+        fresh = [self.pool.submission(tier, **LIMITS, **share) for _ in range(count)]
+        verdicts = self.run(self.pool.admit(fresh))
+        assert {v.outcome for v in verdicts} == {Admission.ACCEPTED}
+        self.enter(fresh)
+        for submission, verdict in zip(fresh, verdicts, strict=True):
+            if verdict.reply:
+                self.life.told[submission.id] += 1
+                self.answer(decode_reply(verdict.reply))
+
+    @rule(same=st.sampled_from("pq"), keep_ms=st.sampled_from((0, LONG_MS)), how=st.sampled_from(STORIES))
+    def a_shared_run(self, same: str, keep_ms: int, how: str) -> None:
+        """Some of them, and what may become of their leader."""
+        self.submit_same("free", same, keep_ms, 1 if how == "is lifted, and left" else 3)
+        if how == "is lifted, and left":
+            self.submit_same("paid", same, keep_ms, 1)
+            self.cancel([-1], ErrorCode.CANCELLED)
+            return
+        self.form((9, 9, 9), 1000, owner=True)
+        self.pop(dies=False)
+        if self.popped:
+            self.claim(len(self.popped) - 1, "comes")
+        if how == "is lost too late" and self.held:
+            self.run(self.pool.overdue(self.held[-1].ids[:1], "dl"))
+            self.let_go_by(len(self.held) - 1, "fail")
+        elif self.held:
+            self.finish(len(self.held) - 1, 9, 0, again=False)
+            self.submit_same("free", same, keep_ms, 1)
+
+    @rule()
+    def share(self) -> None:
+        self.run(Riders(self.client, self.pool.keys).share())
 
     @precondition(lambda self: self.life.submissions)
     @rule(some=st.lists(ANY, min_size=1, max_size=3), code=st.sampled_from(CODES))
@@ -266,6 +306,7 @@ class Protocol(World):
         """Heal, serve what is left, and judge the whole history."""
         assert self.run(leaked_keys(self.client)) == []
         for _ in range(RETRY_BUDGET + 2):
+            self.run(Riders(self.client, self.pool.keys).share_all())
             while any(self.run(self.pool.depth(tier)) for tier in TIERS):
                 self.form((9, 9, 9), 1000, owner=True)
             self.leases_run_out(reaped=True)

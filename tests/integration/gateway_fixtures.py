@@ -61,6 +61,7 @@ def model(name: str = "tiny", **changes: Any) -> Model:
         "rps_per_gpu": 1000.0,
         "target_utilization": 0.8,
         "cache_ttl_s": 0,
+        "cache_scope": "customer",
         "enabled": True,
     }
     return Model(**fields | changes)

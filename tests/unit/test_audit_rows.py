@@ -67,6 +67,7 @@ def test_accepted_and_ended_make_one_whole_row() -> None:
         "trace_id": "trace",
         "mode": "queue",
         "delivered": False,
+        "served_from": None,
     }
 
 
@@ -96,6 +97,14 @@ def test_an_ended_record_alone_is_a_row_without_its_beginning() -> None:
         "mode": "queue",
         "delivered": False,
     }
+
+
+@pytest.mark.parametrize(
+    ("said", "stored"), [("", None), ("cache", "cache"), ("collapsed", "collapsed"), ("from_the_future", None)]
+)
+def test_where_an_answer_came_from_is_said(said: str, stored: str | None) -> None:
+    """Its own run, an answer that was kept, or another's run; what a newer version knows must not cost the row."""
+    assert row(ACCEPTED, changed(COMPLETED, served_from=said))["served_from"] == stored
 
 
 @pytest.mark.parametrize(

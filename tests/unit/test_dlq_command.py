@@ -116,7 +116,7 @@ def test_control_characters_are_shown_not_obeyed(text: str, shown: str) -> None:
 
 
 def reply(**fields: object) -> Reply:
-    whole = ("req_1", "c", "n", "completed", "", 1, 5.0, "b", 1, "w", 50.0, 5, "v", "a secret output", 3, "stop")
+    whole = ("req_1", "c", "n", "completed", "", 1, 5.0, "b", 1, "w", 50.0, 5, "v", "a secret output", 3, "stop", "")
     values = dict(zip(Reply.__struct_fields__, whole, strict=True)) | fields
     return Reply(**values)
 

@@ -84,6 +84,12 @@ MODEL = (
     Field("rps_per_gpu", "decimal", "Requests per second of one GPU, until measured.", default="100"),
     Field("target_utilization", "decimal", "Fraction of the measured capacity to sell, 0..1.", default="0.8"),
     Field("cache_ttl_s", "whole", "How long equal requests share a result, seconds; 0 = never.", default="0"),
+    Field(
+        "cache_scope",
+        "text",
+        "Among whom equal requests share: customer (each for itself) or global.",
+        default="customer",
+    ),
     Field("enabled", "switch", "False: requests for it answer 404.", default="on"),
 )
 

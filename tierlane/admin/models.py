@@ -27,5 +27,6 @@ MODELS = NamedRows(
         Column("rps_per_gpu", "RPS/GPU"),
         Column("target_utilization", "TARGET"),
         Column("cache_ttl_s", "CACHE S"),
+        Column("cache_scope", "SHARED"),
     ),
 )

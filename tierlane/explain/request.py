@@ -111,4 +111,4 @@ def _of_row(row: RequestRow) -> dict[str, Any]:
         "batch_size",
     )
     more = ("worker_id", "gateway_id", "tokens_used", "input_bytes", "output_bytes", "trace_id", "mode", "delivered")
-    return {name: value for name in names + more if (value := getattr(row, name)) is not None}
+    return {name: value for name in (*names, *more, "served_from") if (value := getattr(row, name)) is not None}

@@ -1,6 +1,7 @@
 -- asking: a call's submissions as the gateway packs them (needs prelude, bucket, customer and shedding): one flat list, and
 -- what submissions of one key have in common once for all of them.
--- asked[o + FIELD] for o = 0, SIZE, 2 * SIZE...; group(n) -> the n-th {tier, customer, pool, key...}.
+-- asked[o + FIELD] for o = 0, SIZE, 2 * SIZE...; its RARE is false or {idempotency, fingerprint, again, same, ttl_ms,
+-- version}, as in Submission; group(n) -> the n-th {tier, customer, pool, key...}.
 local ID, GROUP, BYTES, TOTAL_MS, QUEUE_MS, TOKENS, LENGTH, NONCE, TRACE, RARE, SIZE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10
 local gateway, capacity, tiers, groups, asked = ARGV[2], tonumber(ARGV[3]), {}, cmsgpack.unpack(ARGV[5]), cmsgpack.unpack(ARGV[6])
 local keys, made, run_ms = {}, tonumber(ARGV[8]), tonumber(ARGV[9]) -- the key of each submission's row, in order

@@ -5,6 +5,7 @@ local DLQ_CAP = 10000
 -- with the workers that lost it, the last of them the batch's own.
 local function bury(id, row, code, batch, run)
   local kept = call('HMGET', P .. 'request:' .. id, 'body', 'lost_by')
+  row.buried = true
   if not close(id, row, 'failed', code, batch, run) then return end
   local workers = {}
   for worker in string.gmatch((kept[2] or '') .. ' ' .. batch.worker, '%S+') do workers[#workers + 1] = worker end

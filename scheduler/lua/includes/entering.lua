@@ -1,24 +1,26 @@
 -- entering: what an accepted submission leaves in Redis (needs prelude, row, asking, idempotency and retry_budget).
 -- store(g, o, ...) for each submission of group g, then enter(), which queues and notes them all at once. The time of a
--- request runs from when its gateway called, which `came` says.
+-- request runs from when its gateway called, which `came` says. `state` is 'queued' unless another is given.
 local noted, queued, fresh = {}, {}, 0
 
 -- who(g, paid) -> what the rows of a group's requests have in common.
 local function who(g, paid)
-  local tail = paid == 'nothing' and '-' or (g.key and g.key_id or '-') .. g.customer.windows
+  local tail = string.find(paid, 'nothing', 1, true) and '-' or (g.key and g.key_id or '-') .. g.customer.windows
   g.who[paid] = table.concat({gateway, g.customer_id, g.tier.name, paid, tail}, ' ')
   return g.who[paid]
 end
 
-local function store(g, o, key, body, keep_ms, came, paid)
+local function store(g, o, key, body, keep_ms, came, paid, state)
   local id, total_ms, rare, n = asked[o + ID], asked[o + TOTAL_MS], asked[o + RARE], #noted
   local env = stamp[now] .. stamp[came + total_ms] .. stamp[came + asked[o + QUEUE_MS]] .. estimate[asked[o + TOKENS]] .. asked[o + NONCE]
-  call('HSET', key, 'state', 'queued', 'env', env, 'who', g.who[paid] or who(g, paid), 'body', body)
+  call('HSET', key, 'state', state or 'queued', 'env', env, 'who', g.who[paid] or who(g, paid), 'body', body)
   call('PEXPIRE', key, total_ms + keep_ms)
   if rare and rare[1] ~= '' then hold(rare[1], rare[2], id, rare[3]) end
-  if not (rare and rare[3]) then fresh = fresh + 1 end
-  local ids = g.tier.ids
-  ids[#ids + 1] = id
+  if not state or state == 'queued' then
+    local ids = g.tier.ids
+    ids[#ids + 1] = id
+    if not (rare and rare[3]) then fresh = fresh + 1 end
+  end
   noted[n + 1], noted[n + 2], noted[n + 3], noted[n + 4] = id, asked[o + GROUP], asked[o + BYTES], asked[o + TRACE]
 end
 

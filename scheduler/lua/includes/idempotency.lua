@@ -11,7 +11,8 @@ local function held(value, fingerprint)
   if row[2] ~= fingerprint then return 'reused' end
   local key = P .. 'request:' .. row[1]
   local request = call('HMGET', key, 'state', 'code')
-  if request[1] == 'queued' or request[1] == 'processing' then return 'in_progress', row[1] end
+  local runs = request[1] == 'queued' or request[1] == 'processing' or request[1] == 'riding'
+  if runs then return 'in_progress', row[1] end
   -- One that was answered past Redis is known to be completed, but its answer is not here.
   local answered = (request[1] == 'completed' or FINAL[request[2]]) and call('HEXISTS', key, 'reply') == 1
   if answered then return 'replayed', row[1] end

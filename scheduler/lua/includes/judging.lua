@@ -1,17 +1,18 @@
 -- judging: which limit speaks first, and what a verdict tells (needs bucket, customer, customer_save and shedding).
--- judge(id, g, tokens, capacity, longest_ms, count) -> the limit that refuses so many requests with so many tokens in all, and
--- ms until trying again pays; nil where none does: the client's own limits first, then its tier's part of the capacity,
--- then what waits.
-local function limited(g, tokens, count)
+-- judge(id, g, tokens, capacity, longest_ms, count, shared) -> the limit that refuses so many requests with so many tokens in
+-- all, and ms until trying again pays; nil where none does: the client's own limits first, then its tier's part of the
+-- capacity, then what waits; these two ask nothing of one that is `shared`, for which no GPU works.
+local function limited(g, tokens, count, shared)
   local key, pool = g.key, g.pool
   if key and key.tokens < count then return 'key_limit', ms_until(key.tokens, count, key.rate) end
   local limit, retry_ms = refuse(g.customer, tokens, count)
   if limit then return limit, retry_ms end
-  if pool.tokens < count then return 'tier_limit', ms_until(pool.tokens, count, pool.rate) end
+  if not shared and pool.tokens < count then return 'tier_limit', ms_until(pool.tokens, count, pool.rate) end
 end
 
-local function judge(id, g, tokens, capacity, longest_ms, count)
-  local limit, retry_ms = limited(g, tokens, count)
+local function judge(id, g, tokens, capacity, longest_ms, count, shared)
+  local limit, retry_ms = limited(g, tokens, count, shared)
+  if not limit and shared then return end
   if not limit then return shed(g.tier, id, capacity, longest_ms) end
   note_rates(g.customer, g.key, g.pool, tokens)
   return limit, retry_ms

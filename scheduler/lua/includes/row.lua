@@ -1,9 +1,10 @@
 -- row: `request:<id>` as it is written and read (needs prelude). What never changes is two texts, since each field of a
 -- hash costs as much as a text is long: `env` is the request's own, "<at> <deadline> <queue deadline> <tokens> <nonce>" in
 -- fixed columns; `who` is the same for many, "<gateway> <customer> <tier> <paid> <key> <period> <window>...", and is taken
--- apart once a call. `paid` says what was charged: 'all', 'requests' (no model tokens) or 'nothing'.
+-- apart once a call. `paid` says what was charged: 'all', 'requests' (no model tokens) or 'nothing', with a + where the
+-- request shares its run with equal ones; what is told of that stands in fields that other rows do not have.
 local STATE, BATCH, ENV, WHO, AT, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7
-local sub, parties = string.sub, {}
+local sub, parties, SHARED = string.sub, {}, 43
 
 -- number[text], stamp[ms], estimate[tokens]: to and from the columns of `env`; 13 digits last until the year 2286.
 local number = setmetatable({}, {__index = function(known, text)
@@ -33,15 +34,17 @@ end
 local function tokens_of(row) return number[sub(row[ENV], 43, 52)] end
 
 local function open(row)
-  return row[STATE] == 'queued' or row[STATE] == 'processing'
+  return row[STATE] == 'queued' or row[STATE] == 'processing' or row[STATE] == 'riding'
 end
 
--- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows}, whose request it is.
+-- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows, shared}, whose request
+-- it is, and whether it shares its run.
 local function party(row)
   local p = parties[row[WHO]]
   if p then return p end
   local gateway, customer, tier, paid, key, windows = string.match(row[WHO], '^(%S*) (%S*) (%S*) (%S*) (%S*)(.*)$')
   p = {gateway = gateway, customer = customer, tier = tier, paid = paid, key = key, windows = windows}
+  if string.byte(paid, -1) == SHARED then p.shared, p.paid = true, sub(paid, 1, -2) end
   parties[row[WHO]] = p
   return p
 end

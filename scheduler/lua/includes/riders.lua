@@ -1,0 +1,51 @@
+-- riders: those who wait for the run of an equal request, their leader (needs prelude, row, repaying, ending, batch and
+-- same). `riders:<leader>` holds their ids, oldest first. A call looks at a few of them only.
+local room, HEIR_LEASE_MS, HEIR_KEEP_MS = 64, 600, 60000
+
+-- each_rider(leader, visit) -> whether there may be more: visit(id, row) for those that still ride, until it says true.
+local function each_rider(leader, visit)
+  while room > 0 do
+    local id = call('LPOP', P .. 'riders:' .. leader)
+    if not id then return false end
+    room = room - 1
+    local row = read(id)
+    if row[STATE] == 'riding' and visit(id, row) then return false end
+  end
+  return call('EXISTS', P .. 'riders:' .. leader) == 1
+end
+
+-- give(leader, told) -> whether any are left: they end as it did, without a run of their own.
+local function give(leader, told)
+  local state, code, id, size, worker, used, bytes, tail = cmsgpack.unpack(told)
+  local batch, run = {id = id, size = size, worker = worker, losses = 0, served_from = 'collapsed'}, {-1, used, bytes, tail}
+  return each_rider(leader, function(rider, row) return not close(rider, row, state, code, batch, run) end)
+end
+
+-- stand_in(id, row, losses): it runs in the leader's place, first in its tier; it waited in time, so that it may wait until
+-- its deadline. What lost workers before never joins fresh work: then it is a batch by itself.
+local function stand_in(id, row, losses)
+  local key, tier, env, batch = P .. 'request:' .. id, party(row).tier, row[ENV], {id = sub(id, 5), losses = losses}
+  -- One that was lifted may have an old place still: with two of them it would run twice.
+  if call('HDEL', key, 'lifted') == 1 then call('LREM', P .. 'queue:' .. tier, -1, id) end
+  call('HSET', key, 'state', 'queued', 'env', sub(env, 1, 28) .. sub(env, 15, 27) .. sub(env, 42))
+  if losses == 0 then call('RPUSH', P .. 'queue:' .. tier, id)
+  else
+    call('HSET', key, 'state', 'processing', 'batch', batch.id, 'losses', losses)
+    call('LPUSH', P .. 'inflight:' .. tier .. ':' .. batch.id, id)
+    batch.tiers = {tier}
+    stand_first(batch, 1, HEIR_LEASE_MS, HEIR_KEEP_MS)
+  end
+  if call('LLEN', P .. 'wake') == 0 then call('LPUSH', P .. 'wake', 1) end
+end
+
+-- succeed(leader, hash, losses) -> whether any are left to be looked at: the oldest that has time left leads the others.
+local function succeed(leader, hash, losses)
+  return each_rider(leader, function(id, row)
+    if now >= row[DEADLINE] then return not close(id, row, 'failed', 'deadline_exceeded', NO_BATCH, NO_RUN) end
+    stand_in(id, row, losses)
+    local left = P .. 'riders:' .. leader
+    if call('EXISTS', left) == 1 then call('RENAME', left, P .. 'riders:' .. id) end
+    if call('HEXISTS', P .. 'same:' .. hash, 'leader') == 0 then lead(hash, id, row[DEADLINE] - now) end
+    return true
+  end)
+end

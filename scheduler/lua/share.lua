@@ -1,0 +1,14 @@
+#!lua flags=allow-oom
+-- share: tell riders of runs that have ended, where there are more of them than the end itself could tell; a few a call.
+-- KEYS[1] leases. ARGV: 1 prefix.
+-- Returns 1 where more are left, else 0.
+-- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
+for _, leader in ipairs(call('ZRANGE', P .. 'sharing', 0, 15)) do
+  local known = call('HMGET', P .. 'request:' .. leader, 'told', 'same', 'losses')
+  local hash, left = string.match(known[2] or '', '^%S+'), false
+  if known[1] then left = give(leader, known[1])
+  elseif hash then left = succeed(leader, hash, tonumber(known[3] or 0)) end
+  if not left then call('ZREM', P .. 'sharing', leader) end
+end
+flush()
+return call('EXISTS', P .. 'sharing')
