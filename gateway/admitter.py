@@ -168,8 +168,10 @@ class Admitter:
             return
         waiter.verdict = verdict
         waiter.accepted = True
+        if waiter.reader is not None:
+            waiter.reader.admitted()
         if waiter.gone or waiter.future.done():  # The client left, or was answered, while the call was under way.
-            self._cancels.add(waiter.id, ErrorCode.CANCELLED)
+            self._cancels.add(waiter.id, ErrorCode.CANCELLED, running=waiter.streams)
         if waiter.gone and self._accepted_late is not None:
             self._accepted_late(waiter)
         if verdict.reply and (reply := readable(verdict.reply)):  # An answer that was kept is its own.

@@ -63,13 +63,17 @@ class Answer:
     def head(self, connection: str = "") -> bytes:
         """The status line and all headers, the empty line included; `connection` is that header's value or empty."""
         text = (
-            f"{_LINES[self.status]}Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
+            f"{_LINES[self.status]}Content-Type: {self.content_type}\r\n{self.length()}"
             f"Date: {_date.now()}\r\n{self.lines}"
         )
         for name, value in self.headers:
             text += f"{name}: {value}\r\n"
         text += f"Connection: {connection}\r\n\r\n" if connection else "\r\n"
         return text.encode("latin-1")
+
+    def length(self) -> str:
+        """The header line that says where the body ends."""
+        return f"Content-Length: {len(self.body)}\r\n"
 
     async def prepare(self, request: web.BaseRequest) -> None:
         """Decide whether the connection stays open. Called by aiohttp before `write_eof`."""

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.answer import Answer, encode_json
 from gateway.asked import Asked, Served
+from gateway.chunks import ChatChunks
 from gateway.dialect import Dialect
 from gateway.inference_body import Integer, check_model
 from gateway.sampling_fields import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
@@ -153,4 +154,4 @@ def write_chat(served: Served) -> Answer:
     return completed(reply, encode_json(document), served.latency_ms, served.lines)
 
 
-CHAT = Dialect(read_chat, write_chat, "messages", flat=True)
+CHAT = Dialect(read_chat, write_chat, "messages", flat=True, chunks=ChatChunks)

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.answer import Answer, encode_json
 from gateway.asked import Asked, Served
+from gateway.chunks import CompletionChunks
 from gateway.dialect import Dialect
 from gateway.inference_body import Integer, check_model
 from gateway.sampling_fields import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
@@ -105,4 +106,4 @@ def write_completion(served: Served) -> Answer:
     return completed(first, encode_json(document), served.latency_ms, served.lines)
 
 
-COMPLETIONS = Dialect(read_completion, write_completion, "prompt", flat=True)
+COMPLETIONS = Dialect(read_completion, write_completion, "prompt", flat=True, chunks=CompletionChunks)

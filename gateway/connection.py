@@ -12,8 +12,10 @@ from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.answer import Answer
+from gateway.event_stream import EventStream
 from gateway.fast_lane import Message, Ride
 from gateway.problem import wants_problem
+from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.request_id import new_request_id
 
@@ -104,6 +106,11 @@ class EdgeConnection(RequestHandler):
         """The client's address, as far as the transport knows it."""
         peer = self.peername
         return str(peer[0]) if isinstance(peer, tuple) else peer
+
+    @property
+    def pings(self) -> Watch[EventStream]:
+        """The streams that are kept from falling silent."""
+        return self._edge.ping_watch
 
     def fault(self, error: Exception, request_id: str, *, problem: bool) -> Answer:
         """What a ride answers where it was not its client's fault, or where it is not known whose request it is."""

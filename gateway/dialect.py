@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gateway.answer import Answer
 from gateway.asked import Asked, Served
+from gateway.chunks import MakeChunks
 from gateway.inference_body import read_inference
 from gateway.success import success
 from scheduler.errors import ErrorCode, RequestError
@@ -14,7 +15,7 @@ from scheduler.errors import ErrorCode, RequestError
 class Dialect:
     """`read`: from a body and the most bytes of an input to what is asked; raises RequestError, with the field's own name.
 
-    `input_field` and `model_field` are what it calls these two; `flat`: parameters are fields of the body itself.
+    `chunks`: makes the events of a stream, where there may be one. `input_field` and `model_field` are what it calls these two; `flat`: parameters are fields of the body itself.
     `write`: the answer to what was completed.
     """
 
@@ -23,6 +24,7 @@ class Dialect:
     input_field: str = "input"
     model_field: str = "model"
     flat: bool = False
+    chunks: MakeChunks | None = None
 
     def bad_parameters(self, sentence: str) -> RequestError:
         """What the model says of the parameters, which it knows as `parameters.<name>`, in this door's words."""

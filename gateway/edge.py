@@ -18,6 +18,7 @@ from gateway.answer import Answer
 from gateway.config import GatewayConfig
 from gateway.connection import EdgeConnection
 from gateway.doors import Doors
+from gateway.event_stream import PING_EVERY_S, EventStream
 from gateway.fast_lane import FastLane
 from gateway.faults import Faults
 from gateway.problem import wants_problem
@@ -67,6 +68,7 @@ class EdgeServer(web.Server):
         self.headers_watch: Watch[EdgeConnection] = Watch(config.header_timeout_s)
         self.body_watch: Watch[EdgeConnection] = Watch(config.body_timeout_s)
         self.write_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
+        self.ping_watch: Watch[EventStream] = Watch(PING_EVERY_S)
         self.max_connections = config.max_connections
         self.open_connections = 0
 
@@ -116,6 +118,8 @@ class EdgeServer(web.Server):
             connection.fail_body(RequestError(ErrorCode.REQUEST_TIMEOUT))
         for connection in self.write_watch.expired(now):
             connection.abort()
+        for stream in self.ping_watch.expired(now):
+            stream.ping(now)
 
     def leave(self) -> None:
         """Close idle connections now, and the others after the answer that they wait for."""

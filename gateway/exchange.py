@@ -18,7 +18,7 @@ from gateway.inference import Inference
 from gateway.problem import wants_problem
 from gateway.replays import REPLAYED
 from gateway.routes import Call
-from gateway.strict_json import invalid
+from gateway.streaming import Streaming
 from gateway.waiters import Outcome, Waiter
 from scheduler.admission import Verdict
 from scheduler.errors import ErrorCode, RequestError
@@ -64,9 +64,11 @@ class Exchange:
             # A slow sender's time does not count against its deadline; the time that we take does.
             started = call.arrived if came_whole else inference.clock()
             asked = self._dialect.read(raw, inference.max_input_bytes)
-            _check_stream(asked)
             identity = inference.served_as(identity, asked)
             waiters += self._waiters(call, identity, asked, key, started)
+            if asked.stream:
+                streaming = Streaming(inference, self._dialect, identity, waiters[0], asked, stored=self._stored)
+                return await streaming.answer()
             ended = await self._ended(identity, waiters)
             return self._written(identity, waiters, ended, asked)
         except RequestError as error:
@@ -89,7 +91,8 @@ class Exchange:
         """One for each input, not entered yet. Raises RequestError where there are more than may ever enter together."""
         inference, payload = self._inference, self._inference.payload(asked, self._dialect)
         if not asked.more:
-            return [inference.waiter(call, identity, payload, key, started, future=_new_future())]
+            future = _new_future()
+            return [inference.waiter(call, identity, payload, key, started, future=future, stream=asked.stream)]
         count = 1 + len(asked.more)
         check_size(self._dialect.input_field, count, inference.standing.limits(identity))
         together: list[Waiter] = []
@@ -142,11 +145,6 @@ class Exchange:
             headers = [*inference.standing.headers(identity, first.verdict if first else None), REPLAYED]
             return inference.faults.answer(error, error.request_id, headers, problem=wants_problem(call.headers))
         return inference.not_served(call, identity, first, error)
-
-
-def _check_stream(asked: Asked) -> None:
-    if asked.stream:
-        raise invalid("stream", "`stream` is not supported yet: leave it out.")
 
 
 def _new_future() -> "asyncio.Future[Outcome]":

@@ -47,8 +47,10 @@ def idempotency_key(headers: CIMultiDictProxy[str]) -> str | None:
 
 
 def idempotency(customer_id: str, key: str, payload: Payload) -> Idempotency:
-    """What `key` is called for this customer and this body. White space and the order of members do not matter."""
-    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(payload)))
+    """What `key` is called for this customer and this body. White space and the order of members do not matter, nor
+    whether the answer is wanted as a stream: it is the same answer.
+    """
+    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(payload.streamed_to(""))))
 
 
 def _parsed(value: str) -> str:

@@ -75,7 +75,7 @@ class Inference:
     def payload(self, asked: Asked, dialect: Dialect) -> Payload:
         """What the model gets of the first input. Raises RequestError `model_not_found`."""
         model = self.models.choose(self._parts.catalog.snapshot, asked.model, dialect.model_field)
-        return Payload(model, asked.input, dict(asked.parameters), asked.task, asked.stream)
+        return Payload(model, asked.input, dict(asked.parameters), asked.task)
 
     def waiter(
         self,
@@ -86,8 +86,9 @@ class Inference:
         started: float,
         *,
         future: "asyncio.Future[Outcome] | Ending",
+        stream: bool = False,
     ) -> Waiter:
-        """What waits for the answer to this, not entered yet."""
+        """What waits for the answer to this, not entered yet. `stream`: somebody reads along."""
         parts = self._parts
         submission = build_submission(
             asking.request_id,
@@ -97,6 +98,7 @@ class Inference:
             total_ms=parts.config.total_ms,
             key=key,
             trace=trace_id(asking.headers),
+            stream_to=parts.config.gateway_id if stream else "",
         )
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None:
@@ -149,8 +151,13 @@ class Inference:
     def abandon(self, waiter: Waiter) -> None:
         """The client has left: end what is under way for it."""
         if waiter.verdict is not None and waiter.verdict.outcome in ENTERED:
-            self._parts.cancels.add(waiter.id, ErrorCode.CANCELLED)
+            self._parts.cancels.add(waiter.id, ErrorCode.CANCELLED, running=waiter.streams)
         self.waiters.remove(waiter)
+
+    def give_up(self, waiter: Waiter, code: ErrorCode) -> None:
+        """It cannot be answered as it was begun: end it, and whatever still runs for it."""
+        self._parts.cancels.add(waiter.id, code)
+        waiter.finish(code)
 
     def leave(self, waiter: Waiter) -> None:
         """Nobody waits any more: where it has not ended, it is to end."""

@@ -10,6 +10,7 @@ from gateway.catalog_view import IdentityView
 from gateway.effective import Effective
 from gateway.idempotency import NONE, idempotency
 from scheduler.admission import Submission
+from scheduler.increments import Address
 from scheduler.payload import Payload, encode_payload
 
 BYTES_PER_TOKEN = 4
@@ -49,17 +50,24 @@ def build_submission(
     total_ms: int,
     key: str | None = None,
     trace: str = "",
+    stream_to: str = "",
 ) -> Submission:
-    """What admission is asked for one request; `key` is its Idempotency-Key, where it has one."""
+    """What admission is asked for one request.
+
+    `key` is its Idempotency-Key, where it has one; `stream_to` the gateway that wants its output piece by piece, or "".
+    """
     value, fingerprint = NONE if key is None else idempotency(identity.customer_id, key, payload)
     text = payload.input
     input_bytes = len(text) if text.isascii() else len(text.encode())
+    nonce = _nonces.draw()
+    if stream_to:
+        payload = payload.streamed_to(Address(stream_to, nonce).written())
     return Submission(
         id=request_id,
         tier=identity.tier,
         customer_id=identity.customer_id,
         api_key_id=identity.key_id,
-        nonce=_nonces.draw(),
+        nonce=nonce,
         model=payload.model,
         input_bytes=input_bytes,
         total_ms=total_ms,

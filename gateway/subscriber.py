@@ -19,6 +19,7 @@ from scheduler.backoff import Backoff
 from scheduler.connections import translated
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.fault_log import log_fault
+from scheduler.increments import MARK, decode_increments
 from scheduler.replies import Reply, decode_replies
 
 log = structlog.get_logger("gateway")
@@ -145,13 +146,17 @@ class Subscriber:
                 self._anew()
 
     def deliver(self, message: bytes) -> None:
-        """Resolve those whose replies are in `message`; one that cannot be read is counted and dropped."""
+        """Resolve those whose replies are in `message`, or let those read whose outputs have grown.
+
+        One that cannot be read is counted and dropped.
+        """
         try:
-            replies = decode_replies(message)
+            if message.startswith(MARK):
+                self._waiters.hear_all(decode_increments(message))
+            else:
+                self._waiters.resolve_all(decode_replies(message))
         except ValueError:
             self.malformed += 1
-            return
-        self._waiters.resolve_all(replies)
 
 
 def _is(message: dict[str, Any] | None, kind: str) -> bool:

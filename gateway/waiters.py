@@ -10,6 +10,7 @@ from typing import Protocol
 
 from scheduler.admission import Submission, Verdict
 from scheduler.errors import ErrorCode
+from scheduler.increments import Increment
 from scheduler.replies import Reply
 
 Outcome = Reply | Verdict | ErrorCode
@@ -28,6 +29,16 @@ class Ending(Protocol):
     def set_result(self, outcome: Outcome, /) -> None: ...
 
 
+class Reader(Protocol):
+    """Whoever reads a request's output along. Neither may raise."""
+
+    def admitted(self) -> None:
+        """Redis keeps the request."""
+
+    def hear(self, increment: Increment) -> None:
+        """Its output has grown."""
+
+
 OUT_OF_ORDER_S = 0.25
 """A request whose body took its time is registered in its turn, but its deadline is a little later than its neighbours'."""
 
@@ -42,9 +53,11 @@ class Waiter:
         "future",
         "gone",
         "lost",
+        "reader",
         "sent",
         "settling_since",
         "started",
+        "streams",
         "submission",
         "together",
         "verdict",
@@ -61,6 +74,8 @@ class Waiter:
         self.lost = False  # Redis may have lost it since, and has not said again that it keeps it.
         self.direct = False  # A worker runs it past Redis, and its audit is written there: no witness is needed.
         self.gone = False  # Nobody waits any more.
+        self.reader: Reader | None = None  # Whoever reads along now.
+        self.streams = False  # Somebody reads along, or did: without a reader nothing is to be run to its end.
         self.together: Sequence[Waiter] = ()  # Those that enter with it or not at all, itself among them; () for one.
         self.settling_since: float | None = None  # When the deadline sweep took it up.
 
@@ -117,6 +132,17 @@ class Waiters:
         for reply in replies:
             if reply is not None:
                 self.resolve(reply)
+
+    def hear_all(self, increments: Iterable[Increment]) -> None:
+        """Hand increments to those who read along; what nobody here asked for is dropped, since its end tells the same."""
+        for increment in increments:
+            waiter = self._waiting.get(increment.id)
+            if waiter is None or waiter.reader is None:
+                continue
+            if increment.nonce != waiter.submission.nonce:
+                self.refused_replies += 1
+                continue
+            waiter.reader.hear(increment)
 
     def started_before(self, moment: float) -> list[Waiter]:
         """Those that have waited since before `moment`, oldest first."""

@@ -6,6 +6,7 @@ result with an error code.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -14,13 +15,30 @@ from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Task
 
 
-class Item(msgspec.Struct, array_like=True, frozen=True):
+class Listener(Protocol):
+    """Whoever wants one item's output as it grows. A backend that makes it in one step leaves it alone.
+
+    `gone`: nobody wants it any more, so the item may be ended as it is.
+    """
+
+    @property
+    def gone(self) -> bool: ...
+
+    def say(self, offset: int, text: str) -> None:
+        """`text` is in the output for good, from character `offset` on. All before it has been said already.
+
+        An item that is run again begins at 0 again.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
     """One request's input, as the model gets it."""
 
     input: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = field(default_factory=dict)
     task: Task = Task.COMPLETE
-    stream: bool = False
+    listener: Listener | None = None
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):

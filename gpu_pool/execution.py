@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from gpu_pool.batch_streams import BatchStreams
 from gpu_pool.busy_share import BusyShare
 from gpu_pool.config import WorkerConfig
 from gpu_pool.frames import Done, FrameTooLarge
-from gpu_pool.model_handle import ModelLost, ModelProcess
+from gpu_pool.model_handle import Hear, ModelLost, ModelProcess, hear_nothing
 from gpu_pool.model_keeper import ModelKeeper
 from gpu_pool.outcomes import Plan, completed, make_plan, refused
 from gpu_pool.quarantine import Verdict, judge
@@ -61,20 +62,22 @@ class Execution:
         read_at: float,
         wanted: Callable[[], bool],
         over: Callable[[], None] = lambda: None,
+        streams: BatchStreams | None = None,
     ) -> list[Outcome]:
         """One outcome for each request, in any order, after waiting for the model.
 
         `read_at`: when the requests' time left was true, on the monotonic clock. Whoever has too little of it left when
         the model is free is not started. `wanted` is asked once at that moment; where it says no, nothing runs and
-        there are no outcomes. `over` is called when the model has answered. Raises ModelLost, as NotStarted where nothing
+        there are no outcomes, nor for those of `streams` who left before. `over` is called when the model has answered. Raises ModelLost, as NotStarted where nothing
         ran, and ModelHung.
         """
         async with self._turn:
             if not wanted():
                 return []
             gone_ms = (time.monotonic() - read_at) * 1000
+            requests = streams.waiting(requests) if streams is not None else requests
             plan = make_plan(requests, self.service.needed_ms(len(requests)), gone_ms)
-            done = await self._done(plan) if plan.bodies else None
+            done = await self._done(plan, streams) if plan.bodies else None
             if done is not None:
                 self._learn(len(plan.bodies), done)
         over()
@@ -97,17 +100,22 @@ class Execution:
             self.service.forget(len(requests))
         return plan.early
 
-    async def _done(self, plan: Plan) -> Done | None:
+    async def _done(self, plan: Plan, streams: BatchStreams | None) -> Done | None:
         """The model's answer; None where the batch cannot be sent to it."""
         model = self._keeper.model
         if model is None or self.stopped:
             raise NotStarted("The model process was gone before the batch began.")
         try:
-            return await self._watched(model, plan)
+            if streams is not None:
+                streams.begin(plan.ids, model.drop)
+            return await self._watched(model, plan, hear_nothing if streams is None else streams.hear)
         except FrameTooLarge:
             return None
+        finally:
+            if streams is not None:
+                streams.end()
 
-    async def _watched(self, model: ModelProcess, plan: Plan) -> Done:
+    async def _watched(self, model: ModelProcess, plan: Plan, hear: Hear) -> Done:
         size, timeout_ms = len(plan.bodies), self._config.gpu_timeout_ms
         cap = cap_ms(self.service.p99(size), timeout_ms)
         budget_ms = min(timeout_ms, plan.longest_ms)
@@ -115,7 +123,9 @@ class Execution:
         self.batches += 1
         self.busy.start(time.monotonic())
         try:
-            return await run_watched(model, plan.bodies, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms)
+            return await run_watched(
+                model, plan.bodies, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms, hear=hear
+            )
         except ModelHung:
             self.service.forget(size)
             self._keeper.given_up()

@@ -1,7 +1,8 @@
 """What a supervisor and its model process say to each other: msgpack messages behind a four-byte length.
 
-    supervisor -> model process    Run
-    model process -> supervisor    Ready once, then Progress while it works and one Done for each Run; Fatal at its end
+    supervisor -> model process    Run, and Drop while it works
+    model process -> supervisor    Ready once, then Progress and Pieces while it works and one Done for each Run; Fatal at
+                                   its end
 
 Schemas are closed and sizes capped, so neither side can be made to run or to allocate what the other one sends.
 """
@@ -33,6 +34,13 @@ class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
     bodies: list[bytes]
 
 
+class Drop(msgspec.Struct, array_like=True, frozen=True, tag="drop"):
+    """Nobody waits any more for these places of the batch `seq`: what they make may end as it is."""
+
+    seq: int
+    places: list[int]
+
+
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
     """The model is loaded and warm."""
 
@@ -43,6 +51,25 @@ class Progress(msgspec.Struct, array_like=True, frozen=True, tag="progress"):
     """The model has done `counter` steps since it started; sent when it moves, and not at every step."""
 
     counter: int
+
+
+class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What was added to the output of the item at `place` of the batch, from character `offset` on.
+
+    `stream` is where it is wanted, as the stored request says.
+    """
+
+    place: int
+    stream: str
+    offset: int
+    text: str
+
+
+class Pieces(msgspec.Struct, array_like=True, frozen=True, tag="pieces"):
+    """What the batch `seq` has added to its streams since the last such message."""
+
+    seq: int
+    pieces: list[Piece]
 
 
 class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
@@ -64,14 +91,15 @@ class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):
     start_error: bool = False
 
 
-Said = Ready | Progress | Done | Fatal
+Asked = Run | Drop
+Said = Ready | Progress | Pieces | Done | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
-_runs = msgspec.msgpack.Decoder(Run)
+_asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
 _said: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 
 
-def pack(message: Run | Said) -> bytes:
+def pack(message: Asked | Said) -> bytes:
     """A whole frame. Raises FrameTooLarge."""
     body = _encoder.encode(message)
     if len(body) > MAX_BODY_BYTES:
@@ -87,10 +115,10 @@ def body_length(header: bytes | bytearray) -> int:
     return int(length)
 
 
-def read_run(body: bytes) -> Run:
+def read_asked(body: bytes) -> Asked:
     """Decode what a supervisor sent. Raises FrameError."""
     try:
-        return _runs.decode(body)
+        return _asked.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"A frame cannot be decoded: {type(error).__name__}.") from None
 

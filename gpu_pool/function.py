@@ -1,8 +1,9 @@
 """`pkg.module:function`: any Python function of strings, or a class with `load`, `predict` and `warmup`, as a model.
 
 The function takes 1 to 100 strings and returns as many, in order. It may be `async`; one event loop is kept for its
-whole life, so that clients it holds stay usable. A class may also have `embed(list[str]) -> list[list[float]]`, and
-`chat_template(list[{"role", "content"}]) -> str` for conversations, which are put into named turns without it.
+whole life, so that clients it holds stay usable. A class may also have `embed(list[str]) -> list[list[float]]`,
+`chat_template(list[{"role", "content"}]) -> str` for conversations, which are put into named turns without it, and
+`generate`, which writes step by step (gpu_pool/stepwise.py) and is called where somebody wants to read along.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from typing import Any
 
 from gpu_pool.backend import NO_EMBEDDINGS, InvalidOutput, Item, ItemResult
 from gpu_pool.prompts import named_turns, prompt_of
+from gpu_pool.stepwise import teller
 from gpu_pool.tasks import by_task
 from scheduler.errors import ErrorCode, StartError
 from scheduler.payload import Message
@@ -68,13 +70,18 @@ class FunctionBackend:
         """Call the function on at most 100 inputs at a time. Raises InvalidOutput for a wrong number of answers."""
         results: list[ItemResult] = []
         for start in range(0, len(items), MAX_STRINGS):
-            results += by_task(items[start : start + MAX_STRINGS], self._texts, self._vectors)
+            part = items[start : start + MAX_STRINGS]
+            results += by_task(part, lambda texts: self._texts(texts, progress), self._vectors)
             progress()
         return results
 
-    def _texts(self, items: Sequence[Item]) -> list[ItemResult]:
-        outputs = self._finished(self._predict([prompt_of(item, self._template) for item in items]))
-        return as_results(outputs, len(items))
+    def _texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        prompts, generate = [prompt_of(item, self._template) for item in items], getattr(self._target, "generate", None)
+        if callable(generate) and any(item.listener is not None for item in items):
+            outputs = generate(prompts, teller(items, progress))
+        else:
+            outputs = self._predict(prompts)
+        return as_results(self._finished(outputs), len(items))
 
     def _vectors(self, items: Sequence[Item]) -> list[ItemResult]:
         embed = getattr(self._target, "embed", None)

@@ -2,16 +2,22 @@
 
 from collections.abc import Callable, Sequence
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backend import Item, ItemResult, Listener
 from scheduler.errors import ErrorCode
 from scheduler.payload import decode_payload
 
 UNREADABLE = ItemResult("The stored request cannot be read.", 0, ErrorCode.INVALID_REQUEST)
 
 
-def run_readable(bodies: Sequence[bytes], run: Callable[[Sequence[Item]], list[ItemResult]]) -> list[ItemResult]:
+Listen = Callable[[int, str], Listener]
+"""Makes the listener of the item at a place, from where its output is wanted."""
+
+
+def run_readable(
+    bodies: Sequence[bytes], run: Callable[[Sequence[Item]], list[ItemResult]], listen: Listen
+) -> list[ItemResult]:
     """One result for each body, in order; `run` gets those that can be read, if there are any."""
-    items = [_item(body) for body in bodies]
+    items = [_item(body, place, listen) for place, body in enumerate(bodies)]
     readable = [item for item in items if item is not None]
     results = run(readable) if readable else []
     if len(readable) == len(bodies):
@@ -20,9 +26,10 @@ def run_readable(bodies: Sequence[bytes], run: Callable[[Sequence[Item]], list[I
     return [UNREADABLE if item is None else next(following) for item in items]
 
 
-def _item(body: bytes) -> Item | None:
+def _item(body: bytes, place: int, listen: Listen) -> Item | None:
     try:
         payload = decode_payload(body)
     except (ValueError, RecursionError):
         return None
-    return Item(payload.input, payload.parameters, payload.task, payload.stream)
+    listener = listen(place, payload.stream) if payload.stream else None
+    return Item(payload.input, payload.parameters, payload.task, listener)

@@ -1,4 +1,4 @@
-"""Keeps the lease of one claimed batch alive from claim until its end is in Redis.
+"""Keeps the lease of one claimed batch alive from claim until its end is in Redis, and so hears who left it.
 
 Renewal never outlives the model's cap: the watchdog ends a batch without progress, and with it this lease.
 """
@@ -6,6 +6,7 @@ Renewal never outlives the model's cap: the watchdog ends a batch without progre
 import asyncio
 from contextlib import suppress
 
+from gpu_pool.batch_streams import BatchStreams
 from scheduler.batches import Batches
 from scheduler.errors import RedisUnavailable
 
@@ -13,11 +14,12 @@ from scheduler.errors import RedisUnavailable
 class Lease:
     """Renews every `every_s` seconds, from its making until `stop`. A batch that ends before that costs a timer only."""
 
-    def __init__(self, batches: Batches, batch_id: str, token: str, every_s: float) -> None:
+    def __init__(self, batches: Batches, batch_id: str, token: str, every_s: float, streams: BatchStreams) -> None:
         self._batches = batches
         self._batch_id = batch_id
         self._token = token
         self._every_s = every_s
+        self._streams = streams
         self._renewal: asyncio.Task[None] | None = None
         self._stopped = False
         self.lost = False
@@ -43,6 +45,9 @@ class Lease:
 
     async def _renew(self) -> None:
         with suppress(RedisUnavailable):  # The next tick is the retry; the lease spans several.
-            self.lost = not await self._batches.renew(self._batch_id, self._token)
+            found = await self._batches.renew(self._batch_id, self._token, len(self._streams.members))
+            self.lost = found is False
+            if isinstance(found, frozenset):
+                self._streams.only(found)
         if not self.lost and not self._stopped:
             self._wait()

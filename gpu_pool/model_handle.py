@@ -9,12 +9,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gpu_pool.frame_line import FrameLine
-from gpu_pool.frames import Done, Fatal, Progress, Ready, Run, Said, pack
+from gpu_pool.frames import Done, Drop, Fatal, Piece, Pieces, Progress, Ready, Run, Said, pack
 from scheduler.errors import StartError, TierlaneError
 from scheduler.failpoints import armed_directory
 
@@ -22,6 +22,14 @@ _WORKER_LOG = 2  # The supervisor's stderr, by number: what a model prints belon
 _LAST_BREATH_S = 0.1  # From the end of the socket to the end of the process.
 LAST_FRAMES_S = 0.02  # From the end of the process to what it said last.
 _OUR_SETTINGS = "TIERLANE_"  # Connections and tokens: the model has no use for them.
+
+
+Hear = Callable[[Sequence[Piece]], None]
+"""Told what a batch adds to its streams while it runs."""
+
+
+def hear_nothing(_: Sequence[Piece]) -> None:
+    """Nobody reads along."""
 
 
 class ModelLost(TierlaneError):
@@ -52,6 +60,7 @@ class ModelProcess:
         self._line = FrameLine(self._take, self._line_ended)
         self._answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
         self._seq = 0
+        self._hear: Hear = hear_nothing
         self._fatal: Fatal | None = None
         self._closing = False
         self.progress_at = time.monotonic()
@@ -100,13 +109,14 @@ class ModelProcess:
             raise self._broken("something else than that it is ready")
         return said.version
 
-    async def run(self, bodies: Sequence[bytes], budget_ms: float) -> Done:
+    async def run(self, bodies: Sequence[bytes], budget_ms: float, hear: Hear = hear_nothing) -> Done:
         """Run one batch of stored requests. Raises ModelLost; FrameTooLarge where the batch cannot be sent."""
         if self.lost.is_set():
             raise ModelLost(self.why_lost)
         self._seq += 1
         frame = pack(Run(self._seq, int(budget_ms), list(bodies)))
         self._answer = asyncio.get_running_loop().create_future()
+        self._hear = hear
         self.progress_at = time.monotonic()
         if not self._line.send(frame):  # It is closed already, and `lost` is set in a moment.
             raise ModelLost(self.why_lost)
@@ -114,6 +124,10 @@ class ModelProcess:
         if not isinstance(said, Done) or said.seq != self._seq or len(said.results) != len(bodies):
             raise self._broken("something else than the answer to its batch")
         return said
+
+    def drop(self, places: Sequence[int]) -> None:
+        """Nobody waits any more for these of the batch that runs: the model may leave them as they are."""
+        self._line.send(pack(Drop(self._seq, list(places))))
 
     def give_up(self, error: TierlaneError) -> None:
         """Kill it, and have the call under way raise `error` now: the end of a process may be long in coming."""
@@ -171,7 +185,10 @@ class ModelProcess:
         self.progress_at = time.monotonic()
         if isinstance(said, Progress):
             return
-        if isinstance(said, Fatal):
+        if isinstance(said, Pieces):
+            if said.seq == self._seq and not self._answer.done():
+                self._hear(said.pieces)
+        elif isinstance(said, Fatal):
             self._fatal = said
         elif not self._answer.done():
             self._answer.set_result(said)

@@ -1,13 +1,14 @@
-"""The model process's end of the socket: reads runs, sends what is said, and sees the supervisor go."""
+"""The model process's end of the socket: reads what is asked, sends what is said, and sees the supervisor go."""
 
 import os
 import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
-from gpu_pool.frames import HEADER, FrameError, Progress, Run, Said, body_length, pack, read_run
+from gpu_pool.frames import HEADER, Asked, Drop, FrameError, Progress, Run, Said, body_length, pack, read_asked
 
 PROGRESS_EVERY_S = 0.02  # A lease is renewed far less often; more frames than this tell nobody anything.
 
@@ -19,12 +20,26 @@ class ModelLink:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._unread = select.poll()
+        self._unread.register(connection, select.POLLIN)
+        self._early: deque[Run] = deque()
         threading.Thread(target=self._wait_for_the_end, name="supervisor-link", daemon=True).start()
 
     def runs(self) -> Iterator[Run]:
         """The batches to run, as they come, without end: the process ends when the supervisor goes."""
         while True:
-            yield self._next()
+            asked = self._early.popleft() if self._early else self._next()
+            if isinstance(asked, Run):  # What is dropped of a batch that has ended is no news.
+                yield asked
+
+    def drops(self) -> Iterator[Drop]:
+        """What was dropped of the batch that runs, as far as it is there: never waits."""
+        while self._unread.poll(0):
+            asked = self._next()
+            if isinstance(asked, Drop):
+                yield asked
+            else:
+                self._early.append(asked)
 
     def send(self, message: Said) -> None:
         """Send one message; ends the process where nobody is left to hear it. Raises FrameTooLarge."""
@@ -34,9 +49,9 @@ class ModelLink:
         except OSError:
             os._exit(0)
 
-    def _next(self) -> Run:
+    def _next(self) -> Asked:
         try:
-            return read_run(self._exactly(body_length(self._exactly(HEADER.size))))
+            return read_asked(self._exactly(body_length(self._exactly(HEADER.size))))
         except (OSError, EOFError, FrameError):
             os._exit(0)
 

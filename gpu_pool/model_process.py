@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +22,7 @@ from gpu_pool.batch_runner import BatchRunner
 from gpu_pool.device_errors import DeviceLost
 from gpu_pool.frames import Done, Fatal, FrameTooLarge, Ready, Run
 from gpu_pool.inputs import run_readable
+from gpu_pool.listeners import Listeners
 from gpu_pool.model_link import ModelLink, ProgressCounter
 from gpu_pool.parent_death import die_with_parent
 from gpu_pool.selection import select_backend
@@ -29,6 +30,8 @@ from scheduler.errors import ErrorCode, StartError
 from scheduler.failpoints import arm, failpoint
 
 EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
+
+LOOK_EVERY_S = 0.02  # For who left; a lease tells it far less often.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,22 +83,50 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
     return _answer(link, backend)
 
 
+class Steps:
+    """What is done after each step of the model: progress is told, listeners hear, and those who left are looked for."""
+
+    def __init__(self, link: ModelLink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._link = link
+        self._clock = clock
+        self._progress = ProgressCounter(link.send)
+        self._looked_at = 0.0
+        self.listeners = Listeners(link.send)
+
+    def begin(self, run: Run) -> None:
+        """A batch begins."""
+        self._progress.begin()
+        self.listeners.begin(run.seq)
+
+    def __call__(self) -> None:
+        """One more step is done."""
+        self._progress()
+        if not self.listeners:
+            return
+        self.listeners.flush()
+        now = self._clock()
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            for drop in self._link.drops():
+                self.listeners.drop(drop.seq, drop.places)
+
+
 def _answer(link: ModelLink, backend: Backend) -> int:
-    progress = ProgressCounter(link.send)
-    runner = BatchRunner(backend, progress)
+    steps = Steps(link)
+    runner = BatchRunner(backend, steps)
     try:
         for run in link.runs():
-            progress.begin()
-            _answer_one(link, runner, run)
+            steps.begin(run)
+            _answer_one(link, runner, run, steps.listeners)
     except DeviceLost as error:
         link.send(Fatal(str(error)))
         return EXIT_DEVICE_LOST
     return 0
 
 
-def _answer_one(link: ModelLink, runner: BatchRunner, run: Run) -> None:
+def _answer_one(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:
     started = time.perf_counter()
-    results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms))
+    results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms), listeners.listen)
     gpu_ms = (time.perf_counter() - started) * 1000
     failpoint("answer_unsent")
     try:

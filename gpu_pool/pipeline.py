@@ -18,10 +18,12 @@ from typing import Any
 import structlog
 
 from gpu_pool.ahead import Ahead, Place
+from gpu_pool.batch_streams import BatchStreams
 from gpu_pool.config import WorkerConfig
 from gpu_pool.execution import Execution, NotStarted
 from gpu_pool.lease import Lease
 from gpu_pool.model_handle import ModelLost
+from gpu_pool.outgoing import Outgoing
 from gpu_pool.watchdog import ModelHung
 from scheduler.backoff import Backoff
 from scheduler.batches import Batches, ClaimedBatch, Outcome
@@ -42,9 +44,15 @@ class BatchPipeline:
     """
 
     def __init__(
-        self, config: WorkerConfig, batches: Batches, execution: Execution, sending: Callable[[], None]
+        self,
+        config: WorkerConfig,
+        batches: Batches,
+        execution: Execution,
+        outgoing: Outgoing,
+        sending: Callable[[], None],
     ) -> None:
         self._config = config
+        self._outgoing = outgoing
         self._sending = sending
         self._batches = batches
         self._execution = execution
@@ -70,8 +78,10 @@ class BatchPipeline:
             raise
         if batch is not None and batch.requests:
             failpoint("batch_claimed")
-            lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000)
-            self._start(self._serve(batch, lease, self._ahead.place(ahead=pressed), asked_at), len(batch.requests))
+            streams = BatchStreams(batch.requests, self._outgoing)
+            lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000, streams)
+            place = self._ahead.place(ahead=pressed)
+            self._start(self._serve(batch, lease, streams, place, asked_at), len(batch.requests))
 
     def drain(self) -> None:
         """Begin nothing more: what was claimed ahead is handed back."""
@@ -88,17 +98,20 @@ class BatchPipeline:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, batch: ClaimedBatch, lease: Lease, place: Place, asked_at: float) -> None:
+    async def _serve(
+        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, asked_at: float
+    ) -> None:
         # Renewed from the claim on, so also while another batch or direct batches have the model. Not to claim meanwhile
         # would be no better: a stream of direct batches would shut the queue out. The wait is bounded: turns go by order
         # of coming, few batches wait, and the watchdog ends each.
         give_up_at = asked_at + max(request.ms_left for request in batch.requests) / 1000
         ending: Coroutine[Any, Any, None]
         try:
-            outcomes = await self._outcomes(batch, lease, place, asked_at)
+            outcomes = await self._outcomes(batch, lease, streams, place, asked_at)
             failpoint("batch_ran")
             ending = self._finish(batch, lease, outcomes, give_up_at)
         except (ModelLost, ModelHung) as error:
+            streams.lost()
             ending = self._give_back(batch, lease, self._cause(error))
         except BaseException:
             lease.stop()  # A bug, or the end of the worker: the reaper finds the batch when its lease has run out.
@@ -107,14 +120,16 @@ class BatchPipeline:
             place.over()
         await self._settle(self._close(ending, lease))
 
-    async def _outcomes(self, batch: ClaimedBatch, lease: Lease, place: Place, asked_at: float) -> list[Outcome]:
+    async def _outcomes(
+        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, asked_at: float
+    ) -> list[Outcome]:
         def begins() -> bool:
             place.begins(self._execution.service.predicted_ms(len(batch.requests)))
             return not lease.lost
 
         if not await place.granted:
             raise NotStarted("The worker is stopping.")
-        return await self._execution.run(batch.requests, asked_at, begins, place.over)
+        return await self._execution.run(batch.requests, asked_at, begins, place.over, streams)
 
     def _cause(self, error: ModelLost | ModelHung) -> ErrorCode | None:
         """The cause to count against the batch; None where it is handed back uncounted."""

@@ -59,9 +59,10 @@ class TinyBackend:
         """For every item with good parameters; the others fail alone, before the model sees anything."""
         parsed = [_parse(item) for item in items]
         pairs = zip(items, parsed, strict=True)
-        good = [(prompt_of(item, running_text), p) for item, p in pairs if isinstance(p, GenerationParameters)]
+        good = [(prompt_of(i, running_text), p, i.listener) for i, p in pairs if isinstance(p, GenerationParameters)]
+        prompts, wishes, listeners = zip(*good, strict=True) if good else ((), (), ())
         try:
-            made = iter(self._loaded().generate([t for t, _ in good], [p for _, p in good], progress) if good else [])
+            made = iter(self._loaded().generate(prompts, wishes, progress, listeners) if good else [])
         except FloatingPointError as error:
             raise InvalidOutput(str(error)) from error
         return [p if isinstance(p, ItemResult) else _as_result(next(made)) for p in parsed]

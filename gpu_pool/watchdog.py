@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from gpu_pool.frames import Done
-from gpu_pool.model_handle import ModelProcess
+from gpu_pool.model_handle import Hear, ModelProcess, hear_nothing
 from scheduler.errors import TierlaneError
 
 
@@ -18,16 +18,22 @@ class ModelHung(TierlaneError):
 
 
 async def run_watched(
-    model: ModelProcess, bodies: Sequence[bytes], *, cap_ms: float, timeout_ms: float, budget_ms: float
+    model: ModelProcess,
+    bodies: Sequence[bytes],
+    *,
+    cap_ms: float,
+    timeout_ms: float,
+    budget_ms: float,
+    hear: Hear = hear_nothing,
 ) -> Done:
     """The model's answer. Raises ModelHung after killing the process, ModelLost where it ended by itself.
 
     `cap_ms` bounds the time without progress, `timeout_ms` the whole run; `budget_ms` is what the model process may
-    spend on taking a failed batch apart.
+    spend on taking a failed batch apart, `hear` is told what it adds to its streams meanwhile.
     """
     watch = _Watch(model, cap_ms, timeout_ms)
     try:
-        return await model.run(bodies, budget_ms)
+        return await model.run(bodies, budget_ms, hear)
     finally:
         watch.stop()
 

@@ -20,6 +20,7 @@ from gpu_pool.execution import Execution
 from gpu_pool.heartbeat import Heartbeat
 from gpu_pool.model_handle import ModelLaunch
 from gpu_pool.model_keeper import ModelKeeper
+from gpu_pool.outgoing import Outgoing
 from gpu_pool.pipeline import BatchPipeline
 from gpu_pool.selection import check_form
 from scheduler.backoff import Backoff
@@ -27,6 +28,7 @@ from scheduler.batches import Batches, ReadyBatches
 from scheduler.connections import blocking_client, command_client
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
+from scheduler.increments import IncrementChannel
 from scheduler.keys import Keys
 from scheduler.observation import WorkerBeat
 from scheduler.presence import Presence
@@ -50,7 +52,8 @@ async def run_worker(config: WorkerConfig) -> int:
     commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url)
     keys = Keys(config.pool)
     batches = Batches(commands, keys, lease_ms=config.lease_ms)
-    worker = Worker(config, batches, ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys))
+    ready, presence = ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
+    worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys))
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, worker.drain)
@@ -64,7 +67,14 @@ async def run_worker(config: WorkerConfig) -> int:
 class Worker:
     """The supervisor's loops and their order of start and end."""
 
-    def __init__(self, config: WorkerConfig, batches: Batches, ready: ReadyBatches, presence: Presence) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        batches: Batches,
+        ready: ReadyBatches,
+        presence: Presence,
+        increments: IncrementChannel,
+    ) -> None:
         self._config = config
         self._batches = batches
         self._ready = ready
@@ -81,7 +91,8 @@ class Worker:
         self._direct = DirectBatches(self._execution, self._keeper, self._draining.is_set)
         self._endpoint = DirectEndpoint(config, self._direct)
         self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000, ready.hang_up)
-        self._pipeline = BatchPipeline(config, batches, self._execution, self._heartbeat.ride)
+        self._outgoing = Outgoing(increments)
+        self._pipeline = BatchPipeline(config, batches, self._execution, self._outgoing, self._heartbeat.ride)
 
     def drain(self) -> None:
         """Take nothing new, and end when what runs is done."""
@@ -93,6 +104,7 @@ class Worker:
         await self._endpoint.start()
         self._heartbeat.start()
         self._keeper.start()
+        outgoing = asyncio.create_task(self._outgoing.run(), name="outgoing")
         pump = asyncio.create_task(self._pump(), name="pump")
         try:
             await self._draining.wait()
@@ -101,6 +113,8 @@ class Worker:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
             await self._pipeline.close()
+            outgoing.cancel()
+            await asyncio.gather(outgoing, return_exceptions=True)
             await self._leave()
         if self._keeper.start_error is not None:
             raise self._keeper.start_error

@@ -136,9 +136,13 @@ class Batches:
         packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS)
         return None if packed is None else ClaimedBatch(batch_id, token, _claimed.decode(packed))
 
-    async def renew(self, batch_id: str, token: str) -> bool:
-        """Move the lease on; False where the batch is lost and its work must be dropped."""
-        return bool(await self._renew(batch_id, token, self._lease_ms, BATCH_KEEP_MS))
+    async def renew(self, batch_id: str, token: str, known: int = 0) -> bool | frozenset[str]:
+        """Move the lease on; False where the batch is lost and its work must be dropped.
+
+        With `known` members: the ids of those that are left, where they are fewer by now. Nobody waits for the others.
+        """
+        found = await self._renew(batch_id, token, self._lease_ms, BATCH_KEEP_MS, known)
+        return frozenset(each.decode() for each in found) if isinstance(found, list) else bool(found)
 
     async def finish(self, batch_id: str, token: str, outcomes: Sequence[Outcome]) -> int:
         """End the members of a batch and close it; returns how many outcomes came too late (stale)."""

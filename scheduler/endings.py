@@ -22,6 +22,10 @@ EXPIRE_LIMIT = 256
 _encode = msgspec.msgpack.Encoder().encode
 
 
+Cancellation = tuple[str, ErrorCode] | tuple[str, ErrorCode, bool]
+"""An id, the code that it ends with, and whether CANCELLED is to end it even while it runs: its worker then stops."""
+
+
 class Reaped(NamedTuple):
     """What one reaper pass found among the leases that ran out."""
 
@@ -41,7 +45,7 @@ class Endings:
         self._riders = Riders(client, keys)
         self._lease_ms = lease_ms
 
-    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
+    async def cancel(self, requests: Sequence[Cancellation]) -> list[Reply | None]:
         """End each request as failed with its code, unless it has ended already.
 
         Returns the reply that stands, ours or the earlier one; None where it is unknown, or was left running because

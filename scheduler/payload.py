@@ -17,18 +17,23 @@ class Task(IntEnum):
 class Payload(msgspec.Struct, array_like=True, frozen=True):
     """The model's name, the input, and parameters that only the backend understands.
 
-    `stream`: somebody wants the output piece by piece, as far as the backend makes pieces.
+    `stream`: where the output is wanted piece by piece, as far as the backend makes pieces (`Address` of
+    scheduler/increments.py, written as one text); "" where it is not.
     """
 
     model: str
     input: str
     parameters: dict[str, Any]
     task: Task = Task.COMPLETE
-    stream: bool = False
+    stream: str = ""
 
     def with_input(self, text: str) -> "Payload":
         """The same of another input."""
         return Payload(self.model, text, self.parameters, self.task, self.stream)
+
+    def streamed_to(self, address: str) -> "Payload":
+        """The same, wanted piece by piece at `address`; "": wanted whole, as equal requests are compared."""
+        return Payload(self.model, self.input, self.parameters, self.task, address)
 
 
 _encoder = msgspec.msgpack.Encoder()

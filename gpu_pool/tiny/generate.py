@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gpu_pool.backend import Listener
 from gpu_pool.tiny import vocabulary
 from gpu_pool.tiny.embed import Embedded, embed
 from gpu_pool.tiny.model import Cache, Network
@@ -51,15 +52,16 @@ class TinyModel:
         prompts: Sequence[str],
         parameters: Sequence[GenerationParameters],
         on_step: Callable[[], None] | None = None,
+        listeners: Sequence[Listener | None] | None = None,
     ) -> list[Generation]:
         """Return the continuation of each prompt, in order; `on_step` is called after each pass through the network.
 
-        A prompt too long for the context keeps its last bytes. Raises `ValueError` when the two lists differ in length,
+        `listeners`, one a prompt or None, hear each continuation as it grows; one that is gone ends it. A prompt too long for the context keeps its last bytes. Raises `ValueError` when the two lists differ in length,
         `FloatingPointError` when the network computes NaN or infinity.
         """
         rows = [
-            Row.start(prompt, wish, self._network.shape.context)
-            for prompt, wish in zip(prompts, parameters, strict=True)
+            Row.start(prompt, wish, self._network.shape.context, listener)
+            for prompt, wish, listener in zip(prompts, parameters, listeners or [None] * len(prompts), strict=True)
         ]
         for first in range(0, len(rows), LARGEST_BATCH):
             self._run(rows[first : first + LARGEST_BATCH], on_step or _nothing)
@@ -77,6 +79,8 @@ class TinyModel:
         scores = self._read_prompts(rows, cache)
         while True:
             self._draw(rows, scores)
+            for row in rows:
+                row.speak()
             on_step()
             rows = _leave(rows, cache, self._device)
             if not rows:

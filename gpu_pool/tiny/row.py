@@ -6,15 +6,23 @@ from typing import Literal
 
 import torch
 
+from gpu_pool.backend import Listener
 from gpu_pool.tiny import vocabulary
 from gpu_pool.tiny.parameters import Generation, GenerationParameters
 from gpu_pool.tiny.repetition import refused_bytes
+from gpu_pool.tiny.spoken import Spoken
 
 
 class Row:
     """The state of one continuation; knows nothing of the rows beside it."""
 
-    def __init__(self, prompt: list[int], parameters: GenerationParameters, uniforms: list[float]) -> None:
+    def __init__(
+        self,
+        prompt: list[int],
+        parameters: GenerationParameters,
+        uniforms: list[float],
+        listener: Listener | None = None,
+    ) -> None:
         self.parameters = parameters
         self.tokens = prompt
         self.finished: Literal["stop", "length"] | None = None
@@ -23,12 +31,15 @@ class Row:
         self._end = 0
         self._uniforms = uniforms
         self._stops = [stop.encode("utf-8", errors="replace") for stop in parameters.stop]
+        self._spoken = Spoken(listener, self._stops) if listener is not None else None
 
     @classmethod
-    def start(cls, prompt: str, parameters: GenerationParameters, context: int) -> Row:
+    def start(
+        cls, prompt: str, parameters: GenerationParameters, context: int, listener: Listener | None = None
+    ) -> Row:
         """Set a row up; the prompt keeps as many of its last bytes as leave room for `max_tokens` in the context."""
         tokens = vocabulary.encode(prompt, context - 1 - parameters.max_tokens)
-        return cls(tokens, parameters, _draw_uniforms(parameters))
+        return cls(tokens, parameters, _draw_uniforms(parameters), listener)
 
     @property
     def longest(self) -> int:
@@ -65,6 +76,17 @@ class Row:
             self.finished = "stop"
         elif len(self._drawn) == self.parameters.max_tokens:
             self.finished = "length"
+
+    def speak(self) -> None:
+        """Tell who listens what has come; a row that nobody wants any more ends here."""
+        if self._spoken is None:
+            return
+        if self.finished:
+            self._spoken.ended(self._drawn[: self._end])
+        else:
+            self._spoken.grew(self._drawn)
+        if self._spoken.unwanted:
+            self.finished = self.finished or "stop"
 
     def _cut_at_stop(self) -> bool:
         """End the text before a stop string that has just been completed, the earliest if several have."""

@@ -5,7 +5,7 @@ There is no tokenizer to ship or to get wrong: a prompt's tokens are its UTF-8 b
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,4 +27,9 @@ def encode(prompt: str, keep: int) -> list[int]:
 
 def decode(tokens: Iterable[int]) -> str:
     """Return the text of byte tokens: bad bytes become U+FFFD, a character cut off at the very end is left out."""
-    return getincrementaldecoder("utf-8")("replace").decode(bytes(tokens), final=False)
+    return decoder().decode(bytes(tokens), final=False)
+
+
+def decoder() -> IncrementalDecoder:
+    """Make what does the same piece by piece: all that `decode(..., final=False)` has returned, together."""
+    return getincrementaldecoder("utf-8")("replace")

@@ -2,15 +2,15 @@
 -- cancel: a gateway ends requests of its own: the client left, or the deadline passed. First writer wins. Who rides on the
 -- run of one that ends so goes on without it.
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code}...}.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code, running}...}; `running`: it ends in the middle of its run as well,
+--   and its worker hears of that when it renews. Any code but cancelled does so.
 -- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
 -- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
 local out = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
-  local id, code = request[1], request[2]
-  local row = read(id)
+  local id, code, row = request[1], request[2], read(request[1])
   local batch = NO_BATCH
-  if open(row) and (row[STATE] ~= 'processing' or code ~= 'cancelled') then
+  if open(row) and (row[STATE] ~= 'processing' or code ~= 'cancelled' or request[3]) then
     if row[STATE] == 'processing' then
       local found = load_batch(row[BATCH]) or NO_BATCH
       batch = {id = row[BATCH], size = 0, worker = '', state = found.state, losses = found.losses, formed = found.formed}

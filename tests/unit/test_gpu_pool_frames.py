@@ -15,7 +15,7 @@ def test_a_run_survives_the_way() -> None:
     """What the supervisor packs, the model process reads."""
     frame = frames.pack(RUN)
 
-    assert frames.read_run(frame[HEADER.size :]) == RUN
+    assert frames.read_asked(frame[HEADER.size :]) == RUN
     assert len(frame) - HEADER.size == frames.body_length(frame[: HEADER.size])
 
 
@@ -64,7 +64,7 @@ def test_golden_bytes(message: Run | Said, golden: str) -> None:
 def test_what_is_no_run_is_refused(body: bytes) -> None:
     """A FrameError, and nothing else, whatever the bytes."""
     with pytest.raises(FrameError):
-        frames.read_run(body)
+        frames.read_asked(body)
 
 
 def test_what_a_model_process_may_not_say_is_refused() -> None:

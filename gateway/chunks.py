@@ -1,0 +1,139 @@
+"""What OpenAI's clients read of a stream: chunks of a completion or of a chat, each of them one event.
+
+A chunk of a stream is an answer in which only what is new is said: the text that was added, then why it ended, then,
+where the client asked for it, the usage.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.answer import encode_json
+from gateway.asked import Asked
+from gateway.service_tier import told
+from gateway.usage import TokenUsage, usage
+from scheduler.replies import Reply
+from scheduler.request_id import created_ms
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of a stream that came to its end."""
+
+
+def event(json: bytes) -> bytes:
+    """One event."""
+    return b"data: " + json + b"\n\n"
+
+
+class Chunks(Protocol):
+    """The events of one stream, in their order."""
+
+    def opening(self) -> bytes:
+        """Before anything is known; b"" for nothing."""
+
+    def delta(self, text: str) -> bytes:
+        """More text."""
+
+    def closing(self, reply: Reply) -> bytes:
+        """Why it ended, and its usage."""
+
+
+MakeChunks = Callable[[str, str, Asked], Chunks]
+"""From the request's id, its model and what was asked."""
+
+
+class TextDelta(msgspec.Struct, gc=False):
+    """What was added to a completion."""
+
+    text: str
+    index: int = 0
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class Delta(msgspec.Struct, gc=False):
+    """What was added to a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, gc=False):
+    """The message that is added to."""
+
+    delta: Delta
+    index: int = 0
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """One chunk. `usage` is null until the last one, where the client asked for it, and else not there."""
+
+    id: str
+    object: Literal["text_completion", "chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[TextDelta] | list[ChatDelta]
+    service_tier: str | UnsetType = UNSET
+    usage: TokenUsage | UnsetType | None = UNSET
+
+
+class CompletionChunks:
+    """The stream of `/v1/completions`."""
+
+    object: Literal["text_completion", "chat.completion.chunk"] = "text_completion"
+
+    def __init__(self, request_id: str, model: str, asked: Asked) -> None:
+        self._id = request_id
+        self._created = created_ms(request_id) // 1000
+        self._model = model
+        self._asked = asked
+
+    def opening(self) -> bytes:
+        """Nothing is known of a text before it begins."""
+        return b""
+
+    def delta(self, text: str) -> bytes:
+        """As `Chunks` says."""
+        return self._event([TextDelta(text)])
+
+    def closing(self, reply: Reply) -> bytes:
+        """As `Chunks` says."""
+        return self._event(self._last(reply.finish_reason)) + self._usage(reply)
+
+    def _last(self, finish_reason: str) -> list[TextDelta] | list[ChatDelta]:
+        return [TextDelta("", finish_reason=finish_reason)]
+
+    def _usage(self, reply: Reply) -> bytes:
+        return self._event([], usage([reply])) if self._asked.include_usage else b""
+
+    def _event(self, choices: list[TextDelta] | list[ChatDelta], used: TokenUsage | None = None) -> bytes:
+        shown = used if self._asked.include_usage else UNSET
+        return event(
+            encode_json(Chunk(self._id, self.object, self._created, self._model, choices, self._tier(), shown))
+        )
+
+    def _tier(self) -> str | UnsetType:
+        return UNSET
+
+
+class ChatChunks(CompletionChunks):
+    """The stream of `/v1/chat/completions`."""
+
+    object = "chat.completion.chunk"
+
+    def opening(self) -> bytes:
+        """Who speaks. Some clients count the time until the first chunk, and a queue may be long."""
+        return self._event([ChatDelta(Delta(role="assistant", content=""))])
+
+    def delta(self, text: str) -> bytes:
+        """As `Chunks` says."""
+        return self._event([ChatDelta(Delta(content=text))])
+
+    def _last(self, finish_reason: str) -> list[TextDelta] | list[ChatDelta]:
+        return [ChatDelta(Delta(), finish_reason=finish_reason)]
+
+    def _tier(self) -> str | UnsetType:
+        return told(self._asked.service_tier)

@@ -1,0 +1,149 @@
+"""One stream, from its admission to its last event. Until it is admitted, whatever refuses it is an answer like any other.
+
+To its waiter it is who reads along: increments come in where the subscriber reads them, and are written at that moment,
+without a task or a timer in between. The end comes as for any request, with the stored reply, which also has whatever
+was lost on the way.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from gateway.asked import Asked
+from gateway.assembly import Assembly
+from gateway.catalog_view import IdentityView
+from gateway.chunks import DONE, Chunks, event
+from gateway.dialect import Dialect
+from gateway.event_stream import EventStream
+from gateway.inference import Inference
+from gateway.replays import REPLAYED
+from gateway.waiters import Outcome, Waiter
+from scheduler.admission import Verdict
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.fault_log import log_fault
+from scheduler.increments import LOST, Increment
+from scheduler.replies import Reply
+from scheduler.states import Admission
+
+FindStored = Callable[[IdentityView, Waiter, Verdict], Awaitable[Reply]]
+
+
+class Streaming:
+    """The stream of one waiter, which has not entered yet. `stored` finds the answer that its Idempotency-Key has."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        dialect: Dialect,
+        identity: IdentityView,
+        waiter: Waiter,
+        asked: Asked,
+        *,
+        stored: FindStored,
+    ) -> None:
+        self._inference = inference
+        self._dialect = dialect
+        self._identity = identity
+        self._waiter = waiter
+        self._asked = asked
+        self._stored = stored
+        self._future = cast("asyncio.Future[Outcome]", waiter.future)
+        self._begun = asyncio.Event()
+        self._assembly = Assembly()
+        self._stream: EventStream | None = None
+        self._early = ""  # Came before the head was written.
+        self._reply: Reply | None = None
+        self._chunks: Chunks = self._form(waiter.id)
+
+    def admitted(self) -> None:
+        """Redis keeps it: from now on the client is told."""
+        self._begun.set()
+
+    def hear(self, increment: Increment) -> None:
+        """The output has grown. Never raises, because it is called in the loop that serves everybody."""
+        stream = self._stream
+        if stream is not None and stream.full and increment.offset != LOST:
+            return  # What a slow reader misses is a gap like any other: the end fills it.
+        try:
+            self._told(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
+        except Exception as error:  # noqa: BLE001
+            log_fault("increment not written", error, request_id=self._waiter.id)
+
+    async def answer(self) -> EventStream:
+        """Ask for admission; the stream that is to be played. Raises RequestError for what is refused or fails at once."""
+        inference, waiter = self._inference, self._waiter
+        waiter.reader, waiter.streams = self, True
+        try:
+            inference.enter(waiter)
+            self._future.add_done_callback(lambda _: self._begun.set())
+            await self._begun.wait()
+            if self._future.done():
+                self._reply = await self._ended(self._future.result())
+            return self._prepared()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _prepared(self) -> EventStream:
+        stream = EventStream(self._play)
+        request_id = self._waiter.id
+        if self._reply is not None and self._reply.id != request_id:
+            request_id = self._reply.id
+            self._chunks = self._form(request_id)
+            stream.headers.append(REPLAYED)
+        stream.lines = f"x-request-id: {request_id}\r\n{self._limits()}"
+        return stream
+
+    async def _play(self, stream: EventStream) -> None:
+        try:
+            stream.start()
+            stream.send(self._chunks.opening())
+            self._stream = stream
+            self._told(stream, self._early)
+            stream.send(self._last_events(self._reply or await self._ended(await self._future)))
+        except RequestError as error:
+            self._fail(stream, error)
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is told as everything else
+            log_fault("stream failed", error, request_id=self._waiter.id)
+            self._fail(stream, RequestError(ErrorCode.INTERNAL_ERROR))
+        finally:
+            self._leave()
+        stream.end()
+
+    def _told(self, stream: EventStream | None, text: str) -> None:
+        if stream is None:
+            self._early += text
+        elif text:
+            stream.send(self._chunks.delta(text))
+        if self._assembly.broken and not self._future.done():
+            self._inference.give_up(self._waiter, ErrorCode.WORKER_LOST)
+
+    def _last_events(self, reply: Reply) -> bytes:
+        rest = self._assembly.rest(reply.output, reply.attempts)
+        if rest is None:
+            raise RequestError(ErrorCode.WORKER_LOST)
+        return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + DONE
+
+    async def _ended(self, outcome: Outcome) -> Reply:
+        """Raises RequestError for every end but a completed one."""
+        if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
+            return await self._stored(self._identity, self._waiter, outcome)
+        return self._inference.completed(self._identity, self._waiter, outcome, self._dialect)
+
+    def _fail(self, stream: EventStream, error: RequestError) -> None:
+        stream.send(event(self._inference.faults.answer(error, self._waiter.id).body))
+        stream.keep_alive = False
+
+    def _leave(self) -> None:
+        self._stream = self._waiter.reader = None
+        self._inference.leave(self._waiter)
+
+    def _limits(self) -> str:
+        return self._inference.standing.lines(self._identity, self._waiter.verdict)
+
+    def _form(self, request_id: str) -> Chunks:
+        if self._dialect.chunks is None:
+            raise RuntimeError("This is a bug: a stream at a door that has none.")
+        return self._dialect.chunks(request_id, self._waiter.submission.model, self._asked)

@@ -1,0 +1,88 @@
+"""Inside the model process: who listens to the items of the batch that runs, and what they are to hear next.
+
+What all of them are told between two steps goes out in one frame: at once where somebody hears the first of an item,
+else at most every 20 ms, since more frames than a reader can follow are only work. What is left at the end of a batch
+is not sent: the answer has it.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from gpu_pool.frames import Piece, Pieces
+
+PIECES_EVERY_S = 0.02
+
+
+class StreamListener:
+    """One item's. What it was told and what was not sent yet is one text."""
+
+    def __init__(self, place: int, stream: str, told: Callable[["StreamListener"], None]) -> None:
+        self.gone = False
+        self.first = True
+        """Nothing was sent yet of the run that goes on."""
+        self._place = place
+        self._stream = stream
+        self._told = told
+        self._offset = 0
+        self._unsent: list[str] = []
+        self._end = 0
+
+    def say(self, offset: int, text: str) -> None:
+        """As `Listener` says."""
+        if offset != self._end or not offset:  # It is run again.
+            self._offset, self._unsent = offset, []
+            self.first = True
+        self._end = offset + len(text)
+        if text and not self.gone:
+            self._unsent.append(text)
+            self._told(self)
+
+    def take(self) -> Piece:
+        """What was not sent yet."""
+        text = "".join(self._unsent)
+        piece = Piece(self._place, self._stream, self._offset, text)
+        self._offset, self._unsent, self.first = self._offset + len(text), [], False
+        return piece
+
+
+class Listeners:
+    """All listeners of the batch that runs. `clock` is monotonic seconds."""
+
+    def __init__(self, send: Callable[[Pieces], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._send = send
+        self._clock = clock
+        self._seq = 0
+        self._all: dict[int, StreamListener] = {}
+        self._told: dict[StreamListener, None] = {}
+        self._urgent = False
+        self._sent_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def begin(self, seq: int) -> None:
+        """A batch begins, with nobody who listens yet."""
+        self._seq, self._all, self._told, self._urgent = seq, {}, {}, False
+
+    def listen(self, place: int, stream: str) -> StreamListener:
+        """Somebody listens to the item at this place."""
+        listener = self._all[place] = StreamListener(place, stream, self._has_news)
+        return listener
+
+    def drop(self, seq: int, places: Iterable[int]) -> None:
+        """These have gone; what is said of another batch comes too late."""
+        for place in places if seq == self._seq else ():
+            if (listener := self._all.get(place)) is not None:
+                listener.gone = True
+                self._told.pop(listener, None)
+
+    def flush(self) -> None:
+        """After a step: send what is to be sent now."""
+        if self._told and (self._urgent or self._clock() - self._sent_at >= PIECES_EVERY_S):
+            told, self._told, self._urgent = self._told, {}, False
+            self._sent_at = self._clock()
+            self._send(Pieces(self._seq, [listener.take() for listener in told]))
+
+    def _has_news(self, listener: StreamListener) -> None:
+        self._told[listener] = None
+        self._urgent = self._urgent or listener.first
