@@ -67,6 +67,22 @@ def holds_three(texts):
     return reverse(texts)
 def sick(texts):
     return [float("nan")] * len(texts) if os.path.exists(os.environ["SICK_MARK"]) else reverse(texts)
+class Writer:
+    # Writes as many words as the file STEPS allows, and notes in the file LEFT when nobody wants them any more.
+    words = [f"{n} " for n in range(20)]
+    def predict(self, texts): return ["".join(self.words)] * len(texts)
+    def generate(self, texts, tell):
+        done = 0
+        while done < len(self.words):
+            if "stumble" in texts and done: raise ValueError
+            ready = done < int(open(os.environ["STEPS"]).read() or 0)
+            wanted = tell([self.words[done] if ready else ""] * len(texts))
+            done += ready
+            if not any(wanted):
+                open(os.environ["LEFT"], "w").close()
+                break
+            if not ready: time.sleep(0.01)
+        return ["".join(self.words[:done])] * len(texts)
 class DiesWhileLoading:
     def load(self): os._exit(9)
     def predict(self, texts): return texts
@@ -117,12 +133,15 @@ StartWorker = Callable[..., Awaitable[RunningWorker]]
 
 @pytest.fixture
 def faulty_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module of models that only model processes can import; the directory of its marks `hung`, `sick`, `deaths`."""
+    """A module of models that only model processes can import; the directory of its files `hung`, `sick`, `deaths`, `steps`, `left`."""
     (tmp_path / "faulty_models.py").write_text(MODELS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("HUNG_MARK", str(tmp_path / "hung"))
     monkeypatch.setenv("SICK_MARK", str(tmp_path / "sick"))
     monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
+    monkeypatch.setenv("STEPS", str(tmp_path / "steps"))
+    monkeypatch.setenv("LEFT", str(tmp_path / "left"))
+    (tmp_path / "steps").write_text("")
     return tmp_path
 
 

@@ -1,50 +1,124 @@
-"""A gateway with a real worker behind it, whose model writes step by step, and what a client saw of a stream."""
+"""A gateway with a real worker behind it, whose model writes step by step as far as a test lets it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from redis.asyncio import Redis
 
+from eventually import eventually
 from gateway.endless import end_all
-from integration.gateway_fixtures import TIERS, Stack, running_stack
+from integration.gateway_fixtures import TIERS, Stack, openai_client, running_stack
 from integration.gpu_pool_fixtures import RunningWorker, StartWorker
+from pool import Pool
 from scheduler.batches import Batches
+from scheduler.endings import Endings
+from scheduler.errors import RedisUnavailable
 from scheduler.keys import Keys
 
-FORM_EVERY_S = 0.005
+__all__ = ["Scene", "caller", "reading", "scene", "stack", "texts"]
 
-StartStreaming = Callable[..., Awaitable[RunningWorker]]
+EVERY_S = 0.005
+WHOLE = "".join(f"{n} " for n in range(20))
+PATIENT = {"gpu_timeout_ms": 20_000}
+"""Of a worker whose model waits for a test."""
 
 
 @pytest.fixture
 async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
     """A ready gateway, and batches of whatever waits; workers are the test's matter."""
-    async with running_stack(client, redis_url, worker=False, total_ms=20_000) as running, forming(client):
+    async with running_stack(client, redis_url, worker=False, total_ms=30_000) as running, scheduling(client):
         yield running
 
 
-@asynccontextmanager
-async def forming(client: Redis) -> AsyncIterator[None]:
-    """As a scheduler would: whatever waits becomes a batch, and lost batches are found."""
-    batches = Batches(client, Keys())
+@pytest.fixture
+async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client, without retries of its own."""
+    async with openai_client(stack) as made:
+        yield made
 
-    async def form() -> None:
+
+@asynccontextmanager
+async def scheduling(client: Redis) -> AsyncIterator[None]:
+    """As a scheduler would: whatever waits becomes a batch, and lost batches are found."""
+    batches, endings = Batches(client, Keys()), Endings(client, Keys())
+
+    async def schedule() -> None:
         count = 0
         while True:
-            await asyncio.sleep(FORM_EVERY_S)
-            if await client.llen("queue:free"):
-                count += 1
-                await batches.form(f"formed-{count}", [(name, 32) for name in TIERS], 1, TIERS)
+            await asyncio.sleep(EVERY_S)
+            with contextlib.suppress(RedisUnavailable):
+                await endings.reap(0)
+                if await client.llen("queue:free"):
+                    count += 1
+                    await batches.form(f"formed-{count}", [(name, 32) for name in TIERS], 1, TIERS)
 
-    task = asyncio.create_task(form())
+    task = asyncio.create_task(schedule())
     try:
         yield
     finally:
         await end_all([task])
+
+
+class Scene:
+    """A worker whose model writes `WHOLE`, a word whenever it is allowed to."""
+
+    def __init__(self, start: StartWorker, home: Path, pool: Pool) -> None:
+        self._start = start
+        self._home = home
+        self._pool = pool
+
+    async def worker(self, name: str = "w1", **changes: Any) -> RunningWorker:
+        """Start one; it is ready."""
+        worker = await self._start(name, "faulty_models:Writer", **PATIENT | changes)
+        await worker.reaches("ready", 60.0)
+        return worker
+
+    def allow(self, words: int) -> None:
+        """The model may write so many words in all."""
+        (self._home / "steps.new").write_text(str(words))
+        (self._home / "steps.new").rename(self._home / "steps")
+
+    @property
+    def model_was_told(self) -> bool:
+        """Whether a model has heard that nobody wants its words."""
+        return (self._home / "left").exists()
+
+    async def runs(self) -> str:
+        """Wait until a worker runs the one batch; the worker's name."""
+
+        async def owner() -> str:
+            for batch_id in await self._pool.client.zrange(self._pool.keys.leases, 0, -1):
+                name = await self._pool.client.hget(self._pool.keys.batch(batch_id.decode()), "worker")
+                return name.decode() if name else ""
+            return ""
+
+        return await eventually(owner, "a worker runs the batch", 20.0)
+
+    async def end(self) -> tuple[str, str]:
+        """Wait until the audit has an end; its state and code."""
+
+        async def ended() -> tuple[str, str] | None:
+            ends = (await self._pool.audit())[1]
+            return (str(ends[0].state), str(ends[0].error_code)) if ends else None
+
+        return await eventually(ended, "the request has ended", 20.0)
+
+
+@pytest.fixture
+def scene(start_worker: StartWorker, faulty_models: Path, pool: Pool) -> Scene:
+    """Workers whose model waits for the test."""
+    return Scene(start_worker, faulty_models, pool)
+
+
+def reading(caller: openai.AsyncOpenAI, prompt: str = "go", **options: Any) -> Any:
+    """Ask for a stream of completions."""
+    return caller.completions.create(model="tiny", prompt=prompt, stream=True, **options)
 
 
 async def texts(stream: Any) -> list[str]:
@@ -52,9 +126,9 @@ async def texts(stream: Any) -> list[str]:
     return [chunk.choices[0].text async for chunk in stream if chunk.choices and chunk.choices[0].text]
 
 
-def sync_client(stack: Stack) -> openai.OpenAI:
-    """OpenAI's client that blocks; for a thread."""
-    return openai.OpenAI(api_key=stack.catalog.keys["free"].text, base_url=f"{stack.url}/v1", max_retries=0)
-
-
-__all__ = ["RunningWorker", "StartWorker", "forming", "stack", "sync_client", "texts"]
+async def first(stream: Any) -> str:
+    """The first piece of a stream of completions."""
+    async for chunk in stream:
+        if chunk.choices and chunk.choices[0].text:
+            return str(chunk.choices[0].text)
+    raise AssertionError("The stream ended without a piece.")
