@@ -100,10 +100,10 @@ async def test_what_cannot_be_obeyed_is_refused_by_name(
     assert stack.worker.seen == []
 
 
-async def test_a_stream_is_refused_as_long_as_there_is_none(caller: openai.AsyncOpenAI) -> None:
-    """Better than an answer that the client cannot read as a stream."""
+async def test_a_stream_takes_one_prompt(caller: openai.AsyncOpenAI) -> None:
+    """Several would be several streams, which one answer cannot be."""
     with pytest.raises(openai.BadRequestError) as caught:
-        await caller.completions.create(model="tiny", prompt="a", stream=True)
+        await caller.completions.create(model="tiny", prompt=["a", "b"], stream=True)
 
     assert caught.value.param == "stream"
 

@@ -134,3 +134,10 @@ async def test_an_answer_that_cannot_be_read_is_refused(found: Reply | RedisUnav
         await stored_reply(Stored(found), "req_1", "other")
 
     assert refused.value.code is ErrorCode.NO_CAPACITY
+
+
+def test_a_stream_is_the_same_request() -> None:
+    """Where its pieces are wanted is no part of what was asked: a replay may be a stream, and the other way round."""
+    asked = Payload("m", "a", {})
+
+    assert idempotency("c", "k", asked.streamed_to("g n")) == idempotency("c", "k", asked)

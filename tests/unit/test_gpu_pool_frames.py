@@ -6,7 +6,20 @@ import pytest
 
 from gpu_pool import frames
 from gpu_pool.backend import ItemResult
-from gpu_pool.frames import HEADER, Done, Fatal, FrameError, FrameTooLarge, Progress, Ready, Run, Said
+from gpu_pool.frames import (
+    HEADER,
+    Done,
+    Drop,
+    Fatal,
+    FrameError,
+    FrameTooLarge,
+    Piece,
+    Pieces,
+    Progress,
+    Ready,
+    Run,
+    Said,
+)
 
 RUN = Run(7, 3000, [b"hello", b""])
 
@@ -19,11 +32,17 @@ def test_a_run_survives_the_way() -> None:
     assert len(frame) - HEADER.size == frames.body_length(frame[: HEADER.size])
 
 
+def test_what_is_dropped_survives_the_way() -> None:
+    """The other message of a supervisor."""
+    assert frames.read_asked(frames.pack(Drop(7, [0, 3]))[HEADER.size :]) == Drop(7, [0, 3])
+
+
 @pytest.mark.parametrize(
     "said",
     [
         Ready("tiny-1"),
         Progress(12),
+        Pieces(7, [Piece(0, "gw-1 nonce", 12, "é")]),
         Done(7, 51.25, [ItemResult("olleh", 2), ItemResult("no", 0, "poison_request")]),
         Done(8, 51.25, [], 16),
         Fatal("The device is lost."),
