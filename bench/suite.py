@@ -15,7 +15,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cases import batching, customers, depth, duration, idle, memory, overload, peers, saturation, throughput, workers
+from cases import (
+    batching,
+    customers,
+    depth,
+    duration,
+    idle,
+    memory,
+    overload,
+    peers,
+    saturation,
+    streams,
+    throughput,
+    workers,
+)
 from cases.outcome import Outcome
 from cases.page import machine, write_page
 from rich.console import Console
@@ -31,6 +44,7 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "memory": memory.run,
     "customers": customers.run,
     "workers": workers.run,
+    "streams": streams.run,
     "duration": duration.run,
     "batching": batching.run,
     "peers": peers.run,

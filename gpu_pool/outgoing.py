@@ -51,8 +51,11 @@ class Outgoing:
 
     async def _send(self) -> None:
         waiting, self._waiting, self._characters = self._waiting, {}, 0
-        for gateway_id, increments in waiting.items():
-            await self._channel.publish(gateway_id, list(increments.values()))
+        publish = self._channel.publish
+        calls = (publish(gateway_id, list(increments.values())) for gateway_id, increments in waiting.items())
+        for fault in await asyncio.gather(*calls, return_exceptions=True):
+            if fault is not None:
+                raise fault
 
 
 def joined(before: Increment | None, more: Increment) -> Increment | None:

@@ -23,6 +23,7 @@ TITLES = {
     "workers": "Cost by workers",
     "duration": "Cost and memory over ten minutes",
     "memory": "Memory",
+    "streams": "Streams",
     "batching": "Batching",
     "peers": "Peers",
 }

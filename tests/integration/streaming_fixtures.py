@@ -31,8 +31,11 @@ PATIENT = {"gpu_timeout_ms": 20_000}
 
 @pytest.fixture
 async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
-    """A ready gateway, and batches of whatever waits; workers are the test's matter."""
-    async with running_stack(client, redis_url, worker=False, total_ms=30_000) as running, scheduling(client):
+    """A ready gateway, and batches of whatever waits; workers are the test's matter. One more beats, and takes nothing:
+    a gateway that sees none for two seconds refuses.
+    """
+    async with running_stack(client, redis_url, total_ms=30_000) as running, scheduling(client):
+        running.worker.hold = True
         yield running
 
 

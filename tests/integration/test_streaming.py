@@ -23,7 +23,7 @@ async def test_a_completion_comes_in_pieces(
 ) -> None:
     """Together they are what the same request gets without a stream; the last chunks say why it ended and what it used."""
     await (await start_worker(backend="tiny", gpu_timeout_ms=20_000)).reaches("ready", 60.0)
-    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40}
+    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 100}
 
     whole = await caller.completions.create(**asked)
     stream = await caller.completions.create(**asked, stream=True, stream_options={"include_usage": True})
