@@ -26,6 +26,7 @@ from scheduler.direct import (
     pack,
     read_by_gateway,
 )
+from scheduler.increments import IncrementChannel
 from scheduler.keys import Keys
 from scheduler.payload import Payload, encode_payload
 from scheduler.presence import Presence
@@ -47,7 +48,8 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
         commands, blocking, keys = command_client(config.redis_url), blocking_client(config.redis_url), Keys()
         clients.extend([commands, blocking])
         ready = ReadyBatches(blocking, keys, BLOCK_S)
-        worker = Worker(config, Batches(commands, keys), ready, Presence(commands, keys))
+        batches, presence = Batches(commands, keys), Presence(commands, keys)
+        worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys))
         running = asyncio.create_task(worker.run())
         await eventually(lambda: running.done() or worker._keeper.ready.is_set() or not loads, "the model loads", 30.0)
         if running.done():

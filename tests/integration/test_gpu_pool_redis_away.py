@@ -17,6 +17,7 @@ from pool import TIERS, Pool
 from scheduler.batches import Batches, ClaimedBatch, ReadyBatches
 from scheduler.connections import blocking_client, command_client
 from scheduler.errors import RedisUnavailable
+from scheduler.increments import IncrementChannel
 from scheduler.keys import Keys
 from scheduler.observation import WorkerBeat
 from scheduler.presence import Presence
@@ -111,7 +112,8 @@ async def scene(server: EmbeddedRedis, request: pytest.FixtureRequest) -> AsyncI
     assert isinstance(batches, Batches)
     assert isinstance(presence, Presence)
     ready = CountingReady(blocking, keys, BLOCK_S)
-    worker = Worker(WorkerConfig(server.url, "w1", "simulated:300"), batches, ready, presence)
+    config = WorkerConfig(server.url, "w1", "simulated:300")
+    worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys))
     running = asyncio.create_task(worker.run())
     yield Scene(server, worker, ready, presence, Pool(commands, keys))
     worker.drain()

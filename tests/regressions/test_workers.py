@@ -26,6 +26,7 @@ from scheduler.batches import Batches, ClaimedRequest, ReadyBatches
 from scheduler.caretaker import Caretaker
 from scheduler.connections import blocking_client, command_client
 from scheduler.errors import ErrorCode
+from scheduler.increments import IncrementChannel
 from scheduler.keys import Keys
 from scheduler.payload import Payload, encode_payload
 from scheduler.presence import Presence
@@ -55,7 +56,8 @@ async def test_bug_12_a_fetch_before_the_first_heartbeat(pool: Pool, line: BadLi
     commands, blocking, keys = command_client(line.url), blocking_client(line.url), Keys()
     line.refuse = True
     parts = Batches(commands, keys), ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
-    worker = Worker(WorkerConfig(line.url, "w1", "simulated:10", heartbeat_ms=50), *parts)
+    config = WorkerConfig(line.url, "w1", "simulated:10", heartbeat_ms=50)
+    worker = Worker(config, *parts, IncrementChannel(commands, keys))
     task = asyncio.create_task(worker.run())
     await eventually(worker._keeper.ready.is_set, "the model is ready")
     tries = line.accepted

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import customers, depth, duration, idle, memory, overload, peers, saturation, throughput, workers
+from cases import customers, depth, duration, idle, memory, overload, peers, saturation, streams, throughput, workers
 from cases.outcome import Check, at_least, at_most, none_of
 from cases.page import TITLES, machine, write_page
 from suite import CASES, holds, measured
@@ -184,3 +184,19 @@ def platform_names_absent(page: str) -> bool:
 def test_every_case_has_a_title() -> None:
     """The page would leave it out otherwise."""
     assert set(CASES) == set(TITLES)
+
+
+def streamed(**changes: Any) -> dict[str, Any]:
+    calm = {"streams": 1000, "events": 18.0, "p50_ms": 5.0, "p95_ms": 15.0, "not_whole": 0}
+    return {"calm": {**calm, **changes}, "cut": dict(calm), "cpu_us": {"gateway": 50.0}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, True), ({"p95_ms": 20.1}, False), ({"not_whole": 1}, False), ({"p95_ms": None}, True)],
+)
+def test_streams_are_judged_by_their_first_byte_and_by_what_is_missing(changes: dict[str, Any], expected: bool) -> None:
+    """20 ms at p95, and not one answer that differs; what was not measured is no failure, and shows as such."""
+    checks = streams.judge(streamed(**changes))
+
+    assert (False not in verdicts(checks).values()) is expected
