@@ -68,28 +68,37 @@ class ChatDelta(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
 
-class Chunk(msgspec.Struct, gc=False):
-    """One chunk. `usage` is null until the last one, where the client asked for it, and else not there."""
+class CompletionChunk(msgspec.Struct, gc=False):
+    """One event of a completion. `usage` is null until the last one, where the client asked for it, and else not there."""
 
     id: str
-    object: Literal["text_completion", "chat.completion.chunk"]
+    object: Literal["text_completion"]
     created: int
     model: str
-    choices: list[TextDelta] | list[ChatDelta]
-    service_tier: str | UnsetType = UNSET
+    choices: list[TextDelta]
+    usage: TokenUsage | UnsetType | None = UNSET
+
+
+class ChatChunk(msgspec.Struct, gc=False):
+    """One event of a chat. `usage` is null until the last one, where the client asked for it, and else not there."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatDelta]
+    service_tier: str
     usage: TokenUsage | UnsetType | None = UNSET
 
 
 class CompletionChunks:
     """The stream of `/v1/completions`."""
 
-    object: Literal["text_completion", "chat.completion.chunk"] = "text_completion"
-
     def __init__(self, request_id: str, model: str, asked: Asked) -> None:
         self._id = request_id
         self._created = created_ms(request_id) // 1000
         self._model = model
-        self._asked = asked
+        self._unused = None if asked.include_usage else UNSET
 
     def opening(self) -> bytes:
         """Nothing is known of a text before it begins."""
@@ -97,43 +106,41 @@ class CompletionChunks:
 
     def delta(self, text: str) -> bytes:
         """As `Chunks` says."""
-        return self._event([TextDelta(text)])
+        return self._event([TextDelta(text)], self._unused)
 
     def closing(self, reply: Reply) -> bytes:
         """As `Chunks` says."""
-        return self._event(self._last(reply.finish_reason)) + self._usage(reply)
+        last = self._event([TextDelta("", finish_reason=reply.finish_reason)], self._unused)
+        return last if self._unused is UNSET else last + self._event([], usage([reply]))
 
-    def _last(self, finish_reason: str) -> list[TextDelta] | list[ChatDelta]:
-        return [TextDelta("", finish_reason=finish_reason)]
-
-    def _usage(self, reply: Reply) -> bytes:
-        return self._event([], usage([reply])) if self._asked.include_usage else b""
-
-    def _event(self, choices: list[TextDelta] | list[ChatDelta], used: TokenUsage | None = None) -> bytes:
-        shown = used if self._asked.include_usage else UNSET
-        return event(
-            encode_json(Chunk(self._id, self.object, self._created, self._model, choices, self._tier(), shown))
-        )
-
-    def _tier(self) -> str | UnsetType:
-        return UNSET
+    def _event(self, choices: list[TextDelta], used: TokenUsage | UnsetType | None) -> bytes:
+        chunk = CompletionChunk(self._id, "text_completion", self._created, self._model, choices, used)
+        return event(encode_json(chunk))
 
 
-class ChatChunks(CompletionChunks):
+class ChatChunks:
     """The stream of `/v1/chat/completions`."""
 
-    object = "chat.completion.chunk"
+    def __init__(self, request_id: str, model: str, asked: Asked) -> None:
+        self._id = request_id
+        self._created = created_ms(request_id) // 1000
+        self._model = model
+        self._tier = told(asked.service_tier)
+        self._unused = None if asked.include_usage else UNSET
 
     def opening(self) -> bytes:
         """Who speaks. Some clients count the time until the first chunk, and a queue may be long."""
-        return self._event([ChatDelta(Delta(role="assistant", content=""))])
+        return self._event([ChatDelta(Delta(role="assistant", content=""))], self._unused)
 
     def delta(self, text: str) -> bytes:
         """As `Chunks` says."""
-        return self._event([ChatDelta(Delta(content=text))])
+        return self._event([ChatDelta(Delta(content=text))], self._unused)
 
-    def _last(self, finish_reason: str) -> list[TextDelta] | list[ChatDelta]:
-        return [ChatDelta(Delta(), finish_reason=finish_reason)]
+    def closing(self, reply: Reply) -> bytes:
+        """As `Chunks` says."""
+        last = self._event([ChatDelta(Delta(), finish_reason=reply.finish_reason)], self._unused)
+        return last if self._unused is UNSET else last + self._event([], usage([reply]))
 
-    def _tier(self) -> str | UnsetType:
-        return told(self._asked.service_tier)
+    def _event(self, choices: list[ChatDelta], used: TokenUsage | UnsetType | None) -> bytes:
+        kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+        return event(encode_json(ChatChunk(self._id, kind, self._created, self._model, choices, self._tier, used)))

@@ -13,6 +13,7 @@ from gateway.answer import JSON
 from gateway.faults import TRY_LATER, ErrorBody
 from gateway.openapi_door import LIMITS, TOKEN_LIMITS, Door, Says, Schema
 from gateway.openapi_headers import SOMETIMES, header_component
+from gateway.openapi_kinds import EVENT_STREAM
 from gateway.openapi_shared import headers_in, share_responses
 from gateway.problem import PROBLEM_JSON, Problem
 from scheduler.errors import HTTP, ErrorCode
@@ -126,7 +127,7 @@ def _response(door: Door, status: int, known: Mapping[Any, Schema], method: str)
     for each in told:
         for media, kind in each.content.items():
             schema = _error_schema(kind, codes, known) if each is not says else known[kind]
-            content.setdefault(media, []).append(schema)
+            content.setdefault(media, []).append(_events(schema, known) if media == EVENT_STREAM else schema)
     document: Schema = {
         "description": " ".join(each.sentence for each in told),
         "headers": _header_references(told),
@@ -134,6 +135,18 @@ def _response(door: Door, status: int, known: Mapping[Any, Schema], method: str)
     if content and method != "HEAD":
         document["content"] = {media: {"schema": _either(schemas)} for media, schemas in content.items()}
     return document
+
+
+def _events(schema: Schema, known: Mapping[Any, Schema]) -> Schema:
+    """One event of a stream, as OpenAPI 3.2 describes them."""
+    chunk = {
+        "type": "string",
+        "description": "A chunk; or, in the place of all that would follow, an error.",
+        "contentMediaType": JSON,
+        "contentSchema": {"anyOf": [schema, known[ErrorBody]]},
+    }
+    data = {"anyOf": [chunk, {"const": "[DONE]", "description": "The end."}]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _says_errors(door: Door, codes: Sequence[ErrorCode]) -> Says:

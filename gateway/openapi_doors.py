@@ -12,6 +12,7 @@ from gateway import chat, completions
 from gateway.account import Account
 from gateway.answer import JSON
 from gateway.chat import MAX_MESSAGES, ChatBody, ChatCompletion, ChatMessage
+from gateway.chunks import ChatChunk, CompletionChunk
 from gateway.completions import Completion, CompletionBody
 from gateway.embeddings import EmbeddingBody, Embeddings
 from gateway.health_document import Alive, Health, Readiness
@@ -52,8 +53,10 @@ def taken(values: Mapping[str, tuple[Any, ...]]) -> dict[str, Schema]:
     return {name: only(*each) for name, each in values.items()}
 
 
-NO_STREAM = taken({"stream": (None, False), "stream_options": (None,)})
-
+STREAMED: Schema = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
+OPTIONS_OF_A_STREAM: Schema = {"anyOf": [{"properties": {"stream_options": {"type": "null"}}}, STREAMED]}
+ONE_PROMPT: Schema = {"not": {"allOf": [STREAMED, {"properties": {"prompt": {"type": "array", "minItems": 2}}}]}}
+"""Of a stream."""
 
 PREFER = Parameter(
     name="Prefer", place="header", sentence="`respond-async`: a job instead of an answer. Anything else is passed over."
@@ -116,7 +119,9 @@ DOORS: tuple[Door, ...] = (
         Completion,
         "Complete prompts, as OpenAI's clients ask for it",
         example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
-        rules={"prompt": TEXTS, "service_tier": SERVICE_TIER, **NO_STREAM, **taken(completions.TAKEN)},
+        rules={"prompt": TEXTS, "service_tier": SERVICE_TIER, **taken(completions.TAKEN)},
+        conditions=(OPTIONS_OF_A_STREAM, ONE_PROMPT),
+        events=CompletionChunk,
     ),
     asks(
         "/v1/chat/completions",
@@ -124,8 +129,9 @@ DOORS: tuple[Door, ...] = (
         ChatCompletion,
         "Go on with a conversation, as OpenAI's clients ask for it",
         example={"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_completion_tokens": 16},
-        rules={"messages": MESSAGES, "service_tier": SERVICE_TIER, **NO_STREAM, **taken(chat.TAKEN)},
-        conditions=(ONE_NAME,),
+        rules={"messages": MESSAGES, "service_tier": SERVICE_TIER, **taken(chat.TAKEN)},
+        conditions=(ONE_NAME, OPTIONS_OF_A_STREAM),
+        events=ChatChunk,
     ),
     asks(
         "/v1/embeddings",

@@ -10,6 +10,8 @@ from scheduler.errors import ErrorCode
 
 EVENT_STREAM = "text/event-stream"
 READ = ("GET", "HEAD")
+OF_EITHER = ("Server-Timing", "Cache-Control")
+"""Headers that either the JSON or the stream has."""
 
 ANYWHERE = frozenset(
     {
@@ -69,7 +71,7 @@ def asks(
         sentence="Completed.",
         content=content,
         headers=("x-request-id", *LIMITS) if events else ("x-request-id", "Server-Timing", *LIMITS),
-        sometimes=(*TOKEN_LIMITS, "Idempotent-Replayed", "Cache-Status", *(("Server-Timing",) if events else ())),
+        sometimes=(*TOKEN_LIMITS, "Idempotent-Replayed", "Cache-Status", *(OF_EITHER if events else ())),
     )
     return Door(
         path=path,

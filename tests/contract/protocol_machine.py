@@ -100,14 +100,12 @@ class Protocol(World):
         self.run(Riders(self.client, self.pool.keys).share())
 
     @precondition(lambda self: self.life.submissions)
-    @rule(some=st.lists(ANY, min_size=1, max_size=3), code=st.sampled_from(CODES), running=st.booleans())
-    def cancel(self, some: list[int], code: ErrorCode, *, running: bool = False) -> None:
-        """A deadline, a fault, or a client that left; where that was a stream it ends even while it runs."""
+    @rule(some=st.lists(ANY, min_size=1, max_size=3), code=st.sampled_from(CODES))
+    def cancel(self, some: list[int], code: ErrorCode) -> None:
         ids = list(dict.fromkeys(self.pick(i) for i in some))
         before = {i: row.state for i, row in self.scan().rows.items()}
-        replies = self.run(self.pool.endings.cancel([(i, code, running) for i in ids]))
-        for i, reply in zip(ids, replies, strict=True):
-            left_running = before[i] == "processing" and code is ErrorCode.CANCELLED and not running
+        for i, reply in zip(ids, self.run(self.pool.endings.cancel([(i, code) for i in ids])), strict=True):
+            left_running = before[i] == "processing" and code is ErrorCode.CANCELLED
             assert (reply is None) == (left_running or i in self.life.adopted)
             self.life.told[i] += before[i] not in TERMINAL and not left_running
             self.answer(reply)
