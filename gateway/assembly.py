@@ -11,10 +11,14 @@ class Assembly:
     """What was sent of one output, and what may be sent now. `broken`: nothing may, the stream cannot be gone on with."""
 
     def __init__(self) -> None:
-        self._parts: list[str] = []
+        self._text = ""
         self._attempt = 0
-        self.length = 0
         self.broken = False
+
+    @property
+    def length(self) -> int:
+        """Characters that were sent."""
+        return len(self._text)
 
     def take(self, attempt: int, offset: int, text: str) -> str:
         """What is to be sent of an increment; "" for nothing."""
@@ -40,11 +44,9 @@ class Assembly:
 
     def _sent(self, attempt: int, text: str) -> str:
         if text:
-            self._parts.append(text)
             self._attempt = attempt
-            self.length += len(text)
+            self._text += text
         return text
 
     def _agrees(self, offset: int, text: str) -> bool:
-        self._parts = ["".join(self._parts)]
-        return self._parts[0].startswith(text, offset)
+        return self._text.startswith(text, offset)

@@ -3,14 +3,18 @@
 What all of them are told between two steps goes out in one frame: at once where somebody hears the first of an item,
 else at most every 50 ms. More is more than a reader can follow, and every event costs gateway and client a write and a
 read: 200 streams of 50 tokens/s would be most of a core. What is left at the end of a batch is not sent: the answer has it.
+What went out lately goes out again with what is new, so a message that is lost is made good by the next one.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from gpu_pool.frames import Piece, Pieces
 
 PIECES_EVERY_S = 0.05
+AGAIN = 3
+"""So many pieces are repeated: as long as a subscription that was lost takes to be made again."""
 
 
 class StreamListener:
@@ -25,12 +29,14 @@ class StreamListener:
         self._told = told
         self._offset = 0
         self._unsent: list[str] = []
+        self._lately: deque[str] = deque(maxlen=AGAIN)
         self._end = 0
 
     def say(self, offset: int, text: str) -> None:
         """As `Listener` says."""
         if offset != self._end or not offset:  # It is run again.
             self._offset, self._unsent = offset, []
+            self._lately.clear()
             self.first = True
         self._end = offset + len(text)
         if text and not self.gone:
@@ -38,9 +44,10 @@ class StreamListener:
             self._told(self)
 
     def take(self) -> Piece:
-        """What was not sent yet."""
-        text = "".join(self._unsent)
-        piece = Piece(self._place, self._stream, self._offset, text)
+        """What was not sent yet, behind what was sent lately."""
+        again, text = "".join(self._lately), "".join(self._unsent)
+        piece = Piece(self._place, self._stream, self._offset - len(again), again + text)
+        self._lately.append(text)
         self._offset, self._unsent, self.first = self._offset + len(text), [], False
         return piece
 

@@ -1,7 +1,7 @@
 """What a worker's streams add, on its way to the gateways: what gathers while one message is under way goes with the next.
 
 So neither the model nor the supervisor ever waits for Redis, and what waits is bounded: pieces of one request that
-follow each other are one, and what finds no room is dropped. A gateway fills such gaps from the stored reply.
+follow each other, or overlap, are one, and what finds no room is dropped. A gateway fills such gaps from the stored reply.
 """
 
 import asyncio
@@ -65,6 +65,7 @@ def joined(before: Increment | None, more: Increment) -> Increment | None:
     end = before.offset + len(before.text)
     if before.offset == LOST or more.offset > end:
         return None
-    if more.offset < end:
+    if more.offset < before.offset:
         return more
-    return Increment(more.id, more.nonce, more.attempt, before.offset, before.text + more.text)
+    kept = before.text[: more.offset - before.offset]
+    return Increment(more.id, more.nonce, more.attempt, before.offset, kept + more.text)

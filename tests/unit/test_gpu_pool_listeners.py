@@ -8,7 +8,7 @@ from gpu_pool.backend import InvalidOutput, Item
 from gpu_pool.batch_streams import BatchStreams
 from gpu_pool.frames import Piece, Pieces
 from gpu_pool.function import FunctionBackend
-from gpu_pool.listeners import PIECES_EVERY_S, Listeners
+from gpu_pool.listeners import AGAIN, PIECES_EVERY_S, Listeners
 from gpu_pool.outgoing import MOST_CHARACTERS, Outgoing, joined
 from gpu_pool.tiny.spoken import Spoken, held_back
 from scheduler.batches import ClaimedRequest
@@ -60,8 +60,21 @@ def test_the_first_piece_goes_at_once_and_the_others_together() -> None:
 
     assert steps.sent == [
         Pieces(7, [Piece(0, "g n1", 0, "x"), Piece(3, "g n2", 0, "y")]),
-        Pieces(7, [Piece(0, "g n1", 1, "12")]),
+        Pieces(7, [Piece(0, "g n1", 0, "x12")]),
     ]
+
+
+def test_what_was_sent_lately_is_sent_again() -> None:
+    """A message that is lost is made good by the next one, without anybody asking; what is older is not repeated for ever."""
+    steps = Steps()
+    a = steps.listeners.listen(0, "g n")
+    for place in range(AGAIN + 2):
+        a.say(place, str(place))
+        steps.step(2 * PIECES_EVERY_S)
+
+    last = steps.sent[-1].pieces[0]
+    assert len(steps.sent) == AGAIN + 2
+    assert (last.offset, last.text) == (1, "".join(map(str, range(1, AGAIN + 2))))
 
 
 def test_an_item_that_is_run_again_begins_again() -> None:
@@ -75,7 +88,7 @@ def test_an_item_that_is_run_again_begins_again() -> None:
     a.say(0, "x")
     steps.step(0)
 
-    assert steps.sent[1:] == [Pieces(7, [Piece(0, "g n", 0, "x")])]
+    assert steps.sent[1:] == [Pieces(7, [Piece(0, "g n", 0, "x")])]  # Nothing of the first run is repeated.
 
 
 def test_who_left_is_told_nothing() -> None:
@@ -137,6 +150,8 @@ def add(text: str, offset: int, attempt: int = 1) -> Increment:
         (add("ab", 4), add("cd", 6), add("abcd", 4)),
         (add("ab", 4), add("cd", 7), None),  # What came between was dropped.
         (add("ab", 4), add("x", 0), add("x", 0)),  # Run again.
+        (add("ab", 0), add("x", 0), add("x", 0)),
+        (add("abc", 4), add("bcd", 5), add("abcd", 4)),  # It overlaps.
         (add("ab", 4), add("x", 0, 2), add("x", 0, 2)),
         (add("ab", 4), add("", LOST), add("", LOST)),
         (add("", LOST), add("x", 0), None),
