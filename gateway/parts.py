@@ -126,6 +126,7 @@ class Parts:
             self.waiters,
             results,
             anew=lambda: self.witness.suspect("the subscription was lost"),
+            hear=self.waiters.hear_all,
         )
         self.internal = self._internal(find_stored)
         inference, self.jobs = self._serving()

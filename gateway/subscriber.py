@@ -19,7 +19,7 @@ from scheduler.backoff import Backoff
 from scheduler.connections import translated
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.increments import MARK, decode_increments
+from scheduler.increments import MARK, Increment, decode_increments
 from scheduler.replies import Reply, decode_replies
 
 log = structlog.get_logger("gateway")
@@ -47,7 +47,10 @@ class Waiting(Protocol):
 
 
 class Subscriber:
-    """Keeps one channel subscribed. `anew` is told after a lost one was made again; `clock` is monotonic seconds."""
+    """Keeps one channel subscribed. `anew` is told after a lost one was made again, `hear` of outputs that have grown.
+
+    `clock` is monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Subscriber:
         results: FetchResults,
         *,
         anew: Callable[[], None] = lambda: None,
+        hear: Callable[[Iterable[Increment]], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -64,6 +68,7 @@ class Subscriber:
         self._waiters = waiters
         self._results = results
         self._anew = anew
+        self._hear = hear
         self._clock = clock
         self.subscribed = asyncio.Event()  # Set while Redis has acknowledged the subscription and answers.
         self.was_subscribed = False
@@ -152,7 +157,7 @@ class Subscriber:
         """
         try:
             if message.startswith(MARK):
-                self._waiters.hear_all(decode_increments(message))
+                self._hear(decode_increments(message))
             else:
                 self._waiters.resolve_all(decode_replies(message))
         except ValueError:
