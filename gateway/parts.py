@@ -77,7 +77,7 @@ class Parts:
         self._client = command_client(config.redis_url)
         self._subscriber_client = subscriber_client(config.redis_url)
         keys = self._keys = Keys(config.pool)
-        results = self._results = Results(self._client, keys)
+        self._results = Results(self._client, keys)
         endings = Endings(self._client, keys)
         admissions = Admissions(self._client, keys, config.gateway_id)
         adoption, ends = Adoption(self._client, keys), LastEnds(config.gateway_id)
@@ -120,19 +120,22 @@ class Parts:
             refusals=self.refusals.drain,
         )
         self.direct = self._direct(adoption, ends)
-        self.subscriber = Subscriber(
-            self._subscriber_client,
-            keys.responses(config.gateway_id),
-            self.waiters,
-            results,
-            anew=lambda: self.witness.suspect("the subscription was lost"),
-            hear=self.waiters.hear_all,
-        )
+        self.subscriber = self._subscriber()
         self.internal = self._internal(find_stored)
         inference, self.jobs = self._serving()
         self.me = self._me(inference, find_usage)
         self._routes = build_routes(inference, self.internal, self.me, self._models(inference), self.jobs)
         self._lane = FastLane(inference, self.doors)
+
+    def _subscriber(self) -> Subscriber:
+        return Subscriber(
+            self._subscriber_client,
+            self._keys.responses(self.config.gateway_id),
+            self.waiters,
+            self._results,
+            anew=lambda: self.witness.suspect("the subscription was lost"),
+            hear=self.waiters.hear_all,
+        )
 
     def _doorman(self) -> Doorman:
         throttle = None if self.config.auth_failures == "off" else AuthThrottle(self.config.auth_failures)
