@@ -101,7 +101,7 @@ class Inference:
             stream_to=parts.config.gateway_id if stream else "",
         )
         sharing = self.models.sharing.get(payload.model)
-        if sharing is not None:
+        if sharing is not None and not stream:
             let_share(submission, payload, sharing, parts.model_version())
         parts.meter.arrived(identity.tier)
         if is_retry(asking.headers):

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.direct_mode_fixtures import Outage, direct_already, outage
-from integration.gateway_fixtures import Stack, openai_client, running_stack, tier
+from integration.gateway_fixtures import Stack, model, openai_client, running_stack, tier
 from scheduler.batches import Outcome
 from scheduler.increments import Increment, IncrementChannel
 from scheduler.keys import Keys
@@ -302,3 +302,13 @@ async def test_who_leaves_the_queue_is_cancelled(stack: Stack, caller: openai.As
     assert stack.gateway._edge is not None
     assert len(stack.gateway._edge.ping_watch) == 0
     assert stack.worker.seen == []
+
+
+async def test_a_stream_has_a_run_of_its_own(stack: Stack, caller: openai.AsyncOpenAI) -> None:
+    """Where answers are shared as well: pieces come from a run, and only the one that asked is told them."""
+    stack.catalog.set(models=(model(cache_ttl_s=60),))
+
+    for _ in range(2):
+        await pieces(await streamed(caller, temperature=0))
+
+    assert len(stack.worker.seen) == 2

@@ -64,7 +64,7 @@ def test_whatever_the_output_depends_on_is_in_the_name(other: tuple[str, Payload
 
 def test_the_order_of_parameters_is_not_in_the_name() -> None:
     """Nor what only the door knows, such as whether the output is streamed."""
-    turned = replace(ASKED, parameters={"stop": ["a", "b"], "max_tokens": 5}, stream=True)
+    turned = replace(ASKED, parameters={"stop": ["a", "b"], "max_tokens": 5}, stream="g n")
 
     assert same("c1", turned, "v1") == same("c1", ASKED, "v1")
     assert len(same("c1", ASKED, "v1")) == 32
@@ -104,7 +104,7 @@ def test_nothing_is_kept_while_the_version_is_not_known() -> None:
     assert told(version="") == (same("c1", ASKED, ""), 0, "")
 
 
-@pytest.mark.parametrize("payload", [replace(ASKED, stream=True), replace(ASKED, parameters={"temperature": 1})])
+@pytest.mark.parametrize("payload", [replace(ASKED, stream="g n"), replace(ASKED, parameters={"temperature": 1})])
 def test_who_shares_with_nobody(payload: Payload) -> None:
     """Who wants its output by the piece, or another one each time."""
     assert told(payload) == ("", 0, "")
