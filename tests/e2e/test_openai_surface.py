@@ -42,15 +42,25 @@ def by_hand(access: dict[str, str]) -> dict[str, Any]:
         )
         text = client.completions.create(model=model.id, prompt=["Once upon", "The sea"], max_tokens=8)
         vectors = client.embeddings.create(model=model.id, input=["The cat sat.", "The sea is deep."])
-        return {"model": client.models.retrieve(model.id), "chat": chat, "text": text, "vectors": vectors}
+        said: list[Any] = [{"role": "user", "content": "Once upon a time"}]
+        with client.chat.completions.create(model=model.id, messages=said, max_tokens=8, stream=True) as stream:
+            pieces = [chunk.choices[0].delta.content or "" for chunk in stream]
+        return {
+            "model": client.models.retrieve(model.id),
+            "chat": chat,
+            "text": text,
+            "vectors": vectors,
+            "streamed": "".join(pieces),
+        }
 
 
 async def test_the_synchronous_client_finds_all_it_asks_for(access: dict[str, str]) -> None:
-    """Models, chat, completions of a list, embeddings: the client's own types, filled."""
+    """Models, chat, the same as a stream, completions of a list, embeddings: the client's own types, filled."""
     found = await asyncio.to_thread(by_hand, access)
 
     assert found["model"].object == "model"
     assert found["chat"].choices[0].message.content
+    assert found["streamed"] == found["chat"].choices[0].message.content
     assert found["chat"].usage.completion_tokens <= 8
     assert [choice.index for choice in found["text"].choices] == [0, 1]
     assert all(choice.text for choice in found["text"].choices)
@@ -78,15 +88,17 @@ async def test_the_same_seed_brings_the_same_text(caller: openai.AsyncOpenAI) ->
 
 
 async def test_langchain_talks_and_completes(access: dict[str, str], transport: httpx.AsyncClient) -> None:
-    """Its chat model and its older one, each asked once and for several at once."""
+    """Its chat model and its older one, each asked once and for several at once, and a stream."""
     chat = ChatOpenAI(model="tiny", max_tokens=8, http_async_client=transport, **access)
     text = OpenAI(model="tiny", max_tokens=8, http_async_client=transport, **access)
 
     said = await chat.ainvoke([("system", "Be brief."), ("human", "Once upon a time")])
     several = await chat.abatch(["The sea", "The king", "The old man"])
     completed = await text.agenerate(["Once upon", "The sea"])
+    streamed = [chunk.content async for chunk in chat.astream([("system", "Be brief."), ("human", "Once upon a time")])]
 
     assert said.content
+    assert "".join(map(str, streamed)) == said.content
     assert said.response_metadata["finish_reason"] in ("length", "stop")
     assert said.usage_metadata["total_tokens"] > 0
     assert all(message.content for message in several)
