@@ -11,6 +11,19 @@ import socket
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# What the standard library takes for public, some of it only in the oldest version that we run with.
+NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",  # Protocols' own; one cloud keeps its instances' credentials at 192.0.0.192.
+            "168.63.129.16/32",  # Another cloud's host, which only its own machines can reach.
+            "192.88.99.0/24",  # Relays of 6to4, given up by RFC 7526.
+            "fec0::/10",  # Site-local, given up by RFC 3879 and still in use.
+            "3fff::/20",  # Documentation, RFC 9637.
+        ),
+    )
+)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -20,7 +33,9 @@ def is_public(text: str) -> bool:
         address = _inner(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
         return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    if address.is_multicast or address.is_reserved or address.is_unspecified or not address.is_global:
+        return False
+    return not any(address in network for network in NOT_PUBLIC)
 
 
 def _inner(address: Address) -> Address:

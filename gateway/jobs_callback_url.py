@@ -3,6 +3,7 @@
 It is parsed by the same library that will call it, so that no two readers can see two hosts in it.
 """
 
+import re
 from collections.abc import Sequence
 
 from yarl import URL
@@ -10,6 +11,9 @@ from yarl import URL
 from gateway.jobs_hosts import split_entry
 
 MAX_CHARACTERS = 2048
+_LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z)(?:{_LABEL}\.)*{_LABEL}|[0-9a-f.]*:[0-9a-f:.]*")
+"""A name that DNS can hold, or an IPv6 address without a zone: no %2f that a resolver may take for what it stands for."""
 
 
 def refused(url: str, hosts: Sequence[str]) -> str | None:
@@ -19,9 +23,9 @@ def refused(url: str, hosts: Sequence[str]) -> str | None:
     if len(url) > MAX_CHARACTERS:
         return f"`callback_url` must not be longer than {MAX_CHARACTERS} characters."
     parsed = _parsed(url)
-    if parsed is None or parsed.host is None:
+    if parsed is None or parsed.raw_host is None:
         return "`callback_url` must be an http or https URL in ASCII, without user, password and fragment."
-    if not any(_allows(entry, parsed.host.lower(), parsed) for entry in hosts):
+    if not any(_allows(entry, parsed.raw_host.lower(), parsed) for entry in hosts):
         return "The host of `callback_url` is not one of those that callbacks may go to."
     return None
 
@@ -32,7 +36,8 @@ def _parsed(url: str) -> URL | None:
         return None
     try:
         parsed = URL(url)
-        plain = parsed.scheme in ("http", "https") and bool(parsed.host) and "@" not in parsed.raw_authority
+        plain = parsed.scheme in ("http", "https") and "@" not in parsed.raw_authority
+        plain = plain and _HOST.fullmatch((parsed.raw_host or "").lower()) is not None
     except ValueError:
         return None
     return parsed if plain else None

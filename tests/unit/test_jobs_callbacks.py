@@ -11,7 +11,7 @@ from gateway.jobs_callbacks import DELAYS_S, again_s
 from gateway.jobs_hosts import host_list, split_entry
 from gateway.jobs_signature import secret_bytes, signed
 
-HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080")
+HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080", "xn--bcher-kva.example")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:
         "https://plain.example.net:8443/",
         "http://[2001:db8::1]:8080/",
         "https://hooks.example.com/@home",
+        "https://xn--bcher-kva.example/",  # as it is in the list, and as it is looked up
     ],
 )
 def test_where_they_may_go(url: str) -> None:
@@ -59,6 +60,14 @@ def test_where_they_may_go(url: str) -> None:
         "https://hooks.example.com/\n",
         "https://höoks.example.com/",
         "https://hooks.example.com./",
+        "https://127.0.0.1%2f.example.org/",
+        "https://evil%00.example.org/",
+        "https://evil.com;.example.org/",
+        "https://*.example.org/",
+        "https://a..example.org/",
+        "https://..example.org/",
+        "https://" + "a" * 64 + ".example.org/",
+        "https://" + "a." * 130 + "example.org/",
         "http://127.0.0.1/",
         "https://hooks.example.com/" + "a" * MAX_CHARACTERS,
     ],
@@ -106,6 +115,11 @@ def test_what_is_no_entry(entry: str) -> None:
         ("192.168.1.1", False),
         ("169.254.169.254", False),  # where clouds keep their credentials
         ("100.64.0.1", False),
+        ("192.0.0.192", False),  # so does this one
+        ("168.63.129.16", False),  # a cloud's host, seen from its machines
+        ("192.88.99.1", False),
+        ("fec0::2", False),
+        ("3fff::1", False),
         ("0.0.0.0", False),
         ("224.0.0.1", False),
         ("240.0.0.1", False),
