@@ -24,7 +24,8 @@ from gateway.jobs_config import JobConfig
 from gateway.jobs_document import Told, job_result
 from gateway.jobs_signature import signed
 from ledger.job_session import JobSession
-from ledger.jobs import Callback, due_callbacks, note_told
+from ledger.jobs import Callback, JobRow, due_callbacks, find_jobs, note_told
+from ledger.postgres import Connection
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 
@@ -100,7 +101,7 @@ class Callbacks:
         if len(self._under_way) >= MOST_AT_ONCE:
             return
         try:
-            due = await self._session.run(lambda connection: due_callbacks(connection, self._pool, LOOK_ROWS))
+            due = await self._session.run(self._due_now)
         except TierlaneError:
             return
         except Exception as error:  # noqa: BLE001 - no fault may end this loop
@@ -109,7 +110,7 @@ class Callbacks:
         hosts = Counter(host for host, _ in self._under_way.values())
         for callback in due:
             host = URL(callback.url).host or ""
-            if callback.id in self._under_way or hosts[host] >= MOST_OF_A_HOST:
+            if hosts[host] >= MOST_OF_A_HOST:
                 continue
             if len(self._under_way) >= MOST_AT_ONCE:
                 return
@@ -118,12 +119,19 @@ class Callbacks:
             self._under_way[callback.id] = host, task
             task.add_done_callback(functools.partial(self._done, callback.id))
 
+    async def _due_now(self, connection: Connection) -> list[Callback]:
+        return await due_callbacks(connection, self._pool, LOOK_ROWS, MOST_OF_A_HOST, list(self._under_way))
+
     def _done(self, job_id: str, _: "asyncio.Task[None]") -> None:
         del self._under_way[job_id]
         self._due.set()  # There is room for the next.
 
     async def _tell(self, client: aiohttp.ClientSession, callback: Callback) -> None:
-        status = await self._post(client, callback)
+        try:
+            row = (await self._session.run(lambda connection: find_jobs(connection, [callback.id]))).get(callback.id)
+        except TierlaneError:
+            return  # It is still due.
+        status = await self._post(client, callback, row) if row is not None else GONE
         well = status is not None and 200 <= status < 300
         wait_s = None if well else again_s(callback.tries + 1, callback.left_s, status)
         self.told += well
@@ -133,11 +141,11 @@ class Callbacks:
         with contextlib.suppress(TierlaneError):  # Then it is told once more.
             await self._session.run(lambda connection: note_told(connection, callback.id, wait_s))
 
-    async def _post(self, client: aiohttp.ClientSession, callback: Callback) -> int | None:
+    async def _post(self, client: aiohttp.ClientSession, callback: Callback, row: JobRow) -> int | None:
         """The status of the answer; None where there was none, or where it may not be called."""
         if refused(callback.url, self._config.callback_hosts) or not self._may_connect(callback.url):
             return None
-        result = job_result(callback.id, callback.status, callback.output, callback.error_code)
+        result = job_result(row.id, row.status, row.output, row.error_code)
         body = encode_json(Told(callback.id, result.status, result.output, result.error))
         headers = {"Content-Type": "application/json", "User-Agent": "tierlane"}
         headers |= signed(self._config.callback_secret, callback.id, int(self._wall()), body)

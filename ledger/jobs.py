@@ -71,12 +71,9 @@ class JobEnd(msgspec.Struct, frozen=True):
 
 
 class Callback(msgspec.Struct, frozen=True):
-    """An end that is to be told now; the result is kept for `left_s` more."""
+    """An end that is to be told now; the result, which is read when it is told, is kept for `left_s` more."""
 
     id: str
-    status: str
-    output: bytes | None
-    error_code: str | None
     url: str
     tries: int
     left_s: float
@@ -149,9 +146,12 @@ async def purge_jobs(connection: Connection, pool: str, limit: int) -> int:
     return int((await connection.execute(statement("jobs_purge"), pool, limit)).rpartition(" ")[2])
 
 
-async def due_callbacks(connection: Connection, pool: str, limit: int) -> list[Callback]:
-    """Ends that are to be told now, those first that were tried least."""
-    return [Callback(*row) for row in await connection.fetch(statement("jobs_callbacks"), pool, limit)]
+async def due_callbacks(
+    connection: Connection, pool: str, limit: int, of_a_host: int, but: Sequence[str] = ()
+) -> list[Callback]:
+    """Ends that are to be told now, those first that were tried least; `of_a_host` at most, and none of `but`."""
+    rows = await connection.fetch(statement("jobs_callbacks"), pool, limit, of_a_host, but)
+    return [Callback(*row) for row in rows]
 
 
 async def note_told(connection: Connection, job_id: str, again_s: float | None) -> None:

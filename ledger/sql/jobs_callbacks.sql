@@ -1,5 +1,11 @@
--- $1 pool, $2 most rows: ends that are to be told now, those first that were tried least.
-SELECT id, status, output, error_code, callback_url, callback_tries,
-       extract(epoch FROM expires_at - clock_timestamp())::float8 AS left_s
-FROM jobs WHERE callback_at <= clock_timestamp() AND pool = $1
+-- $1 pool, $2 most rows, $3 most of one host, $4 those that are being told: ends that are to be told now, those first that
+-- were tried least. Of a host no more than it is called for at once, so that one with many due does not hide the others.
+SELECT id, callback_url, callback_tries, extract(epoch FROM expires_at - clock_timestamp())::float8 AS left_s
+FROM (
+    SELECT id, callback_url, callback_tries, callback_at, expires_at, row_number() OVER (
+        PARTITION BY lower(substring(callback_url FROM '://([^/?:[]*|\[[^]]*])')) ORDER BY callback_tries, callback_at
+    ) AS place
+    FROM jobs WHERE callback_at <= clock_timestamp() AND pool = $1 AND id <> ALL($4)
+) AS due
+WHERE place <= $3
 ORDER BY callback_tries, callback_at LIMIT $2

@@ -255,3 +255,26 @@ async def test_one_that_does_not_answer_leaves_room(
     await eventually(lambda: len(receiver.calls) == 6, "all are told")
 
     assert sorted(json.loads(body)["task_id"] for _, body in receiver.calls) == sorted(ids)
+
+
+async def test_one_that_does_not_answer_hides_nobody(
+    client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of its ends are due, those of another host are found, though they came last."""
+    monkeypatch.setattr(jobs_callbacks, "LOOK_ROWS", 6)
+    monkeypatch.setattr(jobs_callbacks, "MOST_OF_A_HOST", 2)
+    receiver.gate.clear()
+    async with receiving() as other:
+        jobs = told_to(receiver, callback_hosts=(f"127.0.0.1:{receiver.port}", f"localhost:{other.port}"))
+        async with running_jobs(client, redis_url, database_url, db, jobs=jobs) as bench:
+            for n in range(8):  # One host, whatever follows its name.
+                url = f"http://127.0.0.1:{receiver.port:0{5 + n}}?{n}"
+                await bench.ended(await bench.accepted({"input": "a", "callback_url": url}))
+            await eventually(lambda: receiver.inside == 2, "two are inside")
+            task_id = await bench.accepted({"input": "b", "callback_url": f"http://localhost:{other.port}/"})
+            try:
+                await eventually(lambda: other.calls, "the other is called", 3)
+            finally:
+                receiver.gate.set()
+
+    assert json.loads(other.calls[0][1])["task_id"] == task_id
