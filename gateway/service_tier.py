@@ -16,14 +16,22 @@ KNOWN = sorted({*OWN, FLEX, *MORE})
 class Lowered:
     """An identity with all its limits, served in another tier."""
 
-    __slots__ = ("_own", "tier")
+    __slots__ = ("own", "tier")
 
     def __init__(self, own: IdentityView, tier: str) -> None:
-        self._own = own
+        self.own = own
         self.tier = tier
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._own, name)
+        return getattr(self.own, name)
+
+
+def own(identity: IdentityView) -> IdentityView:
+    """The identity in the key's own tier, whose capacity lowers its limits, whichever tier it is served in.
+
+    The customer has one bucket: lowered as far as the last tier's, it would have nothing left for its own tier either.
+    """
+    return identity.own if isinstance(identity, Lowered) else identity
 
 
 def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView | None) -> IdentityView:

@@ -16,6 +16,7 @@ from gateway.known_limits import KnownLimits
 from gateway.limits import LiveLimits
 from gateway.meter import Meter, fill
 from gateway.rate_headers import rate_headers, rate_lines
+from gateway.service_tier import own
 from gateway.verdicts import LOWERED, NO_ROOM, refusal
 from scheduler.admission import Submission, Verdict
 from scheduler.states import Admission
@@ -36,10 +37,11 @@ class Standing:
 
     def factor(self, identity: IdentityView) -> float:
         """The part of its base limits that the identity has now, 0..1."""
-        return self._live.factor(identity.tier)
+        return self._live.factor(own(identity).tier)
 
     def limits(self, identity: IdentityView) -> Effective:
         """The limits of the identity as lowered now."""
+        identity = own(identity)
         factor = self._live.factor(identity.tier)
         known = self._limits.get(identity.key_id)
         if known is not None and known[0] is identity and known[1] == factor:
@@ -81,14 +83,14 @@ class Standing:
             verdict,
             base_limit_allows=base_limit_allows,
             limits=self.limits(identity),
-            factor=self._live.factor(identity.tier),
+            factor=self.factor(identity),
             drain_rps=self._live.drain_rps(identity.tier),
             pressure=self._live.pressure(identity.tier),
         )
 
     def looked(self, identity: IdentityView, look: LimitLook) -> None:
         """Remember a look at the limits that was no verdict."""
-        self._known.note(identity, look, self._clock(), lowered=self._live.factor(identity.tier) < 1)
+        self._known.note(identity, look, self._clock(), lowered=self.factor(identity) < 1)
 
     def left(self, identity: IdentityView, limits: Effective, verdict: Verdict | None = None) -> Left:
         """What is left of `limits`: as the verdict says, else as far as is known here."""
