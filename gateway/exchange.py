@@ -13,7 +13,7 @@ from gateway.body import check_media, read_body
 from gateway.catalog_view import IdentityView
 from gateway.dialect import Dialect
 from gateway.group import Member, check_size, member_key
-from gateway.idempotency import idempotency_key
+from gateway.idempotency import idempotency_key, with_more
 from gateway.inference import Inference
 from gateway.problem import wants_problem
 from gateway.replays import REPLAYED
@@ -98,9 +98,11 @@ class Exchange:
         together: list[Waiter] = []
         for place, text in enumerate((asked.input, *asked.more)):
             member = Member(new_request_id() if place else call.request_id, call.headers, call.remote)
-            own_key = None if key is None else member_key(key, place, count)
+            own_key = None if key is None else member_key(key, place)
             one = payload.with_input(text)
             waiter = inference.waiter(member, identity, one, own_key, started, future=_new_future())
+            if key is not None:
+                waiter.submission.fingerprint = with_more(waiter.submission.fingerprint, str(count))
             waiter.together = together
             together.append(waiter)
         together[0].submission.together = count

@@ -33,6 +33,9 @@ def _too_many(field: str, count: int, most: int, why: str) -> RequestError:
     return invalid(field, f"`{field}` holds {count} texts, which enter together: {most} is the most {why}.")
 
 
-def member_key(key: str, place: int, count: int) -> str:
-    """The Idempotency-Key of one of them. No client can send it: a key holds no space."""
-    return f"{key} {place}/{count}"
+def member_key(key: str, place: int) -> str:
+    """The Idempotency-Key of one of them. The first has the client's own, by which another body is found out.
+
+    No client can send the others': a key holds no space.
+    """
+    return f"{key} {place}" if place else key

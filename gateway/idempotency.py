@@ -53,6 +53,11 @@ def idempotency(customer_id: str, key: str, payload: Payload) -> Idempotency:
     return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(payload.streamed_to(""))))
 
 
+def with_more(fingerprint: str, more: str) -> str:
+    """What a body is known by where `more` than the model's payload makes it another one."""
+    return _hash(f"{fingerprint} {more}".encode())
+
+
 def _parsed(value: str) -> str:
     """The characters of a key; "" where it is none."""
     if quoted := _QUOTED.fullmatch(value):

@@ -6,7 +6,6 @@ there leaves a request that runs for nobody.
 """
 
 import asyncio
-from hashlib import sha256
 from typing import NamedTuple, cast
 
 from asyncpg import PostgresError
@@ -17,7 +16,7 @@ from gateway.asked import Asked
 from gateway.body import check_media, read_body
 from gateway.catalog_view import IdentityView
 from gateway.dialect import INFERENCE
-from gateway.idempotency import idempotency_key
+from gateway.idempotency import idempotency_key, with_more
 from gateway.inference import Inference
 from gateway.inference_parts import InferenceParts
 from gateway.jobs_body import read_job
@@ -110,7 +109,7 @@ class Submit:
         # Nobody stands and waits: the tier's patience is not a job's.
         submission.total_ms = submission.queue_ms = self._config.total_ms
         if url is not None and submission.idempotency:
-            submission.fingerprint = sha256(f"{submission.fingerprint} {url}".encode()).hexdigest()[:32]
+            submission.fingerprint = with_more(submission.fingerprint, url)
         return Waiter(submission, started, future)
 
     async def _taken(self, call: Call, identity: IdentityView, job: Job) -> Answer:

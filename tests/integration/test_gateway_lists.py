@@ -128,6 +128,24 @@ async def test_a_retry_with_its_key_gets_the_same_choices(stack: Stack, caller: 
     assert len(stack.worker.seen) == 2
 
 
+@pytest.mark.parametrize("other", [["ab", "cd", "ef"], ["ab"], "ab", ["cd"]])
+async def test_a_key_of_a_list_is_no_other_bodys(
+    stack: Stack, caller: openai.AsyncOpenAI, other: str | list[str]
+) -> None:
+    """A longer list, a shorter one and a single text are other bodies, whichever came first."""
+    for number, bodies in enumerate(((["ab", "cd"], other), (other, ["ab", "cd"]))):
+        headers = {"Idempotency-Key": f"order-{number}"}
+        first = await caller.completions.create(model="tiny", prompt=bodies[0], extra_headers=headers)
+        seen = len(stack.worker.seen)
+
+        with pytest.raises(openai.UnprocessableEntityError) as caught:
+            await caller.completions.create(model="tiny", prompt=bodies[1], extra_headers=headers)
+        again = await caller.completions.create(model="tiny", prompt=bodies[0], extra_headers=headers)
+
+        assert caught.value.code == "idempotency_key_reused"
+        assert (again.id, len(stack.worker.seen)) == (first.id, seen)
+
+
 async def test_every_request_of_a_list_is_known_by_its_id(stack: Stack, caller: openai.AsyncOpenAI) -> None:
     """Each has its own place in Redis and in the audit."""
     await caller.completions.create(model="tiny", prompt=["a", "b"])
