@@ -12,6 +12,7 @@ from gateway.asked import Asked
 from gateway.body import check_media, read_body
 from gateway.catalog_view import IdentityView
 from gateway.dialect import Dialect
+from gateway.effective import effective
 from gateway.group import Member, check_size, member_key
 from gateway.idempotency import idempotency_key, with_more
 from gateway.inference import Inference
@@ -94,7 +95,7 @@ class Exchange:
             future = _new_future()
             return [inference.waiter(call, identity, payload, key, started, future=future, stream=asked.stream)]
         count = 1 + len(asked.more)
-        check_size(self._dialect.input_field, count, inference.standing.limits(identity))
+        check_size(self._dialect.input_field, count, effective(identity))
         together: list[Waiter] = []
         for place, text in enumerate((asked.input, *asked.more)):
             member = Member(new_request_id() if place else call.request_id, call.headers, call.remote)

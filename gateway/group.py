@@ -19,7 +19,7 @@ class Member(NamedTuple):
 
 
 def check_size(field: str, count: int, limits: Effective) -> None:
-    """Raises RequestError, naming `field`, for more than could ever enter in one moment."""
+    """Raises RequestError, naming `field`, for more than could ever enter in one moment, by the base limits."""
     most = MAX_SUBMISSIONS
     why = "of one call"
     for limit, words in ((limits.told_burst, "of this key's burst"), (limits.max_concurrency, "of its concurrency")):

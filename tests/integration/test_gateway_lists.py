@@ -7,6 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
+from gateway.limits import LiveLimits
 from integration.gateway_fixtures import Stack, openai_client, reverse, running_stack
 from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
@@ -79,6 +80,19 @@ async def test_a_list_that_could_never_enter_is_a_fault_of_the_body(
         await caller.completions.create(model="tiny", prompt=["a"] * count)
 
     assert caught.value.param == "prompt"
+
+
+async def test_a_list_that_lowered_limits_keep_out_is_no_fault_of_the_body(
+    stack: Stack, caller: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fits into the burst that was sold, so it may come back when there is capacity again."""
+    monkeypatch.setattr(LiveLimits, "factor", lambda _, tier: 0.01 if tier == "free" else 1.0)
+
+    with pytest.raises(openai.InternalServerError) as caught:
+        await caller.completions.create(model="tiny", prompt=["a"] * 20)
+
+    assert (caught.value.status_code, caught.value.code) == (503, "reduced_capacity")
+    assert stack.worker.seen == []
 
 
 async def test_one_that_fails_is_the_answer(stack: Stack, caller: openai.AsyncOpenAI, client: Redis) -> None:
