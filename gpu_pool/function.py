@@ -9,7 +9,7 @@ whole life, so that clients it holds stay usable. A class may also have `embed(l
 import asyncio
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpu_pool.backend import NO_EMBEDDINGS, InvalidOutput, Item, ItemResult
@@ -127,6 +127,8 @@ def as_vectors(vectors: Any, expected: int) -> list[ItemResult]:
 
 def _as_vector(vector: Any) -> ItemResult:
     try:
+        if isinstance(vector, str | bytes | Mapping):  # Of which float() would make numbers that mean nothing.
+            raise TypeError("not a vector")
         return ItemResult(write_vector([float(value) for value in vector]))
     except (TypeError, ValueError, OverflowError):
         return ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)

@@ -7,7 +7,9 @@ from math import isfinite
 
 
 def write_vector(values: Sequence[float]) -> str:
-    """The text. Raises OverflowError for a number that float32 has no room for, ValueError for one that is none."""
+    """The text. Raises OverflowError for a number that float32 has no room for, ValueError for one that is none, and for no numbers."""
+    if not values:
+        raise ValueError("not a vector: it is empty.")
     if not all(map(isfinite, values)):
         raise ValueError("not a vector: a value is not finite.")
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode("ascii")

@@ -84,9 +84,9 @@ def test_a_wrong_number_of_vectors_is_no_answer(vectors: Any) -> None:
         as_vectors(vectors, 1)
 
 
-@pytest.mark.parametrize("vector", [None, ["a"], [1e400], [1e39], [[1.0]]])
+@pytest.mark.parametrize("vector", [None, [], "123", b"ab", {1: 2}, ["a"], [1e400], [float("nan")], [1e39], [[1.0]]])
 def test_a_vector_that_is_none_fails_alone(vector: Any) -> None:
-    """Beside one that is; infinity and what float32 has no room for are no numbers to anybody."""
+    """Beside one that is; text, nothing, infinity and what float32 has no room for are no numbers to anybody."""
     good, bad = as_vectors([[1.5], vector], 2)
 
     assert (good.output, good.error_code) == (write_vector([1.5]), "")
