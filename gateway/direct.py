@@ -103,6 +103,19 @@ class Direct:
             waiter.finish(verdict)
         return True
 
+    def keeps_out(self, first: Waiter) -> bool:
+        """Refuse a list, by its first, where not all of it may enter now. False: each of them may be asked to."""
+        tier = self._tier(first.submission.tier)
+        if tier is None or not self._serves():
+            return False
+        together = [waiter.submission for waiter in first.together]
+        in_use = self._ends.of_customer(first.submission.customer_id)
+        verdict = self._door.keeps_out(together, *tier, self._clock(), in_use=in_use)
+        if verdict is not None:
+            first.verdict = verdict
+            first.finish(verdict)
+        return verdict is not None
+
     def look(self) -> None:
         """Decide anew which way requests go."""
         now, breaker, before = self._clock(), self._parts.watch.breaker, self._policy.mode

@@ -1,9 +1,10 @@
 """Who may enter while Redis is away: the limits of admission as far as one gateway alone can hold them. No I/O."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.direct_queue import DirectQueue
-from gateway.local_limits import REQUEST, Charge, Charges, LocalLimits, charges_of
+from gateway.local_limits import REQUEST, Charge, Charges, LocalLimits, charges_of, of_all
 from scheduler.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
 
@@ -55,6 +56,20 @@ class DirectDoor:
             decision = _Decision(Admission.ACCEPTED, 0, in_use + 1)
         return self._verdict(submission, charges, decision, self._queue.ahead_of(priority))
 
+    def keeps_out(
+        self, together: Sequence[Submission], tier: TierLimit, priority: int, now: float, *, in_use: int
+    ) -> Verdict | None:
+        """The verdict on a list for all of which there is not enough; None where each may come. Nothing is spent."""
+        first, tokens = together[0], sum(each.tokens for each in together)
+        charges = charges_of(first, tier, self._gateways)
+        refusal = self._refusal(first, charges, now, in_use)  # A limit that is first asked is asked for one.
+        if refusal is None:
+            of_them = of_all(charges, tokens, len(together))
+            refusal = self._refusal(first, of_them, now, in_use + len(together) - 1)
+        if refusal is None or tier.shadow:
+            return None
+        return self._verdict(first, charges, refusal._replace(in_use=in_use), self._queue.ahead_of(priority))
+
     def _refusal(self, submission: Submission, charges: Charges, now: float, in_use: int) -> _Decision | None:
         """What the first limit says that refuses."""
         refused = self._limits.refused(charges.every, now)
@@ -63,7 +78,7 @@ class DirectDoor:
             return _Decision(Admission.CONCURRENCY, RETRY_MS, in_use)
         if refused is None:
             return None
-        wait_us = self._limits.level(refused).until_us(refused.limit.amount - refused.cost)
+        wait_us = self._limits.level(refused).until_us(max(0, refused.limit.amount - refused.cost))
         return _Decision(refused.refusal, min(MOST_RETRY_MS, _ms(wait_us)), in_use)
 
     def _verdict(self, submission: Submission, charges: Charges, decision: _Decision, depth: int) -> Verdict:

@@ -139,7 +139,9 @@ class Inference:
         return False
 
     def _direct(self, waiter: Waiter) -> bool:
-        """Past Redis nobody counts them together: each enters by itself, and where one cannot, all are given up."""
+        """Past Redis each enters by itself, once there is enough for all; where one cannot, all are given up."""
+        if waiter.together and self._parts.direct.keeps_out(waiter):
+            return True
         for each in waiter.together or (waiter,):
             self.waiters.add(each)
             if not self._parts.direct.enter(each):

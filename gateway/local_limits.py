@@ -125,6 +125,15 @@ def charges_of(asked: Submission, tier: TierLimit, gateways: int) -> Charges:
     return Charges(key if optional else None, customer, tokens, quotas, every)
 
 
+def of_all(charges: Charges, tokens: int, count: int) -> Charges:
+    """The same for `count` requests with so many tokens in all, which enter together or not at all."""
+
+    def cost(charge: Charge) -> int:
+        return min(tokens, charge.limit.amount) if charge is charges.tokens else charge.cost * count
+
+    return charges._replace(every=tuple(charge._replace(cost=cost(charge)) for charge in charges.every))
+
+
 def _requests(refusal: Admission, name: str, rate: float, burst: float, gateways: int) -> Charge:
     limit, first = bucket(rate / gateways, burst / gateways, REQUEST)
     return Charge(refusal, f"{refusal.value} {name}", limit, REQUEST, first)

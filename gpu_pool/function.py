@@ -21,6 +21,7 @@ from scheduler.payload import Message
 from scheduler.vectors import write_vector
 
 MAX_STRINGS = 100  # The contract's promise to the author of the function.
+NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
 
 
 def find_target(spec: str) -> Any:
@@ -126,12 +127,12 @@ def as_vectors(vectors: Any, expected: int) -> list[ItemResult]:
 
 
 def _as_vector(vector: Any) -> ItemResult:
+    if isinstance(vector, str | bytes | Mapping):  # Of which float() would make numbers that mean nothing.
+        return NO_VECTOR
     try:
-        if isinstance(vector, str | bytes | Mapping):  # Of which float() would make numbers that mean nothing.
-            raise TypeError("not a vector")
         return ItemResult(write_vector([float(value) for value in vector]))
     except (TypeError, ValueError, OverflowError):
-        return ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
+        return NO_VECTOR
 
 
 def _as_result(output: Any) -> ItemResult:

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from direct_parts import endpoints, reverse
 from eventually import eventually
-from integration.direct_mode_fixtures import Outage, audit_of, back, direct_stack, outage, served
+from integration.direct_mode_fixtures import Outage, audit_of, back, direct_already, direct_stack, outage, served
 from integration.gateway_fixtures import tier
 from pool import Pool
 from scheduler.batches import Outcome
@@ -247,3 +247,26 @@ async def test_a_full_waiting_room_sheds_free_for_enterprise(
         status, document, _ = await waiting[1]
         assert (status, document["error"]["code"]) == (503, "shed_for_priority")
         assert [(await each)[0] for each in (running, first, waiting[0])] == [200, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"burst": 8.0, "requests_per_second": 0.001}, "rate_limit_exceeded"), ({"max_concurrency": 6}, "")],
+)
+async def test_a_list_past_redis_enters_whole_or_spends_nothing(
+    client: Redis, redis_url: str, outage: Outage, tmp_path: Path, changes: dict[str, Any], code: str
+) -> None:
+    """Six where a quarter of a burst of eight is there: refused, no model sees any of them, and two can still enter."""
+    async with direct_already(client, redis_url, tmp_path, outage) as (stack, door):
+        stack.catalog.set(key=changes)
+        seen = sum(map(len, door.batches))
+
+        async def ask(prompts: list[str]) -> str:
+            body, url = {"model": "tiny", "prompt": prompts}, f"{stack.url}/v1/completions"
+            async with stack.http.post(url, json=body, headers=stack.key("paid")) as answer:
+                return str((await answer.json()).get("error", {}).get("code", ""))
+
+        assert await ask(["a"] * 6) == code
+        assert sum(map(len, door.batches)) - seen == (0 if code else 6)
+        assert await ask(["a"] * 2) == ""
+        assert len(stack.gateway.waiters) == 0
