@@ -117,6 +117,28 @@ def test_tokens_are_charged_by_the_estimate() -> None:
     assert door.judge(huge, now=121.0).outcome is Admission.ACCEPTED
 
 
+@pytest.mark.parametrize(
+    ("changes", "most", "refusal"),
+    [
+        ({"burst": 20.0, "rate": 0.001}, 5, Admission.CUSTOMER_LIMIT),
+        ({"key_burst": 12.0, "key_rate": 0.001}, 3, Admission.KEY_LIMIT),
+        ({"max_concurrency": 4}, 4, Admission.CONCURRENCY),
+        ({"quotas": (("1day", 3),)}, 3, Admission.QUOTA),
+        ({"tokens": 50, "tokens_per_minute": 601.0}, 3, Admission.TOKEN_LIMIT),
+    ],
+)
+def test_a_list_is_let_in_whole_or_costs_nothing(changes: dict[str, Any], most: int, refusal: Admission) -> None:
+    """One more than there is room for is refused, and as many as there is room for can enter after it."""
+    door, asked = Door(), submission(**changes)
+    out = door.door.keeps_out([asked] * (most + 1), WIDE, 1, 0.0, in_use=0)
+
+    assert out is not None
+    assert out.outcome is refusal
+    assert door.door.keeps_out([asked] * most, WIDE, 1, 0.0, in_use=0) is None
+    assert [door.judge(asked, in_use=n).outcome for n in range(most)] == [Admission.ACCEPTED] * most
+    assert door.judge(asked, in_use=most).outcome is refusal
+
+
 def test_without_a_token_limit_nothing_is_told_of_it() -> None:
     """No limit, no charge."""
     verdict = Door().judge(submission(tokens=5_000_000))
