@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from eventually import eventually
 from pool import TIERS, WIDE, Pool, done
 from scheduler.admission import Submission, TierLimit, Verdict
 
@@ -105,3 +106,18 @@ async def test_retrying_pays_when_there_is_room_for_all(pool: Pool) -> None:
     refused = await pool.admit(party(pool, 4, rate=1.0, burst=12.0))
 
     assert [verdict.retry_after_ms for verdict in refused] == [pytest.approx(1000, rel=0.05)] * 4
+
+
+async def test_a_party_larger_than_its_tiers_part_enters_when_that_is_whole(pool: Pool) -> None:
+    """Else a long list could never enter a small pool. Its debt keeps the next ones out for as long as it is worth."""
+    tiers = [*WIDE[:2], TierLimit("free", 100.0, 4.0, 1000, TIERS)]
+    crowd = party(pool, 40)
+
+    async def entered() -> bool:
+        return outcomes(await pool.admit(crowd, tiers)) == ["accepted"] * 40
+
+    await eventually(entered, "the tier's bucket is full")
+    (after,) = await pool.admit([pool.submission()], tiers)
+
+    assert after.outcome.value == "tier_limit"
+    assert 200 < after.retry_after_ms <= 370  # 36 and one of its own, at 100 a second.

@@ -7,7 +7,8 @@ local function limited(g, tokens, count, shared)
   if key and key.tokens < count then return 'key_limit', ms_until(key.tokens, count, key.rate) end
   local limit, retry_ms = refuse(g.customer, tokens, count)
   if limit then return limit, retry_ms end
-  if not shared and pool.tokens < count then return 'tier_limit', ms_until(pool.tokens, count, pool.rate) end
+  local wanted = math.max(1, math.min(count, pool.burst)) -- more enter when it is full: their debt keeps the next ones out
+  if not shared and pool.tokens < wanted then return 'tier_limit', ms_until(pool.tokens, wanted, pool.rate) end
 end
 
 local function judge(id, g, tokens, capacity, longest_ms, count, shared)
