@@ -11,9 +11,10 @@ from gateway.answer import Answer, encode_json
 from gateway.asked import Asked, Served
 from gateway.chunks import CompletionChunks
 from gateway.dialect import Dialect
+from gateway.group import texts_of
 from gateway.inference_body import Integer, check_model
 from gateway.sampling_fields import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
-from gateway.strict_json import check_duplicates, check_text, decode, invalid
+from gateway.strict_json import check_duplicates, decode, invalid
 from gateway.success import completed
 from gateway.usage import TokenUsage, usage
 from scheduler.request_id import created_ms
@@ -67,7 +68,7 @@ def read_completion(raw: bytes, max_input_bytes: int) -> Asked:
     check_duplicates(raw)
     check_model("model", body.model)
     check_harmless(body, TAKEN)
-    first, *more = _prompts(body.prompt, max_input_bytes)
+    first, *more = texts_of("prompt", body.prompt, max_input_bytes, NOT_TEXT)
     if more and body.stream:
         raise invalid("stream", "`stream` takes one prompt: send a request for each.")
     return Asked(
@@ -79,17 +80,6 @@ def read_completion(raw: bytes, max_input_bytes: int) -> Asked:
         stream=bool(body.stream),
         include_usage=includes_usage(body),
     )
-
-
-def _prompts(prompt: str | list[Any], max_input_bytes: int) -> list[str]:
-    prompts = [prompt] if isinstance(prompt, str) else prompt
-    if not prompts:
-        raise invalid("prompt", "`prompt` must not be empty.")
-    if any(not isinstance(each, str) for each in prompts):
-        raise invalid("prompt", NOT_TEXT)
-    for each in prompts:
-        check_text("prompt", each, max_input_bytes)
-    return prompts
 
 
 def write_completion(served: Served) -> Answer:

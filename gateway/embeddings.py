@@ -4,15 +4,16 @@ A list of texts is as many requests, admitted all or none.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from gateway.answer import Answer, encode_json
 from gateway.asked import Asked, Served
 from gateway.dialect import Dialect
+from gateway.group import texts_of
 from gateway.inference_body import Integer, check_model
-from gateway.strict_json import check_duplicates, check_text, decode, invalid
+from gateway.strict_json import check_duplicates, decode, invalid
 from gateway.success import completed
 from gateway.usage import usage
 from scheduler.payload import Task
@@ -69,7 +70,7 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> Asked:
     check_model("model", body.model)
     if body.dimensions is not None:
         raise invalid("dimensions", "`dimensions` is not supported here: a model's vectors have the length they have.")
-    first, *more = _texts(body.input, max_input_bytes)
+    first, *more = texts_of("input", body.input, max_input_bytes, NOT_TEXT)
     return Asked(
         first,
         body.model,
@@ -78,17 +79,6 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> Asked:
         service_tier=body.service_tier,
         floats=body.encoding_format != "base64",
     )
-
-
-def _texts(given: str | list[Any], max_input_bytes: int) -> list[str]:
-    texts = [given] if isinstance(given, str) else given
-    if not texts:
-        raise invalid("input", "`input` must not be empty.")
-    if any(not isinstance(each, str) for each in texts):
-        raise invalid("input", NOT_TEXT)
-    for each in texts:
-        check_text("input", each, max_input_bytes)
-    return texts
 
 
 def write_embedding(served: Served) -> Answer:

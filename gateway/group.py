@@ -1,11 +1,11 @@
 """A list of inputs in one body: as many requests, which enter together or not at all. How many they may be, and their names."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from multidict import CIMultiDictProxy
 
 from gateway.effective import Effective
-from gateway.strict_json import invalid
+from gateway.strict_json import check_text, invalid
 from scheduler.admission import MAX_SUBMISSIONS
 from scheduler.errors import RequestError
 
@@ -16,6 +16,18 @@ class Member(NamedTuple):
     request_id: str
     headers: CIMultiDictProxy[str]
     remote: str | None
+
+
+def texts_of(field: str, given: str | list[Any], max_bytes: int, not_text: str) -> list[str]:
+    """The texts of a field that may hold one or several. Raises RequestError, which says `not_text` where one is none."""
+    texts = [given] if isinstance(given, str) else given
+    if not texts:
+        raise invalid(field, f"`{field}` must not be empty.")
+    if any(not isinstance(each, str) for each in texts):
+        raise invalid(field, not_text)
+    for each in texts:
+        check_text(field, each, max_bytes)
+    return texts
 
 
 def check_size(field: str, count: int, limits: Effective) -> None:
