@@ -1,31 +1,19 @@
 """`POST /v1/chat/completions` with the real `openai` client: the conversation reaches the model, and the answer the client."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 from redis.asyncio import Redis
 
-from integration.gateway_fixtures import Stack, openai_client, running_stack
+from integration.gateway_fixtures import Stack
+from integration.openai_fixtures import caller, stack
 from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.payload import Message, Payload, Task, decode_messages, decode_payload
 
+__all__ = ["caller", "stack"]
+
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
-    """A ready gateway with a worker behind it."""
-    async with running_stack(client, redis_url) as running:
-        yield running
-
-
-@pytest.fixture
-async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client, without retries of its own."""
-    async with openai_client(stack) as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,30 +1,17 @@
 """`POST /v1/completions` with the real `openai` client: the text, its tokens, and errors that name the client's own fields."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
-from redis.asyncio import Redis
 
-from integration.gateway_fixtures import Stack, model, openai_client, running_stack
+from integration.gateway_fixtures import Stack, model
+from integration.openai_fixtures import caller, stack
 from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
 from scheduler.payload import decode_payload
 
-
-@pytest.fixture
-async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
-    """A ready gateway with a worker behind it."""
-    async with running_stack(client, redis_url) as running:
-        yield running
-
-
-@pytest.fixture
-async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client, without retries of its own."""
-    async with openai_client(stack) as made:
-        yield made
+__all__ = ["caller", "stack"]
 
 
 def cut_off(member: ClaimedRequest) -> Outcome:

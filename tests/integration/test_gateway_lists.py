@@ -1,32 +1,19 @@
 """Lists of prompts and of texts with the real `openai` client: as many requests, admitted all or none, one answer."""
 
-from collections.abc import AsyncIterator
-
 import openai
 import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.limits import LiveLimits
-from integration.gateway_fixtures import Stack, openai_client, reverse, running_stack
+from integration.gateway_fixtures import Stack, reverse
+from integration.openai_fixtures import caller, stack
 from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
 from scheduler.payload import decode_payload
 
-
-@pytest.fixture
-async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
-    """A ready gateway with a worker behind it."""
-    async with running_stack(client, redis_url) as running:
-        yield running
-
-
-@pytest.fixture
-async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client, without retries of its own."""
-    async with openai_client(stack) as made:
-        yield made
+__all__ = ["caller", "stack"]
 
 
 def counted(member: ClaimedRequest) -> Outcome:

@@ -1,31 +1,18 @@
 """Every row of the table of errors as the exceptions of the real `openai` client: its class, and what it carries."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
-from redis.asyncio import Redis
 
-from integration.gateway_fixtures import Stack, openai_client, running_stack, tier
+from integration.gateway_fixtures import Stack, tier
+from integration.openai_fixtures import caller, stack
 from scheduler.batches import Outcome
 from scheduler.errors import HTTP, ErrorCode
 
+__all__ = ["caller", "stack"]
+
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
-    """A ready gateway with a worker behind it."""
-    async with running_stack(client, redis_url) as running:
-        yield running
-
-
-@pytest.fixture
-async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client, without retries of its own."""
-    async with openai_client(stack) as made:
-        yield made
 
 
 async def failure(caller: openai.AsyncOpenAI, **changes: Any) -> openai.APIStatusError:
