@@ -1,10 +1,12 @@
 """Every row of the table of errors as the exceptions of the real `openai` client: its class, and what it carries."""
 
+import asyncio
 from typing import Any
 
 import openai
 import pytest
 
+from eventually import eventually
 from integration.gateway_fixtures import Stack, tier
 from integration.openai_fixtures import caller, stack
 from scheduler.batches import Outcome
@@ -141,3 +143,20 @@ async def test_what_failed_on_the_way(
     assert told(error)[:3] == (exception, code.value, HTTP[code].type)
     assert error.status_code == HTTP[code].status
     assert error.response.headers.get("x-should-retry") == retry
+
+
+async def test_whom_others_go_before(stack: Stack, caller: openai.AsyncOpenAI) -> None:
+    """Shed because too many wait, and told by a gateway that leaves: both are 503, and worth another try."""
+    stack.worker.hold = True
+    stack.catalog.set(tiers=(tier("free", 3, 0.1, shed_depth=1),))
+    waiting = asyncio.create_task(caller.completions.create(model="tiny", prompt="first"))
+    await eventually(lambda: stack.gateway.admitter.calls == 1, "the first has been let in")
+    shed = await failure(caller)
+    stack.worker.hold = False
+    await waiting
+    stack.gateway.doors.closed = True
+    draining = await failure(caller)
+
+    assert told(shed)[:2] == (openai.InternalServerError, "shed_for_priority")
+    assert told(draining)[:2] == (openai.InternalServerError, "draining")
+    assert int(shed.response.headers["retry-after"]) > 0
