@@ -55,20 +55,8 @@ class Gateway(Parts):
             log.warning("starting without Redis", reason=str(error))
         self.direct.begin()
         await self.beat.beat()
-        edge = self._edge = EdgeServer(self._routes, self._faults, self.doors, self.config, self._lane)
-        loops = {
-            "admitter": self.admitter.run(),
-            "cancels": self.cancels.run(),
-            "subscriber": self.subscriber.run(),
-            "catch-up": self.subscriber.catch_up_forever(),
-            "deadlines": self.sweep.run(),
-            "beat": self.beat.run(),
-            "witness": self.witness.run(),
-            "edge": edge.sweep_forever(),
-            **self.direct.loops(),
-            **self.identities.loops(),
-            **self.jobs.loops(),
-        }
+        edge = self._edge = EdgeServer(self._routes, self._shared.faults, self.doors, self.config, self._lane)
+        loops = {"edge": edge.sweep_forever(), "pools": self.pools.run(), **self.loops(), **self.identities.loops()}
         self._tasks = [asyncio.create_task(loop, name=f"gateway {name}") for name, loop in loops.items()]
         self._runner, self.port = await serve(edge, self.config)
 
@@ -87,11 +75,13 @@ class Gateway(Parts):
         self.doors.leaving = True
         await asyncio.sleep(self.config.drain_ms / 1000)
         await self._close_doors()
-        await self._within(self.config.drain_timeout_s, lambda: not len(self.waiters) and not self.jobs.under_way)
-        for waiter in self.waiters.all():
-            self.cancels.add(waiter.id, ErrorCode.DRAINING)
-            waiter.finish(ErrorCode.DRAINING)
-        await self._within(LAST_CANCELS_S, lambda: not len(self.waiters) and not len(self.cancels))
+        everywhere = self.pools.all
+        await self._within(self.config.drain_timeout_s, lambda: not any(parts.under_way for parts in everywhere))
+        for parts in everywhere:
+            for waiter in parts.waiters.all():
+                parts.cancels.add(waiter.id, ErrorCode.DRAINING)
+                waiter.finish(ErrorCode.DRAINING)
+        await self._within(LAST_CANCELS_S, lambda: not any(parts.unsettled for parts in everywhere))
 
     async def _close_doors(self) -> None:
         self.doors.closed = True
@@ -106,13 +96,9 @@ class Gateway(Parts):
         if self._runner is not None:
             await self._runner.cleanup()
         await end_all(self._tasks)
-        await self.direct.close()
         await self.me.close()
-        await self.jobs.close()
-        with contextlib.suppress(RedisUnavailable):
-            await self._presence.gateway_gone(self.config.gateway_id)
-        await self._client.aclose()
-        await self._subscriber_client.aclose()
+        await self.pools.close()
+        await self.close()
 
     async def _within(self, timeout_s: float, condition: Callable[[], bool]) -> None:
         with contextlib.suppress(TimeoutError):

@@ -17,6 +17,7 @@ class GatewayConfig:
     port: int = 8080
     reuse_port: bool = True
     pool: str = "default"
+    only_own: bool = False  # Serve no other pool that the catalog names.
     default_model: str | None = None  # What a request without `model` gets; None: the pool's only enabled model.
 
     total_ms: int = 4000

@@ -44,6 +44,15 @@ class Ended(NamedTuple):
     replayed: bool
 
 
+class Wish(NamedTuple):
+    """What was read of one call: who asks, for what, with which Idempotency-Key, and since when."""
+
+    identity: IdentityView
+    asked: Asked
+    key: str | None
+    started: float
+
+
 class Exchange:
     """The handler of one door."""
 
@@ -53,30 +62,41 @@ class Exchange:
 
     async def __call__(self, call: Call) -> Answer:
         """Answer one call. Raises RequestError only for who is not known; other errors carry the key's limits."""
-        inference = self._inference
-        identity = inference.identify(call)
-        waiters: list[Waiter] = []
+        identity = self._inference.identify(call)
         try:
-            key = idempotency_key(call.headers)
-            came_whole = call.request.content.is_eof()
-            raw = await self._read(call)
-            if not came_whole:  # It took up to seconds, in which the key may have been revoked or moved.
-                identity = inference.identify(call)
-            # A slow sender's time does not count against its deadline; the time that we take does.
-            started = call.arrived if came_whole else inference.clock()
-            asked = self._dialect.read(raw, inference.max_input_bytes)
-            identity = inference.served_as(identity, asked)
-            waiters += self._waiters(call, identity, asked, key, started)
+            wish = await self._wish(call, identity)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
+            return self._not_served(call, identity, [], error)
+        inference = self._inference.serving(wish.asked)
+        there = self if inference is self._inference else Exchange(inference, self._dialect)
+        return await there.serve(call, wish)
+
+    async def serve(self, call: Call, wish: Wish) -> Answer:
+        """Answer what was read, in the pool that this exchange is of."""
+        waiters: list[Waiter] = []
+        identity, asked = wish.identity, wish.asked
+        try:
+            waiters += self._waiters(call, wish)
             if asked.stream:
-                streaming = Streaming(inference, self._dialect, identity, waiters[0], asked, stored=self._stored)
+                streaming = Streaming(self._inference, self._dialect, identity, waiters[0], asked, stored=self._stored)
                 return await streaming.answer()
             ended = await self._ended(identity, waiters)
             return self._written(identity, waiters, ended, asked)
-        except RequestError as error:
+        except Exception as error:  # noqa: BLE001  # as above
             return self._not_served(call, identity, waiters, error)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
-            log_fault("request failed", error, request_id=call.request_id)
-            return self._not_served(call, identity, waiters, RequestError(ErrorCode.INTERNAL_ERROR))
+
+    async def _wish(self, call: Call, identity: IdentityView) -> Wish:
+        """What is asked. Raises RequestError."""
+        inference = self._inference
+        key = idempotency_key(call.headers)
+        came_whole = call.request.content.is_eof()
+        raw = await self._read(call)
+        if not came_whole:  # It took up to seconds, in which the key may have been revoked or moved.
+            identity = inference.identify(call)
+        # A slow sender's time does not count against its deadline; the time that we take does.
+        started = call.arrived if came_whole else inference.clock()
+        asked = self._dialect.read(raw, inference.max_input_bytes)
+        return Wish(inference.served_as(identity, asked), asked, key, started)
 
     async def _read(self, call: Call) -> bytes:
         """The body. Raises RequestError where it is not to be read, or does not come as it should."""
@@ -86,10 +106,9 @@ class Exchange:
         check_media(call.headers, call.request.content_length or 0, most)
         return await read_body(call.request, most)
 
-    def _waiters(
-        self, call: Call, identity: IdentityView, asked: Asked, key: str | None, started: float
-    ) -> list[Waiter]:
+    def _waiters(self, call: Call, wish: Wish) -> list[Waiter]:
         """One for each input, not entered yet. Raises RequestError where there are more than may ever enter together."""
+        identity, asked, key, started = wish
         inference, payload = self._inference, self._inference.payload(asked, self._dialect)
         if not asked.more:
             future = _new_future()
@@ -141,8 +160,11 @@ class Exchange:
             answer.headers.append(REPLAYED)
         return answer
 
-    def _not_served(self, call: Call, identity: IdentityView, waiters: list[Waiter], error: RequestError) -> Answer:
+    def _not_served(self, call: Call, identity: IdentityView, waiters: list[Waiter], error: Exception) -> Answer:
         inference = self._inference
+        if not isinstance(error, RequestError):
+            log_fault("request failed", error, request_id=call.request_id)
+            error = RequestError(ErrorCode.INTERNAL_ERROR)
         first = waiters[0] if waiters else None
         if isinstance(error, FailedBefore):
             headers = [*inference.standing.headers(identity, first.verdict if first else None), REPLAYED]

@@ -135,6 +135,7 @@ class Ride:
             asked = self._asked = read_inference(raw, inference.max_input_bytes)
             if asked.service_tier is not None:
                 identity = self._identity = inference.served_as(identity, asked)
+            inference = self._inference = inference.serving(asked)
             payload = inference.payload(asked, INFERENCE)
             waiter = self._waiter = inference.waiter(self, identity, payload, None, started, future=self)
             inference.enter(waiter)

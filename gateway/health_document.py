@@ -32,12 +32,24 @@ class HealthFigures(TypedDict):
     audit_lag_ms: int | None
 
 
+class PoolHealth(HealthFigures):
+    """One pool of several."""
+
+    status: Status
+
+
 class Health(HealthFigures):
     """The judgement, why it is not better in sentences, the figures, and the checks of the health+json draft by name."""
 
     status: Status
     reasons: list[str]
     checks: dict[str, list[Check]]
+
+
+class HealthOfPools(Health):
+    """With more than one pool the figures are of all together, and each pool's own stand in `pools`."""
+
+    pools: dict[str, PoolHealth]
 
 
 class Alive(TypedDict):

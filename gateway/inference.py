@@ -5,9 +5,10 @@ which awaits it (gateway/exchange.py).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msgspec import UNSET
 from multidict import CIMultiDictProxy
 
 from gateway.admitter import ENTERED
@@ -62,6 +63,7 @@ class Inference:
         self.max_body_bytes = parts.config.max_body_bytes
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
+        self.elsewhere: Callable[[str], Inference | None] = lambda _: None
 
     @property
     def past_redis(self) -> bool:
@@ -71,6 +73,13 @@ class Inference:
     def served_as(self, identity: IdentityView, asked: Asked) -> IdentityView:
         """Whose limits and tier it is. Raises RequestError that names `service_tier`."""
         return served_as(identity, asked.service_tier, self._parts.catalog.snapshot)
+
+    def serving(self, asked: Asked) -> "Inference":
+        """The steps of the pool that has the model; these, where none has."""
+        wanted = asked.model
+        if wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot):
+            return self
+        return self.elsewhere(wanted) or self
 
     def payload(self, asked: Asked, dialect: Dialect) -> Payload:
         """What the model gets of the first input. Raises RequestError `model_not_found`."""

@@ -1,40 +1,31 @@
 """What operators and load balancers ask: `/internal/*` behind the service token, `/livez` and `/readyz` without one."""
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
 
 from gateway.answer import Answer
-from gateway.audit_lag import AuditLag
-from gateway.beat import Beat
 from gateway.catalog_view import CatalogView
-from gateway.direct import Direct
 from gateway.doorman import Doorman
 from gateway.doors import Doors
 from gateway.faults import Refusal
 from gateway.health import HealthInputs, health
 from gateway.health_document import Alive, Readiness
+from gateway.health_pools import together
 from gateway.identities import Identities
-from gateway.limits import LiveLimits
+from gateway.pool_parts import PoolParts
+from gateway.pools import Pools
 from gateway.routes import Call
-from gateway.subscriber import Subscriber
 from gateway.timeline import Story, from_audit, from_redis
 from ledger.requests import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.replies import RequestDetail
 from scheduler.request_id import created_ms
 
 FindStored = Callable[[str], Awaitable[RequestRow | None]]
 """From a request id to its row of the audit, or None: `ledger.requests.find_request` on some connection pool."""
-
-
-class RequestDetails(Protocol):
-    """`Results`, as far as it is used here."""
-
-    async def request_detail(self, request_id: str) -> RequestDetail | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +34,8 @@ class InternalParts:
 
     service_token: str
     catalog: CatalogView
-    limits: LiveLimits
-    beat: Beat
-    subscriber: Subscriber
-    results: RequestDetails
-    audit_lag: AuditLag
+    pools: Pools
     doors: Doors
-    direct: Direct
     doorman: Doorman
     identities: Identities
     find_stored: FindStored | None = None
@@ -77,45 +63,37 @@ class Internal:
             return "restart"
         if self._parts.catalog.snapshot is None:
             return "catalog"
-        return None if self._parts.subscriber.was_subscribed else "subscription"
+        return None if self._parts.pools.subscribed else "subscription"
 
     async def health(self, call: Call) -> Answer:
         """`GET /internal/health`."""
         self._parts.doorman.check_service(call, self._parts.service_token)
-        status, document = health(await self._inputs())
+        found = {parts.config.pool: health(await self._inputs(parts)) for parts in self._parts.pools.all}
+        status, document = together(found)
         return Answer.of(status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
-    async def _inputs(self) -> HealthInputs:
-        parts = self._parts
-        snapshot = parts.catalog.snapshot
+    async def _inputs(self, parts: PoolParts) -> HealthInputs:
+        catalog = self._parts.catalog
+        snapshot = catalog.snapshot
         return HealthInputs(
             observation=parts.beat.observation,
             look_age_s=parts.beat.age_s(),
             redis_problem=parts.beat.redis_problem,
             catalog_loaded=snapshot is not None,
-            catalog_fresh=parts.catalog.fresh,
-            catalog_age_s=parts.catalog.age_s(),
-            catalog_problem=parts.catalog.problem,
+            catalog_fresh=catalog.fresh,
+            catalog_age_s=catalog.age_s(),
+            catalog_problem=catalog.problem,
             subscribed=parts.subscriber.subscribed.is_set(),
-            leaving=parts.doors.leaving,
+            leaving=self._parts.doors.leaving,
             capacity_rps=parts.limits.capacity_rps,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
-            audit_lag_ms=await self._audit_lag_ms(),
+            audit_lag_ms=await _audit_lag_ms(parts),
             direct=parts.direct.view(),
-            tokens_problem=parts.identities.problem,
+            tokens_problem=self._parts.identities.problem,
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
-
-    async def _audit_lag_ms(self) -> int | None:
-        if self._parts.beat.redis_problem is not None:
-            return None
-        try:
-            oldest_ms = await self._parts.audit_lag.oldest_ms()
-        except RedisUnavailable:
-            return None
-        return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)
 
     async def request(self, call: Call) -> Answer:
         """`GET /internal/requests/{id}`: Redis while it still knows the request, the audit afterwards."""
@@ -130,12 +108,11 @@ class Internal:
             created_ms(request_id)
         except ValueError:
             return None
-        try:
-            detail = await self._parts.results.request_detail(request_id)
-        except RedisUnavailable:
-            detail = None
-        if detail is not None:
-            return from_redis(detail)
+        with contextlib.suppress(RedisUnavailable):
+            for parts in self._parts.pools.all:
+                detail = await parts.results.request_detail(request_id)
+                if detail is not None:
+                    return from_redis(detail)
         return await self._stored(request_id)
 
     async def _stored(self, request_id: str) -> Story | None:
@@ -147,3 +124,14 @@ class Internal:
             log_fault("the audit cannot be read", error)
             raise Refusal(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read right now; try again.") from error
         return None if row is None else from_audit(row)
+
+
+async def _audit_lag_ms(parts: PoolParts) -> int | None:
+    """None where it cannot be read."""
+    if parts.beat.redis_problem is not None:
+        return None
+    try:
+        oldest_ms = await parts.audit_lag.oldest_ms()
+    except RedisUnavailable:
+        return None
+    return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)

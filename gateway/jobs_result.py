@@ -1,5 +1,7 @@
 """`GET /v1/result/{id}` tells how a job stands, `DELETE` cancels it. Neither spends anything of a limit."""
 
+from collections.abc import Callable
+
 from gateway.answer import Answer, Headers
 from gateway.cancels import CancelCall, Cancels
 from gateway.catalog_view import IdentityView
@@ -20,7 +22,10 @@ UNKNOWN = "There is no such task, or its result is not kept any more."
 
 
 class Result:
-    """The two handlers. Without a store (jobs are not served here) no task is known."""
+    """The two handlers. Without a store (jobs are not served here) no task is known.
+
+    `elsewhere` finds the handlers of another pool by its name: Redis knows a job in its own pool only.
+    """
 
     def __init__(
         self, inference: Inference, faults: Faults, endings: CancelCall, cancels: Cancels, store: JobStore | None
@@ -30,6 +35,7 @@ class Result:
         self._endings = endings
         self._cancels = cancels
         self._store = store
+        self.elsewhere: Callable[[str], Result | None] = lambda _: None
 
     async def get(self, call: Call) -> Answer:
         """How the job stands. Raises RequestError for who is not known."""
@@ -45,7 +51,7 @@ class Result:
         try:
             row = await self._find(call.tail, identity)
             if not row.ended:
-                await self._cancel(row)
+                await (self.elsewhere(row.pool) or self).cancel(row)
                 row = await self._find(call.tail, identity)
             return self._told(call, identity, row)
         except RequestError as error:
@@ -63,7 +69,7 @@ class Result:
             raise RequestError(ErrorCode.NOT_FOUND, UNKNOWN)
         return row
 
-    async def _cancel(self, row: JobRow) -> None:
+    async def cancel(self, row: JobRow) -> None:
         """End it, as Redis says that it has ended or else as cancelled. One that runs is left to run, and is not heard.
 
         Raises RequestError.

@@ -7,6 +7,7 @@ from asyncpg import PostgresError
 from gateway.jobs_together import Together, TooManyWait
 from ledger.job_session import JobSession, StoreUnavailable
 from ledger.jobs import JobEnd, JobRow, NewJob, end_jobs, find_jobs, insert_jobs
+from scheduler.admission import Submission
 
 LARGEST = 64  # Bodies are up to a hundred KB each.
 
@@ -60,3 +61,20 @@ class JobStore:
     async def _find(self, ids: Sequence[str]) -> Sequence[JobRow | None]:
         found = await self._reading.run(lambda connection: find_jobs(connection, ids))
         return [found.get(job_id) for job_id in ids]
+
+
+def new_job(submission: Submission, left_s: float, callback_url: str | None) -> NewJob:
+    """What is stored of it."""
+    return NewJob(
+        id=submission.id,
+        customer_id=submission.customer_id,
+        api_key_id=submission.api_key_id,
+        tier=submission.tier,
+        model=submission.model,
+        body=submission.body,
+        left_s=left_s,
+        trace_id=submission.trace_id,
+        idempotency=submission.idempotency,
+        fingerprint=submission.fingerprint,
+        callback_url=callback_url,
+    )

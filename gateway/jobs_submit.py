@@ -6,9 +6,11 @@ there leaves a request that runs for nobody.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from asyncpg import PostgresError
+from msgspec import UNSET
 
 from gateway.admitter import ENTERED, Admitter
 from gateway.answer import Answer, Headers
@@ -24,15 +26,14 @@ from gateway.jobs_callback_url import refused
 from gateway.jobs_config import JobConfig
 from gateway.jobs_document import Promise
 from gateway.jobs_preference import APPLIED, prefers_async
-from gateway.jobs_store import JobStore
+from gateway.jobs_store import JobStore, new_job
 from gateway.problem import wants_problem
 from gateway.replays import REPLAYED
 from gateway.routes import Call, Handler
 from gateway.strict_json import invalid
 from gateway.waiters import Outcome, Waiter
 from ledger.job_session import StoreUnavailable
-from ledger.jobs import NewJob
-from scheduler.admission import Submission, Verdict
+from scheduler.admission import Verdict
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.states import Admission, State
@@ -49,8 +50,21 @@ class Job(NamedTuple):
     callback_url: str | None
 
 
+class Wish(NamedTuple):
+    """What was read of one call."""
+
+    identity: IdentityView
+    asked: Asked
+    callback_url: str | None
+    key: str | None
+    started: float
+
+
 class Submit:
-    """The handler; who does not prefer a job is `waiting`'s, the handler of those who wait."""
+    """The handler; who does not prefer a job is `waiting`'s, the handler of those who wait.
+
+    `elsewhere` finds the handler of another pool's model.
+    """
 
     def __init__(
         self, waiting: Handler, inference: Inference, parts: InferenceParts, admitter: Admitter, store: JobStore
@@ -61,6 +75,7 @@ class Submit:
         self._config = cast("JobConfig", parts.config.jobs)
         self._admitter = admitter
         self._store = store
+        self.elsewhere: Callable[[str], Submit | None] = lambda _: None
         self.under_way = 0  # A gateway that leaves waits for them.
 
     async def __call__(self, call: Call) -> Answer:
@@ -68,27 +83,47 @@ class Submit:
         if not prefers_async(call.headers):
             return await self._waiting(call)
         identity = self._inference.identify(call)
-        job: Job | None = None
         self.under_way += 1
         try:
-            key = idempotency_key(call.headers)
-            came_whole = call.request.content.is_eof()
-            raw = await self._read(call)
-            if not came_whole:  # As in the handler of those who wait.
-                identity = self._inference.identify(call)
-            asked, url = read_job(raw, self._inference.max_input_bytes)
-            identity = self._inference.served_as(identity, asked)
-            started = call.arrived if came_whole else self._inference.clock()
-            job = Job(self._waiter(call, identity, asked, url, key, started), asked, url)
-            return await self._taken(call, identity, job)
-        except RequestError as error:
-            return self._inference.not_served(call, identity, job.waiter if job else None, error)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
-            log_fault("taking a job failed", error, request_id=call.request_id)
-            fault = RequestError(ErrorCode.INTERNAL_ERROR)
-            return self._inference.not_served(call, identity, job.waiter if job else None, fault)
+            try:
+                wish = await self._wish(call, identity)
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
+                return self._not_taken(call, identity, None, error)
+            return await self._of_pool(wish.asked).take(call, wish)
         finally:
             self.under_way -= 1
+
+    async def take(self, call: Call, wish: Wish) -> Answer:
+        """Answer what was read, in the pool that this is of."""
+        identity, job = wish.identity, None
+        try:
+            job = Job(self._waiter(call, wish), wish.asked, wish.callback_url)
+            return await self._taken(call, identity, job)
+        except Exception as error:  # noqa: BLE001  # as above
+            return self._not_taken(call, identity, job, error)
+
+    def _of_pool(self, asked: Asked) -> "Submit":
+        """The handler of the pool that has the model; this one, where none has."""
+        if asked.model is UNSET or self._inference.serving(asked) is self._inference:
+            return self
+        return self.elsewhere(asked.model) or self
+
+    async def _wish(self, call: Call, identity: IdentityView) -> Wish:
+        """What is asked. Raises RequestError."""
+        key = idempotency_key(call.headers)
+        came_whole = call.request.content.is_eof()
+        raw = await self._read(call)
+        if not came_whole:  # As in the handler of those who wait.
+            identity = self._inference.identify(call)
+        asked, url = read_job(raw, self._inference.max_input_bytes)
+        started = call.arrived if came_whole else self._inference.clock()
+        return Wish(self._inference.served_as(identity, asked), asked, url, key, started)
+
+    def _not_taken(self, call: Call, identity: IdentityView, job: Job | None, error: Exception) -> Answer:
+        if not isinstance(error, RequestError):
+            log_fault("taking a job failed", error, request_id=call.request_id)
+            error = RequestError(ErrorCode.INTERNAL_ERROR)
+        return self._inference.not_served(call, identity, job.waiter if job else None, error)
 
     async def _read(self, call: Call) -> bytes:
         if self._parts.doors.closed:
@@ -97,10 +132,9 @@ class Submit:
         check_media(call.headers, call.request.content_length or 0, most)
         return await read_body(call.request, most)
 
-    def _waiter(  # noqa: PLR0917 - as they are found, one after the other
-        self, call: Call, identity: IdentityView, asked: Asked, url: str | None, key: str | None, started: float
-    ) -> Waiter:
+    def _waiter(self, call: Call, wish: Wish) -> Waiter:
         """What asks to enter. Raises RequestError."""
+        identity, asked, url, key, started = wish
         if url is not None and (problem := refused(url, self._config.callback_hosts)):
             raise invalid("callback_url", problem)
         payload = self._inference.payload(asked, INFERENCE)
@@ -200,20 +234,3 @@ class Submit:
             *self._inference.standing.headers(identity, verdict),
         ]
         return Answer.of(202, Promise(task_id), headers)
-
-
-def new_job(submission: Submission, left_s: float, callback_url: str | None) -> NewJob:
-    """What is stored of it."""
-    return NewJob(
-        id=submission.id,
-        customer_id=submission.customer_id,
-        api_key_id=submission.api_key_id,
-        tier=submission.tier,
-        model=submission.model,
-        body=submission.body,
-        left_s=left_s,
-        trace_id=submission.trace_id,
-        idempotency=submission.idempotency,
-        fingerprint=submission.fingerprint,
-        callback_url=callback_url,
-    )

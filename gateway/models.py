@@ -1,12 +1,12 @@
 """`GET /v1/models` and `GET /v1/models/{id}`: what a customer can name, in OpenAI's form. It spends nothing."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, TypedDict
 from urllib.parse import unquote
 
 from gateway.answer import Answer
-from gateway.catalog_view import CatalogView, IdentityView, ServedModels
+from gateway.catalog_view import IdentityView
 from gateway.doorman import Doorman
 from gateway.faults import Faults
 from gateway.problem import wants_problem
@@ -40,30 +40,28 @@ class Models:
         self,
         doorman: Doorman,
         standing: Standing,
-        catalog: CatalogView,
-        served: ServedModels,
+        names: Callable[[], Collection[str]],
         faults: Faults,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._doorman = doorman
         self._standing = standing
-        self._catalog = catalog
-        self._served = served
+        self._names = names
         self._faults = faults
         self._created = int(clock())
 
     async def list(self, call: Call) -> Answer:
-        """All models of this pool, by name. Raises RequestError for who is not known."""
+        """All models that are served here, by name. Raises RequestError for who is not known."""
         identity = self._doorman.identify(call)
-        names = sorted(self._served.names(self._catalog.snapshot))
+        names = sorted(self._names())
         return self._answer(call, identity, {"object": "list", "data": [self._document(name) for name in names]})
 
     async def one(self, call: Call) -> Answer:
         """One of them, or `model_not_found`. Raises RequestError for who is not known."""
         identity = self._doorman.identify(call)
         name = unquote(call.tail)
-        if name in self._served.names(self._catalog.snapshot):
+        if name in self._names():
             return self._answer(call, identity, self._document(name))
         error = RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
         headers = self._standing.headers(identity)

@@ -36,10 +36,11 @@ class ChorePolicy(msgspec.Struct, frozen=True):
 
 
 class Chores:
-    """Runs what is due on the auditor's connection. `clock`: monotonic seconds."""
+    """Runs what is due on the connection of a pool's auditor. `clock`: monotonic seconds."""
 
-    def __init__(self, policy: ChorePolicy, clock: Callable[[], float]) -> None:
+    def __init__(self, policy: ChorePolicy, clock: Callable[[], float], pool: str = "default") -> None:
         self._policy = policy
+        self._pool = pool
         self._clock = clock
         now = clock()
         self._partitions_due = now
@@ -107,6 +108,7 @@ class Chores:
             http_status(code),
             policy.job_deadline_s + policy.grace_s,
             JOBS_GATEWAY,
+            self._pool,
         )
         closed = int(status.rpartition(" ")[2])  # "UPDATE 3"
         self.closed += closed

@@ -2,7 +2,7 @@
 
 take -> fold -> write (commit) -> drop, with the bad ones set aside, and requests that have only begun held for their
 ends (ledger/audit_window.py). Killed anywhere, the taken entries are taken again and written again, which changes
-nothing. One auditor is active at a time: the one whose own session holds an advisory lock. It writes on that same
+nothing. One auditor of a pool is active at a time: the one whose own session holds an advisory lock. It writes on that same
 session, so whoever has lost the lock can no longer write. (The lock needs a direct connection or a session pool.)
 """
 
@@ -28,6 +28,7 @@ from scheduler.failpoints import failpoint
 from scheduler.outbox import Taken
 
 AUDITOR_LOCK = 7_436_002
+LOCK = "SELECT pg_try_advisory_lock($1, hashtext($2))"
 CONNECT_TIMEOUT_S = 3.0
 
 # A process that was stopped for longer loses its session and with it the lock, so that another can go on.
@@ -55,6 +56,7 @@ class AuditPolicy(msgspec.Struct, frozen=True):
     interval_s: float = 0.5
     hold: HoldPolicy = HoldPolicy()
     standby_s: float = 1.0
+    pool: str = "default"
     statement_timeout_ms: int = 5000
     chores: ChorePolicy = ChorePolicy()
 
@@ -89,7 +91,7 @@ class Auditor:
         self._policy = policy or AuditPolicy()
         self._clock = clock
         self._window = Window(self._policy.hold, clock)
-        self._chores = Chores(self._policy.chores, clock)
+        self._chores = Chores(self._policy.chores, clock, self._policy.pool)
         self._backoff = Backoff(0.05, 2.0)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
@@ -165,7 +167,7 @@ class Auditor:
     async def _lock(self, connection: Connection) -> bool:
         """Wait until this session is the auditor's. False: told to stop meanwhile."""
         while not self._stopping.is_set():
-            if await connection.fetchval("SELECT pg_try_advisory_lock($1)", AUDITOR_LOCK):
+            if await connection.fetchval(LOCK, AUDITOR_LOCK, self._policy.pool):
                 return True
             self._backoff.reset()
             self._last_error = None

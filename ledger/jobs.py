@@ -44,6 +44,7 @@ class JobRow(msgspec.Struct, frozen=True):
     status: str
     output: bytes | None
     error_code: str | None
+    pool: str = "default"
 
     @property
     def ended(self) -> bool:

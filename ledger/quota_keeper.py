@@ -39,13 +39,11 @@ class QuotaKeeper:
         database_url: str,
         restore: Restore,
         snapshot: Callable[[], Snapshot | None],
-        pool: str = "default",
         look_s: float = 1.0,
     ) -> None:
         self._url = database_url
         self._restore = restore
         self._snapshot = snapshot
-        self._pool = pool
         self._look_s = look_s
 
     async def run(self) -> None:
@@ -78,7 +76,7 @@ class QuotaKeeper:
             statement_timeout_ms=SPENT_TIMEOUT_MS,
         )
         async with closing(connection):
-            counted = await quota_spent(connection, snapshot, pool=self._pool)
+            counted = await quota_spent(connection, snapshot)
         return [
             QuotaSpent(s.customer_id, s.period, int(s.window_start.timestamp() * 1000), s.requests) for s in counted
         ]

@@ -58,13 +58,11 @@ async def quota_spent(
     connection: Connection,
     snapshot: Snapshot,
     *,
-    pool: str = "default",
     now: datetime | None = None,
     timeout_ms: int = SPENT_TIMEOUT_MS,
 ) -> list[Spent]:
-    """What every customer with quotas has spent of them in one pool, where it is more than nothing.
+    """What every customer with quotas has spent of them in all pools, where it is more than nothing.
 
-    Each pool counts for itself; what was run of a model that is gone from the catalog is not known to be of any.
     `now` says which windows are the present ones (Redis' time; None: PostgreSQL's). A request counts in the window in
     which its id was made. Raises what asyncpg raises; `timeout_ms` is for each statement, which counts one period of
     some customers.
@@ -73,7 +71,6 @@ async def quota_spent(
     for customer in snapshot.customers.values():
         for period, _ in customer.quotas:
             customers[period].append(customer.id)
-    models = [model.name for model in snapshot.models.values() if model.pool == pool]
     charged = list(CHARGED_FAILURES)
     spent: list[Spent] = []
     async with _bounded(connection, timeout_ms):
@@ -82,7 +79,7 @@ async def quota_spent(
             start, end = _window(period, moment)
             for first in range(0, len(ids), CUSTOMERS_A_STEP):
                 some = ids[first : first + CUSTOMERS_A_STEP]
-                rows = await connection.fetch(statement("quota_spent"), start, end, some, charged, models)
+                rows = await connection.fetch(statement("quota_spent"), start, end, some, charged)
                 spent.extend(Spent(customer_id, period, start, requests) for customer_id, requests in rows)
     return spent
 

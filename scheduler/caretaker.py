@@ -17,6 +17,10 @@ from scheduler.presence import Presence
 log = structlog.get_logger("scheduler")
 
 
+EMPTY_PASS_S = 0.3
+"""Between two passes over a pool in which no worker is known: nothing runs there that could be lost."""
+
+
 class Caretaker:
     """Looks after one pool every `pass_ms`."""
 
@@ -34,12 +38,13 @@ class Caretaker:
         self._min_left_ms = min_left_ms
         self._pass_s = pass_ms / 1000
         self.healthy = 0
+        self._known = 0
 
     async def run(self) -> None:
         """Pass for ever."""
         while True:
             await self.look_after()
-            await asyncio.sleep(self._pass_s)
+            await asyncio.sleep(self._pass_s if self._known else max(self._pass_s, EMPTY_PASS_S))
 
     async def look_after(self) -> None:
         """One pass."""
@@ -69,4 +74,4 @@ class Caretaker:
         healthy, known = await self._presence.census()
         if healthy != self.healthy:
             log.info("healthy_gpus", healthy=healthy, known=known)
-        self.healthy = healthy
+        self.healthy, self._known = healthy, known

@@ -103,6 +103,7 @@ class Dispatcher:
         self._arrivals = ArrivalRate()
         self._credit: Mapping[str, float] = {}
         self._depth_left = 0
+        self._workers = 0
         self._ready_limit = 1
         self._told: tuple[Wish, float] | None = None
         self._due_s = -math.inf
@@ -204,11 +205,13 @@ class Dispatcher:
         self._looked_s = now_s = self._clock_s()
         self._arrivals.record(max(0, queues.depth - self._depth_left), now_s)
         self._depth_left = queues.depth
+        if queues.healthy_gpus >= 0:  # Nobody counted yet in a Redis that came back empty; the next pass will.
+            self._workers = queues.healthy_gpus
         snapshot = Snapshot(
             tiers={tier.name: Waiting(tier.depth, tier.oldest_ms) for tier in queues.tiers},
             ready_batches=queues.ready_batches,
             leased_batches=queues.leased_batches,
-            workers=max(0, queues.healthy_gpus),
+            workers=self._workers,
             arrivals_per_s=self._arrivals.per_second(now_s),
             service=self._service(),
             since_ms=(now_s - self._due_s) * 1000,

@@ -4,6 +4,9 @@ The default pool has no prefix. Any other pool has `{<pool>}:`, whose braces kee
 a Redis Cluster. Lua builds the same names from the prefix.
 """
 
+from collections.abc import Iterable
+from typing import Protocol
+
 JOBS_GATEWAY = "jobs"
 """Whose requests jobs are. No process has this name, and it never counts as gone (owners.lua): nobody waits for a job."""
 
@@ -26,11 +29,30 @@ PERMANENT = frozenset(
 `queue:<tier>` and `outbox:<auditor>` have none."""
 
 
+def is_pool_name(pool: str) -> bool:
+    """Whether a pool may be called so: letters, digits, - and _."""
+    return bool(pool) and all(c.isalnum() or c in "-_" for c in pool)
+
+
+class Placed(Protocol):
+    """A model, as far as its place is concerned."""
+
+    @property
+    def pool(self) -> str: ...
+    @property
+    def enabled(self) -> bool: ...
+
+
+def pools_of(models: Iterable[Placed]) -> set[str]:
+    """The pools that enabled models name."""
+    return {model.pool for model in models if model.enabled and is_pool_name(model.pool)}
+
+
 class Keys:
     """The names of one pool."""
 
     def __init__(self, pool: str = "default") -> None:
-        if not pool or not all(c.isalnum() or c in "-_" for c in pool):
+        if not is_pool_name(pool):
             raise ValueError(f"pool {pool!r} must be made of letters, digits, - and _")
         self.pool = pool
         self.prefix = "" if pool == "default" else f"{{{pool}}}:"

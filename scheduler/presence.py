@@ -1,5 +1,7 @@
 """Who is there: heartbeats of workers and gateways, the census of healthy GPUs, and one look at everything."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +23,9 @@ GONE_MS = 1000
 
 _COUNT_HOLDS_MS = 3000
 
+COUNT_OUTLIVES_S = 10.0
+"""How long the count that was made before Redis went away is believed when Redis comes back empty."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _beat = msgspec.msgpack.Decoder(WorkerBeat)
 _stats = msgspec.msgpack.Decoder(GatewayStats)
@@ -40,13 +45,34 @@ class BeatReply(NamedTuple):
     memory_share: float
 
 
+class _Counted(NamedTuple):
+    """The last count made of heartbeats alone, in which epoch, and until when it stands (seconds of the clock)."""
+
+    healthy: int
+    epoch: bytes
+    until_s: float
+
+    def later(self, now_s: float, epoch: bytes, healthy: int, gone_s: float) -> "_Counted":
+        """After another count: in a new epoch this one stands until every worker that lives must have beaten."""
+        if epoch == self.epoch or now_s >= self.until_s:
+            return _Counted(healthy, epoch, now_s + COUNT_OUTLIVES_S)
+        return self._replace(until_s=min(self.until_s, now_s + gone_s))
+
+
+_NEVER_COUNTED = _Counted(0, b"", -math.inf)
+
+
 class Presence:
     """Heartbeats and observation on one pool. All raise RedisUnavailable."""
 
-    def __init__(self, client: Redis, keys: Keys, *, gone_ms: int = GONE_MS) -> None:
+    def __init__(
+        self, client: Redis, keys: Keys, *, gone_ms: int = GONE_MS, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client = client
         self._keys = keys
         self._gone_ms = gone_ms
+        self._clock_s = clock_s
+        self._counted = _NEVER_COUNTED
         self._worker_beat = Script("worker_beat", client, keys)
         self._gateway_beat = Script("gateway_beat", client, keys)
         self._census = Script("census", client, keys)
@@ -84,8 +110,15 @@ class Presence:
             await pipeline.execute()
 
     async def census(self) -> tuple[int, int]:
-        """Count into `healthy_gpu_count`: (healthy, known)."""
-        healthy, known = await self._census(self._gone_ms, _COUNT_HOLDS_MS)
+        """Count into `healthy_gpu_count`: (healthy, known).
+
+        Redis forgets its workers when it comes back empty. What was counted before stands for as long as a silent worker
+        does, or nothing would be formed, and free be shed, until each has beaten again.
+        """
+        last, now_s = self._counted, self._clock_s()
+        held = last.epoch if now_s < last.until_s else b""
+        healthy, known, epoch = await self._census(self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held)
+        self._counted = last.later(now_s, epoch, healthy, self._gone_ms / 1000)
         return healthy, known
 
     async def observe(self, tiers: Sequence[str]) -> Observation:

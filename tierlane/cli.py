@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 USAGE_ERROR = 2
 SWITCHES = frozenset({"ephemeral"})  # Settings whose flag takes no value.
 LOGGING = ("log_format", "log_level")
-UP_FLAGS = ("port", "gateways", "workers", "backend", "max_batch_size", "data_dir", "ephemeral", *LOGGING)
+UP_FLAGS = ("port", "gateways", "workers", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", *LOGGING)
 
 TOOLS = (
     ("tier", "tierlane.admin.tier_command", "List, show or change tiers, the service classes."),
@@ -156,7 +156,7 @@ def up(settings: "Settings") -> int:
 
 
 @verb(
-    flags=[*GATEWAY, *JOBS, *POOL_TIMES, "pool", "data_dir", *LOGGING],
+    flags=[*GATEWAY, *JOBS, *POOL_TIMES, "pool", "serve_pools", "data_dir", *LOGGING],
     required=("redis_url", "database_url", "service_token"),
 )
 def gateway(settings: "Settings") -> int:
@@ -166,7 +166,9 @@ def gateway(settings: "Settings") -> int:
     return run(settings)
 
 
-@verb(flags=[*SCHEDULER, *AUDITOR, *POOL_TIMES, "pool", *LOGGING], required=("redis_url", "database_url"))
+@verb(
+    flags=[*SCHEDULER, *AUDITOR, *POOL_TIMES, "pool", "serve_pools", *LOGGING], required=("redis_url", "database_url")
+)
 def scheduler(settings: "Settings") -> int:
     """Run one scheduler, with the reaper and the auditor."""
     from tierlane.roles.scheduler import run

@@ -53,6 +53,11 @@ SHARED = {
         "Secret of at least 16 characters that opens /internal/*. `tierlane up` makes one when unset.",
     ),
     "pool": Text("default", "Name of the GPU pool: a set of workers with queues of their own."),
+    "serve_pools": Text(
+        "all",
+        "Whether gateways and schedulers also serve the other pools that models name (all), or only their own (own): then "
+        "nobody answers for the others here.",
+    ),
     "data_dir": Text(
         ".tierlane",
         "Directory for local state: the audit spool of a gateway, and everything that `tierlane up` keeps.",
@@ -223,6 +228,11 @@ UP = {
         "1", "Gateways that `tierlane up` starts, all on one port. More than one for each two cores is waste."
     ),
     "workers": number("2", "Workers that `tierlane up` starts. Each loads the model once, in a process of its own."),
+    "pools": Text(
+        "",
+        "Other pools that `tierlane up` starts workers for, each POOL=BACKEND or POOL=BACKEND*WORKERS, with commas between "
+        "them.",
+    ),
     "ephemeral": Text("false", "Keep nothing: the embedded servers use a temporary directory without fsync."),
 }
 

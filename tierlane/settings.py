@@ -19,6 +19,7 @@ from scheduler.errors import StartError
 from tierlane.job_settings import JobSettings
 from tierlane.setting_errors import SettingsError, first_error, unknown_name
 from tierlane.setting_texts import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
+from tierlane.stack_settings import StackSettings
 
 # Variables that belong to the tools, not to a role; they read them by themselves.
 FOREIGN_PREFIXES = (
@@ -50,7 +51,7 @@ ORDERED = (
 )
 
 
-class Settings(JobSettings):
+class Settings(JobSettings, StackSettings):
     """All settings; a role uses those of its section. An empty URL or token means that it is not set."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
@@ -58,7 +59,7 @@ class Settings(JobSettings):
     redis_url: Annotated[str, Field(repr=False)] = ""
     database_url: Annotated[str, Field(repr=False)] = ""
     service_token: Annotated[SecretStr, Field(repr=False)] = SecretStr("")
-    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "default"
+    serve_pools: Literal["all", "own"] = "all"
     data_dir: Path = Path(".tierlane")
     # Never "auto" after loading.
     log_format: Annotated[Literal["auto", "console", "json"], Field(validate_default=True)] = "auto"
@@ -106,10 +107,6 @@ class Settings(JobSettings):
     audit_batch: Count = 500
     audit_interval_ms: Milliseconds = 500
     audit_grace_ms: Milliseconds = 10_000
-
-    gateways: Annotated[int, Field(ge=1, le=64)] = 1
-    workers: Annotated[int, Field(ge=1, le=256)] = 2
-    ephemeral: bool = False
 
     @field_validator("redis_url")
     @classmethod

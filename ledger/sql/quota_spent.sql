@@ -1,8 +1,6 @@
--- $1 beginning of the window, $2 its end, $3 customers, $4 error codes of failures that are charged all the same,
--- $5 models of the pool whose Redis counts.
+-- $1 beginning of the window, $2 its end, $3 customers, $4 error codes of failures that are charged all the same.
 SELECT customer_id::text, count(*)
 FROM requests
 WHERE customer_id = ANY ($3::uuid[]) AND created_at >= $1 AND created_at < $2
-  AND model = ANY ($5::text[])
   AND (status <> 'failed' OR error_code = ANY ($4::text[]))
 GROUP BY customer_id

@@ -1,10 +1,14 @@
 #!lua flags=allow-oom
 -- census: count the healthy GPUs into `healthy_gpu_count`, which ages out by itself when nobody counts.
--- KEYS[1] leases. ARGV: 1 prefix, 2 ms of silence after which a worker is gone, 3 ms that the count holds.
--- Returns {healthy, known}.
--- include: prelude, wake, workers
+-- A Redis that came back empty knows no worker until each has beaten again: until then the last count stands.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 ms of silence after which a worker is gone, 3 ms that the count holds, 4 the last
+--   count, 5 the epoch in which it was made ('': there is none, or it is too old).
+-- Returns {healthy, known, epoch}.
+-- include: prelude, epoch, wake, workers
 local healthy, known = count_workers(tonumber(ARGV[2]))
+local epoch = begin_epoch()
+if ARGV[5] ~= '' and ARGV[5] ~= epoch then healthy = math.max(healthy, tonumber(ARGV[4])) end
 local before = redis.call('GET', P .. 'healthy_gpu_count')
 redis.call('SET', P .. 'healthy_gpu_count', healthy, 'PX', tonumber(ARGV[3]))
 if tonumber(before) ~= healthy then wake() end
-return {healthy, known}
+return {healthy, known, epoch}

@@ -4,7 +4,7 @@
 --   quotas} as admit is told them, 4 key id, 5 rate and 6 burst of the key's own limit (rate 0 = it has none).
 -- Returns packed {remaining, reset_ms, tokens left, tokens reset_ms, in use, {{quota left, quota reset_ms}...}}.
 -- include: prelude, ratelimit/bucket, ratelimit/quota, ratelimit/customer, judging
-local key = tonumber(ARGV[5]) > 0 and bucket(P .. 'rl:key:' .. ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) or nil
+local key = tonumber(ARGV[5]) > 0 and bucket('rl:key:' .. ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) or nil
 local c = customer(ARGV[2], cmsgpack.unpack(ARGV[3]))
 if c.used > 0 then recount(c) end
 local left, reset_ms, budget, budget_ms, used, quotas = standing(c, key)

@@ -6,7 +6,7 @@
 -- include: prelude, ratelimit/quota
 local raised = 0
 for _, q in ipairs(cmsgpack.unpack(ARGV[2])) do
-  local key, field = P .. 'rl:customer:' .. q[1], 'q:' .. q[2]
+  local key, field = 'rl:customer:' .. q[1], 'q:' .. q[2]
   local number, ends = window(q[2])
   local of, spent = string.match(redis.call('HGET', key, field) or '', '^(%d+) (%d+)$')
   local known = tonumber(of) == number and tonumber(spent) or 0

@@ -7,6 +7,7 @@ from eventually import eventually
 from pool import TIERS, Pool
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, TierStats
+from scheduler.presence import COUNT_OUTLIVES_S, Presence
 
 
 async def test_workers_that_beat_and_are_well_count(pool: Pool) -> None:
@@ -51,6 +52,39 @@ async def test_the_count_ages_out_when_nobody_counts(pool: Pool) -> None:
     await pool.presence.census()
 
     assert 0 < await pool.client.pttl(pool.keys.healthy_gpu_count) <= 3000
+
+
+async def test_a_redis_that_comes_back_empty_does_not_count_nobody(pool: Pool) -> None:
+    """The last count stands until all who live must have beaten: else nothing is formed meanwhile, and free is shed."""
+    now_s = 100.0
+    presence = Presence(pool.client, pool.keys, clock_s=lambda: now_s)
+    for worker in ("w1", "w2"):
+        await pool.worker_beats(worker)
+    await presence.census()
+
+    await pool.client.flushall()
+    assert await presence.census() == (2, 0)
+    await pool.worker_beats("w1")
+    now_s += 0.5
+    assert await presence.census() == (2, 1)
+    assert await pool.client.get(pool.keys.healthy_gpu_count) == b"2"
+
+    now_s += 0.6
+    await presence.census()
+    assert await presence.census() == (1, 1), "a worker that never came back was lost"
+
+
+async def test_an_old_count_is_not_believed_of_an_empty_redis(pool: Pool) -> None:
+    """Who was away for longer knows nothing of the workers."""
+    now_s = 100.0
+    presence = Presence(pool.client, pool.keys, clock_s=lambda: now_s)
+    await pool.worker_beats("w1")
+    await presence.census()
+
+    await pool.client.flushall()
+    now_s += COUNT_OUTLIVES_S + 1
+
+    assert await presence.census() == (0, 0)
 
 
 async def test_a_gateway_learns_that_redis_came_back_empty(pool: Pool) -> None:
@@ -115,7 +149,7 @@ async def test_a_heartbeat_that_cannot_be_read_spoils_nothing(pool: Pool) -> Non
 
 
 async def test_pools_do_not_see_each_other(pool: Pool) -> None:
-    """Every key of a pool carries its prefix."""
+    """Every key of a pool carries its prefix, but the limits of a customer, which hold in all of them."""
     other = Pool(pool.client, Keys("embeddings"))
     await other.gateway_lives("g1")
     await other.worker_beats("w9")
@@ -125,4 +159,10 @@ async def test_pools_do_not_see_each_other(pool: Pool) -> None:
     assert (await pool.presence.observe(TIERS)).workers == []
     assert await pool.depth("free") == 0
     keys = [k.decode() async for k in pool.client.scan_iter()]
-    assert {k for k in keys if not k.startswith("{embeddings}:")} == {"gateway:g1", "gateways", "epoch"}
+    assert {k for k in keys if not k.startswith("{embeddings}:")} == {
+        "gateway:g1",
+        "gateways",
+        "epoch",
+        "rl:customer:customer",
+        "rl:leases:customer",
+    }

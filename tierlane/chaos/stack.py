@@ -196,7 +196,7 @@ class ChaosStack:
         if await self._aside.run(self._supervisor.run_once(migrate)) != 0:
             raise StackError(f"The migrations failed; {SEE_LOG}.")
         model = demo_model(BACKEND, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
-        await seed_demo(settings.database_url, self._home, model)
+        await seed_demo(settings.database_url, self._home, [model])
         self._customers = await seed_customers(settings.database_url)
 
     async def _start_roles(self) -> None:

@@ -56,6 +56,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         host=settings.host,
         port=settings.port,
         pool=settings.pool,
+        only_own=settings.serve_pools == "own",
         default_model=settings.default_model,
         direct=settings.direct_mode == "on",
         data_dir=settings.data_dir,

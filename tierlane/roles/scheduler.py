@@ -1,41 +1,29 @@
-"""The scheduler's process: dispatcher, caretaker and auditor over one pool. Any number of them may run."""
+"""The scheduler's process: it serves its own pool, and every other one that the catalog names. Any number may run."""
 
 import asyncio
 import gc
 import os
 import socket
-import time
 from typing import TYPE_CHECKING
 
+import structlog
 from redis.asyncio import Redis
-from uuid_utils import uuid7
 
-from ledger.audit_chores import ChorePolicy
-from ledger.audit_hold import LONGEST_S, HoldPolicy
-from ledger.auditor import Auditor, AuditPolicy
 from ledger.catalog import Catalog
-from ledger.quota_keeper import QuotaKeeper
-from scheduler.batch_policy import BatchPolicy
-from scheduler.batches import Batches
-from scheduler.caretaker import Caretaker
-from scheduler.connections import blocking_client, command_client
-from scheduler.dispatcher import Dispatcher, Waker
-from scheduler.endings import Endings
-from scheduler.keys import Keys
-from scheduler.outbox import Outbox
-from scheduler.presence import Presence
-from scheduler.quota_restore import QuotaRestore
-from scheduler.service_watch import ServiceWatch
+from scheduler.connections import command_client
+from scheduler.keys import pools_of
 from tierlane.roles.log_output import configure_logs
-from tierlane.roles.pool_policy import LeavingTiers, batch_policy
+from tierlane.roles.pool_loops import run_pool
 from tierlane.roles.process import run_role, stop_on_signals
 from tierlane.roles.start_checks import check_database, check_redis
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
 
-MIN_LEFT_MS = 50
-"""A lost batch is retried only for members with this much time left; the worker that claims them knows better."""
+LOOK_S = 0.1
+"""Between two looks at which pools the catalog names."""
+
+log = structlog.get_logger("scheduler")
 
 
 def run(settings: "Settings") -> int:
@@ -46,65 +34,41 @@ def run(settings: "Settings") -> int:
 
 async def _serve(settings: "Settings") -> int:
     stop = stop_on_signals()
-    client, blocking = command_client(settings.redis_url), blocking_client(settings.redis_url)
-    catalog = Catalog(settings.database_url)
+    client, catalog = command_client(settings.redis_url), Catalog(settings.database_url)
     try:
         await check_redis(settings.redis_url)
         await check_database(settings.database_url)
         await catalog.start()
         gc.collect()
         gc.freeze()  # What is here stays: it need not be looked over again and again.
-        await _run_loops(settings, stop, catalog, client, blocking)
+        await _serve_pools(settings, stop, catalog, client)
     finally:
         await catalog.stop()
         await client.aclose()
-        await blocking.aclose()
     return 0
 
 
-async def _run_loops(
-    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis
-) -> None:
-    keys, leaving = Keys(settings.pool), LeavingTiers(time.monotonic)
-
-    def policy() -> BatchPolicy:
-        return leaving.kept(batch_policy(catalog.snapshot, settings))
-
-    def tier_names() -> list[str]:
-        return [tier.name for tier in policy().tiers]
-
-    waker = Waker(blocking, keys)
-    presence = Presence(client, keys, gone_ms=settings.gone_ms)
-    service = ServiceWatch(presence, tier_names)
-    batches = Batches(client, keys, lease_ms=settings.lease_ms)
-    dispatcher = Dispatcher(batches, waker, policy, time.monotonic, lambda: service.service)
-    caretaker = Caretaker(
-        Endings(client, keys, lease_ms=settings.lease_ms),
-        presence,
-        tier_names,
-        lambda: MIN_LEFT_MS,
-        settings.reap_ms,
-    )
-    auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
-    quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot, settings.pool)
+async def _serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis) -> None:
+    """A pool is served from when it is first named until the process ends: somebody may still wait in it."""
+    served: set[str] = set()
     async with asyncio.TaskGroup() as group:
-        roles = (waker, dispatcher, service, caretaker, quotas)
-        loops = [group.create_task(role.run()) for role in roles]
-        group.create_task(auditor.run())
-        await stop.wait()
-        for loop in loops:
-            loop.cancel()
-        await auditor.stop()
+        while not stop.is_set():
+            for pool in sorted(_wanted(settings, catalog) - served):
+                log.info("pool served", pool=pool)
+                served.add(pool)
+                of_pool = settings.model_copy(update={"pool": pool})
+                group.create_task(run_pool(of_pool, stop, catalog, client), name=f"pool {pool}")
+            await _asked_to_stop(stop, LOOK_S)
 
 
-def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
-    chores = ChorePolicy(
-        deadline_s=settings.total_request_ms / 1000,
-        job_deadline_s=settings.job_deadline_ms / 1000,
-        grace_s=settings.audit_grace_ms / 1000,
-    )
-    interval_s = settings.audit_interval_ms / 1000
-    # Not longer than until a row without an end is closed: what never ends must have one by then.
-    hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, chores.deadline_s + chores.grace_s))
-    policy = AuditPolicy(take_limit=settings.audit_batch, interval_s=interval_s, hold=hold, chores=chores)
-    return Auditor(settings.database_url, outbox, policy)
+def _wanted(settings: "Settings", catalog: Catalog) -> set[str]:
+    named = pools_of(catalog.snapshot.models.values()) if catalog.snapshot and settings.serve_pools == "all" else set()
+    return {settings.pool} | named
+
+
+async def _asked_to_stop(stop: asyncio.Event, within_s: float) -> None:
+    try:
+        async with asyncio.timeout(within_s):
+            await stop.wait()
+    except TimeoutError:
+        return

@@ -4,13 +4,16 @@ Admins may change all of it afterwards; a later start repairs only what is missi
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import asyncpg
 
 from tierlane.batch_sizes import default_batch_size
+from tierlane.settings import Settings
 from tierlane.up.data_dir import DataDir
 from tierlane.up.errors import StackError
+from tierlane.up.other_pools import parse_pools
 
 TIERS = ("enterprise", "paid", "free")
 KEYS_FILE = "demo-keys.json"
@@ -71,8 +74,18 @@ def _prior_rate(kind: str, rest: str, size: int) -> float:
     return min(1e6, size * 1000 / max(batch_ms, 1.0))
 
 
-async def seed_demo(database_url: str, data_dir: DataDir, model: DemoModel) -> dict[str, str]:
-    """Make the demo data complete and return the keys by tier. Raises StackError when the database refuses it."""
+def demo_models(settings: Settings) -> list[DemoModel]:
+    """The rows for the stack's own pool and for its others, whose models need other names: the pool's, where one is taken."""
+    found = [demo_model(settings.backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)]
+    for other in parse_pools(settings.pools, settings.pool):
+        model = demo_model(other.backend, other.pool, settings.gpu_timeout_ms, None)
+        taken = model.name in {each.name for each in found}
+        found.append(replace(model, name=other.pool) if taken else model)
+    return found
+
+
+async def seed_demo(database_url: str, data_dir: DataDir, models: Sequence[DemoModel]) -> dict[str, str]:
+    """Make the demo data complete, with a row for each of the models, and return the keys by tier. Raises StackError when the database refuses it."""
     try:
         connection = await asyncpg.connect(database_url.replace("+asyncpg", "", 1), timeout=10)
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
@@ -80,7 +93,7 @@ async def seed_demo(database_url: str, data_dir: DataDir, model: DemoModel) -> d
     try:
         keys = await _demo_keys(connection, data_dir.read_json(KEYS_FILE))
         data_dir.write_json(KEYS_FILE, dict(keys))
-        await _seed_model(connection, data_dir, model)
+        await _seed_models(connection, data_dir, models)
     except asyncpg.PostgresError as error:
         raise StackError(f"PostgreSQL refuses the demo data: {error}") from error
     finally:
@@ -114,21 +127,25 @@ async def _is_known(connection: "asyncpg.Connection[asyncpg.Record]", key: str, 
     return bool(found)
 
 
-async def _seed_model(connection: "asyncpg.Connection[asyncpg.Record]", data_dir: DataDir, model: DemoModel) -> None:
+async def _seed_models(
+    connection: "asyncpg.Connection[asyncpg.Record]", data_dir: DataDir, models: Sequence[DemoModel]
+) -> None:
     # A model of an earlier start has no worker now, so requests for it would only wait.
     ours = [str(name) for name in data_dir.read_json(MODELS_FILE).get("models", [])]
+    names = [model.name for model in models]
     await connection.execute(
-        "UPDATE models SET enabled = false WHERE name = ANY($1) AND name <> $2 AND enabled", ours, model.name
+        "UPDATE models SET enabled = false WHERE name = ANY($1) AND name <> ALL($2) AND enabled", ours, names
     )
-    await connection.execute(
-        UPSERT_MODEL,
-        model.name,
-        model.pool,
-        model.max_batch_size,
-        MAX_WAIT_MS,
-        model.gpu_timeout_ms,
-        model.rps_per_gpu,
-        TARGET_UTILIZATION,
-        model.wanted_batch_size,
-    )
-    data_dir.write_json(MODELS_FILE, {"models": sorted({*ours, model.name})})
+    for model in models:
+        await connection.execute(
+            UPSERT_MODEL,
+            model.name,
+            model.pool,
+            model.max_batch_size,
+            MAX_WAIT_MS,
+            model.gpu_timeout_ms,
+            model.rps_per_gpu,
+            TARGET_UTILIZATION,
+            model.wanted_batch_size,
+        )
+    data_dir.write_json(MODELS_FILE, {"models": sorted({*ours, *names})})

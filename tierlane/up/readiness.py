@@ -1,4 +1,4 @@
-"""When a stack is ready: a gateway says so, and at least one worker has its model loaded."""
+"""When a stack is ready: a gateway says so, and at least one worker of each pool has its model loaded."""
 
 import asyncio
 import json
@@ -27,10 +27,12 @@ def _is_ready(http_url: str, service_token: str) -> bool:
 
 
 def _healthy_gpus(body: bytes) -> int:
+    """Of the pool that has the fewest."""
     try:
         health: Any = json.loads(body)
-        return int(health["healthy_gpus"])
-    except (ValueError, KeyError, TypeError):
+        pools = health.get("pools", {"": health})
+        return min(int(pool["healthy_gpus"]) for pool in pools.values())
+    except (ValueError, KeyError, TypeError, AttributeError):
         return 0
 
 

@@ -2,13 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pydantic import SecretStr
 
 from tierlane.setting_texts import CONFIG_VARIABLE, UP, variable
 from tierlane.settings import Settings
+from tierlane.up.other_pools import parse_pools
 
 Command = Callable[[str], list[str]]
 
@@ -32,10 +33,12 @@ class RoleEnvironment:
 
     settings: Settings
 
-    def for_role(self, role: str, name: str) -> dict[str, str]:
-        """Return the environment of the process `name`."""
+    def for_role(self, role: str, name: str, other: Mapping[str, object] | None = None) -> dict[str, str]:
+        """Return the environment of the process `name`; `other`: settings in which it differs."""
         env = {key: value for key, value in os.environ.items() if key != CONFIG_VARIABLE}
-        env |= {variable(setting): _text(value) for setting, value in self._values(role, name).items()}
+        env |= {
+            variable(setting): _text(value) for setting, value in (self._values(role, name) | dict(other or {})).items()
+        }
         env["PYTHONUNBUFFERED"] = "1"  # Or what a role printed before it was killed would be lost.
         return env
 
@@ -48,8 +51,13 @@ class RoleEnvironment:
         values["drain_ms"] = min(self.settings.drain_ms, DRAIN_MS)
         if role == "worker":
             values["worker_id"] = name
-            values.setdefault("torch_threads", max(1, (os.cpu_count() or 1) // self.settings.workers))
+            values.setdefault("torch_threads", max(1, (os.cpu_count() or 1) // self._workers()))
         return values
+
+    def _workers(self) -> int:
+        return self.settings.workers + sum(
+            each.workers for each in parse_pools(self.settings.pools, self.settings.pool)
+        )
 
 
 def _text(value: object) -> str:

@@ -5,19 +5,20 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings import Settings
 from tierlane.up.banner import banner
 from tierlane.up.data_dir import DataDir
-from tierlane.up.demo import demo_model, seed_demo
+from tierlane.up.demo import demo_models, seed_demo
 from tierlane.up.errors import StackError
 from tierlane.up.leash import REMOVABLE_PREFIX, Leash
 from tierlane.up.log_lines import LogLines
 from tierlane.up.members import RoleMember, ServerMember
 from tierlane.up.models import ModelProcesses
+from tierlane.up.other_pools import parse_pools
 from tierlane.up.readiness import wait_until_ready
 from tierlane.up.roles import Command, RoleEnvironment
 from tierlane.up.stack_file import ProcessEntry, StackFile
@@ -48,9 +49,11 @@ class Stack:
         started = time.monotonic()
         settings = await self._start_servers()
         await self._migrate(RoleEnvironment(settings))
-        model = demo_model(settings.backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
-        keys = await seed_demo(settings.database_url, self._data_dir, model)
-        await self._start_roles(RoleEnvironment(settings.model_copy(update={"max_batch_size": model.max_batch_size})))
+        model, *others = demo_models(settings)
+        keys = await seed_demo(settings.database_url, self._data_dir, [model, *others])
+        sizes = {other.pool: other.max_batch_size for other in others}
+        settings_of_roles = settings.model_copy(update={"max_batch_size": model.max_batch_size})
+        await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
         await self._supervisor.settle(self._ready())
         self._file.serve(settings.redis_url, settings.database_url, keys)
@@ -105,16 +108,22 @@ class Stack:
         if code != 0:
             raise StackError(f"The migrations failed (exit code {code}); the message is above.")
 
-    async def _start_roles(self, roles: RoleEnvironment) -> None:
+    async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> None:
         settings = roles.settings
         await self._supervisor.add(self._member(roles, "scheduler", "scheduler"))
         for number in range(1, settings.workers + 1):
             await self._supervisor.add(self._member(roles, "worker", f"worker-{number}"))
+        for pool in parse_pools(settings.pools, settings.pool):
+            for name in pool.names():
+                differs = {"pool": pool.pool, "backend": pool.backend, "max_batch_size": sizes[pool.pool]}
+                await self._supervisor.add(self._member(roles, "worker", name, differs))
         for number in range(1, settings.gateways + 1):
             await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
 
-    def _member(self, roles: RoleEnvironment, role: str, name: str) -> RoleMember:
-        return RoleMember(role, name, self._command(role), roles.for_role(role, name), self._lines)
+    def _member(
+        self, roles: RoleEnvironment, role: str, name: str, differs: Mapping[str, object] | None = None
+    ) -> RoleMember:
+        return RoleMember(role, name, self._command(role), roles.for_role(role, name, differs), self._lines)
 
     async def _ready(self) -> None:
         try:

@@ -45,13 +45,13 @@ end
 
 local function repay_all()
   for customer, ids in pairs(freed) do
-    for i = 1, #ids, 1000 do redis.pcall('ZREM', P .. 'rl:leases:' .. customer, unpack(ids, i, math.min(#ids, i + 999))) end
+    for i = 1, #ids, 1000 do redis.pcall('ZREM', 'rl:leases:' .. customer, unpack(ids, i, math.min(#ids, i + 999))) end
   end
   for customer, b in pairs(back) do
-    local key = P .. 'rl:customer:' .. customer
+    local key = 'rl:customer:' .. customer
     add(key, 'tokens', b.requests)
     add(key, 'budget', b.tokens)
-    for id, count in pairs(b.keys) do add(P .. 'rl:key:' .. id, 'tokens', count) end
+    for id, count in pairs(b.keys) do add('rl:key:' .. id, 'tokens', count) end
     for w, count in pairs(b.windows) do unspend(key, w, count) end
   end
   freed, back = {}, {}

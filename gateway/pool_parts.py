@@ -1,0 +1,204 @@
+"""What a gateway has of one pool: its queues' admission, its waiters, its limits, its answers, its way past Redis.
+
+One stands in every gateway for the pool that it is named for (gateway/parts.py), and one more for each other pool that
+the catalog names (gateway/pools.py). What customers are, and which doors stand open, is `Shared` by all of them.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.admitter import Admitter, Limits
+from gateway.audit_lag import AuditLag
+from gateway.beat import Beat
+from gateway.cancels import Cancels
+from gateway.catalog_view import CatalogView
+from gateway.config import GatewayConfig
+from gateway.direct import Direct, DirectParts
+from gateway.direct_audit import DirectAudit
+from gateway.doorman import Doorman
+from gateway.doors import Doors
+from gateway.faults import Faults
+from gateway.inference import Inference
+from gateway.inference_parts import InferenceParts
+from gateway.jobs import JobParts, Jobs
+from gateway.last_ends import LastEnds
+from gateway.limits import LiveLimits
+from gateway.meter import Meter
+from gateway.redis_watch import RedisWatch, ping
+from gateway.refusals import Refusals
+from gateway.subscriber import Subscriber
+from gateway.sweep import DeadlineSweep
+from gateway.waiters import Waiter, Waiters
+from gateway.witness import Witness
+from scheduler.admission import Admissions
+from scheduler.adoption import Adoption
+from scheduler.connections import command_client, subscriber_client
+from scheduler.endings import Endings
+from scheduler.errors import RedisUnavailable
+from scheduler.keys import Keys
+from scheduler.presence import Presence
+from scheduler.replies import Results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all pools of a gateway have in common."""
+
+    catalog: CatalogView
+    doors: Doors
+    doorman: Doorman
+    faults: Faults
+
+
+class PoolParts:
+    """The parts of one pool; `config.pool` says of which. Nothing runs until `loops` do."""
+
+    def __init__(self, config: GatewayConfig, shared: Shared) -> None:
+        self.config = config
+        self._shared = shared
+        self._client = command_client(config.redis_url)
+        self._subscriber_client = subscriber_client(config.redis_url)
+        keys = self._keys = Keys(config.pool)
+        self.results = Results(self._client, keys)
+        endings = Endings(self._client, keys)
+        admissions = Admissions(self._client, keys, config.gateway_id)
+        adoption, ends = Adoption(self._client, keys), LastEnds(config.gateway_id)
+        self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
+        self._meter = Meter(config.gateway_id, time.monotonic())
+        self.refusals = Refusals()
+        self.waiters = Waiters(self._ended)
+        self.cancels = Cancels(endings)
+        self.limits = LiveLimits(config.pool)
+        self.watch = RedisWatch(lambda: ping(self._client))
+        self.admitter = Admitter(
+            admissions,
+            self._limits_now,
+            self.cancels,
+            config.max_pending,
+            watch=self.watch,
+            accepted_late=self._ended,
+        )
+        self.witness = Witness(
+            waiters=self.waiters,
+            ends=ends,
+            admissions=admissions,
+            adoption=adoption,
+            limits=self._limits_now,
+            cancels=self.cancels,
+            p95_ms=lambda: self.beat.service_p95_ms,
+        )
+        self.sweep = DeadlineSweep(self.waiters, endings, self.cancels)
+        self.beat = Beat(
+            self._presence,
+            shared.catalog,
+            self.limits,
+            self._meter,
+            listener=self.witness,
+            watch=self.watch,
+            refusals=self.refusals.drain,
+        )
+        self.audit_lag = AuditLag(self._client, keys)
+        self.direct = self._direct(adoption, ends)
+        self.subscriber = self._subscriber()
+        self.inference, self.jobs = self._serving()
+
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What has to run, by name."""
+        return {
+            "admitter": self.admitter.run(),
+            "cancels": self.cancels.run(),
+            "subscriber": self.subscriber.run(),
+            "catch-up": self.subscriber.catch_up_forever(),
+            "deadlines": self.sweep.run(),
+            "beat": self.beat.run(),
+            "witness": self.witness.run(),
+            **self.direct.loops(),
+            **self.jobs.loops(),
+        }
+
+    @property
+    def under_way(self) -> int:
+        """Requests that wait for their answer, and jobs that are being taken in."""
+        return len(self.waiters) + self.jobs.under_way
+
+    @property
+    def unsettled(self) -> int:
+        """Requests that wait, and ends that Redis was not told yet."""
+        return len(self.waiters) + len(self.cancels)
+
+    async def close(self) -> None:
+        """Say goodbye to Redis, and end what is under way, once the loops are ended."""
+        await self.direct.close()
+        await self.jobs.close()
+        with contextlib.suppress(RedisUnavailable):
+            await self._presence.gateway_gone(self.config.gateway_id)
+        await self._client.aclose()
+        await self._subscriber_client.aclose()
+
+    def _subscriber(self) -> Subscriber:
+        return Subscriber(
+            self._subscriber_client,
+            self._keys.responses(self.config.gateway_id),
+            self.waiters,
+            self.results,
+            anew=lambda: self.witness.suspect("the subscription was lost"),
+            hear=self.waiters.hear_all,
+        )
+
+    def _direct(self, adoption: Adoption, ends: LastEnds) -> Direct:
+        audit = DirectAudit(
+            self.config.data_dir,
+            self.config.gateway_id,
+            self.config.spool_max_bytes,
+            adoption,
+            may_merge=lambda: self.watch.breaker.well,
+            remember=ends.keep,
+        )
+        return Direct(
+            DirectParts(
+                config=self.config,
+                catalog=self._shared.catalog,
+                limits=self.limits,
+                waiters=self.waiters,
+                cancels=self.cancels,
+                beat=self.beat,
+                watch=self.watch,
+                audit=audit,
+            )
+        )
+
+    def _serving(self) -> tuple[Inference, Jobs]:
+        """What serves those who wait, and those who do not."""
+        shared = self._shared
+        parts = InferenceParts(
+            config=self.config,
+            catalog=shared.catalog,
+            limits=self.limits,
+            waiters=self.waiters,
+            admitter=self.admitter,
+            cancels=self.cancels,
+            meter=self._meter,
+            faults=shared.faults,
+            doors=shared.doors,
+            results=self.results,
+            direct=self.direct,
+            doorman=shared.doorman,
+            note_refusal=self.refusals.note,
+            model_version=lambda: self.beat.model_version,
+        )
+        inference, limits, client = Inference(parts), self._limits_now, self._client
+        return inference, Jobs(
+            JobParts(inference=inference, parts=parts, client=client, limits=limits, watch=self.watch)
+        )
+
+    def _ended(self, waiter: Waiter) -> None:
+        self.witness.ended(waiter)
+
+    def _limits_now(self) -> Limits:
+        snapshot = self._shared.catalog.snapshot
+        limits = Limits((), 0.0) if snapshot is None else self.limits.current(snapshot)
+        return limits._replace(redis_ms=self.beat.redis_ms(), run_ms=math.ceil(self.beat.service_p95_ms))

@@ -1,0 +1,106 @@
+"""The pools of one gateway: its own, and each other one that an enabled model names, from when the catalog first does.
+
+A request joins the queues of the pool that has its model. A pool that no model names any more stays until the gateway
+ends: somebody may still wait there.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from gateway.catalog_view import CatalogView, ModelRow
+from gateway.inference import Inference
+from gateway.jobs_result import Result
+from gateway.jobs_submit import Submit
+from gateway.pool_parts import PoolParts
+from scheduler.keys import pools_of
+
+LOOK_S = 0.1
+
+log = structlog.get_logger("gateway")
+
+
+class Pools:
+    """`make` builds the parts of another pool. With `only_own` there are no others."""
+
+    def __init__(
+        self, catalog: CatalogView, own: PoolParts, make: Callable[[str], PoolParts], *, only_own: bool = False
+    ) -> None:
+        self._catalog = catalog
+        self._own = own
+        self._make = make
+        self._only_own = only_own
+        self._others: dict[str, PoolParts] = {}
+        self._looked_at: Mapping[str, ModelRow] | None = None
+        own.inference.elsewhere = self.serving
+        own.jobs.result.elsewhere = self._results_of
+        if own.jobs.serving is not None:
+            own.jobs.serving.submit.elsewhere = self._jobs_of
+
+    @property
+    def all(self) -> list[PoolParts]:
+        """All of them, the gateway's own first."""
+        return [self._own, *self._others.values()]
+
+    def serving(self, model: str) -> Inference | None:
+        """Who serves a model of another pool; None where nobody does."""
+        parts = self._having(model)
+        return None if parts is None else parts.inference
+
+    def _jobs_of(self, model: str) -> Submit | None:
+        parts = self._having(model)
+        return parts.jobs.serving.submit if parts is not None and parts.jobs.serving is not None else None
+
+    def _results_of(self, pool: str) -> Result | None:
+        return self._others[pool].jobs.result if pool in self._others else None
+
+    def _having(self, model: str) -> PoolParts | None:
+        snapshot = self._catalog.snapshot
+        row = snapshot.models.get(model) if snapshot else None
+        return self._others.get(row.pool) if row is not None and row.enabled else None
+
+    def names(self) -> frozenset[str]:
+        """All models that can be named here."""
+        snapshot = self._catalog.snapshot
+        return frozenset[str]().union(*(parts.inference.models.names(snapshot) for parts in self.all))
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether every pool that the catalog names has had its subscription."""
+        if any(not parts.subscriber.was_subscribed for parts in self.all):
+            return False
+        return self._only_own or self._named() <= {parts.config.pool for parts in self.all}
+
+    def _named(self) -> set[str]:
+        snapshot = self._catalog.snapshot
+        return pools_of(snapshot.models.values()) if snapshot else set()
+
+    async def run(self) -> None:
+        """Begin to serve pools as they are named; ends only with a loop that fails."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for pool in self._new():
+                    await self._begin(pool, group)
+                await asyncio.sleep(LOOK_S)
+
+    def _new(self) -> list[str]:
+        snapshot = self._catalog.snapshot
+        if self._only_own or snapshot is None or snapshot.models is self._looked_at:
+            return []
+        self._looked_at = snapshot.models
+        return sorted(self._named() - {parts.config.pool for parts in self.all})
+
+    async def _begin(self, pool: str, group: asyncio.TaskGroup) -> None:
+        log.info("pool served", pool=pool)
+        parts = self._make(pool)
+        parts.direct.begin()
+        await parts.beat.beat()
+        self._others[pool] = parts
+        for name, loop in parts.loops().items():
+            group.create_task(loop, name=f"gateway {pool} {name}")
+
+    async def close(self) -> None:
+        """Close the others, once their loops are ended."""
+        for parts in self._others.values():
+            await parts.close()

@@ -1,0 +1,91 @@
+"""What a scheduler runs for one pool: dispatcher, caretaker, quota keeper and auditor. `settings.pool` says for which."""
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from redis.asyncio import Redis
+from uuid_utils import uuid7
+
+from ledger.audit_chores import ChorePolicy
+from ledger.audit_hold import LONGEST_S, HoldPolicy
+from ledger.auditor import Auditor, AuditPolicy
+from ledger.catalog import Catalog
+from ledger.quota_keeper import QuotaKeeper
+from scheduler.batch_policy import BatchPolicy
+from scheduler.batches import Batches
+from scheduler.caretaker import Caretaker
+from scheduler.connections import blocking_client
+from scheduler.dispatcher import Dispatcher, Waker
+from scheduler.endings import Endings
+from scheduler.keys import Keys
+from scheduler.outbox import Outbox
+from scheduler.presence import Presence
+from scheduler.quota_restore import QuotaRestore
+from scheduler.service_watch import ServiceWatch
+from tierlane.roles.pool_policy import LeavingTiers, batch_policy
+
+if TYPE_CHECKING:
+    from tierlane.settings import Settings
+
+MIN_LEFT_MS = 50
+"""A lost batch is retried only for members with this much time left; the worker that claims them knows better."""
+
+
+async def run_pool(settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis) -> None:
+    """Run until `stop`; then the auditor writes what waits. `client` is for commands, of any pool."""
+    blocking = blocking_client(settings.redis_url)
+    try:
+        await _run_loops(settings, stop, catalog, client, blocking)
+    finally:
+        await blocking.aclose()
+
+
+async def _run_loops(
+    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis
+) -> None:
+    keys, leaving = Keys(settings.pool), LeavingTiers(time.monotonic)
+
+    def policy() -> BatchPolicy:
+        return leaving.kept(batch_policy(catalog.snapshot, settings))
+
+    def tier_names() -> list[str]:
+        return [tier.name for tier in policy().tiers]
+
+    waker = Waker(blocking, keys)
+    presence = Presence(client, keys, gone_ms=settings.gone_ms)
+    service = ServiceWatch(presence, tier_names)
+    batches = Batches(client, keys, lease_ms=settings.lease_ms)
+    dispatcher = Dispatcher(batches, waker, policy, time.monotonic, lambda: service.service)
+    caretaker = Caretaker(
+        Endings(client, keys, lease_ms=settings.lease_ms),
+        presence,
+        tier_names,
+        lambda: MIN_LEFT_MS,
+        settings.reap_ms,
+    )
+    auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
+    quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
+    async with asyncio.TaskGroup() as group:
+        roles = (waker, dispatcher, service, caretaker, quotas)
+        loops = [group.create_task(role.run()) for role in roles]
+        group.create_task(auditor.run())
+        await stop.wait()
+        for loop in loops:
+            loop.cancel()
+        await auditor.stop()
+
+
+def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
+    chores = ChorePolicy(
+        deadline_s=settings.total_request_ms / 1000,
+        job_deadline_s=settings.job_deadline_ms / 1000,
+        grace_s=settings.audit_grace_ms / 1000,
+    )
+    interval_s = settings.audit_interval_ms / 1000
+    # Not longer than until a row without an end is closed: what never ends must have one by then.
+    hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, chores.deadline_s + chores.grace_s))
+    policy = AuditPolicy(
+        take_limit=settings.audit_batch, interval_s=interval_s, hold=hold, chores=chores, pool=settings.pool
+    )
+    return Auditor(settings.database_url, outbox, policy)

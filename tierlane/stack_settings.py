@@ -1,0 +1,26 @@
+"""The settings of the local stack, `tierlane up`; `settings` adds all others to them."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings
+
+from tierlane.up.other_pools import PoolsError, parse_pools
+
+
+class StackSettings(BaseSettings):
+    """A part of `Settings`."""
+
+    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "default"
+    gateways: Annotated[int, Field(ge=1, le=64)] = 1
+    workers: Annotated[int, Field(ge=1, le=256)] = 2
+    pools: str = ""
+    ephemeral: bool = False
+
+    @model_validator(mode="after")
+    def _pools_are_meant(self) -> Self:
+        try:
+            parse_pools(self.pools, self.pool)
+        except PoolsError as error:
+            raise ValueError(f"TIERLANE_POOLS: {error}") from None
+        return self
