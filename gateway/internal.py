@@ -68,7 +68,7 @@ class Internal:
     async def health(self, call: Call) -> Answer:
         """`GET /internal/health`."""
         self._parts.doorman.check_service(call, self._parts.service_token)
-        found = {parts.config.pool: health(await self._inputs(parts)) for parts in self._parts.pools.all}
+        found = {parts.config.pool: health(await self._inputs(parts)) for parts in self._parts.pools.named}
         status, document = together(found)
         return Answer.of(status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 

@@ -33,6 +33,7 @@ class Pools:
         self._only_own = only_own
         self._others: dict[str, PoolParts] = {}
         self._looked_at: Mapping[str, ModelRow] | None = None
+        self._subscribed = False
         own.inference.elsewhere = self.serving
         own.jobs.result.elsewhere = self._results_of
         if own.jobs.serving is not None:
@@ -42,6 +43,12 @@ class Pools:
     def all(self) -> list[PoolParts]:
         """All of them, the gateway's own first."""
         return [self._own, *self._others.values()]
+
+    @property
+    def named(self) -> list[PoolParts]:
+        """Those that a model names now; the gateway's own where none does. Of the others nobody expects anything."""
+        names = self._named()
+        return [parts for parts in self.all if parts.config.pool in names] or [self._own]
 
     def serving(self, model: str) -> Inference | None:
         """Who serves a model of another pool; None where nobody does."""
@@ -67,10 +74,16 @@ class Pools:
 
     @property
     def subscribed(self) -> bool:
-        """Whether every pool that the catalog names has had its subscription."""
-        if any(not parts.subscriber.was_subscribed for parts in self.all):
-            return False
-        return self._only_own or self._named() <= {parts.config.pool for parts in self.all}
+        """Whether every pool that the catalog names had its subscription once.
+
+        One that is named later changes nothing: it may be while Redis is away, and would take every gateway out of service.
+        """
+        if not self._subscribed:
+            here = {parts.config.pool for parts in self.all if parts.subscriber.was_subscribed}
+            self._subscribed = (
+                {self._own.config.pool} if self._only_own else self._named() | {self._own.config.pool}
+            ) <= here
+        return self._subscribed
 
     def _named(self) -> set[str]:
         snapshot = self._catalog.snapshot

@@ -19,16 +19,18 @@ class Answer(NamedTuple):
     code: str | None
     echoed: bool
     seconds: float
+    version: str = ""
 
 
-async def ask(session: aiohttp.ClientSession, stack: Stack, tier: str, key: str, url: str) -> Answer:
+async def ask(
+    session: aiohttp.ClientSession, stack: Stack, tier: str, key: str, url: str, model: str | None = None
+) -> Answer:
     """One request, one answer."""
     secret = secrets.token_hex(8)
+    wish = {"input": secret} if model is None else {"input": secret, "model": model}
     began = time.monotonic()
     try:
-        async with session.post(
-            f"{url}/v1/inference", json={"input": secret}, headers={"Authorization": f"Bearer {key}"}
-        ) as r:
+        async with session.post(f"{url}/v1/inference", json=wish, headers={"Authorization": f"Bearer {key}"}) as r:
             body = await r.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError):
         return Answer(tier, None, 0, None, False, time.monotonic() - began)
@@ -40,10 +42,13 @@ async def ask(session: aiohttp.ClientSession, stack: Stack, tier: str, key: str,
         code=error.get("code"),
         echoed=body.get("output") == secret[::-1],
         seconds=time.monotonic() - began,
+        version=body.get("metadata", {}).get("model_version", ""),
     )
 
 
-async def load(stack: Stack, rate: float, seconds: float, tiers: tuple[str, ...]) -> list[Answer]:
+async def load(
+    stack: Stack, rate: float, seconds: float, tiers: tuple[str, ...], model: str | None = None
+) -> list[Answer]:
     """`rate` requests/s for so long, the tiers in turn; returns every answer, in the order of sending."""
     url, keys = stack.url, {tier: stack.key(tier) for tier in tiers}
     connector = aiohttp.TCPConnector(limit=0)
@@ -53,7 +58,7 @@ async def load(stack: Stack, rate: float, seconds: float, tiers: tuple[str, ...]
         for i in range(int(rate * seconds)):
             await asyncio.sleep(max(0.0, began + i / rate - time.monotonic()))
             tier = tiers[i % len(tiers)]
-            asked.append(asyncio.create_task(ask(session, stack, tier, keys[tier], url)))
+            asked.append(asyncio.create_task(ask(session, stack, tier, keys[tier], url, model)))
         return list(await asyncio.gather(*asked))
 
 

@@ -21,6 +21,7 @@ TITLES = {
     "depth": "Cost by depth of the queue",
     "customers": "Cost by customers",
     "workers": "Cost by workers",
+    "pools": "Pools side by side",
     "duration": "Cost and memory over ten minutes",
     "memory": "Memory",
     "streams": "Streams",

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import psutil
@@ -83,8 +84,8 @@ class Stand:
         self.sql(RAISED, CUSTOMERS_AS_TIERS, *more)
 
     def bench(self, **options: object) -> dict[str, Any]:
-        """`tierlane bench` with these options; its document."""
-        out = self._home / "bench.json"
+        """`tierlane bench` with these options; its document. Two may run at once."""
+        out = self._home / f"bench-{uuid4().hex}.json"
         flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         command = [sys.executable, "-m", "tierlane", "bench", "--stack", str(self.file), "--json", str(out), *flags]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)

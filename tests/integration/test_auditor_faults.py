@@ -215,7 +215,7 @@ async def test_whoever_lost_the_lock_cannot_write(client: Redis, database_url: s
     async with running(auditor):
         await eventually(lambda: auditor.stats().active, "it is active")
         rival = await asyncpg.connect(dsn(database_url))
-        waiting = asyncio.create_task(rival.execute("SELECT pg_advisory_lock(7436002)"))
+        waiting = asyncio.create_task(rival.execute("SELECT pg_advisory_lock(7436002, hashtext('default'))"))
 
         async def is_queued() -> bool:
             return bool(await db.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))

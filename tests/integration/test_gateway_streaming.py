@@ -295,7 +295,7 @@ async def test_who_leaves_the_queue_is_cancelled(stack: Stack, caller: openai.As
     await stream.close()
 
     async def cancelled() -> bool:
-        found = await stack.gateway._results.fetch([stream.response.headers["x-request-id"]])
+        found = await stack.gateway.results.fetch([stream.response.headers["x-request-id"]])
         return found[0] is not None and found[0].error_code == "cancelled"
 
     await eventually(cancelled, "the request is cancelled")
