@@ -102,7 +102,7 @@ def submission_for(
     if not terms.active:
         raise DlqError("Its customer is suspended.")
     if not terms.model_served:
-        raise DlqError(f"No enabled model of this pool is called {letter.model!r}.")
+        raise DlqError(f"No enabled model of this pool is called {letter.model!r}; --pool names another one.")
     return _submission(letter, body, terms, total_ms)
 
 
