@@ -1,10 +1,11 @@
-"""What a model must be able to do for a worker: load, warm up, run a list of items, close.
+"""What a model must be able to do for a worker: load, warm up, run a list of items, say whether it is well, close.
 
-A backend lives in the model process, is used from one thread, and knows nothing of Redis, leases or time. What it
+A backend lives in the model process, is used from one thread, and knows nothing of Redis or leases. What it
 raises from `run` is taken apart by `bisect`: it need not find the bad item itself, but may answer for one by a
 result with an error code.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -33,12 +34,17 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One request's input, as the model gets it."""
+    """One request's input, as the model gets it.
+
+    `deadline`, in seconds of `time.monotonic`: what is not done by then is of no use to anybody, and a batch that takes
+    longer may be ended with its process. A backend that works in steps may end the item there, with TOO_LATE.
+    """
 
     input: str
     parameters: dict[str, Any] = field(default_factory=dict)
     task: Task = Task.COMPLETE
     listener: Listener | None = None
+    deadline: float = math.inf
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -58,9 +64,16 @@ class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
 NO_EMBEDDINGS = ItemResult("This model makes no embeddings.", 0, ErrorCode.INVALID_REQUEST)
 """The answer of a backend that knows texts alone."""
 
+TOO_LATE = ItemResult("The model took too long.", 0, ErrorCode.GPU_TIMEOUT)
+"""The answer for an item whose deadline came first."""
+
 
 class InvalidOutput(TierlaneError):
     """The model answered with something that is not one string for each input."""
+
+
+class Unwell(TierlaneError):
+    """The model failed its canary."""
 
 
 class Backend(Protocol):
@@ -73,7 +86,13 @@ class Backend(Protocol):
         """Bring the model into memory. Raises StartError where only a change of settings can help."""
 
     def warmup(self) -> None:
-        """Run a small known-good batch; also the canary that tells a broken model from broken inputs."""
+        """Run a small known-good batch, so that the first request does not pay for what is made on first use."""
+
+    def health(self) -> None:
+        """The canary that tells a broken model from broken inputs: returns where the model is well, raises anything else.
+
+        Asked after batches without one good answer; where nothing better is known, the warm-up once more.
+        """
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """Answer every item, in order. Calls `progress` whenever a step is done; may raise anything."""

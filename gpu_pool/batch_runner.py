@@ -87,9 +87,9 @@ class BatchRunner:
             return
         self._bad_in_a_row = 0
         try:
-            self._backend.warmup()
+            self._backend.health()
         except Exception as error:
-            raise DeviceLost(f"The model fails on its own warm-up with {type(error).__name__}.") from error
+            raise DeviceLost(f"The model fails its own canary with {type(error).__name__}.") from error
 
 
 def _blame(error: BaseException) -> ItemResult:

@@ -10,11 +10,13 @@ class WorkerConfig:
     redis_url: str
     worker_id: str
     backend: str = "tiny"
-    """`tiny`, `simulated[:MS]` or `pkg.module:function`."""
+    """`tiny`, `simulated[:MS]`, `pkg.module:function` or `hf:DIR`."""
     pool: str = "default"
     device: str = "auto"
     """For torch backends: "cpu", "cuda", "cuda:N", or "auto": CUDA where there is one."""
     torch_threads: int = 1
+    dtype: str = "auto"
+    """For `hf:DIR`: "float32", "bfloat16", "float16", or "auto": that of the weights on CUDA, else float32."""
     max_batch_size: int = 32
     """The model's full batch: the size for which the measured rate is reported."""
     heartbeat_ms: int = 250

@@ -124,7 +124,13 @@ class Execution:
         self.busy.start(time.monotonic())
         try:
             return await run_watched(
-                model, plan.bodies, cap_ms=cap, timeout_ms=timeout_ms, budget_ms=budget_ms, hear=hear
+                model,
+                plan.bodies,
+                cap_ms=cap,
+                timeout_ms=timeout_ms,
+                budget_ms=budget_ms,
+                hear=hear,
+                left_ms=plan.left_ms,
             )
         except ModelHung:
             self.service.forget(size)

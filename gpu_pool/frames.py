@@ -27,11 +27,15 @@ class FrameTooLarge(FrameError):
 
 
 class Run(msgspec.Struct, array_like=True, frozen=True, tag="run"):
-    """Run these stored requests (scheduler.payload) as one batch; stop taking a failed one apart after `budget_ms`."""
+    """Run these stored requests (scheduler.payload) as one batch; stop taking a failed one apart after `budget_ms`.
+
+    `left_ms`: how long each of them can still be used; none: all for as long as the budget lasts.
+    """
 
     seq: int
     budget_ms: int
     bodies: list[bytes]
+    left_ms: list[int] = []
 
 
 class Drop(msgspec.Struct, array_like=True, frozen=True, tag="drop"):

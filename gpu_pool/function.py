@@ -1,4 +1,4 @@
-"""`pkg.module:function`: any Python function of strings, or a class with `load`, `predict` and `warmup`, as a model.
+"""`pkg.module:function`: any Python function of strings, or a class with `load`, `predict`, `warmup` and `health`, as a model.
 
 The function takes 1 to 100 strings and returns as many, in order. It may be `async`; one event loop is kept for its
 whole life, so that clients it holds stay usable. A class may also have `embed(list[str]) -> list[list[float]]`,
@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpu_pool.backend import NO_EMBEDDINGS, InvalidOutput, Item, ItemResult
+from gpu_pool.backend import NO_EMBEDDINGS, InvalidOutput, Item, ItemResult, Unwell
 from gpu_pool.prompts import named_turns, prompt_of
 from gpu_pool.stepwise import teller
 from gpu_pool.tasks import by_task
@@ -66,6 +66,14 @@ class FunctionBackend:
     def warmup(self) -> None:
         """Call the object's `warmup`, where it has one."""
         self._call_if_there("warmup")
+
+    def health(self) -> None:
+        """Call the object's `health`, else its `warmup`. Raises Unwell where it returns False; what it raises says the same."""
+        method = getattr(self._target, "health", None)
+        if not callable(method):
+            self.warmup()
+        elif self._finished(method()) is False:
+            raise Unwell("The model says that it is not well.")
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """Call the function on at most 100 inputs at a time. Raises InvalidOutput for a wrong number of answers."""

@@ -1,5 +1,6 @@
 """From stored request bodies to what the model gets, inside the model process: one that cannot be read fails alone."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from gpu_pool.backend import Item, ItemResult, Listener
@@ -14,10 +15,17 @@ Listen = Callable[[int, str], Listener]
 
 
 def run_readable(
-    bodies: Sequence[bytes], run: Callable[[Sequence[Item]], list[ItemResult]], listen: Listen
+    bodies: Sequence[bytes],
+    run: Callable[[Sequence[Item]], list[ItemResult]],
+    listen: Listen,
+    deadlines: Sequence[float] = (),
 ) -> list[ItemResult]:
-    """One result for each body, in order; `run` gets those that can be read, if there are any."""
-    items = [_item(body, place, listen) for place, body in enumerate(bodies)]
+    """One result for each body, in order; `run` gets those that can be read, if there are any.
+
+    `deadlines`: of each body, as `Item` says; none: there are none.
+    """
+    whole = deadlines if len(deadlines) == len(bodies) else [math.inf] * len(bodies)
+    items = [_item(body, place, listen, whole[place]) for place, body in enumerate(bodies)]
     readable = [item for item in items if item is not None]
     results = run(readable) if readable else []
     if len(readable) == len(bodies):
@@ -26,10 +34,10 @@ def run_readable(
     return [UNREADABLE if item is None else next(following) for item in items]
 
 
-def _item(body: bytes, place: int, listen: Listen) -> Item | None:
+def _item(body: bytes, place: int, listen: Listen, deadline: float) -> Item | None:
     try:
         payload = decode_payload(body)
     except (ValueError, RecursionError):
         return None
     listener = listen(place, payload.stream) if payload.stream else None
-    return Item(payload.input, payload.parameters, payload.task, listener)
+    return Item(payload.input, payload.parameters, payload.task, listener, deadline)

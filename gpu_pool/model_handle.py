@@ -43,11 +43,13 @@ class ModelLaunch:
     backend: str
     device: str = "cpu"
     torch_threads: int = 1
+    dtype: str = "auto"
 
     def arguments(self, fd: int) -> list[str]:
         """The command line, with `fd` the process's end of the socket."""
         own = ["--fd", str(fd), "--parent", str(os.getpid())]
-        model = ["--backend", self.backend, "--device", self.device, "--torch-threads", str(self.torch_threads)]
+        model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
+        model += ["--torch-threads", str(self.torch_threads)]
         failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
         return [sys.executable, "-m", "gpu_pool.model_process", *own, *model, *failpoints]
 
@@ -109,12 +111,14 @@ class ModelProcess:
             raise self._broken("something else than that it is ready")
         return said.version
 
-    async def run(self, bodies: Sequence[bytes], budget_ms: float, hear: Hear = hear_nothing) -> Done:
-        """Run one batch of stored requests. Raises ModelLost; FrameTooLarge where the batch cannot be sent."""
+    async def run(
+        self, bodies: Sequence[bytes], budget_ms: float, hear: Hear = hear_nothing, left_ms: Sequence[int] = ()
+    ) -> Done:
+        """Run one batch of stored requests, each of use for so many ms yet. Raises ModelLost; FrameTooLarge where the batch cannot be sent."""
         if self.lost.is_set():
             raise ModelLost(self.why_lost)
         self._seq += 1
-        frame = pack(Run(self._seq, int(budget_ms), list(bodies)))
+        frame = pack(Run(self._seq, int(budget_ms), list(bodies), list(left_ms)))
         self._answer = asyncio.get_running_loop().create_future()
         self._hear = hear
         self.progress_at = time.monotonic()

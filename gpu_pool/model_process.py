@@ -31,6 +31,7 @@ from scheduler.failpoints import arm, failpoint
 
 EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
 
+IN_TIME = 0.95  # Of a batch's budget: what takes longer is ended by the watchdog, and the process with it.
 LOOK_EVERY_S = 0.02  # For who left; a lease tells it far less often.
 
 
@@ -58,6 +59,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parent", type=int, required=True, help="process id of the supervisor")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--torch-threads", type=int, default=1)
     parser.add_argument("--failpoints", default="", help="directory of a test that kills this process")
     return parser.parse_args(arguments)
@@ -69,7 +71,7 @@ def _leave_it_to_the_supervisor(signum: int, frame: FrameType | None) -> None:
 
 def _serve(link: ModelLink, options: argparse.Namespace) -> int:
     try:
-        backend = select_backend(options.backend, options.device, options.torch_threads)
+        backend = select_backend(options.backend, options.device, options.torch_threads, options.dtype)
         backend.load()
         backend.warmup()
     except StartError as error:
@@ -124,9 +126,17 @@ def _answer(link: ModelLink, backend: Backend) -> int:
     return 0
 
 
+def _deadlines(run: Run, now: float) -> list[float]:
+    """When each item is to be ended at the latest: a little before its process would be."""
+    most_ms = run.budget_ms * IN_TIME
+    left_ms = run.left_ms or [run.budget_ms] * len(run.bodies)
+    return [now + min(left, most_ms) / 1000 for left in left_ms]
+
+
 def _answer_one(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:
     started = time.perf_counter()
-    results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms), listeners.listen)
+    deadlines = _deadlines(run, time.monotonic())
+    results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms), listeners.listen, deadlines)
     gpu_ms = (time.perf_counter() - started) * 1000
     failpoint("answer_unsent")
     try:

@@ -14,12 +14,16 @@ from scheduler.errors import ErrorCode
 
 @dataclass(frozen=True)
 class Plan:
-    """What of a batch runs, and what ends without running. `longest_ms` is the most time that any member has left."""
+    """What of a batch runs, and what ends without running. `longest_ms` is the most time that any member has left.
+
+    `left_ms`: the time that each has left that runs.
+    """
 
     ids: list[str]
     bodies: list[bytes]
     early: list[Outcome]
     longest_ms: float
+    left_ms: list[int]
 
 
 def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: float) -> Plan:
@@ -28,7 +32,13 @@ def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: flo
     early = [_unfit(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body]
     fit = [request for request in requests if request.ms_left > least_ms and request.body] if early else requests
     longest_ms = max((request.ms_left for request in requests), default=0) - gone_ms
-    return Plan([request.id for request in fit], [request.body for request in fit], early, longest_ms)
+    return Plan(
+        [request.id for request in fit],
+        [request.body for request in fit],
+        early,
+        longest_ms,
+        [int(request.ms_left - gone_ms) for request in fit],
+    )
 
 
 def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version: str) -> list[Outcome]:

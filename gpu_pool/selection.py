@@ -5,24 +5,27 @@ import re
 from gpu_pool.backend import Backend
 from scheduler.errors import StartError
 
-FORMS = "tiny, simulated, simulated:MS or pkg.module:function"
+FORMS = "tiny, simulated, simulated:MS, pkg.module:function or hf:DIR"
 _SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?))?")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_LATER = ("hf:", "openai:")
+_HF = re.compile(r"hf:(.+)", re.DOTALL)
+_LATER = ("openai:",)
 
 
 def check_form(spec: str) -> None:
     """Raise StartError where `spec` has none of the known forms; imports nothing, so a supervisor may ask."""
     if spec.startswith(_LATER):
         raise StartError(f"Backend {spec!r} is not available in this version; use {FORMS}.")
+    if _HF.fullmatch(spec):
+        return
     if spec.partition(":")[0] == "simulated" and not _SIMULATED.fullmatch(spec):
         raise StartError(f"Backend {spec!r}: MS must be a number of milliseconds from 0 to 99999, as in simulated:50.")
     if spec not in ("tiny", "simulated") and not _FUNCTION.fullmatch(spec) and not _SIMULATED.fullmatch(spec):
         raise StartError(f"Backend {spec!r} is not known; use {FORMS}.")
 
 
-def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1) -> Backend:
-    """The backend that `spec` names, not loaded yet; only its own module is imported, and torch for `tiny` on load.
+def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1, dtype: str = "auto") -> Backend:
+    """The backend that `spec` names, not loaded yet; only its own module is imported, and torch for `tiny` and `hf:` on load.
 
     Raises StartError for an unknown form, a module that is not found, and a name that is missing or not callable.
     """
@@ -36,6 +39,10 @@ def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1) -> Ba
         from gpu_pool.tiny_backend import TinyBackend  # noqa: PLC0415 - only what is used
 
         return TinyBackend(device, torch_threads)
+    if directory := _HF.fullmatch(spec):
+        from gpu_pool.hf_backend import HfBackend  # noqa: PLC0415 - only what is used
+
+        return HfBackend(directory[1], device, torch_threads, dtype)
     from gpu_pool.function import FunctionBackend, find_target  # noqa: PLC0415 - only what is used
 
     return FunctionBackend(spec, find_target(spec))

@@ -23,6 +23,9 @@ class SimulatedBackend:
     def warmup(self) -> None:
         """There is nothing to warm."""
 
+    def health(self) -> None:
+        """It is always well."""
+
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:  # noqa: ARG002 - one step
         """Sleep, then reverse each input; a token is a word."""
         time.sleep(self._batch_s)

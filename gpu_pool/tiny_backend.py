@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_pool.backend import InvalidOutput, Item, ItemResult
+from gpu_pool.backend import InvalidOutput, Item, ItemResult, Listener
+from gpu_pool.prepared import as_result, read_parameters, run_prepared
 from gpu_pool.prompts import prompt_of, running_text
 from gpu_pool.tasks import by_task
-from gpu_pool.tiny.parameters import Generation, GenerationParameters, ParameterError, parse_parameters
-from scheduler.errors import ErrorCode, StartError
+from gpu_pool.tiny.parameters import GenerationParameters
+from scheduler.errors import StartError
 from scheduler.vectors import write_vector
 
 if TYPE_CHECKING:
     from gpu_pool.tiny.generate import TinyModel
+
+
+Prepared = tuple[str, GenerationParameters, "Listener | None"]
 
 
 class TinyBackend:
@@ -47,6 +51,10 @@ class TinyBackend:
         few = GenerationParameters(max_tokens=4)
         self._loaded().generate(["The", "Once upon a time"], [few, few], lambda: None)
 
+    def health(self) -> None:
+        """The same again."""
+        self.warmup()
+
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         """Generate or embed what each item asks. Raises InvalidOutput where the network computes what is no number."""
         return by_task(items, lambda texts: self._generate(texts, progress), lambda texts: self._embed(texts, progress))
@@ -56,16 +64,14 @@ class TinyBackend:
         return [ItemResult(write_vector(each.values), each.tokens) for each in embedded]
 
     def _generate(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
-        """For every item with good parameters; the others fail alone, before the model sees anything."""
-        parsed = [_parse(item) for item in items]
-        pairs = zip(items, parsed, strict=True)
-        good = [(prompt_of(i, running_text), p, i.listener) for i, p in pairs if isinstance(p, GenerationParameters)]
-        prompts, wishes, listeners = zip(*good, strict=True) if good else ((), (), ())
+        return run_prepared(items, _prepare, lambda prepared: self._continued(prepared, progress))
+
+    def _continued(self, prepared: Sequence[Prepared], progress: Callable[[], None]) -> list[ItemResult]:
+        prompts, wishes, listeners = zip(*prepared, strict=True)
         try:
-            made = iter(self._loaded().generate(prompts, wishes, progress, listeners) if good else [])
+            return [as_result(made) for made in self._loaded().generate(prompts, wishes, progress, listeners)]
         except FloatingPointError as error:
             raise InvalidOutput(str(error)) from error
-        return [p if isinstance(p, ItemResult) else _as_result(next(made)) for p in parsed]
 
     def close(self) -> None:
         """Let the weights go."""
@@ -77,13 +83,6 @@ class TinyBackend:
         return self._model
 
 
-def _parse(item: Item) -> GenerationParameters | ItemResult:
-    try:
-        return parse_parameters(item.parameters)
-    except ParameterError as error:
-        return ItemResult(f"parameters.{error.field} {error.message}.", 0, ErrorCode.INVALID_REQUEST)
-
-
-def _as_result(generation: Generation) -> ItemResult:
-    tokens = generation.tokens_in + generation.tokens_out
-    return ItemResult(generation.text, tokens, "", generation.tokens_out, generation.finish_reason)
+def _prepare(item: Item) -> Prepared | ItemResult:
+    wish = read_parameters(item)
+    return wish if isinstance(wish, ItemResult) else (prompt_of(item, running_text), wish, item.listener)

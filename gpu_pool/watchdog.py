@@ -25,15 +25,17 @@ async def run_watched(
     timeout_ms: float,
     budget_ms: float,
     hear: Hear = hear_nothing,
+    left_ms: Sequence[int] = (),
 ) -> Done:
     """The model's answer. Raises ModelHung after killing the process, ModelLost where it ended by itself.
 
     `cap_ms` bounds the time without progress, `timeout_ms` the whole run; `budget_ms` is what the model process may
-    spend on taking a failed batch apart, `hear` is told what it adds to its streams meanwhile.
+    spend on taking a failed batch apart, `hear` is told what it adds to its streams meanwhile, `left_ms` is how long each
+    body can still be used.
     """
     watch = _Watch(model, cap_ms, timeout_ms)
     try:
-        return await model.run(bodies, budget_ms, hear)
+        return await model.run(bodies, budget_ms, hear, left_ms)
     finally:
         watch.stop()
 

@@ -85,7 +85,7 @@ class Worker:
         self._resting = False
         """Nothing runs, ran lately, or changes before somebody says so: what was said last holds."""
         self._batches_said = 0
-        launch = ModelLaunch(config.backend, config.device, config.torch_threads)
+        launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype)
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._model_changed)
         self._execution = Execution(config, self._keeper)
         self._direct = DirectBatches(self._execution, self._keeper, self._draining.is_set)

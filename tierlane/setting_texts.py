@@ -182,10 +182,15 @@ SCHEDULER = {
 
 WORKER = {
     "backend": Text(
-        "tiny", "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), or pkg.module:function."
+        "tiny", "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, or hf:DIR."
     ),
     "worker_id": Text("", "Name of this worker in Redis, unique in its pool. Unset: generated from host and process."),
     "device": Text("auto", "Device for the model: auto (CUDA when there is one), cpu, cuda or cuda:N."),
+    "dtype": Text(
+        "auto",
+        "Numbers that an hf: model computes with: float32, bfloat16, float16, or auto (those of the weights on CUDA, float32 "
+        "on CPU). Shorter is faster; only float32 gives a row the same text in every batch.",
+    ),
     "torch_threads": number("", "CPU threads of the model. Unset: torch's choice, too many when workers share a host."),
     "max_batch_size": number(
         "",

@@ -95,6 +95,7 @@ class Settings(JobSettings, StackSettings):
     backend: Annotated[str, Field(min_length=1)] = "tiny"
     worker_id: Name | None = None
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:[0-9]+)$")] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     torch_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
     heartbeat_ms: Milliseconds = 250

@@ -28,7 +28,7 @@ class GenerationParameters:
     """How one row is continued. Not checked here: values from outside come through `parse_parameters`.
 
     `temperature` 0 takes the likeliest token each time, up to 2 draws ever more freely; `top_p` (0, 1] draws only from
-    the likeliest tokens that together hold that share; `max_tokens` bounds the new tokens (a token is a byte); with a
+    the likeliest tokens that together hold that share; `max_tokens` bounds the new tokens (of `tiny`, a token is a byte); with a
     `seed` a drawn text can be had again; the text ends before the first of the `stop` strings.
     """
 
@@ -53,8 +53,8 @@ class Generation:
     finish_reason: Literal["stop", "length"]
 
 
-def parse_parameters(raw: dict[str, object]) -> GenerationParameters:
-    """Return the parameters in `raw`, defaults where it is silent.
+def parse_parameters(raw: dict[str, object], most_tokens: int = MAX_TOKENS) -> GenerationParameters:
+    """Return the parameters in `raw`, defaults where it is silent; `most_tokens` is the largest `max_tokens`.
 
     Raises `ParameterError` naming the field that is unknown, of the wrong type or out of range.
     """
@@ -64,6 +64,8 @@ def parse_parameters(raw: dict[str, object]) -> GenerationParameters:
         if parse is None:
             raise ParameterError(field, f"is not a parameter of this model; it knows {', '.join(_PARSERS)}")
         known[field] = parse(field, value)
+    if not 1 <= known.get("max_tokens", 1) <= most_tokens:
+        raise ParameterError("max_tokens", f"must be from 1 to {most_tokens}")
     return GenerationParameters(**known)
 
 
@@ -78,13 +80,6 @@ def _parse_top_p(field: str, value: object) -> float:
     number = _parse_number(field, value)
     if not 0.0 < number <= 1.0:
         raise ParameterError(field, "must be above 0 and at most 1")
-    return number
-
-
-def _parse_max_tokens(field: str, value: object) -> int:
-    number = _parse_integer(field, value)
-    if not 1 <= number <= MAX_TOKENS:
-        raise ParameterError(field, f"must be from 1 to {MAX_TOKENS}")
     return number
 
 
@@ -135,7 +130,7 @@ def _parse_integer(field: str, value: object) -> int:
 _PARSERS: Final[dict[str, Callable[[str, object], object]]] = {
     "temperature": _parse_temperature,
     "top_p": _parse_top_p,
-    "max_tokens": _parse_max_tokens,
+    "max_tokens": _parse_integer,
     "seed": _parse_seed,
     "stop": _parse_stop,
 }

@@ -39,7 +39,7 @@ class Row:
     ) -> Row:
         """Set a row up; the prompt keeps as many of its last bytes as leave room for `max_tokens` in the context."""
         tokens = vocabulary.encode(prompt, context - 1 - parameters.max_tokens)
-        return cls(tokens, parameters, _draw_uniforms(parameters), listener)
+        return cls(tokens, parameters, draw_uniforms(parameters), listener)
 
     @property
     def longest(self) -> int:
@@ -102,7 +102,7 @@ class Row:
         return Generation(text, self._read - 1, len(self._drawn), self.finished)
 
 
-def _draw_uniforms(parameters: GenerationParameters) -> list[float]:
+def draw_uniforms(parameters: GenerationParameters) -> list[float]:
     """Draw all of a row's chance at the start, from a generator of its own, so that no neighbour can shift it."""
     if parameters.temperature == 0.0:
         return [0.0] * parameters.max_tokens

@@ -201,6 +201,9 @@ class FastFailer:
         """There is nothing to close."""
 
     def warmup(self) -> None:
+        """There is nothing to warm."""
+
+    def health(self) -> None:
         raise RuntimeError
 
     def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
@@ -209,7 +212,7 @@ class FastFailer:
 
 
 def test_bug_40_a_fast_failer_is_a_black_hole() -> None:
-    """Who fails fastest asks for work most often and gets it all (AWS); here it must pass its own warm-up, or end."""
+    """Who fails fastest asks for work most often and gets it all (AWS); here it must pass its own canary, or end."""
     failer = FastFailer()
     runner = BatchRunner(failer, lambda: None)
     for _ in range(SUSPICIOUS_BATCHES - 1):

@@ -38,6 +38,9 @@ class Scripted:
         """There is nothing to close."""
 
     def warmup(self) -> None:
+        """There is nothing to warm."""
+
+    def health(self) -> None:
         self.canaries += 1
         if self._canary_fails:
             raise self._error

@@ -57,7 +57,7 @@ def test_everything_said_survives_the_way(said: Said) -> None:
 @pytest.mark.parametrize(
     ("message", "golden"),
     [
-        (Run(1, 2, [b"a"]), "0000000b 94a372756e010291c40161"),
+        (Run(1, 2, [b"a"]), "0000000c 95a372756e010291c4016190"),
         (Ready("v"), "00000009 92a57265616479a176"),
         (Progress(5), "0000000b 92a870726f677265737305"),
         (Done(1, 0.5, []), "00000012 95a4646f6e6501cb3fe00000000000009000"),

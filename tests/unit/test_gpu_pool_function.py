@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.backend import InvalidOutput, Item, ItemResult
+from gpu_pool.backend import InvalidOutput, Item, ItemResult, Unwell
 from gpu_pool.function import FunctionBackend
 
 
@@ -58,6 +58,58 @@ def test_an_async_function_is_awaited() -> None:
 def test_a_class_is_made_loaded_and_warmed_once() -> None:
     """`load` and `warmup` come before the first `predict`, async or not."""
     assert [ItemResult("load,warmup")] == answers(Model, "a")
+
+
+class Patient:
+    """A class that says how it is."""
+
+    def __init__(self, says: object) -> None:
+        self._says = says
+        self.warmed = 0
+
+    def warmup(self) -> None:
+        self.warmed += 1
+
+    async def health(self) -> object:
+        if isinstance(self._says, Exception):
+            raise self._says
+        return self._says
+
+    def predict(self, texts: list[str]) -> list[str]:
+        return texts
+
+
+@pytest.mark.parametrize("says", [None, True])
+def test_the_canary_is_the_class_s_own(says: object) -> None:
+    """`health`, where there is one, async or not, is asked in place of `warmup`; silence is good news."""
+    patient = Patient(says)
+    backend = FunctionBackend("m:f", patient)
+    backend.health()
+    backend.close()
+
+    assert patient.warmed == 0
+
+
+@pytest.mark.parametrize(("says", "raised"), [(False, Unwell), (OSError("gone"), OSError)])
+def test_a_model_says_that_it_is_not_well(says: object, raised: type[Exception]) -> None:
+    """By False, or by an exception of its own."""
+    backend = FunctionBackend("m:f", Patient(says))
+
+    with pytest.raises(raised):
+        backend.health()
+    backend.close()
+
+
+def test_without_a_canary_it_is_the_warm_up() -> None:
+    """A plain function has neither, and counts as well."""
+    backend = FunctionBackend("m:f", Model)
+    backend.load()
+    backend.health()
+    assert [ItemResult("load,warmup")] == backend.run([Item("a")], lambda: None)
+    backend.close()
+    plain = FunctionBackend("m:f", lambda texts: texts)
+    plain.health()
+    plain.close()
 
 
 def test_the_version_is_the_class_s_own_else_the_spec() -> None:

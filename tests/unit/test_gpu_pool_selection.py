@@ -7,6 +7,7 @@ import pytest
 
 from gpu_pool.backend import Backend
 from gpu_pool.function import FunctionBackend
+from gpu_pool.hf_backend import HfBackend
 from gpu_pool.selection import check_form, select_backend
 from gpu_pool.simulated import SimulatedBackend
 from gpu_pool.tiny_backend import TinyBackend
@@ -39,6 +40,8 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("spec", "kind"),
     [
         ("tiny", TinyBackend),
+        ("hf:models/mine", HfBackend),
+        ("hf:/models/my model: the second", HfBackend),
         ("simulated", SimulatedBackend),
         ("simulated:0", SimulatedBackend),
         ("simulated:12.5", SimulatedBackend),
@@ -73,7 +76,7 @@ def test_the_simulated_time_is_50_ms_unless_given(spec: str, version: str) -> No
         ("simulated:", "MS must be a number"),
         ("simulated:fast", "MS must be a number"),
         ("simulated:-1", "MS must be a number"),
-        ("hf:/models/x", "is not available in this version"),
+        ("hf:", "is not known"),
         ("openai:http://localhost:1", "is not available in this version"),
         ("surely_not_there:f", "the module 'surely_not_there' is not found"),
         ("needy_model:f", "the module 'surely_not_installed' is not found"),

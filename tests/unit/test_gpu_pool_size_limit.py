@@ -29,6 +29,9 @@ class Small:
     def warmup(self) -> None:
         """There is nothing to warm."""
 
+    def health(self) -> None:
+        """It is always well."""
+
     def close(self) -> None:
         """There is nothing to close."""
 

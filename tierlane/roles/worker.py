@@ -29,6 +29,7 @@ def run(settings: "Settings") -> int:
         pool=settings.pool,
         device=settings.device,
         torch_threads=settings.torch_threads or max(1, os.cpu_count() or 1),
+        dtype=settings.dtype,
         max_batch_size=settings.max_batch_size or default_batch_size(settings.backend),
         heartbeat_ms=settings.heartbeat_ms,
         renew_ms=settings.renew_ms,

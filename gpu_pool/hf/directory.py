@@ -1,0 +1,105 @@
+"""What lies in a model directory, and what is wrong with it, told before anything heavy is imported.
+
+Weights are taken as safetensors alone: the other form is a pickle, which can run code when it is read. Free of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gpu_pool.hf.sentence_layout import SentenceLayout, read_layout
+from gpu_pool.hf.unusable import Unusable, read_object
+
+WEIGHTS: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+PICKLES: Final = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_CAUSAL: Final = re.compile(r"ForCausalLM|LMHeadModel")
+_HEADER_BYTES: Final = 8  # A safetensors file begins with the length of its JSON header.
+_TAIL_BYTES: Final = 65_536
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A directory that looks whole. `folder` holds configuration, weights and tokenizer; it is `path` or lies in it.
+
+    `sentences` says how vectors are made, None for a causal language model. `version` is the directory's name and a
+    short hash of what tells one state of it from another.
+    """
+
+    path: Path
+    folder: Path
+    sentences: SentenceLayout | None
+    version: str
+
+
+def read_directory(path: Path) -> ModelDirectory:
+    """Look at the directory. Raises Unusable with what is missing or cannot be used."""
+    if not path.is_dir():
+        raise Unusable("there is no such directory")
+    sentences = read_layout(path)
+    folder = path if sentences is None else sentences.folder
+    config = read_object(folder / "config.json")
+    if sentences is None:
+        _check_causal(config)
+    weights = _weights(folder)
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise Unusable(f"it has no tokenizer, such as {TOKENIZERS[0]}")
+    return ModelDirectory(path, folder, sentences, f"{path.resolve().name}-{_digest(folder, weights)}")
+
+
+def _check_causal(config: dict[str, Any]) -> None:
+    names = config.get("architectures") or ["none"]
+    if config.get("is_encoder_decoder") or not _CAUSAL.search(str(names[0])):
+        raise Unusable(
+            f"its architecture is {names[0]}: a causal language model is needed, or the layout of "
+            "sentence-transformers with its modules.json"
+        )
+
+
+def _weights(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).is_file():
+        return _shards(folder)
+    pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
+    if pickles:
+        raise Unusable(f"its weights are a pickle ({pickles[0]}), which could run code: convert them to safetensors")
+    raise Unusable(f"it has no {WEIGHTS}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    named = read_object(folder / INDEX).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise Unusable(f"{INDEX} names no files")
+    shards = [folder / Path(str(name)).name for name in sorted(set(named.values()))]
+    for shard in shards:
+        if not shard.is_file():
+            raise Unusable(f"{shard.name}, which {INDEX} names, is missing")
+    return shards
+
+
+def _digest(folder: Path, weights: list[Path]) -> str:
+    """Eight hex digits. Weights may have many GB, so a file counts by its size, its header and its end."""
+    digest = hashlib.sha256()
+    for part in _telling(folder, weights):
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:8]
+
+
+def _telling(folder: Path, weights: list[Path]) -> Iterator[bytes]:
+    for name in ("config.json", "generation_config.json", *TOKENIZERS):
+        if (folder / name).is_file():
+            yield (folder / name).read_bytes()
+    for path in weights:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(_HEADER_BYTES), "little")
+            yield size.to_bytes(8, "little") + file.read(min(header, size))
+            file.seek(max(0, size - _TAIL_BYTES))
+            yield file.read()
