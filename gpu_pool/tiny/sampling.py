@@ -19,6 +19,12 @@ NOISE: Final = 1e-4
 """How far a score may move between batches: some seven times the most that was measured in float32."""
 
 
+LIKELY: Final = 512
+"""So many of the likeliest tokens hold the nucleus nearly always; sorting a vocabulary of 50,000 takes longer than a step."""
+MARGIN: Final = 1e-3
+"""What those must hold beyond the nucleus, so that no rounding can move its edge to a token that was left out."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """The token chosen for each row, and whether it is beyond the reach of rounding noise."""
@@ -28,9 +34,9 @@ class Choice:
 
 
 def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> Choice:
-    """Choose a token for each row of `scores` (rows, vocabulary; float64, on the CPU).
+    """Choose a token for each row of `scores` (rows, vocabulary; float64).
 
-    `temperature`, `top_p` and `uniform` (a draw from [0, 1)) are float64, one a row; at temperature 0 the likeliest
+    `temperature`, `top_p` and `uniform` (a draw from [0, 1)) are float64, one a row, on the same device; at temperature 0 the likeliest
     token wins and the other two do not matter.
     """
     greedy = temperature == 0.0
@@ -53,7 +59,7 @@ def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -
     """
     scaled = scores / temperature.unsqueeze(1)
     slack = 2 * NOISE / temperature.unsqueeze(1)
-    kept, nucleus_clear = _nucleus(scaled, top_p.unsqueeze(1), slack)
+    kept, nucleus_clear = _kept(scaled, top_p, slack)
     reached = torch.softmax(scaled.masked_fill(~kept, -torch.inf), dim=-1).cumsum(dim=-1)
     point = uniform.unsqueeze(1)
     token = (reached <= point).sum(dim=-1)
@@ -63,16 +69,35 @@ def _draw(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -
     return torch.minimum(token, last), clear & nucleus_clear
 
 
+def _kept(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which tokens may be drawn and whether that is clear: all of them but in rows whose `top_p` is under 1."""
+    kept, clear = torch.ones_like(scaled, dtype=torch.bool), torch.ones_like(top_p, dtype=torch.bool)
+    narrow = (top_p < 1.0).nonzero().squeeze(1)
+    if len(narrow):
+        kept[narrow], clear[narrow] = _nucleus(scaled[narrow], top_p[narrow].unsqueeze(1), slack[narrow])
+    return kept, clear
+
+
 def _nucleus(scaled: Tensor, top_p: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
     """Return which tokens are kept (the likeliest that together hold `top_p`) and whether that set is clear."""
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    shares = torch.softmax(ordered, dim=-1)
+    every = torch.softmax(scaled, dim=-1)
+    ordered, order = _likely(scaled, every, top_p)
+    shares = every.gather(1, order)
     before = shares.cumsum(dim=-1) - shares
-    inside = (before < top_p) | (top_p >= 1.0)
-    kept = torch.zeros_like(inside).scatter(1, order, inside)
+    inside = before < top_p
+    kept = torch.zeros_like(scaled, dtype=torch.bool).scatter(1, order, inside)
     edge = ((before - top_p).abs() > _reach(before, slack)).all(dim=-1)
     swap = ((ordered[:, :-1] - ordered[:, 1:] > slack) | (inside[:, :-1] == inside[:, 1:])).all(dim=-1)
-    return kept, (edge & swap) | (top_p >= 1.0).squeeze(1)
+    return kept, edge & swap
+
+
+def _likely(scaled: Tensor, shares: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores from the likeliest down, and whose they are: as many as surely hold the nucleus, or all."""
+    if scaled.shape[1] > LIKELY:
+        best = scaled.topk(LIKELY, dim=-1)
+        if bool((shares.gather(1, best.indices).sum(dim=-1, keepdim=True) > top_p + MARGIN).all()):
+            return best.values, best.indices
+    return scaled.sort(dim=-1, descending=True, stable=True)
 
 
 def _reach(share: Tensor, slack: Tensor) -> Tensor:

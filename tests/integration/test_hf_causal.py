@@ -138,6 +138,26 @@ def test_seeds_are_reproducible_whatever_the_batch(backend: HfBackend) -> None:
     assert len({result.output for result in alone}) == len(alone)
 
 
+def rounding(_network: Any, _args: Any, asked: dict[str, Any], said: Any) -> Any:
+    """What another batch does to scores; a row that is computed alone is not touched."""
+    if asked["use_cache"]:
+        said.logits = said.logits + (torch.rand_like(said.logits) - 0.5) * 1e-4
+    return said
+
+
+def test_a_choice_that_rounding_could_turn_is_made_from_the_row_alone(tmp_path: Path) -> None:
+    """Of tokens that nearly tie, neighbours must not decide which is taken."""
+    backend = backend_of(make_causal(tmp_path))
+    network: Any = backend._loaded()._network  # type: ignore[attr-defined]
+    network.lm_head.weight[2::2] = network.lm_head.weight[3::2] * (1 + 1e-7)
+    wishes: list[dict[str, Any]] = [{}, {"temperature": 0.8, "seed": 5}]
+    items = [Item("Once upon", {"max_tokens": 16} | wish) for wish in wishes]
+    quiet = backend.run(items, lambda: None)
+    network.register_forward_hook(rounding, with_kwargs=True)
+
+    assert [quiet] * 4 == [backend.run(items, lambda: None) for _ in range(4)]
+
+
 def test_without_a_seed_chance_is_free(backend: HfBackend) -> None:
     """Two rows of one batch differ."""
     one, other = run(backend, "Once upon", "Once upon", temperature=1.5)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from gpu_pool.tiny import sampling
 from gpu_pool.tiny.repetition import refused_bytes
 from gpu_pool.tiny.sampling import NOISE, Choice, choose
 from gpu_pool.tiny.vocabulary import BEGIN, decode, encode
@@ -64,6 +65,21 @@ def test_rows_of_one_call_follow_their_own_wishes() -> None:
     scores = torch.tensor([HALF_QUARTERS, HALF_QUARTERS], dtype=torch.float64)
     wishes = torch.tensor([[0.0, 1.0, 0.9], [1.0, 1.0, 0.9]], dtype=torch.float64)
     assert choose(scores, *wishes.unbind(1)) == Choice([1, 2], [True, True])
+
+
+@pytest.mark.parametrize("spread", [1.0, 6.0])
+def test_the_nucleus_of_a_large_vocabulary_needs_no_full_sort(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+    """The few likeliest tokens give the same choices as all of them, where they hold enough and where they do not."""
+    chance = torch.Generator().manual_seed(3)
+    scores = torch.randn(40, 3000, generator=chance, dtype=torch.float64) * spread
+    temperature = torch.full((40,), 0.9, dtype=torch.float64)
+    top_p = torch.linspace(0.05, 1.0, 40, dtype=torch.float64)
+    uniform = torch.rand(40, generator=chance, dtype=torch.float64)
+    quick = choose(scores, temperature, top_p, uniform)
+    monkeypatch.setattr(sampling, "LIKELY", 3000)
+
+    assert quick == choose(scores, temperature, top_p, uniform)
+    assert sum(quick.clear) > 10
 
 
 def test_a_refused_token_is_never_drawn() -> None:
