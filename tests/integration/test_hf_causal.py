@@ -36,9 +36,9 @@ def backend_of(folder: Path, dtype: str = "float32") -> HfBackend:
     return backend
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "gpt2", "mistral"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of each kind: rotary positions, and learnt ones."""
+    """A directory of each kind: rotary positions, learnt ones, and a cache that forgets."""
     return make_causal(tmp_path_factory.mktemp("models") / request.param, request.param)
 
 

@@ -48,6 +48,13 @@ def test_a_body_that_is_gone_fails_alone() -> None:
     assert plan.longest_ms == 1000
 
 
+def test_each_that_runs_is_told_the_time_it_has_left() -> None:
+    """Less what is gone since it was read; the places are those of the bodies."""
+    plan = make_plan([claimed("a", 1000), claimed("late", 10), claimed("c", 900)], 50.0, 20.0)
+
+    assert (plan.ids, plan.left_ms, plan.longest_ms) == (["a", "c"], [980, 880], 980)
+
+
 def test_every_member_gets_exactly_one_outcome() -> None:
     """Those that never ran come with those that did."""
     plan = make_plan([claimed("a", 1000), claimed("late", 10)], 50.0, 0.0)
