@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from tierlane.setting_text import Text
 from tierlane.setting_texts import (
     CONFIG_VARIABLE,
     DEFAULT_CONFIG_FILE,
     SECRET_SETTINGS,
     SECTIONS,
-    Text,
     flag,
     variable,
 )

@@ -4,7 +4,7 @@ Only the standard library is used, because `--help` is built from these texts an
 validation needs. `tierlane.settings` holds the types and ranges; a test keeps the two in step.
 """
 
-from dataclasses import dataclass
+from tierlane.setting_text import Text, number
 
 PREFIX = "TIERLANE_"
 CONFIG_VARIABLE = "TIERLANE_CONFIG"
@@ -12,20 +12,6 @@ DEFAULT_CONFIG_FILE = "tierlane.toml"
 
 # They have no flag: command lines are visible to every user of a host.
 SECRET_SETTINGS = frozenset({"redis_url", "database_url", "service_token", "callback_secret"})
-
-
-@dataclass(frozen=True)
-class Text:
-    """One setting for readers: default as text ("" for none), description, and what stands for the value in help."""
-
-    default: str
-    description: str
-    metavar: str = "TEXT"
-
-
-def number(default: str, description: str) -> Text:
-    """Return the text of a setting whose value is an integer."""
-    return Text(default, description, "N")
 
 
 def variable(setting: str) -> str:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tierlane.setting_texts import PREFIX, Text, flag
+from tierlane.setting_text import Text
+from tierlane.setting_texts import PREFIX, flag
 
 FAILED = 1
 USAGE_ERROR = 2

@@ -1,6 +1,6 @@
 """What every option of `tierlane chaos` means, as `--help` shows it."""
 
-from tierlane.setting_texts import Text, number
+from tierlane.setting_text import Text, number
 from tierlane.tool_command import Tool
 
 OPTIONS: dict[str, Text] = {
