@@ -1,6 +1,7 @@
 """`hf:DIR`: what is wrong with a directory is told in one sentence, before torch or transformers are imported."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,15 @@ def test_every_fault_is_named(causal: Path, spoil: Callable[[Path], None], fault
 
     assert str(caught.value).startswith(f"Backend 'hf:{causal}': ")
     assert fault in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named(causal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extra that brings it."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "gpu_pool.hf.loading", raising=False)
+
+    with pytest.raises(StartError, match="needs the package 'transformers'; install the extra 'hf'"):
+        HfBackend(str(causal), "cpu", 1).load()
 
 
 def test_a_directory_that_is_not_there_is_named() -> None:
