@@ -46,7 +46,6 @@ def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> 
         network = _network(AutoModelForCausalLM, found, place, dtype)
         return CausalModel(network, tokenizer, place, _ends(network, tokenizer), _context(network))
     network = _network(AutoModel, found, place, dtype, UNUSED)
-    tokenizer.padding_side = "right"
     longest = min(found.sentences.max_tokens or _ENDLESS, _context(network), tokenizer.model_max_length)
     return EmbeddingModel(network, tokenizer, place, found.sentences, longest)
 

