@@ -36,15 +36,15 @@ class Listener(Protocol):
 class Item:
     """One request's input, as the model gets it.
 
-    `deadline`, in seconds of `time.monotonic`: what is not done by then is of no use to anybody, and a batch that takes
-    longer may be ended with its process. A backend that works in steps may end the item there, with TOO_LATE.
+    `until`: its deadline in seconds of `time.monotonic`. What is not done by then is of no use to anybody, and a batch
+    that takes longer may be ended with its process. A backend that works in steps may end the item there, with TOO_LATE.
     """
 
     input: str
     parameters: dict[str, Any] = field(default_factory=dict)
     task: Task = Task.COMPLETE
     listener: Listener | None = None
-    deadline: float = math.inf
+    until: float = math.inf
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -79,7 +79,7 @@ class CausalModel:
             long = f"The input has {len(tokens)} tokens; the model reads less than {self._context}."
             return ItemResult(long, 0, ErrorCode.INVALID_REQUEST)
         wish = replace(wish, max_tokens=min(wish.max_tokens, room))
-        return Row(tokens, wish, self._ends, self._decode, listener=item.listener, deadline=item.deadline)
+        return Row(tokens, wish, self._ends, self._decode, listener=item.listener, deadline=item.until)
 
     def _continued(self, rows: list[Row], progress: Callable[[], None]) -> list[ItemResult]:
         self._run(rows, progress)

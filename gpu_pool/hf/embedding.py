@@ -55,7 +55,7 @@ class EmbeddingModel:
         results = [TOO_LATE] * len(items)
         for turn in turns([len(tokens) for tokens in read], MOST_TOKENS):
             now = self._clock()
-            places = [place for place in turn if now < items[place].deadline]
+            places = [place for place in turn if now < items[place].until]
             made = self._embed([read[place] for place in places]) if places else []
             for place, result in zip(places, made, strict=True):
                 results[place] = result

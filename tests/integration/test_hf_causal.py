@@ -180,7 +180,7 @@ def test_a_row_whose_time_is_over_ends_alone(folder: Path) -> None:
     """Before its process would be ended for it; the neighbours have their answers."""
     backend = backend_of(folder)
     now = time.monotonic()
-    items = [Item("Once", {"max_tokens": 9}, deadline=now - 1), Item("Once", {"max_tokens": 9}, deadline=now + 600)]
+    items = [Item("Once", {"max_tokens": 9}, until=now - 1), Item("Once", {"max_tokens": 9}, until=now + 600)]
 
     late, good = backend.run(items, lambda: None)
 

@@ -103,7 +103,7 @@ def test_texts_of_like_length_run_together(lengths: list[int], expected: list[li
 
 def test_a_text_whose_time_is_over_ends_alone(backend: HfBackend) -> None:
     """Its neighbours have their vectors."""
-    items = [Item("cat", task=Task.EMBED, deadline=0.0), Item("cat", task=Task.EMBED)]
+    items = [Item("cat", task=Task.EMBED, until=0.0), Item("cat", task=Task.EMBED)]
 
     late, made = backend.run(items, lambda: None)
 

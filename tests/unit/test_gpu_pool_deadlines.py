@@ -43,4 +43,4 @@ def test_each_item_gets_its_own_deadline() -> None:
     run_readable([BODY, b"junk", BODY], run, nobody, [1.0, 2.0, 3.0])
     run_readable([BODY], run, nobody)
 
-    assert [item.deadline for item in seen] == [1.0, 3.0, math.inf]
+    assert [item.until for item in seen] == [1.0, 3.0, math.inf]
