@@ -104,7 +104,8 @@ def _gpus(inputs: HealthInputs) -> Finding:
 def _illness(worker: WorkerView) -> str:
     if worker.status in ("ready", "busy"):
         return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"
-    return f"{worker.id} is {worker.status}, last seen {worker.age_ms / 1000:.1f} s ago"
+    fault = f" ({worker.gpu.fault})" if worker.gpu is not None and worker.gpu.fault else ""
+    return f"{worker.id} is {worker.status}{fault}, last seen {worker.age_ms / 1000:.1f} s ago"
 
 
 def _redis(inputs: HealthInputs) -> Finding:
