@@ -30,6 +30,8 @@ class BatchRunner:
         self._bad_in_a_row = 0
         self.fault = ""
         """What the last batch raised first, "" where it ran as it came."""
+        self.padding_waste = 0.0
+        """Share of the last batch's positions that were padding; 0 where the backend does not count them."""
 
     @property
     def largest(self) -> int:
@@ -51,6 +53,8 @@ class BatchRunner:
             time_left=time_left,
             fatal=DeviceLost,
         )
+        padding = getattr(self._backend, "padding", None)
+        self.padding_waste = padding.take() if padding is not None else 0.0
         self._judge(results)
         return results
 

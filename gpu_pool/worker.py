@@ -91,7 +91,9 @@ class Worker:
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = Execution(config, self._keeper)
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
-        self._direct = DirectBatches(self._execution, self._keeper, self._takes_nothing)
+        self._direct = DirectBatches(
+            self._execution, self._keeper, lambda: self._draining.is_set() or not self._gpu.well.is_set()
+        )
         self._endpoint = DirectEndpoint(config, self._direct)
         self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000, ready.hang_up)
         self._outgoing = Outgoing(increments)
@@ -203,9 +205,6 @@ class Worker:
         if at_once:
             self._heartbeat.now()
 
-    def _takes_nothing(self) -> bool:
-        return self._draining.is_set() or not self._gpu.well.is_set()
-
     def _beat(self) -> WorkerBeat:
         """What is said of this worker now; the same object again where nothing has changed."""
         execution = self._execution
@@ -238,6 +237,7 @@ class Worker:
             item_ms=round(item_ms, 4),
             seen_batch=round(execution.service.seen_batch, 1),
             gpu=self._gpu.reading,
+            padding_waste=round(execution.padding_waste, 3),
         )
 
     def _status(self) -> str:

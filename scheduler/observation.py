@@ -60,6 +60,7 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     item_ms: float = 0.0
     seen_batch: float = 0.0
     gpu: GpuReading | None = None  # None: on no GPU, or on one that nothing is known of.
+    padding_waste: float = 0.0  # Share of what its late batches computed that was padding.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -80,6 +81,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     item_ms: float = 0.0
     seen_batch: float = 0.0
     gpu: GpuReading | None = None
+    padding_waste: float = 0.0
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

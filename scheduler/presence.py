@@ -162,6 +162,7 @@ def _view(row: tuple[str, float, bool, msgspec.Raw]) -> WorkerView:
         item_ms=beat.item_ms,
         seen_batch=beat.seen_batch,
         gpu=beat.gpu,
+        padding_waste=beat.padding_waste,
     )
 
 
