@@ -158,7 +158,7 @@ class Worker:
         if batch_id is None:
             return
         failpoint("batch_popped")
-        if self._draining.is_set() or self._keeper.model is None:
+        if self._status() not in ("ready", "busy") or self._keeper.model is None:
             failpoint("drain_popped")
             await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
             return

@@ -49,6 +49,11 @@ async def test_a_gpu_with_broken_memory_gets_no_more_work(
 
     out = await eventually(down, "the worker is down")
     assert (out.healthy, out.gpu and out.gpu.fault) == (False, ECC)
+    runs = worker._execution.batches
+    waiting = await batch(pool, "xyz")
+    await start_here("faulty_models:reverse", redis_url=redis_url, worker_id="w2", device="cpu")
+    assert [reply.output for reply in await replies(pool, waiting)] == ["zyx"]
+    assert worker._execution.batches == runs  # It was waiting for a batch when its GPU broke, and gave it back.
     assert worker._keeper.status == "ready"  # The model is well; it is the GPU that is not.
     client = await DirectClient.welcomed(worker)
     assert not hasattr(await client.ask(item("b")), "outcomes")

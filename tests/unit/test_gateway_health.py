@@ -76,6 +76,15 @@ def test_a_well_system_shows_its_figures() -> None:
     }
 
 
+def test_padding_is_the_mean_of_the_healthy() -> None:
+    """A worker that is gone says nothing of what runs."""
+    wasting = [msgspec.structs.replace(worker(n), padding_waste=share) for n, share in enumerate((0.1, 0.4))]
+    gone = msgspec.structs.replace(LOST, padding_waste=0.9)
+
+    assert health(inputs(observation=looking(*wasting, gone)))[1]["padding_waste"] == 0.25
+    assert health(inputs(observation=looking(gone)))[1]["padding_waste"] == 0.0
+
+
 LOST = worker(2, healthy=False, age_ms=1400.0)
 OUT = msgspec.structs.replace(worker(4, healthy=False, status="down"), gpu=GpuReading(0.0, 0, 0, 0, 0, "Xid 95"))
 STARTING = worker(3, healthy=False, status="starting", age_ms=50.0)
