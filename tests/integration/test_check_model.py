@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from integration.admin_bench import Admin
 from integration.ledger_fixtures import database_url, db, postgres_server
+from tierlane.check import model as check_model
 from tierlane.cli import app
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -37,6 +38,9 @@ def hangs(texts): time.sleep(60)
 def holds_two(texts):
     if len(texts) == 4: raise MemoryError
     return reverse(texts)
+class NeverLoads:
+    def load(self): time.sleep(60)
+    def predict(self, texts): return texts
 class CannotLoad:
     def load(self): raise OSError("weights are not readable")
     def predict(self, texts): return texts
@@ -108,6 +112,16 @@ async def test_what_breaks_the_contract_is_told(spec: str, crosses: set[str]) ->
     assert {name for name, ok in found.items() if ok is False} == crosses
     assert (code, told["ok"]) == (1, False)
     assert all(each["advice"] for each in told["checks"] if each["ok"] is False)
+
+
+async def test_a_model_that_never_loads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time that is allowed for it."""
+    monkeypatch.setattr(check_model, "LOAD_TIMEOUT_S", 0.5)
+
+    code, found, told = await marks("NeverLoads")
+
+    assert (code, found) == (1, {"load": False})
+    assert told["checks"][0]["said"] == "The model did not load within 0.5 s."
 
 
 async def test_a_bad_input_fails_alone() -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tierlane.check.finding import fails, holds, untold
 from tierlane.check.model import sizes_of
-from tierlane.check.report import Report, document, lines_of
+from tierlane.check.report import Report, document, lines_of, summary
 from tierlane.check.suggestion import Timed, suggest
 from tierlane.cli import app
 from tierlane.reach import UsageError
@@ -78,7 +78,7 @@ def test_sizes() -> None:
 
 def test_the_report_for_people() -> None:
     """A mark a line, advice below, a table with bars, the suggestion; nothing reaches the terminal's controls."""
-    text = lines_of(REPORT)
+    text = [line for finding in REPORT.findings for line in lines_of(finding)] + summary(REPORT)
 
     assert text[0] == "  ✓ load         in 0.2 s"
     assert text[1] == "  - isolation    not known"

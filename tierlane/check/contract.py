@@ -1,5 +1,7 @@
 """The contract of a model, held against a living one: which batches are asked, and in which order."""
 
+from collections.abc import AsyncIterator
+
 from gpu_pool.backend import ItemResult
 from tierlane.check import judgement
 from tierlane.check.finding import Finding, fails, holds
@@ -23,25 +25,28 @@ ODD = {
 PLACE = 2  # Of the bad input among good ones.
 
 
-async def examine(probe: Probe, poison: str | None) -> list[Finding]:
-    """All findings, in the order in which they were made; those that rest on a failed one are left out."""
+async def examine(probe: Probe, poison: str | None) -> AsyncIterator[Finding]:
+    """All findings as they are made; those that rest on a failed one are left out."""
     try:
         await probe.load()
     except NotLoaded as error:
-        return [fails("load", str(error), "See what the model wrote above; a worker would refuse it, too.")]
-    findings = [holds("load", f"in {probe.load_s:.1f} s, version {probe.version}")]
+        yield fails("load", str(error), "See what the model wrote above; a worker would refuse it, too.")
+        return
+    yield holds("load", f"in {probe.load_s:.1f} s, version {probe.version}")
     together = await probe.ask(TEXTS)
-    findings.append(judgement.answered(together))
+    yield judgement.answered(together)
     if together.lost:
-        return findings
+        return
     again = await probe.ask(TEXTS)
     steady = judgement.determinism(together, again)
-    findings += [*await _batches(probe, together), steady]
-    odd = {name: await probe.ask([text]) for name, text in ODD.items()}
-    findings += [judgement.odd(name, answer) for name, answer in odd.items()]
+    for finding in (*await _batches(probe, together), steady):
+        yield finding
+    odd = {}
+    for name, text in ODD.items():
+        odd[name] = await probe.ask([text])
+        yield judgement.odd(name, odd[name])
     bad = poison if poison is not None else _raised_on(odd)
-    findings.append(await _isolation(probe, together, bad, steady=steady.ok is True))
-    return findings
+    yield await _isolation(probe, together, bad, steady=steady.ok is True)
 
 
 async def _batches(probe: Probe, together: Answer) -> list[Finding]:

@@ -1,7 +1,7 @@
 """`tierlane check model`: load, examine, time, suggest, and on request write the suggestion into the model's row."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,10 @@ from scheduler.payload import Task
 from tierlane.admin.conduct import APPLICATION, Done, actor_of, conducted, lines_of
 from tierlane.admin.options import Call
 from tierlane.check.contract import TEXTS, examine
+from tierlane.check.finding import Finding
 from tierlane.check.probe import Asked, Probe
-from tierlane.check.report import Report, document
-from tierlane.check.report import lines_of as report_lines
+from tierlane.check.report import Report, document, summary
+from tierlane.check.report import lines_of as finding_lines
 from tierlane.check.suggestion import Suggestion, suggest
 from tierlane.check.timing import measure
 from tierlane.reach import UsageError, database
@@ -60,23 +61,37 @@ def check_model(settings: "Settings", wishes: Wishes, output: str, actor: str | 
     actor_of(call)  # A bad one is told before minutes of measuring.
 
     async def work(call: Call) -> int:
-        report = await _report(call.settings, wishes)
+        if output == "table":
+            typer.echo(f"model {wishes.spec}")
+        report = await _report(call.settings, wishes, _shown if output == "table" else _kept)
         await _tell(call, wishes, report)
         return 0 if report.ok else 1
 
     return conducted(work, call)
 
 
-async def _report(settings: "Settings", wishes: Wishes) -> Report:
+def _shown(finding: Finding) -> None:
+    typer.echo("\n".join(finding_lines(finding)))
+
+
+def _kept(finding: Finding) -> None:
+    """Programs get the whole at the end."""
+
+
+async def _report(settings: "Settings", wishes: Wishes, tell: Callable[[Finding], None]) -> Report:
     launch = ModelLaunch(wishes.spec, settings.device, settings.torch_threads or max(1, os.cpu_count() or 1))
     parameters: dict[str, object] = {"temperature": 0, "max_tokens": wishes.max_tokens}
     asked = Asked(parameters if wishes.task == "complete" else {}, TASKS[wishes.task], float(settings.gpu_timeout_ms))
     probe = Probe(launch, asked, LOAD_TIMEOUT_S)
     try:
-        findings = await examine(probe, wishes.poison)
+        findings = []
+        async for finding in examine(probe, wishes.poison):
+            findings.append(finding)
+            tell(finding)
         if not any(finding.name == "length" for finding in findings):  # It does not load, or answers nothing.
             return Report(wishes.spec, probe.version, findings, [], None)
         timing = await measure(probe, wishes.sizes, TEXTS if wishes.text is None else [wishes.text])
+        tell(timing.finding)
     finally:
         await probe.close()
     return Report(wishes.spec, probe.version, [*findings, timing.finding], timing.timed, suggest(timing.timed))
@@ -85,7 +100,7 @@ async def _report(settings: "Settings", wishes: Wishes) -> Report:
 async def _tell(call: Call, wishes: Wishes, report: Report) -> None:
     written = wishes.write if wishes.write is not None and report.ok and report.suggestion is not None else None
     if call.output == "table":
-        typer.echo("\n".join([f"model {wishes.spec}", *report_lines(report)]))
+        typer.echo("\n".join(summary(report)))
     done = await _write(call, written, report.suggestion) if written and report.suggestion else None
     if call.output == "json":
         print_json(document(report, written))

@@ -43,11 +43,9 @@ def document(report: Report, written: str | None) -> dict[str, Any]:
     }
 
 
-def lines_of(report: Report) -> list[str]:
-    """For people."""
-    lines = [line for finding in report.findings for line in _finding(finding)]
-    if report.timed:
-        lines += ["", *plot(report.timed)]
+def summary(report: Report) -> list[str]:
+    """For people, after the findings: times and what they suggest."""
+    lines = ["", *plot(report.timed)] if report.timed else []
     if report.suggestion is not None:
         lines += ["", *_suggested(report.suggestion)]
     return lines
@@ -63,7 +61,8 @@ def plot(timed: Sequence[Timed]) -> list[str]:
     return lines
 
 
-def _finding(finding: Finding) -> list[str]:
+def lines_of(finding: Finding) -> list[str]:
+    """One finding for people, and what to do."""
     lines = [f"  {MARKS[finding.ok]} {finding.name:<12} {printable(finding.said)}"]
     if finding.advice:
         lines += textwrap.wrap(finding.advice, WIDTH, initial_indent=" " * 17, subsequent_indent=" " * 17)
