@@ -25,6 +25,7 @@ from gpu_pool.nvml import gpu_of
 from gpu_pool.outgoing import Outgoing
 from gpu_pool.pipeline import BatchPipeline
 from gpu_pool.selection import check_form
+from gpu_pool.worker_beat import Seen, worker_beat
 from scheduler.backoff import Backoff
 from scheduler.batches import Batches, ReadyBatches
 from scheduler.connections import blocking_client, command_client
@@ -213,32 +214,13 @@ class Worker:
             return self._said
         self._batches_said = execution.batches
         share = execution.busy.share(time.monotonic())
-        told = (self._keeper.version, self._endpoint.address, self._gpu.reading)
-        changing = (self._status(), share, in_flight, execution.batches, *told)
+        version, address = self._keeper.version, self._endpoint.address
+        seen = Seen(self._status(), share, in_flight, version, address, self._gpu.reading)
+        changing = (execution.batches, seen)
         if self._said is None or changing != self._changing:
-            self._changing, self._said = changing, self._fresh_beat(share, in_flight)
+            self._changing, self._said = changing, worker_beat(self._config, execution, seen)
         self._resting = not share and not in_flight
         return self._said
-
-    def _fresh_beat(self, share: float, in_flight: int) -> WorkerBeat:
-        execution = self._execution
-        item_ms, base_ms = execution.service.fit()
-        return WorkerBeat(
-            id=self._config.worker_id,
-            status=self._status(),
-            utilization=share,
-            in_flight=in_flight,
-            rps=execution.rate_rps,
-            service_p95_ms=execution.service_p95_ms,
-            backend=self._config.backend,
-            model_version=self._keeper.version,
-            direct=self._endpoint.address,
-            base_ms=round(base_ms, 3),
-            item_ms=round(item_ms, 4),
-            seen_batch=round(execution.service.seen_batch, 1),
-            gpu=self._gpu.reading,
-            padding_waste=round(execution.padding_waste, 3),
-        )
 
     def _status(self) -> str:
         if self._draining.is_set():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpu_pool.backend import ItemResult
-from gpu_pool.model_handle import ModelLaunch, ModelLost, ModelProcess
+from gpu_pool.model_handle import ModelLaunch, ModelProcess
 from gpu_pool.watchdog import ModelHung, run_watched
 from scheduler.errors import TierlaneError
 from scheduler.payload import Payload, Task, encode_payload
@@ -86,7 +86,7 @@ class Probe:
         limit = asked.timeout_ms
         try:
             done = await run_watched(await self._ready(), bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit)
-        except (ModelLost, ModelHung, NotLoaded) as error:
+        except TierlaneError as error:  # Lost, hung, not loaded, too large to be sent: all of them end this batch.
             await self.close()
             return Answer(lost=str(error), hung=isinstance(error, ModelHung))
         return Answer(done.gpu_ms, done.results, done.fault)
