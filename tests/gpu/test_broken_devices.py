@@ -27,8 +27,8 @@ def asserts_on_bad(texts):
         torch.cuda.synchronize()
     return reverse(texts)
 def holds_three(texts):
-    free, _ = torch.cuda.mem_get_info()
-    torch.empty(free // 4 * len(texts) + 1, dtype=torch.uint8, device="cuda")
+    _, total = torch.cuda.mem_get_info()
+    torch.empty(total // 4 * len(texts) + 1, dtype=torch.uint8, device="cuda")
     return reverse(texts)
 def spins_on_bad(texts):
     if "bad" in texts:
