@@ -70,9 +70,10 @@ def _figures(inputs: HealthInputs) -> HealthFigures:
     seen = inputs.observation
     workers = [worker for worker in seen.workers if worker.healthy] if seen else []
     gateways = seen.gateways if seen else []
-    busy = sum(worker.utilization for worker in workers) / len(workers) if workers else 0.0
+    busy = _mean([worker.utilization for worker in workers])
     return {
         "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
+        "padding_waste": round(_mean([worker.padding_waste for worker in workers]), 4),
         "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
         "requests_per_second": round(sum(gateway.requests_per_second for gateway in gateways), 3),
         "healthy_gpus": len(workers),
@@ -82,6 +83,10 @@ def _figures(inputs: HealthInputs) -> HealthFigures:
         "dlq": seen.dlq if seen else 0,
         "audit_lag_ms": inputs.audit_lag_ms,
     }
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _gpus(inputs: HealthInputs) -> Finding:
@@ -104,7 +109,8 @@ def _gpus(inputs: HealthInputs) -> Finding:
 def _illness(worker: WorkerView) -> str:
     if worker.status in ("ready", "busy"):
         return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"
-    return f"{worker.id} is {worker.status}, last seen {worker.age_ms / 1000:.1f} s ago"
+    fault = f" ({worker.gpu.fault})" if worker.gpu is not None and worker.gpu.fault else ""
+    return f"{worker.id} is {worker.status}{fault}, last seen {worker.age_ms / 1000:.1f} s ago"
 
 
 def _redis(inputs: HealthInputs) -> Finding:

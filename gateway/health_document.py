@@ -19,9 +19,10 @@ class TierHealth(TypedDict):
 
 
 class HealthFigures(TypedDict):
-    """What is counted. `gpu_utilization` is 0..1; `audit_lag_ms` is null where it cannot be read."""
+    """What is counted. `gpu_utilization` and `padding_waste` are 0..1; `audit_lag_ms` is null where it cannot be read."""
 
     gpu_utilization: float
+    padding_waste: float
     queue_depth: int
     requests_per_second: float
     healthy_gpus: int

@@ -55,10 +55,12 @@ def _checks(found: Mapping[str, tuple[int, Health]]) -> dict[str, list[Check]]:
 def _figures(documents: Sequence[Health]) -> HealthFigures:
     gpus = sum(each["healthy_gpus"] for each in documents)
     busy = sum(each["gpu_utilization"] * each["healthy_gpus"] for each in documents)
+    padded = sum(each["padding_waste"] * each["healthy_gpus"] for each in documents)
     lags = [each["audit_lag_ms"] for each in documents]
     known = [lag for lag in lags if lag is not None]
     return {
         "gpu_utilization": round(busy / gpus, 4) if gpus else 0.0,
+        "padding_waste": round(padded / gpus, 4) if gpus else 0.0,
         "queue_depth": sum(each["queue_depth"] for each in documents),
         "requests_per_second": round(sum(each["requests_per_second"] for each in documents), 3),
         "healthy_gpus": gpus,
@@ -88,6 +90,7 @@ def _pool(document: Health) -> PoolHealth:
     return {
         "status": document["status"],
         "gpu_utilization": document["gpu_utilization"],
+        "padding_waste": document["padding_waste"],
         "queue_depth": document["queue_depth"],
         "requests_per_second": document["requests_per_second"],
         "healthy_gpus": document["healthy_gpus"],

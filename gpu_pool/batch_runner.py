@@ -28,6 +28,10 @@ class BatchRunner:
         self._clock = clock
         self._limit = SizeLimit()
         self._bad_in_a_row = 0
+        self.fault = ""
+        """What the last batch raised first, "" where it ran as it came."""
+        self.padding_waste = 0.0
+        """Share of the last batch's positions that were padding; 0 where the backend does not count them."""
 
     @property
     def largest(self) -> int:
@@ -36,21 +40,30 @@ class BatchRunner:
 
     def run(self, items: Sequence[Item], budget_ms: float) -> list[ItemResult]:
         """One result for each item. Raises DeviceLost where the process must end."""
-        deadline = self._clock() + budget_ms / 1000
+        deadline, self.fault = self._clock() + budget_ms / 1000, ""
 
         def time_left() -> bool:
             return self._clock() < deadline
 
         results = run_apart(
-            lambda part: self._attempt(part, time_left),
+            lambda part: self._noted(part, time_left),
             items,
             blame=_blame,
             unfinished=_unfinished,
             time_left=time_left,
             fatal=DeviceLost,
         )
+        padding = getattr(self._backend, "padding", None)
+        self.padding_waste = padding.take() if padding is not None else 0.0
         self._judge(results)
         return results
+
+    def _noted(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
+        try:
+            return self._attempt(items, time_left)
+        except (Exception, SystemExit) as error:
+            self.fault = self.fault or _named(error)
+            raise
 
     def _attempt(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
         results: list[ItemResult] = []
@@ -97,6 +110,10 @@ def _blame(error: BaseException) -> ItemResult:
     if isinstance(error, InvalidOutput):
         return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT)
     return ItemResult("The model cannot process this input.", 0, ErrorCode.POISON_REQUEST)
+
+
+def _named(error: BaseException) -> str:
+    return str(error) if isinstance(error, InvalidOutput) else f"The model raised {type(error).__name__}."
 
 
 def _unfinished() -> ItemResult:

@@ -26,6 +26,9 @@ from scheduler.errors import ErrorCode
 log = structlog.get_logger()
 
 
+_NEWEST_WEIGHT = 0.1  # Of a batch in the mean of padding.
+
+
 class NotStarted(ModelLost):
     """The model saw nothing of the batch: it was gone before, or the worker is stopping."""
 
@@ -43,6 +46,8 @@ class Execution:
         self.busy = BusyShare()
         self.running = False
         self.stopped = False
+        self.padding_waste = 0.0
+        """Share of the positions of late batches that were padding, the last ones weighing most."""
         self.batches = 0
         """How many have begun: while it stays the same, so does what was measured."""
 
@@ -154,4 +159,5 @@ class Execution:
             self._keeper.batch_ended(judge(done.results))
             return
         self.service.record(size, done.gpu_ms)
+        self.padding_waste += _NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
         self._keeper.batch_ended(Verdict.GOOD)

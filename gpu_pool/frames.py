@@ -79,13 +79,17 @@ class Pieces(msgspec.Struct, array_like=True, frozen=True, tag="pieces"):
 class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
     """The batch `seq` took `gpu_ms`; one result for each item, in order.
 
-    `largest`: how many items the device holds in one go, once it ran out of memory with more; else 0.
+    `largest`: how many items the device holds in one go, once it ran out of memory with more; else 0. `fault`: why the
+    batch was taken apart, never in words that could quote an input; "": it ran as it came. `padding_waste`: the share (0..1)
+    of the computed positions that were padding, 0 where the backend does not say.
     """
 
     seq: int
     gpu_ms: float
     results: list[ItemResult]
     largest: int = 0
+    fault: str = ""
+    padding_waste: float = 0.0
 
 
 class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):

@@ -140,7 +140,7 @@ def _answer_one(link: ModelLink, runner: BatchRunner, run: Run, listeners: Liste
     gpu_ms = (time.perf_counter() - started) * 1000
     failpoint("answer_unsent")
     try:
-        link.send(Done(run.seq, gpu_ms, results, runner.largest))
+        link.send(Done(run.seq, gpu_ms, results, runner.largest, runner.fault, round(runner.padding_waste, 4)))
     except FrameTooLarge:
         too_much = ItemResult("The model's answer is too large.", 0, ErrorCode.INVALID_OUTPUT)
         link.send(Done(run.seq, gpu_ms, [too_much] * len(run.bodies), runner.largest))

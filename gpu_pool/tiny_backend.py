@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_pool.backend import InvalidOutput, Item, ItemResult, Listener
+from gpu_pool.padding import Padding
 from gpu_pool.prepared import as_result, read_parameters, run_prepared
 from gpu_pool.prompts import prompt_of, running_text
 from gpu_pool.tasks import by_task
@@ -32,6 +33,11 @@ class TinyBackend:
     def version(self) -> str:
         """The version of the loaded weights."""
         return self._loaded().version
+
+    @property
+    def padding(self) -> Padding:
+        """What was computed for nothing."""
+        return self._loaded().padding
 
     def load(self) -> None:
         """Import torch and load the weights. Raises StartError where one of them is not there."""

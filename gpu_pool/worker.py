@@ -17,12 +17,15 @@ from gpu_pool.config import WorkerConfig
 from gpu_pool.direct_batches import DirectBatches
 from gpu_pool.direct_endpoint import DirectEndpoint
 from gpu_pool.execution import Execution
+from gpu_pool.gpu_watch import GpuWatch
 from gpu_pool.heartbeat import Heartbeat
 from gpu_pool.model_handle import ModelLaunch
 from gpu_pool.model_keeper import ModelKeeper
+from gpu_pool.nvml import gpu_of
 from gpu_pool.outgoing import Outgoing
 from gpu_pool.pipeline import BatchPipeline
 from gpu_pool.selection import check_form
+from gpu_pool.worker_beat import Seen, worker_beat
 from scheduler.backoff import Backoff
 from scheduler.batches import Batches, ReadyBatches
 from scheduler.connections import blocking_client, command_client
@@ -86,9 +89,12 @@ class Worker:
         """Nothing runs, ran lately, or changes before somebody says so: what was said last holds."""
         self._batches_said = 0
         launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype)
-        self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._model_changed)
+        self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = Execution(config, self._keeper)
-        self._direct = DirectBatches(self._execution, self._keeper, self._draining.is_set)
+        self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
+        self._direct = DirectBatches(
+            self._execution, self._keeper, lambda: self._draining.is_set() or not self._gpu.well.is_set()
+        )
         self._endpoint = DirectEndpoint(config, self._direct)
         self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000, ready.hang_up)
         self._outgoing = Outgoing(increments)
@@ -103,6 +109,7 @@ class Worker:
         log.info("worker starts", worker=self._config.worker_id, pool=self._config.pool, backend=self._config.backend)
         await self._endpoint.start()
         self._heartbeat.start()
+        self._gpu.start()
         self._keeper.start()
         outgoing = asyncio.create_task(self._outgoing.run(), name="outgoing")
         pump = asyncio.create_task(self._pump(), name="pump")
@@ -135,7 +142,7 @@ class Worker:
                 await backoff.sleep()
 
     async def _may_claim(self) -> bool:
-        conditions = (self._keeper.ready, self._heartbeat.working, self._pipeline.room)
+        conditions = (self._keeper.ready, self._heartbeat.working, self._pipeline.room, self._gpu.well)
         if all(condition.is_set() for condition in conditions):
             return True
         try:
@@ -152,7 +159,7 @@ class Worker:
         if batch_id is None:
             return
         failpoint("batch_popped")
-        if self._draining.is_set() or self._keeper.model is None:
+        if self._status() not in ("ready", "busy") or self._keeper.model is None:
             failpoint("drain_popped")
             await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
             return
@@ -182,6 +189,7 @@ class Worker:
             await asyncio.wait([pump], timeout=min(LET_GO_S, left_s))
 
     async def _leave(self) -> None:
+        self._gpu.stop()
         await self._endpoint.close()
         await self._direct.close()
         await self._heartbeat.close()
@@ -191,11 +199,12 @@ class Worker:
             log.warning("redis is away; the worker leaves without a goodbye")
         await self._keeper.close()
 
-    def _model_changed(self) -> None:
+    def _state_changed(self, *, at_once: bool = True) -> None:
         if self._keeper.start_error is not None:
             self.drain()
         self._resting = False
-        self._heartbeat.now()
+        if at_once:
+            self._heartbeat.now()
 
     def _beat(self) -> WorkerBeat:
         """What is said of this worker now; the same object again where nothing has changed."""
@@ -205,33 +214,19 @@ class Worker:
             return self._said
         self._batches_said = execution.batches
         share = execution.busy.share(time.monotonic())
-        changing = (self._status(), share, in_flight, execution.batches, self._keeper.version, self._endpoint.address)
+        version, address = self._keeper.version, self._endpoint.address
+        seen = Seen(self._status(), share, in_flight, version, address, self._gpu.reading)
+        changing = (execution.batches, seen)
         if self._said is None or changing != self._changing:
-            self._changing, self._said = changing, self._fresh_beat(share, in_flight)
+            self._changing, self._said = changing, worker_beat(self._config, execution, seen)
         self._resting = not share and not in_flight
         return self._said
-
-    def _fresh_beat(self, share: float, in_flight: int) -> WorkerBeat:
-        execution = self._execution
-        item_ms, base_ms = execution.service.fit()
-        return WorkerBeat(
-            id=self._config.worker_id,
-            status=self._status(),
-            utilization=share,
-            in_flight=in_flight,
-            rps=execution.rate_rps,
-            service_p95_ms=execution.service_p95_ms,
-            backend=self._config.backend,
-            model_version=self._keeper.version,
-            direct=self._endpoint.address,
-            base_ms=round(base_ms, 3),
-            item_ms=round(item_ms, 4),
-            seen_batch=round(execution.service.seen_batch, 1),
-        )
 
     def _status(self) -> str:
         if self._draining.is_set():
             return "draining"
+        if not self._gpu.well.is_set():
+            return "down"
         if self._keeper.status != "ready":
             return self._keeper.status
         return "busy" if self._execution.running else "ready"

@@ -26,6 +26,21 @@ class Queues(msgspec.Struct, array_like=True, frozen=True):
         return sum(tier.depth for tier in self.tiers)
 
 
+class GpuReading(msgspec.Struct, array_like=True, frozen=True):
+    """What the driver says of a worker's GPU: `utilization` 0..1, memory in MiB, temperature in degrees Celsius.
+
+    `ecc_uncorrected` counts errors of its memory since the driver was loaded. `fault` is why it must get no more work, "" where
+    it may.
+    """
+
+    utilization: float
+    memory_used_mb: int
+    memory_total_mb: int
+    temperature_c: int
+    ecc_uncorrected: int
+    fault: str = ""
+
+
 class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     """What a worker says of itself. `rps` is its measured rate at the largest batch it takes (0: not measured yet).
 
@@ -44,6 +59,8 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     base_ms: float = 0.0
     item_ms: float = 0.0
     seen_batch: float = 0.0
+    gpu: GpuReading | None = None  # None: on no GPU, or on one that nothing is known of.
+    padding_waste: float = 0.0  # Share of what its late batches computed that was padding.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -63,6 +80,8 @@ class WorkerView(msgspec.Struct, frozen=True):
     base_ms: float = 0.0
     item_ms: float = 0.0
     seen_batch: float = 0.0
+    gpu: GpuReading | None = None
+    padding_waste: float = 0.0
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

@@ -161,6 +161,8 @@ def _view(row: tuple[str, float, bool, msgspec.Raw]) -> WorkerView:
         base_ms=beat.base_ms,
         item_ms=beat.item_ms,
         seen_batch=beat.seen_batch,
+        gpu=beat.gpu,
+        padding_waste=beat.padding_waste,
     )
 
 

@@ -44,6 +44,7 @@ TOOLS = (
     ("key", "tierlane.admin.key_command", "List, issue, rotate or revoke API keys."),
     ("quota", "tierlane.admin.quota_command", "List or change quotas per day, month, ..."),
     ("model", "tierlane.admin.model_command", "List, show or change models."),
+    ("check", "tierlane.check.command", "Look whether a model does what a worker needs."),
     ("explain", "tierlane.explain.command", "Take a limit apart, or say why a request was rejected."),
     ("dlq", "tierlane.dlq.command", "List, show, requeue or purge dead letters."),
     ("bench", "tierlane.bench.command", "Load a gateway over all tiers, show what came back."),

@@ -93,8 +93,11 @@ DataDir: TypeAlias = Annotated[str | None, setting("data_dir")]
 Pool: TypeAlias = Annotated[str | None, setting("pool")]
 
 
-def carry_out(prepare: Callable[[], Verb], config: Path | None, **given: object) -> None:
-    """Call what `prepare` returns with the settings; every way to fail is one sentence and an exit code."""
+def carry_out(prepare: Callable[[], Verb], config: Path | None, *, database: bool = True, **given: object) -> None:
+    """Call what `prepare` returns with the settings; every way to fail is one sentence and an exit code.
+
+    `database`: the verb needs one, so that a missing one is told before it runs.
+    """
     from scheduler.errors import TierlaneError
     from tierlane.reach import UsageError, reachable
     from tierlane.setting_errors import SettingsError
@@ -102,7 +105,8 @@ def carry_out(prepare: Callable[[], Verb], config: Path | None, **given: object)
 
     try:
         verb = prepare()
-        code = verb(reachable(load_settings(given, config=config)))
+        settings = load_settings(given, config=config)
+        code = verb(reachable(settings) if database else settings)
     except (SettingsError, UsageError) as error:
         typer.echo(str(error), err=True)
         code = USAGE_ERROR

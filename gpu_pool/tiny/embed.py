@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpu_pool.padding import Padding
 from gpu_pool.tiny import vocabulary
 from gpu_pool.tiny.model import Network
 
@@ -27,13 +28,16 @@ class Embedded(NamedTuple):
 
 
 @torch.inference_mode()
-def embed(network: Network, device: torch.device, texts: Sequence[str], on_step: Callable[[], None]) -> list[Embedded]:
-    """A vector for each text, in order; `on_step` is called after each pass through the network."""
+def embed(
+    network: Network, device: torch.device, texts: Sequence[str], on_step: Callable[[], None], padding: Padding
+) -> list[Embedded]:
+    """A vector for each text, in order; `on_step` is called after each pass through the network, `padding` counts it."""
     pieces = [(place, piece) for place, text in enumerate(texts) for piece in _pieces(text, network.shape.context)]
     sums = torch.zeros(len(texts), network.shape.width, dtype=torch.float64)
     counts = [0] * len(texts)
     for first in range(0, len(pieces), LARGEST_BATCH):
         part = pieces[first : first + LARGEST_BATCH]
+        padding.passed([len(piece) for _, piece in part])
         for (place, piece), total in zip(part, _sums(network, device, [piece for _, piece in part]), strict=True):
             sums[place] += total
             counts[place] += len(piece)

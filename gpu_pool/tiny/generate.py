@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpu_pool.backend import Listener
+from gpu_pool.padding import Padding
 from gpu_pool.tiny import vocabulary
 from gpu_pool.tiny.embed import Embedded, embed
 from gpu_pool.tiny.model import Cache, Network
@@ -30,6 +31,7 @@ class TinyModel:
 
     def __init__(self, network: Network, device: torch.device) -> None:
         self.version = VERSION
+        self.padding = Padding()
         self._network = network
         self._device = device
 
@@ -69,7 +71,7 @@ class TinyModel:
 
     def embed(self, texts: Sequence[str], on_step: Callable[[], None] | None = None) -> list[Embedded]:
         """Return a vector for each text, in order, with the tokens that were read (`gpu_pool.tiny.embed`)."""
-        return embed(self._network, self._device, texts, on_step or _nothing)
+        return embed(self._network, self._device, texts, on_step or _nothing, self.padding)
 
     @torch.inference_mode()
     def _run(self, rows: list[Row], on_step: Callable[[], None]) -> None:
@@ -89,6 +91,7 @@ class TinyModel:
 
     def _read_prompts(self, rows: list[Row], cache: Cache) -> Tensor:
         lengths = [len(row.tokens) for row in rows]
+        self.padding.passed(lengths)
         widest = max(lengths)
         tokens = [row.tokens + [vocabulary.PAD] * (widest - len(row.tokens)) for row in rows]
         positions = torch.arange(widest, device=self._device).expand(len(rows), widest)
@@ -96,6 +99,7 @@ class TinyModel:
         return self._network.step(torch.tensor(tokens, device=self._device), positions, widest, cache, last)
 
     def _read_last(self, rows: list[Row], cache: Cache) -> Tensor:
+        self.padding.stepped(sum(not row.finished for row in rows), len(rows))
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self._device)
         positions = torch.tensor([[len(row.tokens) - 1] for row in rows], device=self._device)
         reach = max(len(row.tokens) for row in rows)

@@ -112,8 +112,16 @@ async def test_twice_only_when_told_so(pool: Pool, redis_url: str, database_url:
         ({}, "DELETE FROM customers", "Its customer is gone."),
         ({"customer_id": None}, "", "Its customer is gone."),
         ({}, "UPDATE customers SET status = 'suspended'", "Its customer is suspended."),
-        ({}, "UPDATE models SET enabled = false", "No enabled model of this pool is called 'tiny'; --pool names another one."),
-        ({}, "UPDATE models SET pool = 'other'", "No enabled model of this pool is called 'tiny'; --pool names another one."),
+        (
+            {},
+            "UPDATE models SET enabled = false",
+            "No enabled model of this pool is called 'tiny'; --pool names another one.",
+        ),
+        (
+            {},
+            "UPDATE models SET pool = 'other'",
+            "No enabled model of this pool is called 'tiny'; --pool names another one.",
+        ),
     ],
 )
 async def test_what_cannot_run_is_refused(

@@ -315,3 +315,19 @@ async def test_a_model_that_dies_while_loading_is_started_ever_more_rarely(
     await eventually(tried_again, "a third process was started")
     assert await pool.attempts(ids[0]) == 0
     assert await worker.stop() == 0
+
+
+async def test_what_a_model_computes_for_nothing_is_told(pool: Pool, start_worker: StartWorker) -> None:
+    """A long text beside short ones: their padding is in the heartbeat."""
+    worker = await start_worker(backend="tiny", torch_threads=1)
+    await worker.reaches("ready", 60.0)
+    assert (await worker.reaches("ready")).padding_waste == 0.0
+
+    await replies(pool, await batch(pool, "a" * 300, "b", "c", "d"))
+
+    async def wasting() -> bool:
+        view = await worker.view()
+        return view is not None and 0.0 < view.padding_waste < 1.0
+
+    await eventually(wasting, "the padding is told")
+    assert await worker.stop() == 0

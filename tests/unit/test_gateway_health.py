@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.health import HealthInputs, health
 from health_inputs import health_inputs
-from scheduler.observation import GatewayStats, Observation, TierDepth, TierStats, WorkerView
+from scheduler.observation import GatewayStats, GpuReading, Observation, TierDepth, TierStats, WorkerView
 
 
 def worker(number: int, *, healthy: bool = True, status: str = "busy", age_ms: float = 100.0) -> WorkerView:
@@ -75,7 +76,17 @@ def test_a_well_system_shows_its_figures() -> None:
     }
 
 
+def test_padding_is_the_mean_of_the_healthy() -> None:
+    """A worker that is gone says nothing of what runs."""
+    wasting = [msgspec.structs.replace(worker(n), padding_waste=share) for n, share in enumerate((0.1, 0.4))]
+    gone = msgspec.structs.replace(LOST, padding_waste=0.9)
+
+    assert health(inputs(observation=looking(*wasting, gone)))[1]["padding_waste"] == 0.25
+    assert health(inputs(observation=looking(gone)))[1]["padding_waste"] == 0.0
+
+
 LOST = worker(2, healthy=False, age_ms=1400.0)
+OUT = msgspec.structs.replace(worker(4, healthy=False, status="down"), gpu=GpuReading(0.0, 0, 0, 0, 0, "Xid 95"))
 STARTING = worker(3, healthy=False, status="starting", age_ms=50.0)
 
 
@@ -100,6 +111,11 @@ STARTING = worker(3, healthy=False, status="starting", age_ms=50.0)
             + "; and 2 more.",
         ),
         ({"observation": looking(LOST)}, "down", "1 of 1 GPUs is not healthy: worker-2 was last seen 1.4 s ago."),
+        (
+            {"observation": looking(OUT)},
+            "down",
+            "1 of 1 GPUs is not healthy: worker-4 is down (Xid 95), last seen 0.1 s ago.",
+        ),
         ({"observation": looking()}, "down", "No GPU is known: no worker has said that it lives."),
         (
             {"redis_problem": "no answer", "look_age_s": 1.0},

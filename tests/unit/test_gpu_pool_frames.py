@@ -44,7 +44,7 @@ def test_what_is_dropped_survives_the_way() -> None:
         Progress(12),
         Pieces(7, [Piece(0, "gw-1 nonce", 12, "é")]),
         Done(7, 51.25, [ItemResult("olleh", 2), ItemResult("no", 0, "poison_request")]),
-        Done(8, 51.25, [], 16),
+        Done(8, 51.25, [], 16, "The model raised ValueError.", 0.25),
         Fatal("The device is lost."),
         Fatal("No such module.", start_error=True),
     ],
@@ -60,7 +60,7 @@ def test_everything_said_survives_the_way(said: Said) -> None:
         (Run(1, 2, [b"a"]), "0000000c 95a372756e010291c4016190"),
         (Ready("v"), "00000009 92a57265616479a176"),
         (Progress(5), "0000000b 92a870726f677265737305"),
-        (Done(1, 0.5, []), "00000012 95a4646f6e6501cb3fe00000000000009000"),
+        (Done(1, 0.5, []), "0000001c 97a4646f6e6501cb3fe00000000000009000a0cb0000000000000000"),
     ],
 )
 def test_golden_bytes(message: Run | Said, golden: str) -> None:

@@ -28,6 +28,7 @@ def document(status: Status = "healthy", *reasons: str, **changes: Any) -> tuple
         "status": status,
         "reasons": list(reasons),
         "gpu_utilization": 0.5,
+        "padding_waste": 0.0,
         "queue_depth": 1,
         "requests_per_second": 10.0,
         "healthy_gpus": 2,
@@ -64,9 +65,10 @@ def test_it_is_down_only_where_no_pool_serves(own: Status, other: Status, status
 
 
 def test_amounts_are_added_up_and_the_worst_is_told() -> None:
-    """GPUs, queues and rates add up; a percentile or a ratio does not. Utilisation counts by GPU."""
+    """GPUs, queues and rates add up; a percentile or a ratio does not. Utilisation and padding count by GPU."""
     other = document(
         gpu_utilization=0.9,
+        padding_waste=0.4,
         healthy_gpus=6,
         total_gpus=7,
         audit_lag_ms=None,
@@ -77,6 +79,8 @@ def test_amounts_are_added_up_and_the_worst_is_told() -> None:
 
     assert (found["healthy_gpus"], found["total_gpus"], found["queue_depth"], found["dlq"]) == (8, 9, 2, 3)
     assert (found["gpu_utilization"], found["capacity_rps"], found["audit_lag_ms"]) == (0.8, 200.0, None)
+    assert found["padding_waste"] == 0.3
+    assert found["pools"]["slow"]["padding_waste"] == 0.4
     assert found["tiers"]["free"] == tier(
         depth=5, oldest_ms=90.0, effective_limit_ratio=0.5, allocated_rps=10.0, shed_per_second=1.0
     )

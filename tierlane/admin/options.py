@@ -37,7 +37,7 @@ _Output: TypeAlias = Annotated[Literal["table", "json"], output(OUTPUT_VARIABLE)
 _DryRun: TypeAlias = Annotated[
     bool, no_variable("--dry-run", "Try it, say what would change, and change nothing.", "off")
 ]
-_Actor: TypeAlias = Annotated[
+Actor: TypeAlias = Annotated[
     str | None,
     from_variable(
         "--actor",
@@ -64,7 +64,7 @@ Declared: TypeAlias = Callable[..., Work]
 """A verb as it is declared: takes its parameters, checks them, returns what is to be done."""
 
 _READS = {"output": (_Output, "table"), "config": (Config, None), "data_dir": (DataDir, None)}
-_WRITES = {"dry_run": (_DryRun, False), "actor": (_Actor, None), **_READS}
+_WRITES = {"dry_run": (_DryRun, False), "actor": (Actor, None), **_READS}
 
 
 def reads(app: typer.Typer, name: str, *, says: str = "") -> Callable[[Declared], Declared]:

@@ -19,6 +19,7 @@ from tierlane.bench.inputs import TAG_CHARACTERS, Inputs
 from tierlane.bench.load import Phase
 from tierlane.bench.measurement import Measurement
 from tierlane.bench.output_check import OutputCheck
+from tierlane.bench.padding import read_padding
 from tierlane.bench.plan import Address, Echo, Plan
 from tierlane.bench.progress import Progress
 from tierlane.bench.slo import good_bounds
@@ -155,6 +156,7 @@ class _Run:
             return
         self._progress.say("Waiting for the audit rows ...")
         found, url = self._found, self._stack.database_url
+        found.padding_waste = await read_padding(self._stack.http_url, self._stack.service_token)
         key_ids = tuple(key_id(key) for of_tier in self._keys for key in of_tier)
         # Ids carry whole milliseconds.
         begin = found.started_at.replace(microsecond=found.started_at.microsecond // 1000 * 1000)

@@ -129,7 +129,8 @@ def _batches(found: Measurement) -> Document | None:
         return None
     values = asdict(found.batches)
     # Names of a document are texts.
-    return {**values, "sizes": {str(size): count for size, count in found.batches.sizes.items()}}
+    sizes = {str(size): count for size, count in found.batches.sizes.items()}
+    return {**values, "sizes": sizes, "padding_waste": found.padding_waste}
 
 
 def _timeline(found: Measurement) -> list[Document]:

@@ -29,6 +29,7 @@ class Measurement:
     rss: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))  # Bytes by role, at both ends.
     echo: EchoResult | None = None
     batches: BatchUse | None = None
+    padding_waste: float | None = None  # Share of the late batches' positions; None where it is not known.
     timeline: list[Moment] = field(default_factory=list)
     waited_for_connection: int = 0
     verify: str = ""

@@ -120,7 +120,8 @@ def _lines(result: Document) -> list[str]:
     if batches := result["batches"]:
         lines.append(
             f"batches: {batches['batches']}, {_number(batches['mean_size'])} members, {_percent(batches['fill'])} full; "
-            f"GPUs busy {_percent(batches['gpu_busy'])} of the time, {batches['workers']} of them"
+            f"GPUs busy {_percent(batches['gpu_busy'])} of the time, {batches['workers']} of them; "
+            f"padding {_percent(batches['padding_waste'])}"
         )
     if audit := result["audit"]:
         lines.append(

@@ -24,6 +24,7 @@ class StackInfo(msgspec.Struct, frozen=True):
     keys: dict[str, str]
     http_url: str = ""
     database_url: str = ""
+    service_token: str = ""
     processes: tuple[ProcessInfo, ...] = ()
 
 

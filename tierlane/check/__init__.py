@@ -1,0 +1,1 @@
+"""`tierlane check`: whether what Tierlane stands on does what it must, before traffic finds out."""

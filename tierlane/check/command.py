@@ -1,0 +1,90 @@
+"""`tierlane check` as a command: its verbs and their options. What a verb does is imported when it is run."""
+# ruff: noqa: PLC0415 - help must be quick, so what a verb does is imported when it is run
+
+from typing import Annotated, Literal
+
+import typer
+
+from tierlane.admin.options import Actor
+from tierlane.verbs import (
+    Config,
+    DataDir,
+    Verb,
+    carry_out,
+    from_variable,
+    no_variable,
+    output,
+    run_group,
+    setting,
+    verb_group,
+)
+
+SIZES = "1,2,4,8,16,32,64"
+
+app = verb_group("Checks before traffic finds out: a tick or a cross each, and what to do.")
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with these arguments; return the exit code."""
+    return run_group(app, "check", argv)
+
+
+@app.command()
+def model(
+    *,
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="The model, as --backend of a worker names it.")],
+    device: Annotated[str | None, setting("device")] = None,
+    torch_threads: Annotated[str | None, setting("torch_threads")] = None,
+    gpu_timeout_ms: Annotated[str | None, setting("gpu_timeout_ms")] = None,
+    batch_sizes: Annotated[
+        str,
+        from_variable(
+            "--batch-sizes",
+            variable="TIERLANE_CHECK_BATCH_SIZES",
+            says="Sizes to time.",
+            default=SIZES,
+            metavar="N,N,...",
+        ),
+    ] = SIZES,
+    max_tokens: Annotated[
+        int,
+        from_variable(
+            "--max-tokens",
+            variable="TIERLANE_CHECK_MAX_TOKENS",
+            says="Tokens that a model which generates may write for each input.",
+            default="16",
+            metavar="N",
+            min=1,
+            max=100_000,
+        ),
+    ] = 16,
+    task: Annotated[
+        Literal["complete", "embed"], no_variable("--task", "What to ask the model for.", "complete")
+    ] = "complete",
+    input_: Annotated[
+        str | None, no_variable("--input", "A typical input, to be timed.", "five short texts", metavar="TEXT")
+    ] = None,
+    poison: Annotated[
+        str | None,
+        no_variable("--poison", "An input that the model raises on, to be seen failing alone.", metavar="TEXT"),
+    ] = None,
+    write: Annotated[
+        str | None, no_variable("--write", "Put what is suggested into the row of this model.", metavar="NAME")
+    ] = None,
+    form: Annotated[Literal["table", "json"], output("TIERLANE_CHECK_OUTPUT")] = "table",
+    actor: Actor = None,
+    config: Config = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Load a model as a worker does, hold it to its contract, time its batches, suggest its settings."""
+
+    def prepare() -> Verb:
+        from tierlane.admin.values import check_text
+        from tierlane.check.model import Wishes, check_model, sizes_of
+
+        check_text((spec, input_, poison, write, actor))
+        wishes = Wishes(spec, sizes_of(batch_sizes), max_tokens, task, input_, poison, write)
+        return lambda settings: check_model(settings, wishes, form, actor)
+
+    given = {"device": device, "torch_threads": torch_threads, "gpu_timeout_ms": gpu_timeout_ms}
+    carry_out(prepare, config, database=write is not None, data_dir=data_dir, **given)
