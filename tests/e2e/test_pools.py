@@ -36,7 +36,8 @@ class Model:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A quick pool, and a slow one beside it."""
     home = tmp_path_factory.mktemp("pools")
-    with start_stack(home, "--backend", "simulated:20", "--workers", "2", "--pools", "slow=simulated:300") as stack:
+    pools = {"TIERLANE_POOLS": "slow=simulated:300"}
+    with start_stack(home, "--backend", "simulated:20", "--workers", "2", environment=pools) as stack:
         yield stack
 
 

@@ -11,6 +11,9 @@ from tierlane.setting_texts import CONFIG_VARIABLE, UP, variable
 from tierlane.settings import Settings
 from tierlane.up.other_pools import parse_pools
 
+NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in UP)}
+"""Variables that are about the stack: a worker of another pool would find its pool among the others."""
+
 Command = Callable[[str], list[str]]
 
 # A gateway may finish open requests for this long when the stack stops; all of it must end within five seconds.
@@ -35,7 +38,7 @@ class RoleEnvironment:
 
     def for_role(self, role: str, name: str, other: Mapping[str, object] | None = None) -> dict[str, str]:
         """Return the environment of the process `name`; `other`: settings in which it differs."""
-        env = {key: value for key, value in os.environ.items() if key != CONFIG_VARIABLE}
+        env = {key: value for key, value in os.environ.items() if key not in NOT_A_ROLES}
         env |= {
             variable(setting): _text(value) for setting, value in (self._values(role, name) | dict(other or {})).items()
         }
