@@ -2,6 +2,7 @@
 not wait for Redis, and not sooner, so that what waits in the queue can still be overtaken.
 
 One batch has the model, at most one more is claimed and waits. The wait ends without the model when the worker stops.
+Where several have it, none waits: the next is claimed when one of them is over.
 """
 
 import asyncio
@@ -35,23 +36,31 @@ class Ahead:
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._holder: Place | None = None
+        self._holders: set[Place] = set()
         self._waiting: Place | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._near_end = False
         self._stopping = False
+        self.width = 1
 
     @property
     def wants_next(self) -> bool:
         """Whether one more batch may be claimed."""
-        return self._holder is None or (self._near_end and self._waiting is None)
+        return len(self._holders) < self.width or (self._near_end and self._waiting is None)
+
+    def resize(self, width: int) -> None:
+        """So many batches may have the model at a time. Who has it keeps it."""
+        self.width = width
+        self._near_end = False
+        self._pass_to_waiting()
+        self._changed()
 
     def place(self, *, ahead: bool) -> Place:
         """A place for a batch that was just claimed; `ahead`: the next one may be claimed before this one's end."""
         place = Place(self, asyncio.get_running_loop().create_future(), ahead)
         if self._stopping:
             place.granted.set_result(False)
-        elif self._holder is None:
+        elif len(self._holders) < self.width:
             self._grant(place)
         else:
             self._waiting = place
@@ -67,6 +76,9 @@ class Ahead:
 
     def model_begins(self, expected_ms: float) -> None:
         """The holder's run begins; the next batch may be claimed near its end."""
+        if self.width > 1:
+            return
+        self._stop_timer()
         delay_s = max(0.0, expected_ms - AHEAD_MS) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._nears_end)
 
@@ -74,19 +86,26 @@ class Ahead:
         """The place is given up; its successor gets the model."""
         if place is self._waiting:
             self._waiting = None
-        if place is not self._holder:
+        if place not in self._holders:
             return
-        self._holder, self._near_end = None, False
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self._grant(waiting)
+        self._holders.discard(place)
+        self._near_end = False
+        self._stop_timer()
+        self._pass_to_waiting()
         self._changed()
 
+    def _pass_to_waiting(self) -> None:
+        if self._waiting is not None and len(self._holders) < self.width:
+            waiting, self._waiting = self._waiting, None
+            self._grant(waiting)
+
     def _grant(self, place: Place) -> None:
-        self._holder = place
+        self._holders.add(place)
         place.granted.set_result(True)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _nears_end(self) -> None:
         self._near_end = True

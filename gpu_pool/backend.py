@@ -6,9 +6,10 @@ result with an error code.
 """
 
 import math
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -99,3 +100,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of what `load` took."""
+
+
+@runtime_checkable
+class ServingBackend(Backend, Protocol):
+    """A backend that stands before something that takes several batches at a time, and may want none for a while."""
+
+    most: int
+    """Batches that it takes at a time, at most."""
+
+    def serve(self, connection: socket.socket) -> None:
+        """Once loaded: take what the supervisor asks over `connection` (gpu_pool/frames.py), until it goes."""

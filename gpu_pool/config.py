@@ -10,7 +10,7 @@ class WorkerConfig:
     redis_url: str
     worker_id: str
     backend: str = "tiny"
-    """`tiny`, `simulated[:MS]`, `pkg.module:function` or `hf:DIR`."""
+    """`tiny`, `simulated[:MS]`, `pkg.module:function`, `hf:DIR` or `openai:URL`."""
     pool: str = "default"
     device: str = "auto"
     """For torch backends: "cpu", "cuda", "cuda:N", or "auto": CUDA where there is one."""
@@ -36,3 +36,13 @@ class WorkerConfig:
     """0: any free one; the heartbeat tells which."""
     service_token: str = field(default="", repr=False)
     """What a gateway must show to be served directly; without one there is no direct endpoint."""
+    endpoint_api_key: str = field(default="", repr=False)
+    endpoint_ca_file: str = ""
+    endpoint_cert_file: str = ""
+    endpoint_key_file: str = ""
+    endpoint_connect_ms: int = 1000
+    endpoint_first_byte_ms: int = 0
+    endpoint_total_ms: int = 0
+    endpoint_max_calls: int = 64
+    endpoint_max_batches: int = 8
+    """These are for `openai:URL`, and mean what `Access` in gpu_pool/endpoint/access.py says."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from gpu_pool.execution import Execution, NotStarted
-from gpu_pool.model_handle import ModelLost
+from gpu_pool.model_handle import ModelLost, RunRefused
 from gpu_pool.model_keeper import ModelKeeper
 from gpu_pool.outcomes import not_run
 from gpu_pool.watchdog import ModelHung
@@ -96,6 +96,10 @@ class DirectBatches:
             return await self._execution.run(requests, read_at, self._leave_line)
         except ModelHung:
             return _ended(requests, ErrorCode.GPU_TIMEOUT)
+        except RunRefused as error:
+            if losses == 0 and not error.counted:
+                raise NotTaken(str(error)) from error
+            losses += 1
         except ModelLost as error:
             if self._execution.stopped or self._draining():
                 raise NotTaken("This worker is shutting down.") from error

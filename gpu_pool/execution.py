@@ -1,12 +1,13 @@
-"""The one model of a worker, behind one lock: runs batches of both paths, from the queue and from direct calls.
+"""The one model of a worker, a turn at a time: runs batches of both paths, from the queue and from direct calls.
 
 Whoever has a batch waits its turn here, in the order of coming. What is measured (service time, busy share) is measured
-for both, since they are one model's.
+for both, since they are one model's. A model that stands before an endpoint has as many turns at a time as `width` finds.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 
@@ -14,12 +15,14 @@ from gpu_pool.batch_streams import BatchStreams
 from gpu_pool.busy_share import BusyShare
 from gpu_pool.config import WorkerConfig
 from gpu_pool.frames import Done, FrameTooLarge
-from gpu_pool.model_handle import Hear, ModelLost, ModelProcess, hear_nothing
+from gpu_pool.model_handle import ModelLost, ModelProcess, RunRefused, hear_nothing, unheard
 from gpu_pool.model_keeper import ModelKeeper
 from gpu_pool.outcomes import Plan, completed, make_plan, refused
 from gpu_pool.quarantine import Verdict, judge
 from gpu_pool.service_time import ServiceTime, cap_ms
+from gpu_pool.turns import Turns
 from gpu_pool.watchdog import ModelHung, run_watched
+from gpu_pool.width import Width
 from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
 
@@ -34,17 +37,20 @@ class NotStarted(ModelLost):
 
 
 class Execution:
-    """One batch at a time on the keeper's model."""
+    """Batches on the keeper's model. `resized` is told how many may run at a time, whenever that changes."""
 
     def __init__(self, config: WorkerConfig, keeper: ModelKeeper) -> None:
         self._config = config
         self._keeper = keeper
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
+        self._width: Width | None = None
+        self.resized: Callable[[int], None] = lambda _: None
         self._last_size = 1
         self._largest = 0
         self.service = ServiceTime()
         self.busy = BusyShare()
-        self.running = False
+        self.running = 0
+        """Batches on the model now."""
         self.stopped = False
         self.padding_waste = 0.0
         """Share of the positions of late batches that were padding, the last ones weighing most."""
@@ -59,7 +65,7 @@ class Execution:
     @property
     def rate_rps(self) -> float:
         """Requests a second with full batches; 0 while not measured."""
-        return self.service.rate_at(self._config.max_batch_size)
+        return self.service.rate_at(self._config.max_batch_size) * self._turns.width
 
     async def run(
         self,
@@ -73,10 +79,10 @@ class Execution:
 
         `read_at`: when the requests' time left was true, on the monotonic clock. Whoever has too little of it left when
         the model is free is not started. `wanted` is asked once at that moment; where it says no, nothing runs and
-        there are no outcomes, nor for those of `streams` who left before. `over` is called when the model has answered. Raises ModelLost, as NotStarted where nothing
-        ran, and ModelHung.
+        there are no outcomes, nor for those of `streams` who left before. `over` is called when the model has answered.
+        Raises ModelLost, as NotStarted where nothing ran, ModelHung, and RunRefused.
         """
-        async with self._turn:
+        async with self._turns:
             if not wanted():
                 return []
             gone_ms = (time.monotonic() - read_at) * 1000
@@ -111,24 +117,24 @@ class Execution:
         if model is None or self.stopped:
             raise NotStarted("The model process was gone before the batch began.")
         try:
-            if streams is not None:
-                streams.begin(plan.ids, model.drop)
-            return await self._watched(model, plan, hear_nothing if streams is None else streams.hear)
+            return await self._watched(model, plan, streams)
+        except RunRefused:
+            self._resize(model, None)
+            raise
         except FrameTooLarge:
             return None
         finally:
             if streams is not None:
                 streams.end()
 
-    async def _watched(self, model: ModelProcess, plan: Plan, hear: Hear) -> Done:
+    async def _watched(self, model: ModelProcess, plan: Plan, streams: BatchStreams | None) -> Done:
         size, timeout_ms = len(plan.bodies), self._config.gpu_timeout_ms
         cap = cap_ms(self.service.p99(size), timeout_ms)
         budget_ms = min(timeout_ms, plan.longest_ms)
-        self.running = True
-        self.batches += 1
-        self.busy.start(time.monotonic())
+        hear, begun = (hear_nothing, unheard) if streams is None else (streams.hear, partial(streams.begin, plan.ids))
+        self._begins()
         try:
-            return await run_watched(
+            done = await run_watched(
                 model,
                 plan.bodies,
                 cap_ms=cap,
@@ -136,7 +142,10 @@ class Execution:
                 budget_ms=budget_ms,
                 hear=hear,
                 left_ms=plan.left_ms,
+                begun=begun,
             )
+            self._resize(model, done)
+            return done
         except ModelHung:
             self.service.forget(size)
             self._keeper.given_up()
@@ -145,8 +154,30 @@ class Execution:
             self._keeper.given_up()
             raise
         finally:
-            self.running = False
-            self.busy.stop(time.monotonic())
+            self.running -= 1
+            if not self.running:
+                self.busy.stop(time.monotonic())
+
+    def _begins(self) -> None:
+        self.running += 1
+        self.batches += 1
+        if self.running == 1:
+            self.busy.start(time.monotonic())
+
+    def _resize(self, model: ModelProcess, done: Done | None) -> None:
+        """After a batch; None: it was refused. How many may run at a time is learnt for models that take several."""
+        if model.most == 1:
+            return
+        self._width = width = self._width or Width(model.most)
+        if done is None:
+            width.refused()
+        elif not any(result.error_code for result in done.results):  # Refusals are quick, and no measure.
+            steps = max((result.output_tokens for result in done.results), default=0)
+            width.ended(len(done.results), steps, done.gpu_ms, self.running)
+        if width.now != self._turns.width:
+            log.info("batches at a time", width=width.now)
+            self._turns.resize(width.now)
+            self.resized(width.now)
 
     def _learn(self, size: int, done: Done) -> None:
         self._last_size = size

@@ -1,18 +1,26 @@
-"""The supervisor's end of the socket to its model process: frames in, frames out, no task and no stream between."""
+"""An end of the socket between supervisor and model process: frames in, frames out, no task and no stream between."""
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import Generic, TypeVar, cast
 
-from gpu_pool.frames import HEADER, FrameError, Said, body_length, read_said
+from gpu_pool.frames import HEADER, FrameError, body_length
+
+Message = TypeVar("Message")
 
 
-class FrameLine(asyncio.Protocol):
-    """Hands each message to `take` as it comes, and calls `ended` once: at the end of the connection or a broken frame."""
+class FrameLine(asyncio.Protocol, Generic[Message]):
+    """Hands each message to `take` as it comes, and calls `ended` once: at the end of the connection or a broken frame.
 
-    def __init__(self, take: Callable[[Said], None], ended: Callable[[], None]) -> None:
+    `read` decodes a message, and raises FrameError.
+    """
+
+    def __init__(
+        self, take: Callable[[Message], None], ended: Callable[[], None], read: Callable[[bytes], Message]
+    ) -> None:
         self._take = take
         self._ended = ended
+        self._read = read
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.over = asyncio.Event()
@@ -26,7 +34,7 @@ class FrameLine(asyncio.Protocol):
         self._buffer += data
         try:
             while (size := self._whole()) and not self.over.is_set():
-                message = read_said(bytes(self._buffer[HEADER.size : size]))
+                message = self._read(bytes(self._buffer[HEADER.size : size]))
                 del self._buffer[:size]
                 self._take(message)
         except FrameError:

@@ -1,8 +1,8 @@
 """What a supervisor and its model process say to each other: msgpack messages behind a four-byte length.
 
     supervisor -> model process    Run, and Drop while it works
-    model process -> supervisor    Ready once, then Progress and Pieces while it works and one Done for each Run; Fatal at
-                                   its end
+    model process -> supervisor    Ready once, then Progress and Pieces while it works and one Done or Refused for each
+                                   Run; Available when that changes; Fatal at its end
 
 Schemas are closed and sizes capped, so neither side can be made to run or to allocate what the other one sends.
 """
@@ -12,7 +12,7 @@ import struct
 import msgspec
 
 from gpu_pool.backend import ItemResult
-from scheduler.errors import TierlaneError
+from scheduler.errors import ErrorCode, TierlaneError
 
 HEADER = struct.Struct(">I")
 MAX_BODY_BYTES = 128 << 20  # 100 inputs of the largest size that a gateway takes, and room.
@@ -46,9 +46,10 @@ class Drop(msgspec.Struct, array_like=True, frozen=True, tag="drop"):
 
 
 class Ready(msgspec.Struct, array_like=True, frozen=True, tag="ready"):
-    """The model is loaded and warm."""
+    """The model is loaded and warm, and takes at most so many batches at a time."""
 
     version: str
+    most: int = 1
 
 
 class Progress(msgspec.Struct, array_like=True, frozen=True, tag="progress"):
@@ -92,6 +93,21 @@ class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
     padding_waste: float = 0.0
 
 
+class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
+    """Nothing of the batch `seq` was answered, and it may be run again; `counted`: as an attempt that was lost."""
+
+    seq: int
+    reason: str
+    counted: bool = False
+
+
+class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
+    """Whether batches are wanted from now on, and if not, why; they are after Ready."""
+
+    wanted: bool
+    reason: str = ""
+
+
 class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):
     """The process ends itself and says why; `start_error`: a new process would end in the same way."""
 
@@ -100,7 +116,7 @@ class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):
 
 
 Asked = Run | Drop
-Said = Ready | Progress | Pieces | Done | Fatal
+Said = Ready | Progress | Pieces | Done | Refused | Available | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(Asked)
@@ -137,3 +153,9 @@ def read_said(body: bytes) -> Said:
         return _said.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"A frame cannot be decoded: {type(error).__name__}.") from None
+
+
+def too_large(done: Done) -> Done:
+    """What is said in place of an answer that does not fit into a frame."""
+    too_much = ItemResult("The model's answer is too large.", 0, ErrorCode.INVALID_OUTPUT)
+    return Done(done.seq, done.gpu_ms, [too_much] * len(done.results), done.largest)

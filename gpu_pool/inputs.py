@@ -24,11 +24,20 @@ def run_readable(
 
     `deadlines`: of each body, as `Item` says; none: there are none.
     """
-    whole = deadlines if len(deadlines) == len(bodies) else [math.inf] * len(bodies)
-    items = [_item(body, place, listen, whole[place]) for place, body in enumerate(bodies)]
+    items = read_items(bodies, listen, deadlines)
     readable = [item for item in items if item is not None]
-    results = run(readable) if readable else []
-    if len(readable) == len(bodies):
+    return with_unreadable(items, run(readable) if readable else [])
+
+
+def read_items(bodies: Sequence[bytes], listen: Listen, deadlines: Sequence[float] = ()) -> list[Item | None]:
+    """An item for each body, None for one that cannot be read; `deadlines` as above."""
+    whole = deadlines if len(deadlines) == len(bodies) else [math.inf] * len(bodies)
+    return [_item(body, place, listen, whole[place]) for place, body in enumerate(bodies)]
+
+
+def with_unreadable(items: Sequence[Item | None], results: list[ItemResult]) -> list[ItemResult]:
+    """One result for each body, where `results` are those of the items that could be read."""
+    if len(results) == len(items):
         return results
     following = iter(results)
     return [UNREADABLE if item is None else next(following) for item in items]

@@ -5,27 +5,45 @@ itself, whichever is first; then every call under way raises ModelLost.
 """
 
 import asyncio
-import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from gpu_pool.frame_line import FrameLine
-from gpu_pool.frames import Done, Drop, Fatal, Piece, Pieces, Progress, Ready, Run, Said, pack
+from gpu_pool.frames import (
+    Available,
+    Done,
+    Drop,
+    Fatal,
+    Piece,
+    Pieces,
+    Progress,
+    Ready,
+    Refused,
+    Run,
+    Said,
+    pack,
+    read_said,
+)
+from gpu_pool.model_launch import ModelLaunch
 from scheduler.errors import StartError, TierlaneError
-from scheduler.failpoints import armed_directory
 
 _WORKER_LOG = 2  # The supervisor's stderr, by number: what a model prints belongs into the worker's log.
 _LAST_BREATH_S = 0.1  # From the end of the socket to the end of the process.
 LAST_FRAMES_S = 0.02  # From the end of the process to what it said last.
-_OUR_SETTINGS = "TIERLANE_"  # Connections and tokens: the model has no use for them.
 
 
 Hear = Callable[[Sequence[Piece]], None]
 """Told what a batch adds to its streams while it runs."""
+
+
+Begun = Callable[[Callable[[Sequence[int]], None]], None]
+"""Told, when a batch begins, how to say that nobody waits any more for some of its places."""
+
+
+def unheard(_: Callable[[Sequence[int]], None]) -> None:
+    """Nobody can leave before the end."""
 
 
 def hear_nothing(_: Sequence[Piece]) -> None:
@@ -36,33 +54,30 @@ class ModelLost(TierlaneError):
     """The model process ended, or cannot be talked to any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLaunch:
-    """How a model process is started."""
+class RunRefused(TierlaneError):
+    """The model process lives, and hands the batch back; `counted`: as an attempt that was lost."""
 
-    backend: str
-    device: str = "cpu"
-    torch_threads: int = 1
-    dtype: str = "auto"
-
-    def arguments(self, fd: int) -> list[str]:
-        """The command line, with `fd` the process's end of the socket."""
-        own = ["--fd", str(fd), "--parent", str(os.getpid())]
-        model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
-        model += ["--torch-threads", str(self.torch_threads)]
-        failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
-        return [sys.executable, "-m", "gpu_pool.model_process", *own, *model, *failpoints]
+    def __init__(self, reason: str, *, counted: bool) -> None:
+        super().__init__(reason)
+        self.counted = counted
 
 
 class ModelProcess:
-    """A running model process. One batch at a time; made by `spawn`, ended by `kill` or `close`."""
+    """A running model process; made by `spawn`, ended by `kill` or `close`. Nobody may give it more than `most` batches at
+    a time. `availability` is called when `unavailable` changes.
+    """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, availability: Callable[[], None]) -> None:
         self._process = process
-        self._line = FrameLine(self._take, self._line_ended)
-        self._answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
+        self._line = FrameLine(self._take, self._line_ended, read_said)
+        self._availability = availability
+        self.unavailable = ""
+        """Why it wants no batch now; "": it wants them."""
+        self._loaded: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
+        self._answers: dict[int, asyncio.Future[Said]] = {}
+        self._hears: dict[int, Hear] = {}
         self._seq = 0
-        self._hear: Hear = hear_nothing
+        self.most = 1
         self._fatal: Fatal | None = None
         self._closing = False
         self.progress_at = time.monotonic()
@@ -70,7 +85,7 @@ class ModelProcess:
         self._watchers = [asyncio.create_task(self._await_exit())]
 
     @classmethod
-    async def spawn(cls, launch: ModelLaunch) -> "ModelProcess":
+    async def spawn(cls, launch: ModelLaunch, availability: Callable[[], None] = lambda: None) -> "ModelProcess":
         """Start the process; it is `ready` later. Raises OSError where the machine cannot start one."""
         ours, theirs = socket.socketpair()
         try:
@@ -81,9 +96,9 @@ class ModelProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=_WORKER_LOG,
                     stderr=_WORKER_LOG,
-                    env={name: text for name, text in os.environ.items() if not name.startswith(_OUR_SETTINGS)},
+                    env=launch.environment(),
                 )
-            model = cls(process)
+            model = cls(process, availability)
             await asyncio.get_running_loop().create_unix_connection(lambda: model._line, sock=ours)
         except BaseException:
             ours.close()
@@ -106,38 +121,48 @@ class ModelProcess:
 
     async def ready(self) -> str:
         """Wait for load and warm-up; the model's version. Raises ModelLost, or StartError where a retry is in vain."""
-        said = await self._answer
+        said = await self._loaded
         if not isinstance(said, Ready):
             raise self._broken("something else than that it is ready")
+        self.most = said.most
         return said.version
 
     async def run(
-        self, bodies: Sequence[bytes], budget_ms: float, hear: Hear = hear_nothing, left_ms: Sequence[int] = ()
+        self,
+        bodies: Sequence[bytes],
+        budget_ms: float,
+        hear: Hear = hear_nothing,
+        left_ms: Sequence[int] = (),
+        begun: Begun = unheard,
     ) -> Done:
-        """Run one batch of stored requests, each of use for so many ms yet. Raises ModelLost; FrameTooLarge where the batch cannot be sent."""
+        """Run one batch of stored requests, each of use for `left_ms` yet. Raises ModelLost, RunRefused, FrameTooLarge."""
         if self.lost.is_set():
             raise ModelLost(self.why_lost)
-        self._seq += 1
-        frame = pack(Run(self._seq, int(budget_ms), list(bodies), list(left_ms)))
-        self._answer = asyncio.get_running_loop().create_future()
-        self._hear = hear
+        self._seq = seq = self._seq + 1
+        frame = pack(Run(seq, int(budget_ms), list(bodies), list(left_ms)))
+        answer = self._answers[seq] = asyncio.get_running_loop().create_future()
+        self._hears[seq] = hear
         self.progress_at = time.monotonic()
-        if not self._line.send(frame):  # It is closed already, and `lost` is set in a moment.
-            raise ModelLost(self.why_lost)
-        said = await self._answer
-        if not isinstance(said, Done) or said.seq != self._seq or len(said.results) != len(bodies):
+        try:
+            begun(lambda places: self._drop(seq, places))
+            if not self._line.send(frame):  # It is closed already, and `lost` is set in a moment.
+                raise ModelLost(self.why_lost)
+            said = await answer
+        finally:
+            del self._answers[seq], self._hears[seq]
+        if isinstance(said, Refused):
+            raise RunRefused(said.reason, counted=said.counted)
+        if not isinstance(said, Done) or len(said.results) != len(bodies):
             raise self._broken("something else than the answer to its batch")
         return said
 
-    def drop(self, places: Sequence[int]) -> None:
-        """Nobody waits any more for these of the batch that runs: the model may leave them as they are."""
-        self._line.send(pack(Drop(self._seq, list(places))))
+    def _drop(self, seq: int, places: Sequence[int]) -> None:
+        self._line.send(pack(Drop(seq, list(places))))
 
     def give_up(self, error: TierlaneError) -> None:
-        """Kill it, and have the call under way raise `error` now: the end of a process may be long in coming."""
+        """Kill it, and have all calls under way raise `error` now: the end of a process may be long in coming."""
         self.kill()
-        if not self._answer.done():
-            self._answer.set_exception(error)
+        self._fail(error)
 
     def kill(self) -> None:
         """SIGKILL; works on a hung and on a stopped process too. Harmless when it has ended.
@@ -190,22 +215,33 @@ class ModelProcess:
         if isinstance(said, Progress):
             return
         if isinstance(said, Pieces):
-            if said.seq == self._seq and not self._answer.done():
-                self._hear(said.pieces)
+            if (hear := self._hears.get(said.seq)) is not None and not self._answers[said.seq].done():
+                hear(said.pieces)
         elif isinstance(said, Fatal):
             self._fatal = said
-        elif not self._answer.done():
-            self._answer.set_result(said)
+        elif isinstance(said, Available):
+            self.unavailable = "" if said.wanted else said.reason or "It does not say why."
+            self._availability()
+        elif not self._loaded.done():
+            self._loaded.set_result(said)
+        elif isinstance(said, Done | Refused) and said.seq in self._answers:
+            if not self._answers[said.seq].done():
+                self._answers[said.seq].set_result(said)
+        elif self._answers:
+            self._fail(self._broken("something else than the answer to its batch"))
 
     def _lose(self) -> None:
         self.lost.set()
-        if self._answer.done():
-            return
         if self._fatal is not None and self._fatal.start_error:
-            self._answer.set_exception(StartError(self._fatal.message))
+            self._fail(StartError(self._fatal.message))
         else:
-            self._answer.set_exception(ModelLost(self.why_lost))
-        self._answer.exception()  # Nobody may be waiting for it: then this is no news to the loop.
+            self._fail(ModelLost(self.why_lost))
+
+    def _fail(self, error: TierlaneError) -> None:
+        for answer in (self._loaded, *self._answers.values()):
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # Nobody may be waiting for it: then this is no news to the loop.
 
     def _broken(self, what: str) -> ModelLost:
         self.kill()

@@ -11,14 +11,15 @@ from typing import Literal
 
 import structlog
 
-from gpu_pool.model_handle import ModelLaunch, ModelLost, ModelProcess
+from gpu_pool.model_handle import ModelLost, ModelProcess
+from gpu_pool.model_launch import ModelLaunch
 from gpu_pool.quarantine import Quarantine, Verdict
 from gpu_pool.respawn import Respawn
 from scheduler.errors import StartError
 
 REAPED_WITHIN_S = 5.0  # After SIGKILL; what takes longer hangs in the kernel, and its device with it.
 
-ModelStatus = Literal["starting", "ready", "down", "quarantined", "failed"]
+ModelStatus = Literal["starting", "ready", "paused", "down", "quarantined", "failed"]
 log = structlog.get_logger()
 
 
@@ -64,7 +65,7 @@ class ModelKeeper:
         """Its process was killed or lost in the middle of a batch. Until its end is noticed it must get no other one,
         which would be lost with it and would count that as an attempt.
         """
-        if self.status == "ready":
+        if self.status in ("ready", "paused"):
             self._set("down")
 
     def stop(self) -> None:
@@ -95,12 +96,12 @@ class ModelKeeper:
         """Live through one process, from spawn to its end; how long it was ready (s), or None where it never was."""
         ready_at = None
         try:
-            process = self._process = await ModelProcess.spawn(self._launch)
+            process = self._process = await ModelProcess.spawn(self._launch, self._availability_changed)
             async with asyncio.timeout(self._load_timeout_s):
                 self.version = await process.ready()
             ready_at = time.monotonic()
             self._respawn.loaded()
-            self._set("ready")
+            self._set("paused" if process.unavailable else "ready")
             log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
             await process.lost.wait()
         except StartError as error:
@@ -131,6 +132,14 @@ class ModelKeeper:
         self._process = self._closing = None  # Not before: a stop in the middle of this waits for the same.
         if not self._stopping:
             log.error("model lost", pid=process.pid, reason=process.why_lost)
+
+    def _availability_changed(self) -> None:
+        """The model process wants batches, or no more of them for now; before it is ready that is asked there."""
+        process = self._process
+        if process is None or self.status not in ("ready", "paused"):
+            return
+        log.info("model wants batches" if not process.unavailable else "model pauses", reason=process.unavailable)
+        self._set("paused" if process.unavailable else "ready")
 
     def _set(self, status: ModelStatus) -> None:
         if status == "ready":

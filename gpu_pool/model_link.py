@@ -19,7 +19,7 @@ class ModelLink:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self.connection = connection
         self._unread = select.poll()
         self._unread.register(connection, select.POLLIN)
         self._early: deque[Run] = deque()
@@ -45,7 +45,7 @@ class ModelLink:
         """Send one message; ends the process where nobody is left to hear it. Raises FrameTooLarge."""
         frame = pack(message)
         try:
-            self._connection.sendall(frame)
+            self.connection.sendall(frame)
         except OSError:
             os._exit(0)
 
@@ -57,20 +57,20 @@ class ModelLink:
 
     def _wait_for_the_end(self) -> None:
         end = select.poll()
-        end.register(self._connection, 0)  # Hang-up and errors are told without being asked for.
+        end.register(self.connection, 0)  # Hang-up and errors are told without being asked for.
         while not end.poll():
             pass
         os._exit(0)  # Not sys.exit: the main thread may be inside a kernel for seconds.
 
     def _exactly(self, size: int) -> bytes:
-        data = self._connection.recv(size)
+        data = self.connection.recv(size)
         if len(data) == size:
             return data
         return self._rest(bytearray(data), size)
 
     def _rest(self, buffer: bytearray, size: int) -> bytes:
         while len(buffer) < size:
-            more = self._connection.recv(size - len(buffer)) if buffer else b""
+            more = self.connection.recv(size - len(buffer)) if buffer else b""
             if not more:
                 raise EOFError
             buffer += more

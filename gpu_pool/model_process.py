@@ -17,21 +17,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gpu_pool.backend import Backend, ItemResult
+from gpu_pool.backend import Backend, ServingBackend
 from gpu_pool.batch_runner import BatchRunner
+from gpu_pool.deadlines import deadlines
 from gpu_pool.device_errors import DeviceLost
-from gpu_pool.frames import Done, Fatal, FrameTooLarge, Ready, Run
+from gpu_pool.frames import Done, Fatal, FrameTooLarge, Ready, Run, too_large
 from gpu_pool.inputs import run_readable
 from gpu_pool.listeners import Listeners
 from gpu_pool.model_link import ModelLink, ProgressCounter
 from gpu_pool.parent_death import die_with_parent
 from gpu_pool.selection import select_backend
-from scheduler.errors import ErrorCode, StartError
+from scheduler.errors import StartError
 from scheduler.failpoints import arm, failpoint
 
 EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
 
-IN_TIME = 0.95  # Of a batch's budget: what takes longer is ended by the watchdog, and the process with it.
 LOOK_EVERY_S = 0.02  # For who left; a lease tells it far less often.
 
 
@@ -81,6 +81,9 @@ def _serve(link: ModelLink, options: argparse.Namespace) -> int:
         traceback.print_exc()
         link.send(Fatal(f"The model did not load: {type(error).__name__}: {error}"))
         return EXIT_NOT_LOADED
+    if isinstance(backend, ServingBackend):
+        link.send(Ready(backend.version, backend.most))
+        backend.serve(link.connection)
     link.send(Ready(backend.version))
     return _answer(link, backend)
 
@@ -126,24 +129,17 @@ def _answer(link: ModelLink, backend: Backend) -> int:
     return 0
 
 
-def deadlines(run: Run, now: float) -> list[float]:
-    """When each item is to be ended at the latest: a little before its process would be."""
-    most_ms = run.budget_ms * IN_TIME
-    left_ms = run.left_ms or [run.budget_ms] * len(run.bodies)
-    return [now + min(left, most_ms) / 1000 for left in left_ms]
-
-
 def _answer_one(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:
     started = time.perf_counter()
     ends = deadlines(run, time.monotonic())
     results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms), listeners.listen, ends)
     gpu_ms = (time.perf_counter() - started) * 1000
     failpoint("answer_unsent")
+    done = Done(run.seq, gpu_ms, results, runner.largest, runner.fault, round(runner.padding_waste, 4))
     try:
-        link.send(Done(run.seq, gpu_ms, results, runner.largest, runner.fault, round(runner.padding_waste, 4)))
+        link.send(done)
     except FrameTooLarge:
-        too_much = ItemResult("The model's answer is too large.", 0, ErrorCode.INVALID_OUTPUT)
-        link.send(Done(run.seq, gpu_ms, [too_much] * len(run.bodies), runner.largest))
+        link.send(too_large(done))
 
 
 if __name__ == "__main__":

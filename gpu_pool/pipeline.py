@@ -5,7 +5,8 @@ most two of them. Every claimed batch ends in exactly one of these, each idempot
 
     finish      the model answered, or no member could be run
     fail        the model process was lost or hung; members are retried, an attempt is counted
-    release     the worker stops, or lost its model, before the run began or could end; no attempt is counted
+    release     the worker stops, or lost its model, before the run began or could end, or the model hands the batch
+                back; no attempt is counted
     nothing     the lease was lost: somebody else has the batch
 """
 
@@ -22,7 +23,7 @@ from gpu_pool.batch_streams import BatchStreams
 from gpu_pool.config import WorkerConfig
 from gpu_pool.execution import Execution, NotStarted
 from gpu_pool.lease import Lease
-from gpu_pool.model_handle import ModelLost
+from gpu_pool.model_handle import ModelLost, RunRefused
 from gpu_pool.outgoing import Outgoing
 from gpu_pool.watchdog import ModelHung
 from scheduler.backoff import Backoff
@@ -38,7 +39,7 @@ log = structlog.get_logger()
 
 
 class BatchPipeline:
-    """One batch that runs, one claimed ahead, at most two more being settled. `room`: another one may be claimed.
+    """One batch that runs (or several, where the model takes them), one claimed ahead, at most as many being settled. `room`: another one may be claimed.
 
     `sending` is called when the end of a batch is about to be sent to Redis.
     """
@@ -59,6 +60,7 @@ class BatchPipeline:
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling = 0
         self._ahead = Ahead(self._set_room)
+        execution.resized = self._ahead.resize
         self.in_flight = 0
         self.room = asyncio.Event()
         self.room.set()
@@ -110,7 +112,7 @@ class BatchPipeline:
             outcomes = await self._outcomes(batch, lease, streams, place, asked_at)
             failpoint("batch_ran")
             ending = self._finish(batch, lease, outcomes, give_up_at)
-        except (ModelLost, ModelHung) as error:
+        except (ModelLost, ModelHung, RunRefused) as error:
             streams.lost()
             ending = self._give_back(batch, lease, self._cause(error))
         except BaseException:
@@ -131,9 +133,10 @@ class BatchPipeline:
             raise NotStarted("The worker is stopping.")
         return await self._execution.run(batch.requests, asked_at, begins, place.over, streams)
 
-    def _cause(self, error: ModelLost | ModelHung) -> ErrorCode | None:
+    def _cause(self, error: ModelLost | ModelHung | RunRefused) -> ErrorCode | None:
         """The cause to count against the batch; None where it is handed back uncounted."""
-        if self._execution.stopped or isinstance(error, NotStarted):
+        uncounted = isinstance(error, NotStarted) or (isinstance(error, RunRefused) and not error.counted)
+        if self._execution.stopped or uncounted:
             return None
         return ErrorCode.GPU_TIMEOUT if isinstance(error, ModelHung) else ErrorCode.WORKER_LOST
 
@@ -208,7 +211,7 @@ class BatchPipeline:
         task.add_done_callback(ended)
 
     def _set_room(self) -> None:
-        if self._settling < MOST_SETTLING and self._ahead.wants_next:
+        if self._settling < max(MOST_SETTLING, self._ahead.width) and self._ahead.wants_next:
             self.room.set()
         else:
             self.room.clear()

@@ -3,19 +3,20 @@
 import re
 
 from gpu_pool.backend import Backend
+from gpu_pool.endpoint.address import PREFIX, read_address
 from scheduler.errors import StartError
 
-FORMS = "tiny, simulated, simulated:MS, pkg.module:function or hf:DIR"
+FORMS = "tiny, simulated, simulated:MS, pkg.module:function, hf:DIR or openai:URL"
 _SIMULATED = re.compile(r"simulated(?::(\d{1,5}(?:\.\d{1,3})?))?")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _HF = re.compile(r"hf:(.+)", re.DOTALL)
-_LATER = ("openai:",)
 
 
 def check_form(spec: str) -> None:
     """Raise StartError where `spec` has none of the known forms; imports nothing, so a supervisor may ask."""
-    if spec.startswith(_LATER):
-        raise StartError(f"Backend {spec!r} is not available in this version; use {FORMS}.")
+    if spec.startswith(PREFIX):
+        read_address(spec)
+        return
     if _HF.fullmatch(spec):
         return
     if spec.partition(":")[0] == "simulated" and not _SIMULATED.fullmatch(spec):
@@ -35,6 +36,10 @@ def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1, dtype
         from gpu_pool.simulated import DEFAULT_MS, SimulatedBackend  # noqa: PLC0415 - only what is used
 
         return SimulatedBackend(float(simulated[1]) if simulated[1] else DEFAULT_MS)
+    if spec.startswith(PREFIX):
+        from gpu_pool.endpoint_backend import EndpointBackend  # noqa: PLC0415 - only what is used
+
+        return EndpointBackend(spec)
     if spec == "tiny":
         from gpu_pool.tiny_backend import TinyBackend  # noqa: PLC0415 - only what is used
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from gpu_pool.frames import Done
-from gpu_pool.model_handle import Hear, ModelProcess, hear_nothing
+from gpu_pool.model_handle import Begun, Hear, ModelProcess, hear_nothing, unheard
 from scheduler.errors import TierlaneError
 
 
@@ -26,16 +26,17 @@ async def run_watched(
     budget_ms: float,
     hear: Hear = hear_nothing,
     left_ms: Sequence[int] = (),
+    begun: Begun = unheard,
 ) -> Done:
     """The model's answer. Raises ModelHung after killing the process, ModelLost where it ended by itself.
 
     `cap_ms` bounds the time without progress, `timeout_ms` the whole run; `budget_ms` is what the model process may
     spend on taking a failed batch apart, `hear` is told what it adds to its streams meanwhile, `left_ms` is how long each
-    body can still be used.
+    body can still be used, `begun` is told how to say who does not wait any more.
     """
     watch = _Watch(model, cap_ms, timeout_ms)
     try:
-        return await model.run(bodies, budget_ms, hear, left_ms)
+        return await model.run(bodies, budget_ms, hear, left_ms, begun)
     finally:
         watch.stop()
 

@@ -16,11 +16,12 @@ from gpu_pool.ahead import AHEAD_MS
 from gpu_pool.config import WorkerConfig
 from gpu_pool.direct_batches import DirectBatches
 from gpu_pool.direct_endpoint import DirectEndpoint
+from gpu_pool.endpoint.access import secrets_of
 from gpu_pool.execution import Execution
 from gpu_pool.gpu_watch import GpuWatch
 from gpu_pool.heartbeat import Heartbeat
-from gpu_pool.model_handle import ModelLaunch
 from gpu_pool.model_keeper import ModelKeeper
+from gpu_pool.model_launch import ModelLaunch
 from gpu_pool.nvml import gpu_of
 from gpu_pool.outgoing import Outgoing
 from gpu_pool.pipeline import BatchPipeline
@@ -88,7 +89,7 @@ class Worker:
         self._resting = False
         """Nothing runs, ran lately, or changes before somebody says so: what was said last holds."""
         self._batches_said = 0
-        launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype)
+        launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype, secrets_of(config))
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = Execution(config, self._keeper)
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tierlane.endpoint_texts import ENDPOINT
 from tierlane.setting_texts import (
     AUDITOR,
     CONFIG_VARIABLE,
@@ -24,6 +25,7 @@ from tierlane.setting_texts import (
     JOBS,
     POOL_TIMES,
     SCHEDULER,
+    SECRET_SETTINGS,
     TEXTS,
     WORKER,
     flag,
@@ -99,7 +101,7 @@ def _root(
 
 
 def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Verb], Verb]:
-    """Register a verb that is called with the settings; `flags`: settings that can be given by flag.
+    """Register a verb that is called with the settings; `flags`: settings that can be given by flag, but for secrets.
 
     `required`: settings without which the verb cannot run. The exit code is what the function returns.
     """
@@ -108,7 +110,7 @@ def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Ver
         def command(config: Path | None = None, **given: object) -> None:
             raise typer.Exit(_run(function, config, given, required))
 
-        parameters = [_config_parameter(), *(_flag_parameter(name) for name in flags)]
+        parameters = [_config_parameter(), *(_flag_parameter(name) for name in flags if name not in SECRET_SETTINGS)]
         # typer reads options from the signature, so the signature is made from the table of settings.
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -177,7 +179,7 @@ def scheduler(settings: "Settings") -> int:
     return run(settings)
 
 
-@verb(flags=[*WORKER, *POOL_TIMES, "pool", *LOGGING], required=("redis_url",))
+@verb(flags=[*WORKER, *ENDPOINT, *POOL_TIMES, "pool", *LOGGING], required=("redis_url",))
 def worker(settings: "Settings") -> int:
     """Run one worker, with its model process."""
     from tierlane.roles.worker import run

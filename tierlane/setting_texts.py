@@ -4,6 +4,7 @@ Only the standard library is used, because `--help` is built from these texts an
 validation needs. `tierlane.settings` holds the types and ranges; a test keeps the two in step.
 """
 
+from tierlane.endpoint_texts import ENDPOINT
 from tierlane.setting_text import Text, number
 
 PREFIX = "TIERLANE_"
@@ -11,7 +12,7 @@ CONFIG_VARIABLE = "TIERLANE_CONFIG"
 DEFAULT_CONFIG_FILE = "tierlane.toml"
 
 # They have no flag: command lines are visible to every user of a host.
-SECRET_SETTINGS = frozenset({"redis_url", "database_url", "service_token", "callback_secret"})
+SECRET_SETTINGS = frozenset({"redis_url", "database_url", "service_token", "callback_secret", "endpoint_api_key"})
 
 
 def variable(setting: str) -> str:
@@ -168,7 +169,9 @@ SCHEDULER = {
 
 WORKER = {
     "backend": Text(
-        "tiny", "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, or hf:DIR."
+        "tiny",
+        "Model to run: tiny, simulated[:MS] (sleeps MS a batch, for trials), pkg.module:function, hf:DIR, or "
+        "openai:URL[#MODEL].",
     ),
     "worker_id": Text("", "Name of this worker in Redis, unique in its pool. Unset: generated from host and process."),
     "device": Text("auto", "Device for the model: auto (CUDA when there is one), cpu, cuda or cuda:N."),
@@ -234,6 +237,7 @@ SECTIONS: dict[str, dict[str, Text]] = {
     "Asynchronous jobs (gateway)": JOBS,
     "Scheduler": SCHEDULER,
     "Worker": WORKER,
+    "Endpoint of `openai:URL` (worker)": ENDPOINT,
     "Auditor": AUDITOR,
     "Local stack (`tierlane up`)": UP,
 }

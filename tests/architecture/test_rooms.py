@@ -23,11 +23,11 @@ MAY_IMPORT = {
 OWNERS = {
     "torch": {"gpu_pool"},
     "transformers": {"gpu_pool"},
-    "aiohttp": {"gateway", "tierlane"},
+    "aiohttp": {"gateway", "tierlane", "gpu_pool"},
     "sqlalchemy": {"ledger"},
     "alembic": {"ledger"},
 }
-"""Libraries that one room alone may import; `tierlane` may use aiohttp's client."""
+"""Libraries that one room alone may import; `tierlane` and `gpu_pool` may use aiohttp's client."""
 
 WITH_TORCH = {f"gpu_pool.hf.{name}" for name in ("causal", "decoding", "embedding", "loading", "row")}
 """Modules that bring torch, beside those of `tiny`: imported when a model is loaded, and not before."""

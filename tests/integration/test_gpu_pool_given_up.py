@@ -9,8 +9,8 @@ import pytest
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
 from gpu_pool.execution import Execution, NotStarted
-from gpu_pool.model_handle import ModelLaunch
 from gpu_pool.model_keeper import ModelKeeper
+from gpu_pool.model_launch import ModelLaunch
 from gpu_pool.watchdog import ModelHung
 from scheduler.batches import ClaimedRequest
 from scheduler.payload import Payload, encode_payload

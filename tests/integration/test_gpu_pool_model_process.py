@@ -14,7 +14,8 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.backend import ItemResult
-from gpu_pool.model_handle import ModelLaunch, ModelLost, ModelProcess
+from gpu_pool.model_handle import ModelLost, ModelProcess
+from gpu_pool.model_launch import ModelLaunch
 from gpu_pool.watchdog import ModelHung, run_watched
 from integration.gpu_pool_fixtures import ended
 from scheduler.errors import StartError
@@ -270,7 +271,8 @@ async def test_an_idle_process_ends_by_itself_when_closed(start: Start) -> None:
 
 SUPERVISOR = """
 import asyncio, sys
-from gpu_pool.model_handle import ModelLaunch, ModelProcess
+from gpu_pool.model_handle import ModelProcess
+from gpu_pool.model_launch import ModelLaunch
 from scheduler.payload import Payload, encode_payload
 
 async def main():

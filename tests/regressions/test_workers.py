@@ -16,7 +16,8 @@ from gpu_pool.backend import Item, ItemResult
 from gpu_pool.batch_runner import SUSPICIOUS_BATCHES, BatchRunner
 from gpu_pool.config import WorkerConfig
 from gpu_pool.device_errors import DeviceLost
-from gpu_pool.model_handle import ModelLaunch, ModelLost, ModelProcess
+from gpu_pool.model_handle import ModelLost, ModelProcess
+from gpu_pool.model_launch import ModelLaunch
 from gpu_pool.outcomes import make_plan
 from gpu_pool.worker import BLOCK_S, Worker
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from gpu_pool.backend import Item, ItemResult, Listener
+from gpu_pool.deadlines import deadlines
 from gpu_pool.frames import Run
 from gpu_pool.inputs import run_readable
-from gpu_pool.model_process import deadlines
 from scheduler.payload import Payload, encode_payload
 
 BODY = encode_payload(Payload("m", "hello", {}))

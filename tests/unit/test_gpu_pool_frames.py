@@ -8,6 +8,7 @@ from gpu_pool import frames
 from gpu_pool.backend import ItemResult
 from gpu_pool.frames import (
     HEADER,
+    Available,
     Done,
     Drop,
     Fatal,
@@ -17,6 +18,7 @@ from gpu_pool.frames import (
     Pieces,
     Progress,
     Ready,
+    Refused,
     Run,
     Said,
 )
@@ -45,6 +47,11 @@ def test_what_is_dropped_survives_the_way() -> None:
         Pieces(7, [Piece(0, "gw-1 nonce", 12, "é")]),
         Done(7, 51.25, [ItemResult("olleh", 2), ItemResult("no", 0, "poison_request")]),
         Done(8, 51.25, [], 16, "The model raised ValueError.", 0.25),
+        Ready("stand-in-1", 8),
+        Refused(7, "The endpoint takes no more requests for now."),
+        Refused(7, "The endpoint hung up.", counted=True),
+        Available(False, "The endpoint takes no more requests for now."),
+        Available(True),
         Fatal("The device is lost."),
         Fatal("No such module.", start_error=True),
     ],
@@ -58,7 +65,7 @@ def test_everything_said_survives_the_way(said: Said) -> None:
     ("message", "golden"),
     [
         (Run(1, 2, [b"a"]), "0000000c 95a372756e010291c4016190"),
-        (Ready("v"), "00000009 92a57265616479a176"),
+        (Ready("v"), "0000000a 93a57265616479a17601"),
         (Progress(5), "0000000b 92a870726f677265737305"),
         (Done(1, 0.5, []), "0000001c 97a4646f6e6501cb3fe00000000000009000a0cb0000000000000000"),
     ],

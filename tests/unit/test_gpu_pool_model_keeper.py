@@ -7,8 +7,9 @@ import pytest
 
 from eventually import eventually
 from gpu_pool import model_keeper
-from gpu_pool.model_handle import ModelLaunch, ModelProcess
+from gpu_pool.model_handle import ModelProcess
 from gpu_pool.model_keeper import ModelKeeper
+from gpu_pool.model_launch import ModelLaunch
 
 
 class Stuck:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.backend import Backend
+from gpu_pool.endpoint_backend import EndpointBackend
 from gpu_pool.function import FunctionBackend
 from gpu_pool.hf_backend import HfBackend
 from gpu_pool.selection import check_form, select_backend
@@ -45,6 +46,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("simulated", SimulatedBackend),
         ("simulated:0", SimulatedBackend),
         ("simulated:12.5", SimulatedBackend),
+        ("openai:http://localhost:8000/v1#model", EndpointBackend),
         ("chosen_model:reverse", FunctionBackend),
         ("chosen_model:Good", FunctionBackend),
         ("chosen_model:Outer.inner", FunctionBackend),
@@ -52,7 +54,10 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_known_forms(spec: str, kind: type[Backend]) -> None:
     """Each form of the contract gives its backend."""
-    assert isinstance(select_backend(spec), kind)
+    backend = select_backend(spec)
+
+    assert isinstance(backend, kind)
+    backend.close()
 
 
 @pytest.mark.parametrize(("spec", "version"), [("simulated", "simulated-50ms"), ("simulated:7.5", "simulated-7.5ms")])
@@ -77,7 +82,8 @@ def test_the_simulated_time_is_50_ms_unless_given(spec: str, version: str) -> No
         ("simulated:fast", "MS must be a number"),
         ("simulated:-1", "MS must be a number"),
         ("hf:", "is not known"),
-        ("openai:http://localhost:1", "is not available in this version"),
+        ("openai:localhost:8000", "must begin with http:// or https://"),
+        ("openai:http://", "the URL names no host"),
         ("surely_not_there:f", "the module 'surely_not_there' is not found"),
         ("needy_model:f", "the module 'surely_not_installed' is not found"),
         ("broken_model:f", "importing 'broken_model' fails with OSError: no such disk"),

@@ -65,6 +65,11 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
             "700",
             "TIERLANE_RENEW_MS: must be less than TIERLANE_LEASE_MS (600), got 700, or a lease runs out before it is renewed",
         ),
+        (
+            "TIERLANE_ENDPOINT_KEY_FILE",
+            "key.pem",
+            "TIERLANE_ENDPOINT_CERT_FILE: must be set where TIERLANE_ENDPOINT_KEY_FILE is",
+        ),
         ("TIERLANE_PROT", "1", "TIERLANE_PROT: is not a setting of Tierlane; did you mean TIERLANE_PORT?"),
         ("TIERLANE_XYZZY_PLUGH", "1", "TIERLANE_XYZZY_PLUGH: is not a setting of Tierlane"),
         ("TIERLANE_CONFIG", "absent.toml", "TIERLANE_CONFIG: cannot read absent.toml: No such file or directory"),
@@ -86,6 +91,7 @@ def test_a_bad_variable_is_one_line(monkeypatch: pytest.MonkeyPatch, name: str, 
         ("TIERLANE_REDIS_URL", "http://user:hunter2@host"),
         ("TIERLANE_DATABASE_URL", "postgresql://user:hunter2@host/db"),
         ("TIERLANE_SERVICE_TOKEN", "hunter2"),
+        ("TIERLANE_ENDPOINT_API_KEY", "hunter2 hunter2"),
     ],
 )
 def test_a_bad_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpu_pool.model_handle import ModelLaunch
+from gpu_pool.config import WorkerConfig
+from gpu_pool.endpoint.access import secrets_of
+from gpu_pool.model_launch import ModelLaunch
 from ledger.admin.change import alter, changing, find
 from ledger.catalog_tables import models
 from scheduler.payload import Task
@@ -79,9 +81,9 @@ def _kept(finding: Finding) -> None:
 
 
 async def _report(settings: "Settings", wishes: Wishes, tell: Callable[[Finding], None]) -> Report:
-    launch = ModelLaunch(
-        wishes.spec, settings.device, settings.torch_threads or max(1, os.cpu_count() or 1), settings.dtype
-    )
+    config = WorkerConfig("", "check", wishes.spec, **settings.endpoint_values)
+    threads = settings.torch_threads or max(1, os.cpu_count() or 1)
+    launch = ModelLaunch(wishes.spec, settings.device, threads, settings.dtype, secrets_of(config))
     parameters: dict[str, object] = {"temperature": 0, "max_tokens": wishes.max_tokens}
     asked = Asked(parameters if wishes.task == "complete" else {}, TASKS[wishes.task], float(settings.gpu_timeout_ms))
     probe = Probe(launch, asked, LOAD_TIMEOUT_S)

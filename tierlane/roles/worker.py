@@ -38,6 +38,7 @@ def run(settings: "Settings") -> int:
         direct_host="" if settings.direct_host == "off" else settings.direct_host,
         direct_port=settings.direct_port,
         service_token=settings.service_token.get_secret_value(),
+        **settings.endpoint_values,
     )
     return run_role(lambda: _serve(config))
 

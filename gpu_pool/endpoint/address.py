@@ -1,0 +1,51 @@
+"""Where an endpoint is: the text behind `openai:` taken apart. Pure."""
+
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from scheduler.errors import StartError
+
+PREFIX = "openai:"
+FORM = "openai:http://HOST:PORT/v1#MODEL"
+_VERSION = "/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`base` has the routes (`<base>/completions`), `root` the server's own; `model` is "" where the server may choose."""
+
+    base: str
+    root: str
+    model: str
+
+
+def read_address(spec: str) -> Address:
+    """The address in `openai:URL[#MODEL]`; a URL without a path gets `/v1`. Raises StartError that says what is wrong."""
+    try:
+        url = urlsplit(spec.removeprefix(PREFIX))
+        fault = _fault(url)
+    except ValueError as error:  # A port that is no number, a bracket that is not closed.
+        fault = str(error)
+    if fault:
+        raise StartError(f"Backend {_shown(spec)!r}: {fault}; use {FORM}.")
+    path = url.path.rstrip("/") or _VERSION
+    place = f"{url.scheme}://{url.netloc}"
+    return Address(place + path, place + path.removesuffix(_VERSION), url.fragment)
+
+
+def _fault(url: SplitResult) -> str:
+    if url.scheme not in ("http", "https"):
+        return "the URL must begin with http:// or https://"
+    if url.username is not None or url.password is not None:
+        return "the URL must not hold a name or password: set TIERLANE_ENDPOINT_API_KEY instead"
+    if not url.hostname:
+        return "the URL names no host"
+    if url.query:
+        return "the URL must not have a query"
+    return "" if url.port != 0 else "the URL's port must not be 0"
+
+
+def _shown(spec: str) -> str:
+    """Without what may be a password."""
+    scheme, at, rest = spec.rpartition("@")
+    return f"{scheme.partition('//')[0]}//...@{rest}" if at else spec

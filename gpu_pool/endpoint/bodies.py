@@ -1,0 +1,82 @@
+"""What an endpoint is sent for the items of a batch: bodies in OpenAI's form, and which items go in one call. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gpu_pool.backend import Item, ItemResult
+from scheduler.errors import ErrorCode
+from scheduler.payload import Task, decode_messages
+
+ROUTES = {Task.COMPLETE: "/completions", Task.CHAT: "/chat/completions", Task.EMBED: "/embeddings"}
+
+PARAMETERS = frozenset(
+    {
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "stop",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+    }
+)
+"""What callers may say of how text is made. Never `n`, `stream`, `priority` or `model`, which are not theirs to choose."""
+
+_ROLES = {"developer": "system"}  # OpenAI's newer name, which the templates of open models do not know.
+
+
+def refused_early(item: Item) -> ItemResult | None:
+    """The end of an item that must not be sent, as the caller may read it; else None."""
+    unknown = sorted(item.parameters.keys() - PARAMETERS)
+    if unknown:
+        return ItemResult(f"parameters.{unknown[0]} is not known to this model.", 0, ErrorCode.INVALID_REQUEST)
+    if item.task is Task.CHAT:
+        try:
+            decode_messages(item.input)
+        except ValueError:
+            return ItemResult("The stored request cannot be read.", 0, ErrorCode.INVALID_REQUEST)
+    return None
+
+
+def together(items: Sequence[Item], places: Iterable[int], *, lists: bool) -> list[list[int]]:
+    """The places of `items` that may share a call: texts with equal parameters, and all that is embedded.
+
+    A conversation, and what somebody reads along, has a call to itself; so has everything without `lists`.
+    """
+    groups: dict[bytes, list[int]] = {}
+    for place in places:
+        item = items[place]
+        alone = not lists or item.task is Task.CHAT or item.listener is not None
+        groups.setdefault(b"%d" % place if alone else _kind(item), []).append(place)
+    return list(groups.values())
+
+
+def body_of(model: str, items: Sequence[Item], *, stream: bool = False, usage: bool = True) -> dict[str, Any]:
+    """One call for these items, which `together` has put together. `usage`: a stream is to end with its tokens."""
+    first = items[0]
+    if first.task is Task.EMBED:
+        return {"model": model, "input": _inputs(items), "encoding_format": "float"}
+    body: dict[str, Any] = {"model": model, **first.parameters}
+    if first.task is Task.CHAT:
+        body["messages"] = [
+            {"role": _ROLES.get(each.role, each.role), "content": each.content} for each in decode_messages(first.input)
+        ]
+    else:
+        body["prompt"] = _inputs(items)
+    if stream:
+        body["stream"] = True
+        body |= {"stream_options": {"include_usage": True}} if usage else {}
+    return body
+
+
+def _inputs(items: Sequence[Item]) -> str | list[str]:
+    return items[0].input if len(items) == 1 else [item.input for item in items]
+
+
+def _kind(item: Item) -> bytes:
+    return b"embed" if item.task is Task.EMBED else b"text" + msgspec.json.encode(item.parameters, order="sorted")

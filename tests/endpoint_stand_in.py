@@ -1,0 +1,230 @@
+"""A server in OpenAI's style for tests, in a thread of its own, with every fault that such servers have."""
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+MODEL = "stand-in-1"
+Answer = Callable[["StandIn", web.Request, dict[str, Any]], Any]
+
+
+@dataclass
+class StandIn:
+    """Reverses texts, answers conversations with their last message reversed, embeds a text as [length, 1].
+
+    `fault` is asked for each call with its route and body, and names what goes wrong with it, or "". A text with "unfit"
+    in it is refused, one with "crash" is an error of the server.
+    """
+
+    fault: Callable[[str, dict[str, Any]], str] = lambda route, body: ""
+    models: list[str] = field(default_factory=lambda: [MODEL])
+    lists: bool = True
+    usage_option: bool = True
+    never_streams: bool = False
+    api_key: str = ""
+    absent: frozenset[str] = frozenset()
+    retry_after: str = "0.2"
+    slow_s: float = 0.0
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    looks: int = 0
+    """How often its models were asked for."""
+    ended: int = 0
+    """Streams that their reader left."""
+    most_at_once: int = 0
+    port: int = 0
+    scheme: str = "http"
+    _at_once: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://127.0.0.1:{self.port}/v1"
+
+    def asked(self, route: str) -> list[dict[str, Any]]:
+        """The bodies of the calls to a route, but for those that only look whether it is there."""
+        return [body for name, body in self.calls if name == route]
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        for route in ("completions", "chat/completions", "embeddings"):
+            app.router.add_post(f"/v1/{route}", self._post)
+        return app
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        if "models" in self.absent:
+            raise web.HTTPNotFound
+        if (named := self.fault("models", {})) and named.isdigit():
+            return web.Response(status=int(named))
+        if not self._knows(request):
+            return _error(401, "Incorrect API key provided: sk-very-secret")
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+
+    def _knows(self, request: web.Request) -> bool:
+        return not self.api_key or request.headers.get("Authorization") == f"Bearer {self.api_key}"
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        route, body = request.path.removeprefix("/v1/"), await request.json()
+        if route in self.absent:
+            raise web.HTTPNotFound
+        if not self._knows(request):
+            return _error(401, "Incorrect API key provided: sk-very-secret")
+        if not body.keys() & {"prompt", "messages", "input"}:
+            return _error(400, "The input is missing.")
+        self.calls.append((route, body))
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            return await self._answer(request, route, body)
+        finally:
+            self._at_once -= 1
+
+    async def _answer(self, request: web.Request, route: str, body: dict[str, Any]) -> web.StreamResponse:
+        fault = self.fault(route, body)
+        if self.slow_s:
+            await asyncio.sleep(self.slow_s)
+        if fault in ("429", "503"):
+            return _error(int(fault), "Overloaded.", {"Retry-After": self.retry_after} if self.retry_after else {})
+        if fault.isdigit():
+            return _error(int(fault), "It went wrong at /srv/secret/path with sk-very-secret.")
+        if fault == "stall":
+            await asyncio.sleep(60)
+        if fault == "reset":
+            return _hang_up(request)
+        if refusal := self._refusal(route, body):
+            return refusal
+        if body.get("stream") and not self.never_streams:
+            return await self._stream(request, route, body, fault)
+        return await self._whole(request, _document(route, body, short=fault == "count"), fault)
+
+    def _refusal(self, route: str, body: dict[str, Any]) -> web.Response | None:
+        texts = _texts(route, body)
+        if len(texts) > 1 and not self.lists:
+            return _error(400, "prompt must be a string")
+        if any("crash" in text for text in texts):
+            return _error(500, "CUDA out of memory at /srv/secret/path")
+        if any("unfit" in text for text in texts):
+            return _error(400, "The prompt of sk-very-secret is not allowed.")
+        if float(body.get("temperature") or 0) > 2:
+            return _error(400, "temperature must be at most 2", param="temperature")
+        if "stream_options" in body and not self.usage_option:
+            return _error(422, "unknown field stream_options")
+        return None
+
+    async def _whole(self, request: web.Request, document: dict[str, Any], fault: str) -> web.StreamResponse:
+        text = "<html>It works!</html>" if fault == "junk" else json.dumps(document)
+        if fault != "half":
+            return web.Response(text=text, content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.content_length = len(text)
+        await response.prepare(request)
+        await response.write(text[: len(text) // 2].encode())
+        _hang_up(request)
+        return response
+
+    async def _stream(self, request: web.Request, route: str, body: dict[str, Any], fault: str) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        (text,) = _texts(route, body)
+        try:
+            for number, letter in enumerate(text[::-1]):
+                await response.write(_event(route, letter))
+                if fault == "cut" and number == 1:
+                    return _hang_up(request)
+                if fault == "silent" and number == 1:
+                    await asyncio.sleep(60)
+                if fault == "endless":
+                    await asyncio.sleep(0.02)
+            await response.write(_event(route, "", "stop"))
+            if body.get("stream_options"):
+                await response.write(
+                    b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}\n\n'
+                )
+            await response.write(b"data: [DONE]\n\n")
+        except (ConnectionError, asyncio.CancelledError):
+            self.ended += 1
+            raise
+        return response
+
+
+def _texts(route: str, body: dict[str, Any]) -> list[str]:
+    if route == "chat/completions":
+        return [str(body["messages"][-1]["content"])]
+    said = body["input"] if route == "embeddings" else body["prompt"]
+    return [said] if isinstance(said, str) else list(said)
+
+
+def _document(route: str, body: dict[str, Any], *, short: bool) -> dict[str, Any]:
+    texts = _texts(route, body)
+    usage = {"prompt_tokens": 2 * len(texts), "completion_tokens": 3 * len(texts), "total_tokens": 5 * len(texts)}
+    rows: list[dict[str, Any]] = []
+    for index, text in enumerate(texts[: len(texts) - short]):
+        if route == "embeddings":
+            rows.append({"object": "embedding", "index": index, "embedding": [float(len(text)), 1.0]})
+        elif route == "completions":
+            rows.append({"index": index, "text": text[::-1], "finish_reason": "length"})
+        else:
+            message = {"role": "assistant", "content": text[::-1]}
+            rows.append({"index": index, "message": message, "finish_reason": "stop"})
+    rows.reverse()  # Their numbers say which is which, not their order.
+    return {"model": MODEL, "usage": usage, "data" if route == "embeddings" else "choices": rows}
+
+
+def _event(route: str, text: str, finish_reason: str | None = None) -> bytes:
+    piece: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
+    piece |= {"delta": {"content": text}} if route == "chat/completions" else {"text": text}
+    return f"data: {json.dumps({'choices': [piece]})}\n\n".encode()
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None, param: str | None = None) -> web.Response:
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": None}
+    return web.json_response({"error": error}, status=status, headers=headers)
+
+
+def _hang_up(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
+
+
+@contextmanager
+def serving(stand_in: StandIn, tls: ssl.SSLContext | None = None) -> Iterator[StandIn]:
+    """Serve it until the block ends, on the port that it has, or on a free one."""
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+
+    async def start() -> web.AppRunner:
+        runner = web.AppRunner(stand_in.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", stand_in.port, ssl_context=tls)
+        await site.start()
+        stand_in.port = runner.addresses[0][1]
+        stand_in.scheme = "https" if tls else "http"
+        return runner
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        runner = loop.run_until_complete(start())
+        ready.set()
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+        loop.close()
+
+    thread = threading.Thread(target=run, name="stand-in")
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield stand_in
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
