@@ -146,11 +146,10 @@ class StandIn:
                     await asyncio.sleep(60)
                 if fault == "endless":
                     await asyncio.sleep(0.02)
-            await response.write(_event(route, "", "stop"))
+            await response.write(_event(route, "", _finish(body)))
             if body.get("stream_options"):
-                await response.write(
-                    b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}\n\n'
-                )
+                document = json.dumps({"choices": [], "usage": _usage([text])})
+                await response.write(f"data: {document}\n\n".encode())
             await response.write(b"data: [DONE]\n\n")
         except (ConnectionError, asyncio.CancelledError):
             self.ended += 1
@@ -165,18 +164,28 @@ def _texts(route: str, body: dict[str, Any]) -> list[str]:
     return [said] if isinstance(said, str) else list(said)
 
 
+def _usage(texts: list[str]) -> dict[str, int]:
+    """A token is a letter, and each text has one more."""
+    tokens = sum(len(text) + 1 for text in texts)
+    return {"prompt_tokens": tokens, "completion_tokens": tokens, "total_tokens": 2 * tokens}
+
+
+def _finish(body: dict[str, Any]) -> str:
+    return "length" if "max_tokens" in body else "stop"
+
+
 def _document(route: str, body: dict[str, Any], *, short: bool) -> dict[str, Any]:
     texts = _texts(route, body)
-    usage = {"prompt_tokens": 2 * len(texts), "completion_tokens": 3 * len(texts), "total_tokens": 5 * len(texts)}
+    usage, finish_reason = _usage(texts), _finish(body)
     rows: list[dict[str, Any]] = []
     for index, text in enumerate(texts[: len(texts) - short]):
         if route == "embeddings":
             rows.append({"object": "embedding", "index": index, "embedding": [float(len(text)), 1.0]})
         elif route == "completions":
-            rows.append({"index": index, "text": text[::-1], "finish_reason": "length"})
+            rows.append({"index": index, "text": text[::-1], "finish_reason": finish_reason})
         else:
             message = {"role": "assistant", "content": text[::-1]}
-            rows.append({"index": index, "message": message, "finish_reason": "stop"})
+            rows.append({"index": index, "message": message, "finish_reason": finish_reason})
     rows.reverse()  # Their numbers say which is which, not their order.
     return {"model": MODEL, "usage": usage, "data" if route == "embeddings" else "choices": rows}
 

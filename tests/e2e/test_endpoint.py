@@ -136,6 +136,6 @@ async def test_openai_s_client_sees_through(stack: Stack, endpoint: StandIn) -> 
 
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "olleh"
     assert chunks[-1].usage is not None
-    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (5, 7)
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (6, 6)
     assert [vector.embedding for vector in vectors.data] == [[4.0, 1.0], [7.0, 1.0]]
     assert (refused.value.code, refused.value.param) == ("invalid_request", "temperature")

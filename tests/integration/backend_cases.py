@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from endpoint_stand_in import StandIn, serving
 from gpu_pool.backend import Backend
+from gpu_pool.endpoint_backend import EndpointBackend
 from gpu_pool.function import FunctionBackend
 from gpu_pool.selection import select_backend
 from hf_models import make_causal
@@ -55,6 +58,18 @@ class Writer:
         return [[float(len(text)), 1.0] for text in texts]
 
 
+class Served(EndpointBackend):
+    """`openai:URL` before a server that is there as long as the backend is."""
+
+    def __init__(self) -> None:
+        self._server = ExitStack()
+        super().__init__(f"openai:{self._server.enter_context(serving(StandIn())).url}")
+
+    def close(self) -> None:
+        super().close()
+        self._server.close()
+
+
 @dataclass(frozen=True)
 class Case:
     """One backend. `make` gives it, not loaded; the path is a folder of its own that all its tests share.
@@ -87,4 +102,5 @@ CASES = (
     Case("async function", _function(shout_later)),
     Case("class", _function(Writer), embeds=True, steps=True),
     Case("hf", _hf, steps=True, parameters=True),
+    Case("openai", lambda _: Served(), embeds=True, steps=True),
 )

@@ -78,7 +78,7 @@ async def test_texts_are_one_call_and_their_tokens_are_shared_out(stand_in: Stan
     """A list where the server takes it; parameters are passed on."""
     (found,) = await answers(stand_in, items("abc", "de", max_tokens=4))
 
-    assert found == [ItemResult("cba", 5, "", 3, "length"), ItemResult("ed", 5, "", 3, "length")]
+    assert found == [ItemResult("cba", 8, "", 4, "length"), ItemResult("ed", 6, "", 3, "length")]
     assert stand_in.asked("completions") == [{"model": MODEL, "max_tokens": 4, "prompt": ["abc", "de"]}]
 
 
@@ -214,7 +214,7 @@ async def test_a_stream_is_heard_piece_by_piece(stand_in: StandIn) -> None:
 
     (found,) = await answers(stand_in, [chat("hello", readers[0]), text])
 
-    assert found == [ItemResult("olleh", 12, "", 7, "stop"), ItemResult("cba", 12, "", 7, "stop")]
+    assert found == [ItemResult("olleh", 12, "", 6, "stop"), ItemResult("cba", 8, "", 4, "stop")]
     assert [reader.heard for reader in readers] == ["olleh", "cba"]
 
 

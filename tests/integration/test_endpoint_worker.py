@@ -36,7 +36,7 @@ async def test_a_batch_is_answered_in_the_name_of_the_endpoint_s_model(
     first, second = await replies(pool, await batch(pool, "hello", "unfit"))
 
     assert (view.backend, view.model_version) == (f"openai:{stand_in.url}", MODEL)
-    assert (first.output, first.tokens_used, first.model_version) == ("olleh", 5, MODEL)
+    assert (first.output, first.tokens_used, first.model_version) == ("olleh", 12, MODEL)
     assert (second.state, second.error_code) == ("failed", "invalid_request")
 
 
