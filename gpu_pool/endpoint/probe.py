@@ -56,9 +56,13 @@ async def _model(transport: Transport, address: Address) -> Look:
         return Look(_NO_KEY, ours=True)
     if reply.status == 200:
         return _chosen(reply, address.model)
-    if reply.status not in _ABSENT:
-        return Look(f"The endpoint answers {reply.status} when it is asked for its models.")
-    health = await transport.get(address.root + "/health", LOOK_S)  # Servers of one model may list none.
+    # Servers of one model may list none, and one that loads models as they are asked for may fail to list them.
+    listless = Look(f"The endpoint answers {reply.status} when it is asked for its models.")
+    if reply.status not in _ABSENT and not address.model:
+        return listless
+    health = await transport.get(address.root + "/health", LOOK_S)
+    if health.status in _ABSENT and reply.status not in _ABSENT:
+        return listless
     if health.status in _ABSENT:
         return Look(f"There is no OpenAI-style server at {address.base}: it has neither models nor health.", ours=True)
     return Look(
@@ -72,7 +76,7 @@ def _chosen(reply: Reply, wanted: str) -> Look:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Look("The endpoint's list of models cannot be read.")
     if not names:
-        return Look("The endpoint has no model yet.")
+        return Look(model=wanted) if wanted else Look("The endpoint has no model yet.")
     if wanted and wanted not in names:
         return Look(f"The endpoint has no model {wanted!r}, but {', '.join(names[:NAMED_MODELS])}.", ours=True)
     return Look(model=wanted or names[0])

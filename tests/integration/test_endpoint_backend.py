@@ -407,13 +407,14 @@ async def test_the_key_is_sent_and_its_lack_refuses_the_start(stand_in: StandIn)
     [
         (["a", "b"], "", None),
         (["a", "b"], "#b", None),
+        ([], "#b", None),
         (["a", "b"], "#c", "has no model 'c', but a, b"),
     ],
 )
 async def test_the_model_is_the_named_or_the_first(
     stand_in: StandIn, models: list[str], fragment: str, fault: str | None
 ) -> None:
-    """A name that the server does not have refuses the start."""
+    """A name that the server does not have refuses the start; one that lists nothing may load what it is asked for."""
     stand_in.models = models
     endpoint = Endpoint(read_address(f"openai:{stand_in.url}{fragment}"), Access())
     try:
@@ -453,6 +454,17 @@ async def test_a_server_that_is_still_loading_is_waited_for(stand_in: StandIn) -
     endpoint = Endpoint(read_address(f"openai:{stand_in.url}"), Access())
     with pytest.raises(EndpointAway, match="503"):
         await endpoint.load(within_s=0.1)
+    await endpoint.close()
+
+
+async def test_a_server_that_cannot_list_is_asked_for_the_named_model(stand_in: StandIn) -> None:
+    """`transformers serve` fails to list while its cache is missing, and serves what is named all the same."""
+    stand_in.fault = lambda route, body: "" if body else "500"
+    endpoint = Endpoint(read_address(f"openai:{stand_in.url}#named"), Access())
+
+    await endpoint.load(within_s=0.1)
+
+    assert outputs(await endpoint.answer(items("ab"), lambda: None)) == ["ba"]
     await endpoint.close()
 
 
