@@ -22,6 +22,7 @@ TITLES = {
     "customers": "Cost by customers",
     "workers": "Cost by workers",
     "pools": "Pools side by side",
+    "model": "A real model beside a bare loop",
     "duration": "Cost and memory over ten minutes",
     "memory": "Memory",
     "streams": "Streams",
