@@ -67,6 +67,8 @@ class StandIn:
             raise web.HTTPNotFound
         if (named := self.fault("models", {})) and named.isdigit():
             return web.Response(status=int(named))
+        if named == "silence":
+            await asyncio.sleep(60)
         if not self._knows(request):
             return _error(401, "Incorrect API key provided: sk-very-secret")
         return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})

@@ -47,6 +47,15 @@ class EndpointBatch:
         self._early = [_early(item, tasks) for item in items]
         self._blamed: set[int] = set()
 
+    @property
+    def until(self) -> float:
+        """When the time of the last of its items is over."""
+        return max(item.until for item in self._items)
+
+    def asked(self, ends: Sequence[End]) -> list[End]:
+        """Of these ends those that the endpoint had a part in: what is refused here says nothing of it."""
+        return [end for end, early in zip(ends, self._early, strict=True) if early is None]
+
     async def run(self) -> list[End]:
         """What became of each item, in order."""
         ends: list[End] = [Unreached("not tried")] * len(self._items)

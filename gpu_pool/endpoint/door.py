@@ -4,6 +4,7 @@ After the first it opens by itself; after the second when a look at the endpoint
 """
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -67,9 +68,16 @@ class Door:
     async def _wait_for_it(self) -> None:
         while True:
             await asyncio.sleep(self._pauses.look_s())
-            if not await self._look():
+            if await self._is_well():
                 self._open()
                 return
+
+    async def _is_well(self) -> bool:
+        try:
+            return not await self._look()
+        except Exception:  # noqa: BLE001 - whatever it is, the next look may go well; without one the door stays shut
+            traceback.print_exc()
+            return False
 
     def _open(self) -> None:
         self.shut = ""

@@ -10,7 +10,7 @@ from gpu_pool.backend import Item, ItemResult
 from gpu_pool.endpoint.access import Access
 from gpu_pool.endpoint.address import Address
 from gpu_pool.endpoint.batch import EndpointBatch, HandBack, reason_of, settled, wait_asked_s
-from gpu_pool.endpoint.calls import TOO_SLOW, Line
+from gpu_pool.endpoint.calls import BROKE_OFF, TOO_SLOW, Line
 from gpu_pool.endpoint.door import Door
 from gpu_pool.endpoint.habits import Habits
 from gpu_pool.endpoint.pauses import Pauses
@@ -23,6 +23,7 @@ TICK_S = 0.05  # How soon a reader who left is noticed.
 MARGIN_S = 0.1  # Of a batch's time, for the way back.
 LONGEST_S = 600.0  # For whoever sets no limit at all.
 LOAD_S = 60.0
+_NO_ANSWERS = (TOO_SLOW, BROKE_OFF)
 
 
 class EndpointAway(TierlaneError):
@@ -70,11 +71,10 @@ class Endpoint:
         batch = EndpointBatch(self._line, self._seen.tasks, timed, step)
         ticks = asyncio.create_task(_tick(batch, step))
         try:
-            ends = await batch.run()
+            ends = await self._without_false_alarms(await batch.run(), batch.until)
         finally:
             ticks.cancel()
-        ends = await self._without_false_alarms(ends)
-        self._judge(ends)
+        self._judge(batch.asked(ends))
         return settled(ends, said=batch.calls.said)
 
     async def close(self) -> None:
@@ -82,28 +82,39 @@ class Endpoint:
         await self.door.close()
         await self._transport.close()
 
-    async def _without_false_alarms(self, ends: list[End]) -> list[End]:
-        """A proxy may forbid one text with the status of a wrong key: where a look finds all well, it was that."""
-        if not any(isinstance(end, Broken) for end in ends) or await self.look_again():
+    async def _without_false_alarms(self, ends: list[End], until: float) -> list[End]:
+        """A proxy may forbid one text with the status of a wrong key: where a look finds all well, it was that.
+
+        The look has the batch's time and no more: past it the watchdog would end the process, with all other batches.
+        """
+        if not any(isinstance(end, Broken) for end in ends) or await self._ill(until):
             return ends
         forbidden = ItemResult("The model does not accept this request.", 0, ErrorCode.INVALID_REQUEST)
         return [forbidden if isinstance(end, Broken) and not end.key else end for end in ends]
 
+    async def _ill(self, until: float) -> bool:
+        try:
+            async with asyncio.timeout(until - self._clock()):
+                return bool(await self.look_again())
+        except TimeoutError:
+            return True
+
     def _judge(self, ends: Sequence[End]) -> None:
-        """What this batch says of the endpoint."""
+        """What the items that the endpoint was asked for say of it."""
         broken = next((end for end in ends if isinstance(end, Broken)), None)
         if broken is not None:
             self.door.broken(broken.reason)
         elif any(isinstance(end, Busy) for end in ends):
             self.door.busy(wait_asked_s(ends))
-        elif any(isinstance(end, ItemResult) and end is not TOO_SLOW for end in ends):
+        elif any(isinstance(end, ItemResult) and end not in _NO_ANSWERS for end in ends):
             self.door.worked()
         elif ends:
-            self.door.failed(reason_of(ends) or TOO_SLOW.output)
+            said = next((end.output for end in ends if isinstance(end, ItemResult)), "")
+            self.door.failed(reason_of(ends) or said)
 
     async def look_again(self) -> str:
         """Why the endpoint cannot be used; "" where it can."""
-        seen = await look(self._transport, self._address)
+        seen = await look(self._transport, self._address, self._seen.model)
         if seen.fault:
             return seen.fault
         if not self._seen.tasks <= seen.tasks:  # A proxy before servers that restart; callers must not be told of it.

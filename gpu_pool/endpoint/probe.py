@@ -39,10 +39,10 @@ class _Models(msgspec.Struct):
 _models = msgspec.json.Decoder(_Models)
 
 
-async def look(transport: Transport, address: Address) -> Look:
-    """Never raises."""
+async def look(transport: Transport, address: Address, before: str = "") -> Look:
+    """`before`: the model that was chosen last, which stays where the server still has it. Never raises."""
     try:
-        found = await _model(transport, address)
+        found = await _model(transport, address, before)
         if found.fault:
             return found
         return await _routes(transport, found.model)
@@ -50,12 +50,12 @@ async def look(transport: Transport, address: Address) -> Look:
         return Look(str(error))
 
 
-async def _model(transport: Transport, address: Address) -> Look:
+async def _model(transport: Transport, address: Address, before: str) -> Look:
     reply = await transport.get(address.base + "/models", LOOK_S)
     if reply.status in _KEY:
         return Look(_NO_KEY, ours=True)
     if reply.status == 200:
-        return _chosen(reply, address.model)
+        return _chosen(reply, address.model, before)
     # Servers of one model may list none, and one that loads models as they are asked for may fail to list them.
     listless = Look(f"The endpoint answers {reply.status} when it is asked for its models.")
     if reply.status not in _ABSENT and not address.model:
@@ -70,7 +70,7 @@ async def _model(transport: Transport, address: Address) -> Look:
     )
 
 
-def _chosen(reply: Reply, wanted: str) -> Look:
+def _chosen(reply: Reply, wanted: str, before: str) -> Look:
     try:
         names = [model.id for model in _models.decode(reply.body).data]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -79,7 +79,8 @@ def _chosen(reply: Reply, wanted: str) -> Look:
         return Look(model=wanted) if wanted else Look("The endpoint has no model yet.")
     if wanted and wanted not in names:
         return Look(f"The endpoint has no model {wanted!r}, but {', '.join(names[:NAMED_MODELS])}.", ours=True)
-    return Look(model=wanted or names[0])
+    # Servers of several models list them in no lasting order.
+    return Look(model=wanted or (before if before in names else names[0]))
 
 
 async def _routes(transport: Transport, model: str) -> Look:
