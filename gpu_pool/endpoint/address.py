@@ -46,6 +46,7 @@ def _fault(url: SplitResult) -> str:
 
 
 def _shown(spec: str) -> str:
-    """Without what may be a password."""
-    scheme, at, rest = spec.rpartition("@")
-    return f"{scheme.partition('//')[0]}//...@{rest}" if at else spec
+    """Without what may be a password or a key."""
+    place, query, _ = spec.partition("?")
+    scheme, at, rest = place.rpartition("@")
+    return (f"{scheme.partition('//')[0]}//...@{rest}" if at else place) + (query and "?...")

@@ -52,7 +52,8 @@ def test_an_address_is_taken_apart(spec: str, address: Address) -> None:
         ("openai:http://", "names no host"),
         ("openai:http://h:port/v1", "Port could not be cast"),
         ("openai:http://h:0/v1", "must not be 0"),
-        ("openai:http://h/v1?key=1", "must not have a query"),
+        ("openai:http://h/v1?key=hunter2", "must not have a query"),
+        ("openai:http://h/v1?key=hunter2@x", "must not have a query"),
         ("openai:http://me:hunter2@h/v1", "TIERLANE_ENDPOINT_API_KEY"),
     ],
 )
