@@ -53,6 +53,7 @@ def _checks(found: Mapping[str, tuple[int, Health]]) -> dict[str, list[Check]]:
 
 
 def _figures(documents: Sequence[Health]) -> HealthFigures:
+    names = dict.fromkeys(name for each in documents for name in each["tiers"])
     gpus = sum(each["healthy_gpus"] for each in documents)
     busy = sum(each["gpu_utilization"] * each["healthy_gpus"] for each in documents)
     padded = sum(each["padding_waste"] * each["healthy_gpus"] for each in documents)
@@ -66,7 +67,8 @@ def _figures(documents: Sequence[Health]) -> HealthFigures:
         "healthy_gpus": gpus,
         "total_gpus": sum(each["total_gpus"] for each in documents),
         "capacity_rps": round(sum(each["capacity_rps"] for each in documents), 3),
-        "tiers": {name: _tier([each["tiers"][name] for each in documents]) for name in documents[0]["tiers"]},
+        # Each was made at a moment of its own: a tier that came or went in between is not in all.
+        "tiers": {name: _tier([each["tiers"][name] for each in documents if name in each["tiers"]]) for name in names},
         "dlq": sum(each["dlq"] for each in documents),
         "audit_lag_ms": max(known) if len(known) == len(lags) else None,
     }

@@ -93,3 +93,12 @@ def test_reasons_name_their_pool() -> None:
 
     assert found["reasons"] == ["PostgreSQL is away.", "Pool slow: No GPU."]
     assert sorted(found["checks"]) == ["gpus:healthy", "slow/gpus:healthy"]
+
+
+def test_a_tier_that_came_in_between_is_told_of_those_that_have_it() -> None:
+    """Each pool's document is made at a moment of its own."""
+    before, after = document(tiers={"free": tier()}), document(tiers={"free": tier(), "new": tier(depth=7)})
+
+    for found in ({"a": before, "b": after}, {"a": after, "b": before}):
+        told = together(found)[1]["tiers"]
+        assert {name: row["depth"] for name, row in told.items()} == {"free": 2, "new": 7}
