@@ -65,9 +65,9 @@ class Exchange:
         identity = self._inference.identify(call)
         try:
             wish = await self._wish(call, identity)
+            inference = self._inference.serving(wish.asked)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
             return self._not_served(call, identity, [], error)
-        inference = self._inference.serving(wish.asked)
         there = self if inference is self._inference else Exchange(inference, self._dialect)
         return await there.serve(call, wish)
 

@@ -75,7 +75,7 @@ class Inference:
         return served_as(identity, asked.service_tier, self._parts.catalog.snapshot)
 
     def serving(self, asked: Asked) -> "Inference":
-        """The steps of the pool that has the model; these, where none has."""
+        """The steps of the pool that has the model; these, where none has. Raises RequestError where it is not served yet."""
         wanted = asked.model
         if wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot):
             return self

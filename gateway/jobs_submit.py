@@ -87,9 +87,10 @@ class Submit:
         try:
             try:
                 wish = await self._wish(call, identity)
+                there = self._of_pool(wish.asked)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
                 return self._not_taken(call, identity, None, error)
-            return await self._of_pool(wish.asked).take(call, wish)
+            return await there.take(call, wish)
         finally:
             self.under_way -= 1
 

@@ -1,7 +1,8 @@
-"""The pools of one gateway: its own, and each other one that an enabled model names, from when the catalog first does.
+"""The pools of one gateway: its own, and each other one that a model names, from when the catalog first does.
 
 A request joins the queues of the pool that has its model. A pool that no model names any more stays until the gateway
-ends: somebody may still wait there.
+ends, and that of a model which is switched off is served by a new gateway, too: somebody may still wait there, and jobs
+must have their end.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ from gateway.inference import Inference
 from gateway.jobs_result import Result
 from gateway.jobs_submit import Submit
 from gateway.pool_parts import PoolParts
-from scheduler.keys import pools_of
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.keys import is_pool_name, pools_of, pools_to_serve
 
 LOOK_S = 0.1
 
@@ -51,7 +53,9 @@ class Pools:
         return [parts for parts in self.all if parts.config.pool in names] or [self._own]
 
     def serving(self, model: str) -> Inference | None:
-        """Who serves a model of another pool; None where nobody does."""
+        """Who serves a model of another pool; None where nobody does. Raises RequestError for a pool just named: a model that
+        moved there is not gone, and who asks for it is to ask again.
+        """
         parts = self._having(model)
         return None if parts is None else parts.inference
 
@@ -65,7 +69,14 @@ class Pools:
     def _having(self, model: str) -> PoolParts | None:
         snapshot = self._catalog.snapshot
         row = snapshot.models.get(model) if snapshot else None
-        return self._others.get(row.pool) if row is not None and row.enabled else None
+        if row is None or not row.enabled:
+            return None
+        if row.pool not in self._others and self._is_coming(row.pool):
+            raise RequestError(ErrorCode.NO_CAPACITY)
+        return self._others.get(row.pool)
+
+    def _is_coming(self, pool: str) -> bool:
+        return not self._only_own and pool != self._own.config.pool and is_pool_name(pool)
 
     def names(self) -> frozenset[str]:
         """All models that can be named here."""
@@ -102,7 +113,7 @@ class Pools:
         if self._only_own or snapshot is None or snapshot.models is self._looked_at:
             return []
         self._looked_at = snapshot.models
-        return sorted(self._named() - {parts.config.pool for parts in self.all})
+        return sorted(pools_to_serve(snapshot.models.values()) - {parts.config.pool for parts in self.all})
 
     async def _begin(self, pool: str, group: asyncio.TaskGroup) -> None:
         log.info("pool served", pool=pool)

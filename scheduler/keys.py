@@ -48,6 +48,11 @@ def pools_of(models: Iterable[Placed]) -> set[str]:
     return {model.pool for model in models if model.enabled and is_pool_name(model.pool)}
 
 
+def pools_to_serve(models: Iterable[Placed]) -> set[str]:
+    """Those, and the pools of models that are switched off: what was accepted there may still wait for its end."""
+    return {model.pool for model in models if is_pool_name(model.pool)}
+
+
 class Keys:
     """The names of one pool."""
 

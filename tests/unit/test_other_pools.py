@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.keys import pools_of
+from scheduler.keys import pools_of, pools_to_serve
 from tierlane.up.other_pools import OtherPool, PoolsError, parse_pools
 
 
@@ -44,10 +44,14 @@ def test_workers_have_names_of_their_own() -> None:
 
 
 def test_pools_are_those_that_can_be_asked_for() -> None:
-    """A model that is switched off needs no pool, and what is no name is left alone: it would make keys of others."""
+    """A model that is switched off cannot be asked for, but its pool is served on: what waits there must end. What is no name
+    is left alone: it would make keys of others.
+    """
 
     class Row:
         def __init__(self, pool: str, *, enabled: bool = True) -> None:
             self.pool, self.enabled = pool, enabled
 
-    assert pools_of([Row("a"), Row("a"), Row("b", enabled=False), Row("{c}:"), Row("")]) == {"a"}
+    rows = [Row("a"), Row("a"), Row("b", enabled=False), Row("{c}:"), Row("")]
+    assert pools_of(rows) == {"a"}
+    assert pools_to_serve(rows) == {"a", "b"}

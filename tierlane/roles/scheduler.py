@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from ledger.catalog import Catalog
 from scheduler.connections import command_client
-from scheduler.keys import pools_of
+from scheduler.keys import pools_to_serve
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.pool_loops import run_pool
 from tierlane.roles.process import run_role, stop_on_signals
@@ -53,7 +53,7 @@ async def _serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catal
     served: set[str] = set()
     async with asyncio.TaskGroup() as group:
         while not stop.is_set():
-            for pool in sorted(_wanted(settings, catalog) - served):
+            for pool in sorted(wanted_pools(settings, catalog) - served):
                 log.info("pool served", pool=pool)
                 served.add(pool)
                 of_pool = settings.model_copy(update={"pool": pool})
@@ -61,9 +61,11 @@ async def _serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catal
             await _asked_to_stop(stop, LOOK_S)
 
 
-def _wanted(settings: "Settings", catalog: Catalog) -> set[str]:
-    named = pools_of(catalog.snapshot.models.values()) if catalog.snapshot and settings.serve_pools == "all" else set()
-    return {settings.pool} | named
+def wanted_pools(settings: "Settings", catalog: Catalog) -> set[str]:
+    """Its own, and each that a model names, were it switched off: an outbox that nobody empties loses its audit."""
+    if catalog.snapshot is None or settings.serve_pools != "all":
+        return {settings.pool}
+    return {settings.pool} | pools_to_serve(catalog.snapshot.models.values())
 
 
 async def _asked_to_stop(stop: asyncio.Event, within_s: float) -> None:
