@@ -3,7 +3,6 @@
 What an engineer would write without Tierlane: load, then batch after batch, with nothing in between.
 """
 
-
 import sys
 import time
 
