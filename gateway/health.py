@@ -4,14 +4,14 @@
 reason is a sentence for the person on call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from gateway.breaker import BreakerState
 from gateway.direct_view import DirectView
 from gateway.finding import LEVELS, Finding, Status
 from gateway.health_document import Health, HealthFigures
-from gateway.health_tiers import amplified_load, lowered_limits, tier_figures
+from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, tier_figures
 from gateway.limits import MEMORY_EASED
 from scheduler.observation import Observation, WorkerView
 
@@ -37,6 +37,7 @@ class HealthInputs:
     memory_share: float = 0.0  # Of Redis' memory limit, 0..1.
     short_of_memory: bool = False  # New requests are refused for it.
     factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> part of its limits in force, all tiers.
+    paused: Collection[str] = ()  # Tiers of which no batch is formed.
     audit_lag_ms: int | None = 0  # None: it could not be read.
     direct: DirectView | None = None
     tokens_problem: str | None = None  # Why JWTs cannot be checked as they should.
@@ -47,7 +48,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     """The HTTP status and the document."""
     findings = [_gpus(inputs), _redis(inputs), _catalog(inputs), _subscriber(inputs), _audit(inputs)]
     findings += [lowered_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
-    findings.append(_memory(inputs))
+    findings += [_memory(inputs), paused_tiers(inputs.paused, inputs.observation)]
     if inputs.tokens_problem:
         findings.append(Finding("jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
     if inputs.direct is not None:

@@ -1,6 +1,6 @@
 """Health of each tier, over all gateways: its figures, whether its limits are lowered, what retries add to its load."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gateway.finding import Finding
 from gateway.health_document import TierHealth
@@ -37,6 +37,17 @@ def lowered_limits(factors: Mapping[str, float]) -> Finding:
     named = ", ".join(f"{name} to {part:.0%}" for name, part in lowered.items())
     lowest = round(min(lowered.values()), 4)
     return Finding("limits:lowest", "component", "degraded", lowest, "ratio", f"Limits are lowered: {named}.")
+
+
+def paused_tiers(names: Collection[str], seen: Observation | None) -> Finding:
+    """Whether somebody has paused a tier, and how many wait there."""
+    if not names:
+        return Finding("tiers:paused", "component", "healthy", 0, "tiers")
+    depths = {name: seen.tiers[name].depth for name in names if seen and name in seen.tiers}
+    named = ", ".join(f"{name} ({depths[name]:,} waiting)" if name in depths else name for name in sorted(names))
+    return Finding(
+        "tiers:paused", "component", "degraded", len(names), "tiers", f"No batches are formed of {named}: paused."
+    )
 
 
 def amplified_load(names: Sequence[str], seen: Observation | None) -> Finding:

@@ -89,6 +89,7 @@ class Internal:
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
+            paused=[tier.name for tier in snapshot.tiers if tier.paused] if snapshot else (),
             audit_lag_ms=await _audit_lag_ms(parts),
             direct=parts.direct.view(),
             tokens_problem=self._parts.identities.problem,

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import structlog
 
+from scheduler.cordons import Standing
 from scheduler.errors import RedisUnavailable
 from scheduler.observation import WorkerBeat
 from scheduler.presence import Presence
@@ -27,23 +28,32 @@ log = structlog.get_logger()
 class Heartbeat:
     """Sends what `beat` returns every `every_s` seconds, and at once when asked. `working`: the last one arrived.
 
-    `away` is called with each beat that did not arrive after another one that did not.
+    `away` is called with each beat that did not arrive after another one that did not. `free` is set but while the answers
+    say that the worker is cordoned; `turned` is called when that changes.
     """
 
     def __init__(
-        self, presence: Presence, beat: Callable[[], WorkerBeat], every_s: float, away: Callable[[], None]
+        self,
+        presence: Presence,
+        beat: Callable[[], WorkerBeat],
+        every_s: float,
+        away: Callable[[], None],
+        turned: Callable[[], None],
     ) -> None:
         self._presence = presence
         self._beat = beat
         self._every_s = every_s
         self._away = away
-        self._pulse = presence.pulse(self.now)
+        self._turned = turned
+        self._pulse = presence.pulse(self.now, self._stands)
         self._due = asyncio.Event()
         self._beat_at = 0.0
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.working = asyncio.Event()
+        self.free = asyncio.Event()
+        self.free.set()
 
     def start(self) -> None:
         """Begin, with the first beat at once."""
@@ -80,7 +90,7 @@ class Heartbeat:
         self._beat_at = time.monotonic()
         self._pulse.forget()
         try:
-            await self._presence.worker_beat(self._beat())
+            self._stands(await self._presence.worker_beat(self._beat()))
             self._arrived()
         except RedisUnavailable:
             self._missed()
@@ -109,6 +119,18 @@ class Heartbeat:
             return False
         self._beat_at = time.monotonic()
         return True
+
+    def _stands(self, standing: Standing) -> None:
+        """The answer to a beat; before the first claim there was one."""
+        if standing == Standing.UNKNOWN or (standing == Standing.FREE) == self.free.is_set():
+            return
+        if standing == Standing.CORDONED:
+            log.warning("cordoned; nothing more is claimed")
+            self.free.clear()
+        else:
+            log.info("uncordoned")
+            self.free.set()
+        self._turned()
 
     def _arrived(self) -> None:
         if not self.working.is_set():

@@ -93,11 +93,10 @@ class Worker:
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = Execution(config, self._keeper)
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
-        self._direct = DirectBatches(
-            self._execution, self._keeper, lambda: self._draining.is_set() or not self._gpu.well.is_set()
-        )
+        self._direct = DirectBatches(self._execution, self._keeper, self._takes_nothing)
         self._endpoint = DirectEndpoint(config, self._direct)
-        self._heartbeat = Heartbeat(presence, self._beat, config.heartbeat_ms / 1000, ready.hang_up)
+        beat_s = config.heartbeat_ms / 1000
+        self._heartbeat = Heartbeat(presence, self._beat, beat_s, ready.hang_up, self._state_changed)
         self._outgoing = Outgoing(increments)
         self._pipeline = BatchPipeline(config, batches, self._execution, self._outgoing, self._heartbeat.ride)
 
@@ -143,7 +142,13 @@ class Worker:
                 await backoff.sleep()
 
     async def _may_claim(self) -> bool:
-        conditions = (self._keeper.ready, self._heartbeat.working, self._pipeline.room, self._gpu.well)
+        conditions = (
+            self._keeper.ready,
+            self._heartbeat.working,
+            self._heartbeat.free,
+            self._pipeline.room,
+            self._gpu.well,
+        )
         if all(condition.is_set() for condition in conditions):
             return True
         try:
@@ -223,6 +228,9 @@ class Worker:
         self._resting = not share and not in_flight
         return self._said
 
+    def _takes_nothing(self) -> bool:
+        return self._draining.is_set() or not self._gpu.well.is_set() or not self._heartbeat.free.is_set()
+
     def _status(self) -> str:
         if self._draining.is_set():
             return "draining"
@@ -230,4 +238,6 @@ class Worker:
             return "down"
         if self._keeper.status != "ready":
             return self._keeper.status
+        if not self._heartbeat.free.is_set():
+            return "cordoned"
         return "busy" if self._execution.running else "ready"

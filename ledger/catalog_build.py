@@ -71,10 +71,16 @@ class SnapshotBuild:
         """As `merge_customers`."""
         self._keys = _merged(self._known_keys, changed, self._fed_keys)
 
-    def picture(self, version: int, models: Mapping[str, Model], quotas: tuple[Quota, ...] | None = None) -> Snapshot:
+    def picture(
+        self,
+        version: int,
+        models: Mapping[str, Model],
+        quotas: tuple[Quota, ...] | None = None,
+        cordoned: frozenset[str] = frozenset(),
+    ) -> Snapshot:
         """The finished picture; it may not be fed any more. `quotas`: where they are not just those that were fed."""
         fed = tuple(self._book.quotas) if quotas is None else quotas
-        return Snapshot(version, self._tiers, self._customers, self._keys, models, fed)
+        return Snapshot(version, self._tiers, self._customers, self._keys, models, fed, cordoned)
 
 
 def _merged(known: Mapping[str, T], changed: Collection[str], fed: Mapping[str, T]) -> Mapping[str, T]:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ledger.catalog_build import SnapshotBuild
-from ledger.catalog_load import PIECE, Picture, feed, one_moment, read_models, read_state, read_tiers
+from ledger.catalog_load import PIECE, Picture, feed, one_moment, read_cordoned, read_models, read_state, read_tiers
 from ledger.catalog_rows import Row
 from ledger.postgres import Connection
 from ledger.snapshot import Quota, Tier
@@ -21,7 +21,7 @@ from ledger.statements import statement
 MOST_CHANGES = 5000
 """Above so many changed rows, reading everything is not much slower."""
 
-_TABLES = {"customers", "api_keys", "quotas", "tiers", "models"}
+_TABLES = {"customers", "api_keys", "quotas", "tiers", "models", "cordons"}
 
 
 class Changed(NamedTuple):
@@ -48,19 +48,21 @@ async def load_changes(connection: Connection, before: Picture) -> Picture | Non
         changed = changed_by(await connection.fetch(statement("catalog_changes"), before.state.seen, MOST_CHANGES + 1))
         if changed is None:
             return None
-        tiers, models = known.tiers, known.models
+        tiers, models, cordoned = known.tiers, known.models, known.cordoned
         if "tiers" in changed.tables:
             tiers = await read_tiers(connection)
             if _inherited(tiers) != _inherited(known.tiers):
                 return None
         if "models" in changed.tables:
             models = await read_models(connection)
+        if "cordons" in changed.tables:
+            cordoned = await read_cordoned(connection)
         build = SnapshotBuild(tiers, known)
         await _feed_changed(connection, build, changed)
     quotas = known.quotas
     if changed.quota_owners:
         quotas = await _quotas_but(quotas, changed.customers, build.quotas)
-    return Picture(build.picture(state.version, models, quotas), state)
+    return Picture(build.picture(state.version, models, quotas, cordoned), state)
 
 
 def changed_by(rows: Iterable[Row]) -> Changed | None:

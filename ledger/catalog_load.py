@@ -48,11 +48,11 @@ async def load_whole(connection: Connection, known: Snapshot | None = None) -> P
     async with one_moment(connection):
         state = await read_state(connection)
         build = SnapshotBuild(await read_tiers(connection), known)
-        models = await read_models(connection)
+        models, cordoned = await read_models(connection), await read_cordoned(connection)
         await feed(connection, build.add_quotas, "catalog_quotas")
         await feed(connection, build.add_customers, "catalog_customers")
         await feed(connection, build.add_keys, "catalog_keys")
-    return Picture(build.picture(state.version, models), state)
+    return Picture(build.picture(state.version, models, cordoned=cordoned), state)
 
 
 @asynccontextmanager
@@ -82,6 +82,11 @@ async def read_models(connection: Connection) -> dict[str, Model]:
     rows = await connection.fetch(statement("catalog_models"))
     with readable():
         return models_from(rows)
+
+
+async def read_cordoned(connection: Connection) -> frozenset[str]:
+    """Ids of the cordoned workers. Raises what asyncpg raises."""
+    return frozenset(row[0] for row in await connection.fetch(statement("catalog_cordons")))
 
 
 async def feed(connection: Connection, take: Callable[[Sequence[Row]], None], name: str, *args: Any) -> None:

@@ -49,6 +49,12 @@ tiers = Table(
         "True: its limits and its shedding are judged and counted, but not enforced.",
         server_default=text("false"),
     ),
+    column(
+        "paused",
+        Boolean,
+        "True: what waits in its queue stays there until it is resumed or its time is up.",
+        server_default=text("false"),
+    ),
     matches("name", NAME_PATTERN),
     within("priority", 1, 1000),
     within("guaranteed_share", 0, 1),
@@ -171,6 +177,17 @@ models = Table(
     within("cache_ttl_s", 0, 86_400),
     one_of("cache_scope", "customer", "global"),
     comment="Models and how their batches are made.",
+)
+
+cordons = Table(
+    "cordons",
+    metadata,
+    column("worker", Text, "Id of the worker, in whatever pool.", primary_key=True),
+    column("reason", Text, "Why, for whoever looks at it next.", server_default=""),
+    column("cordoned_at", DateTime(timezone=True), "Since when.", server_default=now),
+    check("worker", "length(worker) BETWEEN 1 AND 200 AND worker !~ '[[:cntrl:]]'"),
+    check("reason", "length(reason) <= 500 AND reason !~ '[[:cntrl:]]'"),
+    comment="Workers that get no new work until they are uncordoned, restarts included.",
 )
 
 catalog_version = Table(

@@ -23,6 +23,7 @@ class Tier(msgspec.Struct, frozen=True, gc=False):
     shed_depth: int | None
     shed_wait_ms: int | None
     shadow: bool = False  # Its limits are judged and counted, but not enforced.
+    paused: bool = False  # No batch is formed of what waits.
 
 
 class Customer(msgspec.Struct, frozen=True, gc=False):
@@ -97,7 +98,8 @@ class Model(msgspec.Struct, frozen=True, gc=False):
 class Snapshot(msgspec.Struct, frozen=True):
     """Everything at one version; never changed, only replaced.
 
-    `tiers` are in order of priority; keys, customers and models go by id or name; `quotas` are in no order.
+    `tiers` are in order of priority; keys, customers and models go by id or name; `quotas` are in no order. `cordoned` are
+    the ids of workers that are to claim nothing.
     """
 
     version: int
@@ -106,6 +108,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     keys: Mapping[str, Key]
     models: Mapping[str, Model]
     quotas: tuple[Quota, ...]
+    cordoned: frozenset[str] = frozenset()
 
     def tier(self, name: str) -> Tier:
         """The tier of that name. Raises KeyError."""

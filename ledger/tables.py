@@ -1,13 +1,14 @@
 """Every table of Tierlane in one place: the metadata that alembic reads and the migrations are tested against."""
 
 from ledger.audit_tables import dead_letters, jobs, requests
-from ledger.catalog_tables import api_keys, catalog_version, config_changes, customers, models, quotas, tiers
+from ledger.catalog_tables import api_keys, catalog_version, config_changes, cordons, customers, models, quotas, tiers
 from ledger.metadata import metadata
 
 __all__ = [
     "api_keys",
     "catalog_version",
     "config_changes",
+    "cordons",
     "customers",
     "dead_letters",
     "jobs",

@@ -25,11 +25,15 @@ MOST_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class TierPolicy:
-    """What the order needs to know of a tier; priority 1 goes first, the share is 0..1 of every batch."""
+    """What the order needs to know of a tier; priority 1 goes first, the share is 0..1 of every batch.
+
+    A paused one is no part of the order: nothing is formed of it.
+    """
 
     name: str
     priority: int
     guaranteed_share: float
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ PERMANENT = frozenset(
         "wake",
         "outbox_bad",
         "quotas_told",
+        "cordoned",
     }
 )
 """Keys that may stand without a TTL: each is a short list, an index that is swept, or durable work. Beside them only
@@ -75,6 +76,7 @@ class Keys:
         self.epoch = self.prefix + "epoch"
         self.quotas_told = self.prefix + "quotas_told"
         self.gpus = self.prefix + "gpus"
+        self.cordoned = self.prefix + "cordoned"
         self.gateways = self.prefix + "gateways"
         self.refusal_lists = self.prefix + "refusal_lists"
         self.sharing = self.prefix + "sharing"

@@ -48,7 +48,7 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     """
 
     id: str
-    status: str  # starting | ready | busy | paused | draining | down | quarantined | failed
+    status: str  # starting | ready | busy | paused | cordoned | draining | down | quarantined | failed
     utilization: float
     in_flight: int
     rps: float

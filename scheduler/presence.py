@@ -10,6 +10,7 @@ from redis.asyncio import Redis
 
 from scheduler.batches import GATEWAY_GONE_MS
 from scheduler.connections import bounded
+from scheduler.cordons import Standing
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
 from scheduler.packed import inner
@@ -78,13 +79,13 @@ class Presence:
         self._census = Script("census", client, keys)
         self._observe = Script("observe", client, keys)
 
-    async def worker_beat(self, beat: WorkerBeat) -> None:
-        """Register or refresh a worker; must come before its first claim."""
-        await self._worker_beat(*beat_words(beat))
+    async def worker_beat(self, beat: WorkerBeat) -> Standing:
+        """Register or refresh a worker; must come before its first claim, which the answer may forbid."""
+        return Standing(await self._worker_beat(*beat_words(beat)))
 
-    def pulse(self, wrong: Callable[[], None]) -> Pulse:
+    def pulse(self, wrong: Callable[[], None], stands: Callable[[Standing], None] = lambda _: None) -> Pulse:
         """For a worker that beats again and again, once it has registered."""
-        return Pulse(self._client, self._keys, wrong)
+        return Pulse(self._client, self._keys, wrong, stands=stands)
 
     async def worker_gone(self, worker_id: str) -> None:
         """A graceful leave: the worker is forgotten, not counted as lost."""

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from scheduler.connections import line_of
+from scheduler.cordons import Standing
 from scheduler.keys import Keys
 from scheduler.line import Argument
 from scheduler.observation import WorkerBeat
@@ -35,10 +36,11 @@ def beat_words(beat: WorkerBeat) -> tuple[Argument, ...]:
 class _Heard:
     """The answer to one pulse, in a future's place on the line."""
 
-    __slots__ = ("_wrong", "pending")
+    __slots__ = ("_stands", "_wrong", "pending")
 
-    def __init__(self, wrong: Callable[[], None]) -> None:
+    def __init__(self, wrong: Callable[[], None], stands: Callable[[Standing], None]) -> None:
         self._wrong = wrong
+        self._stands = stands
         self.pending = False
 
     def done(self) -> bool:
@@ -50,6 +52,8 @@ class _Heard:
         self.pending = False
         if reply == _UNKNOWN:
             self._wrong()
+        else:
+            self._stands(reply)
 
     def set_exception(self, error: RedisError, /) -> None:  # noqa: ARG002 - whatever it is, a call that is awaited tells
         """It did not arrive, or the script is not known."""
@@ -60,17 +64,23 @@ class _Heard:
 class Pulse:
     """The pulses of one worker. `wrong` is called when one came to nothing: a beat that is awaited must follow.
 
-    `clock` is monotonic seconds.
+    `clock` is monotonic seconds. `stands` is told what the answer says of the worker.
     """
 
     def __init__(
-        self, client: Redis, keys: Keys, wrong: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        client: Redis,
+        keys: Keys,
+        wrong: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        stands: Callable[[Standing], None] = lambda _: None,
     ) -> None:
         self._line = line_of(client)
         self._script = Script("worker_beat", client, keys)
         self._wrong = wrong
         self._clock = clock
-        self._heard = _Heard(wrong)
+        self._stands = stands
+        self._heard = _Heard(wrong, stands)
         self._said: WorkerBeat | None = None
         self._as_before = b""
         self._whole_at = 0.0
@@ -97,7 +107,9 @@ class Pulse:
     def give_up(self) -> None:
         """Wait no more for the answer: the connection is taken for dead."""
         self._heard.pending = False
-        self._heard = _Heard(self._wrong)  # The old one may still have its place in the order of the old connection.
+        self._heard = _Heard(
+            self._wrong, self._stands
+        )  # The old one may still have its place in the order of the old connection.
         self._line.retire()
 
     def _command(self, beat: WorkerBeat) -> bytes:

@@ -22,7 +22,14 @@ from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, Table
 from ledger.tables import metadata
 from scheduler.errors import TierlaneError
 
-THINGS = {"tiers": "tier", "customers": "customer", "api_keys": "key", "quotas": "quota", "models": "model"}
+THINGS = {
+    "tiers": "tier",
+    "customers": "customer",
+    "api_keys": "key",
+    "quotas": "quota",
+    "models": "model",
+    "cordons": "cordon",
+}
 """What a row of each table is called."""
 
 _LETTERS = "must begin with a letter from a to z and go on with at most 62 of a-z, 0-9, _ and -"
@@ -38,6 +45,8 @@ _WORDS = {
     "ck_api_keys_expires_at": "must be later than the key's beginning",
     "ck_api_keys_limit": "must be given with burst, or both must be left out",
     "ck_quotas_quota": "must be a number of requests and a period, such as 10000/day",
+    "ck_cordons_worker": "must have 1 to 200 characters, no control characters",
+    "ck_cordons_reason": "must have at most 500 characters, no control characters",
     "ck_quotas_owner": "must be of one customer or of one tier",
 }
 _SUBJECTS = {"ck_api_keys_limit": "requests_per_second", "ck_quotas_owner": "quota"}

@@ -2,21 +2,27 @@
 -- worker_beat: a worker says that it lives, and how it is.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 worker id; where it is not as it was also: 3 status, 4 utilization 0..1, 5 requests in
 --   flight, 6 packed beat, 7 ms kept.
--- Returns 1 where the status changed (a scheduler is woken), -1 where the rest must be said since it is not known, else 0.
+-- Returns -1 where the rest must be said since it is not known, else whether it may claim: 0 yes, 1 no, it is cordoned,
+--   2 as before, for nobody has told this Redis who is cordoned. A scheduler is woken where the status changed.
 -- include: prelude, wake
 local key = P .. 'gpu:' .. ARGV[2]
+
+local function standing()
+  local told = call('SMISMEMBER', P .. 'cordoned', '', ARGV[2])
+  return told[1] == 0 and 2 or told[2]
+end
+
 if not ARGV[3] then
   if call('HSET', key, 'last_heartbeat', now) == 1 then
     call('DEL', key)
     return -1
   end
   call('ZADD', P .. 'gpus', 'XX', now, ARGV[2])
-  return 0
+  return standing()
 end
 local before = call('HGET', key, 'status')
 call('HSET', key, 'status', ARGV[3], 'utilization', ARGV[4], 'in_flight', ARGV[5], 'last_heartbeat', now, 'beat', ARGV[6])
 call('PEXPIRE', key, tonumber(ARGV[7]))
 call('ZADD', P .. 'gpus', now, ARGV[2])
-if before == ARGV[3] then return 0 end
-wake()
-return 1
+if before ~= ARGV[3] then wake() end
+return standing()

@@ -52,10 +52,11 @@ async def test_every_column_of_a_tier_can_be_set(admin: Admin, db: Connection) -
         *("tier", "set", "free", "--priority", "9", "--guaranteed-share", "0.15", "--requests-per-second", "1,250.5"),
         *("--burst", "300", "--max-concurrency", "12", "--tokens-per-minute", "none", "--max-queue-depth", "77"),
         *("--max-queue-ms", "900", "--shed-depth", "none", "--shed-wait-ms", "800", "--shadow", "on"),
+        *("--paused", "on"),
     )
 
     row = await db.fetchrow("SELECT * FROM tiers WHERE name = 'free'")
-    assert tuple(row) == ("free", 9, 0.15, 1250.5, 300.0, 12, None, 77, 900, None, 800, True)
+    assert tuple(row) == ("free", 9, 0.15, 1250.5, 300.0, 12, None, 77, 900, None, 800, True, True)
     assert said.splitlines()[0] == "tier free: changed"
     assert "requests_per_second  200 -> 1,250.5" in said
     assert "tokens_per_minute    2,400,000 -> none" in said
@@ -80,7 +81,7 @@ async def test_a_tier_comes_and_goes(admin: Admin, db: Connection) -> None:
 
     said = await admin.done("tier", "delete", "gold")
 
-    assert tuple(row) == ("gold", 4, 0.1, 50.0, 60.0, 7, None, 100, 1500, None, None, False)
+    assert tuple(row) == ("gold", 4, 0.1, 50.0, 60.0, 7, None, 100, 1500, None, None, False, False)
     assert said.splitlines()[:2] == ["quota 5/hour of tier gold: deleted", "tier gold: deleted"]
     assert await db.fetchval("SELECT count(*) FROM tiers WHERE name = 'gold'") == 0
     assert await db.fetchval("SELECT count(*) FROM quotas") == 0

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from scheduler.dispatcher import IDLE_LOOK_S, Dispatcher, Waker
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.observation import WorkerBeat
 from scheduler.service_watch import ServiceWatch
+from tierlane.roles.pool_policy import without_paused
 
 POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)])
 
@@ -82,6 +84,34 @@ async def test_a_batch_costs_the_dispatcher_one_script(pool: Pool, dispatcher: D
         scripts.append((await pool.client.info("commandstats"))["cmdstat_evalsha"]["calls"])
 
     assert min(scripts) == 2  # The admission is the other.
+
+
+async def test_a_paused_tier_waits_while_the_others_leave(pool: Pool, redis_url: str) -> None:
+    """However much of it waits, and at once when it is resumed; with all of them paused nothing leaves, and nothing fails."""
+    paused = {"free"}
+
+    def policy() -> BatchPolicy:
+        return without_paused(
+            replace(POLICY, tiers=[replace(tier, paused=tier.name in paused) for tier in POLICY.tiers])
+        )
+
+    await workers_are_counted(pool, 9)
+    await pool.queue(9, "free")
+    paid = await pool.queue(2, "paid")
+    blocking = blocking_client(redis_url)
+    dispatcher = Dispatcher(pool.batches, Waker(blocking, pool.keys), policy, time.monotonic)
+
+    await dispatcher.turn()
+    assert [request.id for request in (await pool.claim_next()).requests] == paid
+    assert (await ready(pool), await pool.depth("free")) == (0, 9)
+
+    paused.update(TIERS)
+    await dispatcher.turn()
+    assert await ready(pool) == 0
+    paused.clear()
+    await dispatcher.turn()
+    assert await ready(pool) > 0
+    await blocking.aclose()
 
 
 async def _asleep(pool: Pool) -> bool:

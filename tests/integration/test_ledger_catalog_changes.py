@@ -43,6 +43,9 @@ OFTEN = (
     "DELETE FROM quotas WHERE id = {q}",
     "INSERT INTO models (name) VALUES ('m{few}') ON CONFLICT (name) DO UPDATE SET max_wait_ms = {few}",
     "DELETE FROM models WHERE name = 'm{few}'",
+    "INSERT INTO cordons (worker) VALUES ('w{few}') ON CONFLICT (worker) DO UPDATE SET reason = '{n}'",
+    "DELETE FROM cordons WHERE worker = 'w{few}'",
+    "UPDATE tiers SET paused = NOT paused WHERE name = '{tier}'",
     "UPDATE customers SET burst = burst",
     "UPDATE tiers SET shed_depth = {few}, shadow = NOT shadow WHERE name = '{tier}'",
 )
@@ -89,6 +92,7 @@ def content(snapshot: Snapshot) -> dict[str, Any]:
         "customers": dict(snapshot.customers),
         "keys": dict(snapshot.keys),
         "models": dict(snapshot.models),
+        "cordoned": snapshot.cordoned,
         "quotas": sorted(snapshot.quotas, key=repr),
     }
 

@@ -35,7 +35,7 @@ NOT_SET = {
 FIELDS = [(table, field) for table, fields in OF_TABLE.items() for field in fields]
 RULES = [
     (table, str(rule.name))
-    for table in ("tiers", "customers", "api_keys", "quotas", "models")
+    for table in ("tiers", "customers", "api_keys", "quotas", "models", "cordons")
     for rule in metadata.tables[table].constraints
     if isinstance(rule, CheckConstraint)
 ]

@@ -167,13 +167,22 @@ def test_before_the_first_look_everything_is_said_to_be_down() -> None:
     assert document["reasons"][1] == "Redis has not been looked at yet: this gateway has just begun."
 
 
+def test_a_paused_tier_is_told_with_what_waits() -> None:
+    """Whoever is called at night must see that somebody holds it back."""
+    status, document = health(inputs(paused=["free", "gold"]))
+
+    assert (status, document["status"]) == (200, "degraded")
+    assert document["reasons"] == ["No batches are formed of free (7 waiting), gold: paused."]
+    assert document["checks"]["tiers:paused"][0]["observedValue"] == 2
+
+
 def test_checks_have_the_drafts_shape() -> None:
     """Every check is a list of objects with component type, value, status and time."""
     _, document = health(inputs())
 
     assert set(document["checks"]) == {
         "gpus:healthy", "redis:look_age", "catalog:age", "responses:subscribed", "audit:lag", "limits:lowest",
-        "retries:amplification", "redis:memory",
+        "retries:amplification", "redis:memory", "tiers:paused",
     }  # fmt: skip
     for checks in document["checks"].values():
         assert all({"componentType", "observedValue", "status", "time"} <= set(check) for check in checks)

@@ -5,7 +5,14 @@ import pytest
 
 from ledger.snapshot import Model, Snapshot, Tier
 from scheduler.batch_policy import BatchPolicy, TierPolicy
-from tierlane.roles.pool_policy import DEFAULT_TIERS, LEAVING_S, LeavingTiers, batch_policy, pool_model
+from tierlane.roles.pool_policy import (
+    DEFAULT_TIERS,
+    LEAVING_S,
+    LeavingTiers,
+    batch_policy,
+    pool_model,
+    without_paused,
+)
 from tierlane.settings import Settings
 
 SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03)
@@ -37,6 +44,17 @@ def test_rows_become_a_policy() -> None:
     snapshot = Snapshot(3, (gold,), {}, {}, {"tiny": model("tiny")}, ())
 
     assert batch_policy(snapshot, SETTINGS) == BatchPolicy(8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 0, 0.03)
+
+
+def test_nothing_is_formed_of_a_paused_tier() -> None:
+    """It is still one of the pool's tiers, whose overdue requests must end; only the forming passes it by."""
+    gold = Tier("gold", 1, 0.5, 10.0, 10.0, 5, None, 100, 2000, None, None, paused=True)
+    basic = msgspec.structs.replace(gold, name="basic", priority=2, guaranteed_share=0.1, paused=False)
+    whole = batch_policy(Snapshot(3, (gold, basic), {}, {}, {}, ()), SETTINGS)
+
+    assert [tier.name for tier in whole.tiers] == ["gold", "basic"]
+    assert without_paused(whole).tiers == (TierPolicy("basic", 2, 0.1),)
+    assert without_paused(without_paused(whole)) == without_paused(whole)
 
 
 def test_a_budget_of_tokens() -> None:

@@ -54,6 +54,12 @@ TIER = (
         "True: its limits and its shedding are judged and counted, but not enforced.",
         default="off",
     ),
+    Field(
+        "paused",
+        "switch",
+        "True: what waits in its queue stays there until it is resumed or its time is up.",
+        default="off",
+    ),
 )
 
 CUSTOMER_TIER = Field("tier", "text", "The tier that all of the customer's keys get.")

@@ -23,6 +23,7 @@ TIERS = NamedRows(
         Column("shed_depth", "SHED DEPTH"),
         Column("shed_wait_ms", "SHED MS"),
         Column("shadow", "SHADOW"),
+        Column("paused", "PAUSED"),
         Column("quotas", "QUOTAS"),
         Column("customers", "CUSTOMERS"),
     ),

@@ -1,4 +1,4 @@
-"""What a scheduler runs for one pool: dispatcher, caretaker, quota keeper and auditor. `settings.pool` says for which."""
+"""What a scheduler runs for one pool: dispatcher, caretaker, keepers of quotas and cordons, auditor. `settings.pool` says for which."""
 
 import asyncio
 import time
@@ -16,6 +16,7 @@ from scheduler.batch_policy import BatchPolicy
 from scheduler.batches import Batches
 from scheduler.caretaker import Caretaker
 from scheduler.connections import blocking_client
+from scheduler.cordons import CordonKeeper, Cordons
 from scheduler.dispatcher import Dispatcher, Waker
 from scheduler.endings import Endings
 from scheduler.keys import Keys
@@ -23,7 +24,7 @@ from scheduler.outbox import Outbox
 from scheduler.presence import Presence
 from scheduler.quota_restore import QuotaRestore
 from scheduler.service_watch import ServiceWatch
-from tierlane.roles.pool_policy import LeavingTiers, batch_policy
+from tierlane.roles.pool_policy import LeavingTiers, batch_policy, without_paused
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -56,7 +57,7 @@ async def _run_loops(
     presence = Presence(client, keys, gone_ms=settings.gone_ms)
     service = ServiceWatch(presence, tier_names)
     batches = Batches(client, keys, lease_ms=settings.lease_ms)
-    dispatcher = Dispatcher(batches, waker, policy, time.monotonic, lambda: service.service)
+    dispatcher = Dispatcher(batches, waker, lambda: without_paused(policy()), time.monotonic, lambda: service.service)
     caretaker = Caretaker(
         Endings(client, keys, lease_ms=settings.lease_ms),
         presence,
@@ -66,14 +67,20 @@ async def _run_loops(
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
     quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
+    cordons = CordonKeeper(Cordons(client, keys), lambda: _cordoned(catalog), time.monotonic)
     async with asyncio.TaskGroup() as group:
-        roles = (waker, dispatcher, service, caretaker, quotas)
+        roles = (waker, dispatcher, service, caretaker, quotas, cordons)
         loops = [group.create_task(role.run()) for role in roles]
         group.create_task(auditor.run())
         await stop.wait()
         for loop in loops:
             loop.cancel()
         await auditor.stop()
+
+
+def _cordoned(catalog: Catalog) -> frozenset[str] | None:
+    """Whom PostgreSQL says to be cordoned; None where it was not heard of lately: another scheduler may know better."""
+    return catalog.snapshot.cordoned if catalog.snapshot is not None and catalog.fresh else None
 
 
 def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:

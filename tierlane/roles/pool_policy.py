@@ -48,11 +48,18 @@ def pool_model(models: Iterable[Model], pool: str) -> Model | None:
     return min(enabled, key=lambda model: (model.max_batch_size, model.name), default=None)
 
 
+def without_paused(policy: BatchPolicy) -> BatchPolicy:
+    """The policy for forming batches: a paused tier is as good as empty there. What else is done for its queue goes on."""
+    if not any(tier.paused for tier in policy.tiers):
+        return policy
+    return replace(policy, tiers=tuple(tier for tier in policy.tiers if not tier.paused))
+
+
 def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy:
     """The policy as of this snapshot, or the defaults without one."""
     model = pool_model(snapshot.models.values(), settings.pool) if snapshot else None
     tiers = (
-        tuple(TierPolicy(tier.name, tier.priority, tier.guaranteed_share) for tier in snapshot.tiers)
+        tuple(TierPolicy(tier.name, tier.priority, tier.guaranteed_share, tier.paused) for tier in snapshot.tiers)
         if snapshot
         else DEFAULT_TIERS
     )

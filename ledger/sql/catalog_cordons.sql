@@ -1,0 +1,1 @@
+SELECT worker FROM cordons
