@@ -10,7 +10,21 @@ from tierlane.cli import app
 from tierlane.setting_texts import TEXTS, flag, variable
 
 ROLES = ("up", "gateway", "scheduler", "worker", "migrate")
-TOOLS = ("tier", "customer", "key", "quota", "model", "check", "explain", "dlq", "bench", "chaos")
+TOOLS = (
+    "tier",
+    "customer",
+    "key",
+    "quota",
+    "model",
+    "gpu",
+    "queue",
+    "top",
+    "check",
+    "explain",
+    "dlq",
+    "bench",
+    "chaos",
+)
 HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
 IMPORTED = """
 import sys

@@ -7,6 +7,7 @@ import typer
 
 from tierlane.admin.options import Actor
 from tierlane.verbs import (
+    STYLE,
     Config,
     DataDir,
     Verb,
@@ -22,11 +23,40 @@ from tierlane.verbs import (
 SIZES = "1,2,4,8,16,32,64"
 
 app = verb_group("Checks before traffic finds out: a tick or a cross each, and what to do.")
+whole = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE)
+"""Without a verb; not the group's own callback, whose options typer would import pydantic for, whatever is asked."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command with these arguments; return the exit code."""
-    return run_group(app, "check", argv)
+    return run_group(app if argv[:1] == ["model"] else whole, "check", argv)
+
+
+@whole.command(epilog="`tierlane check model --help`: whether a model does what a worker needs. Exit codes: 0, 1, 2.")
+def system(
+    *,
+    url: Annotated[
+        str | None,
+        from_variable(
+            "--url",
+            variable="TIERLANE_CHECK_URL",
+            says="Address of a gateway; needs TIERLANE_SERVICE_TOKEN.",
+            default="the local stack's",
+            metavar="URL",
+        ),
+    ] = None,
+    form: Annotated[Literal["table", "json"], output("TIERLANE_CHECK_OUTPUT")] = "table",
+    config: Config = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Look at all that a system stands on: servers, catalog, workers, a gateway. A tick, a warning or a cross each."""
+
+    def prepare() -> Verb:
+        from tierlane.check.system import check_system
+
+        return lambda settings: check_system(settings, url, form)
+
+    carry_out(prepare, config, data_dir=data_dir)
 
 
 @app.command()

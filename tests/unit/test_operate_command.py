@@ -1,0 +1,166 @@
+"""`tierlane gpu`, `queue`, `top` without servers: help, options, what is made of a look."""
+
+import io
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from scheduler.observation import Observation, WorkerView
+from tierlane.cli import app
+from tierlane.operate.gpus import impact, rows_of
+from tierlane.operate.top_frame import Seen, frame
+
+HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
+IMPORTED = """
+import sys
+from tierlane.cli import app
+try:
+    app(sys.argv[1:])
+except SystemExit:
+    pass
+print("IMPORTED", *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+VERBS = [["gpu", "list"], ["gpu", "cordon"], ["gpu", "uncordon"], ["queue", "list"], ["queue", "pause"]]
+VERBS += [["queue", "resume"], ["top"], ["check"]]
+TIER = {
+    "depth": 1234,
+    "oldest_ms": 87.6,
+    "effective_limit_ratio": 0.5,
+    "allocated_rps": 40.0,
+    "shed_per_second": 2.5,
+    "p95_ms": 120.4,
+}
+DOCUMENT: dict[str, Any] = {
+    "status": "degraded",
+    "reasons": ["1 of 4 GPUs is not healthy: w1\x1b[2J is cordoned."],
+    "requests_per_second": 321.0,
+    "capacity_rps": 400.0,
+    "queue_depth": 1234,
+    "dlq": 2,
+    "audit_lag_ms": 15,
+    "healthy_gpus": 3,
+    "total_gpus": 4,
+    "gpu_utilization": 0.82,
+    "padding_waste": 0.1,
+    "tiers": {"free": TIER},
+}
+
+
+@pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
+def test_every_option_shows_its_variable_and_default(arguments: list[str]) -> None:
+    """As those of the other verbs do, and at once: what they need is loaded when they run."""
+    shown = CliRunner().invoke(app, [*arguments, "--help"]).stdout.partition("Options:")[2].partition("Commands:")[0]
+    options = [" ".join(text.split()) for text in re.split(r"\n  (?=-)", shown)[1:] if "--help" not in text]
+
+    assert options
+    assert [line for line in options if "[env: " not in line or "[default: " not in line] == []
+
+
+@pytest.mark.parametrize("verb", ["gpu", "queue", "top", "check"])
+def test_help_imports_nothing_heavy(verb: str) -> None:
+    """It is shown at once."""
+    shown = subprocess.run(
+        [sys.executable, "-c", IMPORTED, verb, "--help"], capture_output=True, text=True, check=True, timeout=30
+    )
+
+    imported = shown.stdout.splitlines()[-1]
+    assert imported.startswith("IMPORTED ")
+    assert not HEAVY & set(imported.split())
+
+
+def worker(name: str, *, healthy: bool = True, status: str = "ready") -> WorkerView:
+    return WorkerView(name, status, 0.5, 7, 120.0, healthy, 100.0, 50.0, "tiny", "v1")
+
+
+def looking(*workers: WorkerView) -> Observation:
+    return Observation(0, {}, list(workers), [], 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "last"),
+    [
+        ("a", "It finishes 7 requests that it has; pool default is left with 1 healthy GPU.", False),
+        ("c", "It finishes 7 requests that it has; pool other is left with 0 healthy GPUs.", True),
+        ("d", "It finishes 7 requests that it has; pool other is left with 1 healthy GPU.", False),
+        ("x", "No worker of this id was seen in the last five minutes; it holds from when it comes.", False),
+    ],
+)
+def test_what_a_cordon_leaves(name: str, said: str, last: bool) -> None:
+    """The last healthy one of a pool is told from others, and from one that is not healthy anyway."""
+    seen = {"default": looking(worker("a"), worker("b")), "other": looking(worker("c"), worker("d", healthy=False))}
+
+    assert impact(name, seen) == (said, last)
+
+
+def test_rows_of_workers() -> None:
+    """In order, each with whether it is cordoned; what no pool has heard of comes last, and not in one pool's list."""
+    seen = {"default": looking(worker("b", status="cordoned", healthy=False), worker("a"))}
+    reasons = {"b": "", "z": "away"}
+
+    rows = rows_of(seen, reasons, everywhere=True)
+
+    assert [(row["worker"], row["cordoned"], row["reason"]) for row in rows] == [
+        ("a", False, None),
+        ("b", True, "no reason given"),
+        ("z", True, "away"),
+    ]
+    assert [row["worker"] for row in rows_of(seen, reasons, everywhere=False)] == ["a", "b"]
+
+
+def drawn(seen: Seen, now_s: float) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120, highlight=False).print(frame(seen, now_s))
+    return out.getvalue()
+
+
+def test_a_frame_has_status_tiers_and_pools() -> None:
+    """What is told of each, and nothing that moves the cursor."""
+    text = drawn(Seen("http://x", DOCUMENT, 100.0), 100.5)
+    lines = [line.split() for line in text.splitlines()]
+
+    assert "tierlane degraded   321.0 requests/s of 400.0   1,234 waiting   dead letters 2   audit lag 15 ms" in text
+    assert "w1\\x1b[2J is cordoned" in text
+    assert ["free", "1,234", "88", "50%", "40.0", "2.5", "120"] in lines
+    assert ["all", "3/4", "82%", "400.0", "1,234", "10%"] in lines
+    assert "old" not in text
+
+
+def test_a_frame_of_several_pools() -> None:
+    """Each its own line."""
+    pool = {"healthy_gpus": 1, "total_gpus": 1, "capacity_rps": 9.0}
+    lines = [
+        line.split() for line in drawn(Seen("u", {**DOCUMENT, "pools": {"a": pool, "b": pool}}, 0.0), 0.0).splitlines()
+    ]
+
+    assert [line[:2] for line in lines if line and line[0] in ("a", "b", "all")] == [["a", "1/1"], ["b", "1/1"]]
+
+
+def test_a_gateway_that_is_away_is_said_with_the_age() -> None:
+    """Old figures must not be taken for new ones; and before there were any, there is only why."""
+    text = drawn(Seen("u", DOCUMENT, 100.0, "The gateway at u does not answer: refused."), 107.0)
+
+    assert text.splitlines()[:2] == ["The gateway at u does not answer: refused.", "What follows is 7 s old."]
+    assert drawn(Seen("u", problem="It does not answer."), 9.0) == "It does not answer.\n"
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"tiers": 5, "pools": None, "reasons": "x"}, {"tiers": {"free": {"depth": "x"}}}]
+)
+def test_a_strange_document_is_drawn_all_the_same(document: dict[str, Any]) -> None:
+    """It comes from outside."""
+    assert "tierlane unknown" in drawn(Seen("u", document, 0.0), 0.0)
+
+
+@pytest.mark.parametrize("arguments", [["top", "--once"], ["check"]])
+def test_without_a_stack_it_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
+    """It says what to set."""
+    env = {"TIERLANE_DATABASE_URL": "", "TIERLANE_REDIS_URL": "", "TIERLANE_DATA_DIR": "/nonexistent"}
+    shown = CliRunner().invoke(app, arguments, env=env)
+
+    assert (shown.exit_code, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
+    assert "no local stack runs in /nonexistent" in shown.stderr
