@@ -1,0 +1,57 @@
+"""A server with deploy/redis/users.acl, started as deployments start it, and which scripts are whose."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scheduler.scripts import source
+from tierlane.embedded.binaries import find_redis
+
+FOLDER = Path(__file__).resolve().parent.parent / "deploy" / "redis"
+ROLES = ("gateway", "scheduler", "worker")
+SCRIPTS = {
+    "gateway": ("admit", "cancel", "adopt", "gateway_beat", "limit_state", "observe"),
+    "scheduler": (
+        *("form_batch", "look", "reap", "expire", "share", "census"),
+        *("observe", "quota_restore", "audit_take", "audit_drop"),
+    ),
+    "worker": ("claim", "renew", "finish", "fail", "release", "push_back", "share", "worker_beat"),
+}
+"""The verbs of each role. `admin` uses those of the gateway, for `tierlane dlq requeue` and `explain`."""
+
+
+def touched(role: str) -> tuple[set[str], set[str]]:
+    """The names of keys and the commands in the text of a role's scripts; `queue:` stands for `queue:<tier>`."""
+    texts = [re.sub(r"--[^\n]*", "", source(name)) for name in SCRIPTS[role]]
+    keys = {key for text in texts for key in re.findall(r"(?:P \.\. '|')((?:rl:)?[a-z_]+:|[a-z_]+)'", text)}
+    built = {key for text in texts for key in re.findall(r"P \.\. '([a-z_:]+)'", text)}
+    own = {key for key in keys if key.startswith("rl:")}
+    return built | own - {"responses:"}, {c for text in texts for c in re.findall(r"call\('([A-Z]+)'", text)}
+
+
+def password(user: str) -> str:
+    """A password with characters that sed, a shell and a URL could stumble over, percent-encoded for the URL elsewhere."""
+    return f"{user}-&\\$1 '"
+
+
+@contextmanager
+def acl_server(home: Path) -> Iterator[Path]:
+    """Run it; gives its socket. A user `root` without password is added, who may do everything."""
+    folder, socket = home / "redis", home / "acl.sock"
+    shutil.copytree(FOLDER, folder)
+    with (folder / "users.acl").open("a") as file:
+        file.write("user root on nopass ~* &* +@all\n")
+    passwords = {f"{user.upper()}_PASSWORD": password(user) for user in (*ROLES, "scaler", "admin")}
+    env = os.environ | passwords | {"REDIS_SERVER": str(find_redis()), "ACL_FILE": str(home / "users.acl")}
+    options = {"port": "0", "unixsocket": str(socket), "dir": str(home), "save": ""}
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    process = subprocess.Popen([str(folder / "start.sh"), *words], env=env, stdout=subprocess.DEVNULL)
+    try:
+        yield socket
+    finally:
+        process.terminate()
+        process.wait(10)
