@@ -1,0 +1,29 @@
+{{/* What several templates write: labels, the image of a role, its environment, and how its pods are locked down. */}}
+{{- define "tierlane.labels" -}}
+app.kubernetes.io/name: tierlane
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+{{- define "tierlane.image" -}}
+image: {{ .repository }}:{{ .root.Values.images.tag | default .root.Chart.AppVersion }}
+imagePullPolicy: {{ .root.Values.images.pullPolicy }}
+{{- end }}
+{{- define "tierlane.secret" -}}
+- name: {{ .variable }}
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.existingSecret }}, key: {{ .key }}}}
+{{- end }}
+{{- define "tierlane.pod" -}}
+automountServiceAccountToken: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+{{- define "tierlane.locked" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
