@@ -1,6 +1,7 @@
 """The lock files: complete for every platform that is promised, hashed, and free of anybody's package index."""
 
 import re
+import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REQUIREMENTS = Path(__file__).parent.parent.parent / "requirements"
-LOCKS = ("lock.txt", "lock-test.txt")
+LOCKS = ("lock.txt", "lock-edge.txt", "lock-test.txt")
 PLATFORMS = [
     {"python_version": version[:4], "python_full_version": version, "sys_platform": system, "platform_system": name}
     for version in ("3.11.2", "3.11.9", "3.12.4", "3.13.1")
@@ -37,9 +38,17 @@ def test_every_line_is_a_pin_with_hashes(lock: str) -> None:
 
 def test_the_locks_agree() -> None:
     """The tests run on the versions that are installed without them."""
-    base, test = _locked("lock.txt"), _locked("lock-test.txt")
+    base, edge, test = _locked("lock.txt"), _locked("lock-edge.txt"), _locked("lock-test.txt")
 
     assert {name: test.get(name) for name in base} == base
+    assert {name: base.get(name) for name in edge} == edge
+
+
+def test_the_edge_has_all_that_is_always_needed() -> None:
+    """What pyproject.toml asks for without an extra is in the lock of the image that has no models."""
+    project = tomllib.loads((REQUIREMENTS.parent / "pyproject.toml").read_text())["project"]
+
+    assert {canonicalize_name(Requirement(text).name) for text in project["dependencies"]} <= _locked("lock-edge.txt").keys()
 
 
 @pytest.mark.parametrize("lock", LOCKS)

