@@ -9,7 +9,10 @@ import yaml
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 MANIFESTS = sorted(
-    path for folder in ("k8s", "redis") for path in (DEPLOY / folder).rglob("*.yaml") if path.name != "kustomization.yaml"
+    path
+    for folder in ("k8s", "redis")
+    for path in (DEPLOY / folder).rglob("*.yaml")
+    if path.name != "kustomization.yaml"
 )
 KUSTOMIZATIONS = sorted(DEPLOY.rglob("kustomization.yaml"))
 COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
@@ -36,7 +39,9 @@ def objects() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def named(kind: str, name: str) -> dict[str, Any]:
     """One object of the base."""
-    return next(o for p, o in objects() if p.parent.name == "base" and (o["kind"], o["metadata"]["name"]) == (kind, name))
+    return next(
+        o for p, o in objects() if p.parent.name == "base" and (o["kind"], o["metadata"]["name"]) == (kind, name)
+    )
 
 
 def pod_specs() -> Iterator[tuple[str, dict[str, Any]]]:

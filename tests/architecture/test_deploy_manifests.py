@@ -14,7 +14,11 @@ from jsonschema import Draft202012Validator
 from deploy_files import COMPOSE, DEPLOY, DOCKERFILES, KUSTOMIZATIONS, documents, named, objects, text_of
 
 VERSIONS = ("1.29", "1.33")
-OBJECTS = [(path, found) for path, found in objects() if "." not in found["apiVersion"].split("/")[0] or "k8s.io" in found["apiVersion"]]
+OBJECTS = [
+    (path, found)
+    for path, found in objects()
+    if "." not in found["apiVersion"].split("/")[0] or "k8s.io" in found["apiVersion"]
+]
 OURS = {"metadata": {"type": "object", "required": ["name"]}, "apiVersion": {}, "kind": {}}
 
 
@@ -31,7 +35,9 @@ SCALED = closed(
         "fallback": closed({"failureThreshold": NUMBER, "replicas": NUMBER, "behavior": TEXT}, ["replicas"]),
         "advanced": closed(
             {
-                "scalingModifiers": closed({"formula": TEXT, "target": TEXT, "metricType": TEXT}, ["formula", "target"]),
+                "scalingModifiers": closed(
+                    {"formula": TEXT, "target": TEXT, "metricType": TEXT}, ["formula", "target"]
+                ),
                 "horizontalPodAutoscalerConfig": closed({"behavior": MAP}, ["behavior"]),
             },
             [],
@@ -40,7 +46,12 @@ SCALED = closed(
             "type": "array",
             "minItems": 1,
             "items": closed(
-                {"type": {"enum": ["prometheus", "redis"]}, "name": TEXT, "metadata": MAP, "authenticationRef": REFERENCE},
+                {
+                    "type": {"enum": ["prometheus", "redis"]},
+                    "name": TEXT,
+                    "metadata": MAP,
+                    "authenticationRef": REFERENCE,
+                },
                 ["type", "name", "metadata"],
             ),
         },
@@ -57,14 +68,21 @@ RULE = {
     ]
 }
 RULES = closed(
-    {"groups": {"type": "array", "items": closed({"name": TEXT, "rules": {"type": "array", "items": RULE}}, ["name", "rules"])}},
+    {
+        "groups": {
+            "type": "array",
+            "items": closed({"name": TEXT, "rules": {"type": "array", "items": RULE}}, ["name", "rules"]),
+        }
+    },
     ["groups"],
 )
 SPECS = {
     "ScaledObject": SCALED,
     "TriggerAuthentication": closed({"secretTargetRef": {"type": "array", "items": MAP}}, ["secretTargetRef"]),
     "PrometheusRule": RULES,
-    "ServiceMonitor": closed({"selector": MAP, "endpoints": {"type": "array", "items": MAP}}, ["selector", "endpoints"]),
+    "ServiceMonitor": closed(
+        {"selector": MAP, "endpoints": {"type": "array", "items": MAP}}, ["selector", "endpoints"]
+    ),
 }
 """The specs of operators' objects, as far as they are used here: an unknown field is an error."""
 
@@ -72,7 +90,11 @@ CUSTOM = [(path, found) for path, found in objects() if found["kind"] in SPECS]
 
 
 def ids(value: object) -> str:
-    return value["kind"] + "-" + value["metadata"]["name"] if isinstance(value, dict) else str(getattr(value, "name", value))
+    return (
+        value["kind"] + "-" + value["metadata"]["name"]
+        if isinstance(value, dict)
+        else str(getattr(value, "name", value))
+    )
 
 
 def faults(found: dict[str, Any], version: str) -> list[str]:

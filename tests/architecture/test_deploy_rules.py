@@ -61,7 +61,10 @@ def series() -> set[str]:
 
 def test_an_expression_that_is_none_is_found() -> None:
     """What the next tests rest on."""
-    assert names_in('sum(rate(tierlane_x_total{a="tierlane_y"}[5m])) / tierlane:z:ratio') == {"tierlane_x_total", "tierlane:z:ratio"}
+    assert names_in('sum(rate(tierlane_x_total{a="tierlane_y"}[5m])) / tierlane:z:ratio') == {
+        "tierlane_x_total",
+        "tierlane:z:ratio",
+    }
     with pytest.raises(ValueError, match=r".+"):
         names_in("sum(rate(tierlane_x_total[5m])")
 
@@ -70,13 +73,17 @@ def test_every_metric_that_is_named_exists() -> None:
     """A rule over a misspelt name never fires, which looks like health."""
     asked = {expression: names_in(expression) for expression in expressions()}
 
-    assert all(asked.values()) or {e for e, names in asked.items() if not names} <= {r["expr"] for r in rules() if "record" in r}
+    assert all(asked.values()) or {e for e, names in asked.items() if not names} <= {
+        r["expr"] for r in rules() if "record" in r
+    }
     assert {name for names in asked.values() for name in names} - series() == set()
 
 
 def test_the_outcomes_that_are_named_exist() -> None:
     """Failures by our fault are told by error codes of this version."""
-    named = {code for e in expressions() for part in re.findall(r'outcome!?=~?"([^"]+)"', e) for code in part.split("|")}
+    named = {
+        code for e in expressions() for part in re.findall(r'outcome!?=~?"([^"]+)"', e) for code in part.split("|")
+    }
 
     assert len(named) > 10
     assert named - {code.value for code in ErrorCode} - ENDS == set()
@@ -109,7 +116,11 @@ def test_links_of_runbooks_lead_somewhere() -> None:
 
 def test_every_alert_is_tested_both_ways() -> None:
     """rules_test.yaml sees each alert fire; what is silent in a case is an alert that can speak."""
-    cases = [case for test in documents(DEPLOY / "prometheus" / "rules_test.yaml")[0]["tests"] for case in test["alert_rule_test"]]
+    cases = [
+        case
+        for test in documents(DEPLOY / "prometheus" / "rules_test.yaml")[0]["tests"]
+        for case in test["alert_rule_test"]
+    ]
     fired = {case["alertname"] for case in cases if case["exp_alerts"]}
     silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
 

@@ -48,7 +48,9 @@ def test_the_edge_has_all_that_is_always_needed() -> None:
     """What pyproject.toml asks for without an extra is in the lock of the image that has no models."""
     project = tomllib.loads((REQUIREMENTS.parent / "pyproject.toml").read_text())["project"]
 
-    assert {canonicalize_name(Requirement(text).name) for text in project["dependencies"]} <= _locked("lock-edge.txt").keys()
+    assert {canonicalize_name(Requirement(text).name) for text in project["dependencies"]} <= _locked(
+        "lock-edge.txt"
+    ).keys()
 
 
 @pytest.mark.parametrize("lock", LOCKS)

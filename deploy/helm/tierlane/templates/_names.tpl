@@ -14,6 +14,7 @@ imagePullPolicy: {{ .root.Values.images.pullPolicy }}
 {{- end }}
 {{- define "tierlane.pod" -}}
 automountServiceAccountToken: false
+enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
