@@ -26,15 +26,13 @@ SCRIPTS = {
 
 def touched(role: str) -> tuple[set[str], set[str]]:
     """The names of keys and the commands in the text of a role's scripts; `queue:` stands for `queue:<tier>`."""
-    texts = [re.sub(r"--[^\n]*", "", source(name)) for name in SCRIPTS[role]]
-    keys = {key for text in texts for key in re.findall(r"(?:P \.\. '|')((?:rl:)?[a-z_]+:|[a-z_]+)'", text)}
-    built = {key for text in texts for key in re.findall(r"P \.\. '([a-z_:]+)'", text)}
-    own = {key for key in keys if key.startswith("rl:")}
-    return built | own - {"responses:"}, {c for text in texts for c in re.findall(r"call\('([A-Z]+)'", text)}
+    text = "\n".join(re.sub(r"--[^\n]*", "", source(name)) for name in SCRIPTS[role])
+    keys = set(re.findall(r"P \.\. '([a-z_:]+)'", text)) | set(re.findall(r"'(rl:[a-z]+:)'", text))
+    return keys - {"responses:"}, set(re.findall(r"call\('([A-Z]+)'", text))
 
 
 def password(user: str) -> str:
-    """A password with characters that sed, a shell and a URL could stumble over, percent-encoded for the URL elsewhere."""
+    """One with characters that sed, a shell and a URL could stumble over."""
     return f"{user}-&\\$1 '"
 
 
