@@ -20,6 +20,7 @@ SCRIPTS = {
         *("observe", "quota_restore", "audit_take", "audit_drop"),
     ),
     "worker": ("claim", "renew", "finish", "fail", "release", "push_back", "share", "worker_beat"),
+    "admin": ("cordon",),
 }
 """The verbs of each role. `admin` uses those of the gateway, for `tierlane dlq requeue` and `explain`."""
 
