@@ -43,11 +43,6 @@ class ScaleRules:
     settle_s: float = 10.0  # A worker that is missing for less was not taken away: Redis may have been.
     gap_s: float = 5.0  # Nobody looked for longer: then nothing was seen to last.
 
-    @property
-    def remembered_s(self) -> float:
-        """How far back anything is looked at."""
-        return max(self.need_s, self.settle_s)
-
 
 class Sample(NamedTuple):
     """One look. `known` are all workers, `healthy` those that can be given work; rates in requests/s.
@@ -133,12 +128,12 @@ class Autoscaler:
 
     def look(self, seen: Sample, now_s: float) -> Advice:
         """The advice after one more look."""
-        rules = self._rules
-        if now_s - self._looked_s > rules.gap_s:
-            self._forget()
-        self._looked_s, self._healthy = now_s, seen.healthy
+        rules, self._healthy = self._rules, seen.healthy
         if seen.known == 0:  # Redis came back empty, or nothing was started yet: that is no reason for anything.
             return self._advice("no worker is known")
+        if now_s - self._looked_s > rules.gap_s:
+            self._forget()
+        self._looked_s = now_s
         need = needed(seen, rules)
         self._signs.look(seen, rules, now_s)
         self._needs.look(need.workers, now_s)
