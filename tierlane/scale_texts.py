@@ -5,7 +5,7 @@ from tierlane.setting_text import Text, number
 AUTOSCALE = {
     "autoscale": Text(
         "",
-        "Least and most workers that /internal/autoscale advises for a pool. With it `tierlane up` begins with --workers and "
+        "Least and most workers that /internal/autoscale advises for a pool. With it `tierlane up` "
         "adds and drains workers of its own pool by that advice. Unset: 1:256, and only advice.",
         "MIN:MAX",
     ),
