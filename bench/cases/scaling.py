@@ -58,8 +58,11 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
     loads, looks, steps = data["loads"], data["looks"], data["steps"]
     refused = sum(each["refused"] for each in loads)
     total = sum(each["scheduled"] for each in loads)
+    # Its window is the whole time, so the rows that are not its own are those of the layers, or nobody's.
+    nobodys = loads[0]["rows_of_others"] - sum(each["accepted"] for each in loads[1:])
     return [
-        none_of("requests without an answer, or without their audit row", sum(each["lost"] for each in loads)),
+        none_of("requests without an answer, or without their one audit row", sum(each["lost"] for each in loads)),
+        none_of("audit rows that no answer names", nobodys),
         none_of("requests that were accepted and then failed", sum(each["failed_after"] for each in loads)),
         none_of("enterprise requests refused or failed", sum(each["enterprise_failed"] for each in loads)),
         at_most("enterprise p95, the worst of all parts", max(each["p95_ms"] for each in loads), MOST_P95_MS, " ms"),
@@ -130,12 +133,14 @@ def _load(stand: Stand, rate: float, seconds: float) -> dict[str, Any]:
 
 
 def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Of one layer. An accepted request has a row: what has one and no answer was lost."""
+    """Of one load. `rows_of_others` were made meanwhile with the same keys."""
     audit, enterprise = found["audit"], found["tiers"]["enterprise"]
     failed_after = audit["expected"] - audit["completed_answers"]
     return {
         "scheduled": found["scheduled"],
-        "lost": found["unanswered"] + audit["unexplained"] + audit["missing"],
+        "lost": found["unanswered"] + audit["missing"] + audit["duplicated"] + audit["wrong_status"],
+        "accepted": audit["expected"],
+        "rows_of_others": audit["unexplained"],
         "failed_after": failed_after,
         "refused": found["failed"] - failed_after,
         "enterprise_failed": enterprise["failed"],

@@ -12,6 +12,7 @@ def step(direction: str, at_s: float) -> dict[str, Any]:
 
 def found(**changes: Any) -> dict[str, Any]:
     part = {"scheduled": 1000, "lost": 0, "failed_after": 0, "refused": 20, "enterprise_failed": 0, "p95_ms": 120.0}
+    part |= {"accepted": 980, "rows_of_others": changes.pop("rows_of_others", 980)}
     workers = changes.pop("workers", [2, 8, 2])
     steps = changes.pop("steps", [step("up", 5.0), step("up", 9.0), step("down", 60.0)])
     return {"loads": [part, part | changes], "looks": [{"workers": count} for count in workers], "steps": steps}
@@ -33,6 +34,7 @@ def test_a_fleet_that_followed_holds() -> None:
     "change",
     [
         {"lost": 1},
+        {"rows_of_others": 981},
         {"failed_after": 1},
         {"enterprise_failed": 1},
         {"p95_ms": 250.1},
