@@ -1,9 +1,10 @@
 """What a gateway is told at start: plain values with their units in their names. Nothing here reads settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.jobs_config import JobConfig
+from scheduler.autoscale import ScaleRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class GatewayConfig:
     data_dir: Path | None = None  # Holds the audit spool; gateways may share it.
     spool_max_bytes: int = 64 << 20
     auth_failures: str = "30/minute"  # Of one address, in the notation of `limits`; "off": no end.
+    scale: ScaleRules = field(default_factory=ScaleRules)  # By which the size of each pool is advised.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
     max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.
 

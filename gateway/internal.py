@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gateway.answer import Answer
+from gateway.autoscale import scale_document
 from gateway.catalog_view import CatalogView
 from gateway.doorman import Doorman
 from gateway.doors import Doors
@@ -95,6 +96,12 @@ class Internal:
             tokens_problem=self._parts.identities.problem,
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
+
+    async def autoscale(self, call: Call) -> Answer:
+        """`GET /internal/autoscale`."""
+        self._parts.doorman.check_service(call, self._parts.service_token)
+        document = scale_document({parts.config.pool: parts.scale.document() for parts in self._parts.pools.named})
+        return Answer.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
     async def request(self, call: Call) -> Answer:
         """`GET /internal/requests/{id}`: Redis while it still knows the request, the audit afterwards."""

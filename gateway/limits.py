@@ -57,8 +57,7 @@ class LiveLimits:
             self._factors = _lowest(observation.gateways)
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
-        batch = min((model.max_batch_size for model in _models(snapshot, self._pool)), default=0)
-        self._count([_rate(worker, batch) for worker in observation.workers if worker.healthy], snapshot, now)
+        self._count(healthy_rates(observation, snapshot, self._pool), snapshot, now)
         self._demand = _total(observation.gateways, "demand_rps")
         self._drain = _total(observation.gateways, "answered_rps")
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
@@ -160,6 +159,12 @@ class LiveLimits:
             share=tier.guaranteed_share,
             shadow=tier.shadow,
         )
+
+
+def healthy_rates(observation: Observation, snapshot: SnapshotView, pool: str) -> list[float]:
+    """What each healthy worker does with full batches, requests/s; 0 where that was not measured."""
+    batch = min((model.max_batch_size for model in _models(snapshot, pool)), default=0)
+    return [_rate(worker, batch) for worker in observation.workers if worker.healthy]
 
 
 def _capacity(rates: Sequence[float], snapshot: SnapshotView, pool: str) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from gateway import chat, completions
 from gateway.account import Account
 from gateway.answer import JSON
+from gateway.autoscale import Scale
 from gateway.chat import MAX_MESSAGES, ChatBody, ChatCompletion, ChatMessage
 from gateway.chunks import ChatChunk, CompletionChunk
 from gateway.completions import Completion, CompletionBody
@@ -157,6 +158,7 @@ DOORS: tuple[Door, ...] = (
         ErrorCode.CATALOG_UNAVAILABLE,
         parameters=(REQUEST_ID,),
     ),
+    inside("/internal/autoscale", "How many workers each pool should have, and why", {200: ("The advice.", Scale)}),
     probe("/livez", "Whether the process lives", {200: ("It does.", Alive)}),
     probe("/readyz", "Whether to send traffic here", {200: ("Yes.", Readiness), 503: ("Not now, and why.", Readiness)}),
     constant("/", "What this is, and how to begin", {HTML: str}),

@@ -109,6 +109,7 @@ def build_routes(inference: Inference, internal: Internal, me: Me, models: Model
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
+    routes.add("GET", "/internal/autoscale", internal.autoscale)
     for method in ("GET", "HEAD"):
         routes.add(method, "/v1/result/{id}", jobs.result.get)
         routes.add(method, "/v1/me", me)

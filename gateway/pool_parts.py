@@ -13,6 +13,7 @@ from typing import Any
 
 from gateway.admitter import Admitter, Limits
 from gateway.audit_lag import AuditLag
+from gateway.autoscale import ScaleAdvice
 from gateway.beat import Beat
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView
@@ -101,6 +102,7 @@ class PoolParts:
             watch=self.watch,
             refusals=self.refusals.drain,
         )
+        self.scale = ScaleAdvice(config.scale, config.pool, catalog=shared.catalog, beat=self.beat, limits=self.limits)
         self.audit_lag = AuditLag(self._client, keys)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
@@ -116,6 +118,7 @@ class PoolParts:
             "deadlines": self.sweep.run(),
             "beat": self.beat.run(),
             "witness": self.witness.run(),
+            "scale": self.scale.run(),
             **self.direct.loops(),
             **self.jobs.loops(),
         }

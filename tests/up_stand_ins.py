@@ -51,12 +51,16 @@ class Answers(BaseHTTPRequestHandler):
     """Ready, and healthy for who has the token; never ready when the scheduler refuses to run."""
 
     def do_GET(self) -> None:
-        """Answer /readyz and /internal/health."""
+        """Answer /readyz, /internal/health, and /internal/autoscale with what the file STAND_IN_ADVICE says."""
         authorized = self.headers.get("Authorization") == f"Bearer {os.environ['TIERLANE_SERVICE_TOKEN']}"
         allowed = self.path == "/readyz" or authorized
         self.send_response(503 if os.environ.get("STAND_IN_REFUSES") else 200 if allowed else 401)
         self.end_headers()
-        self.wfile.write(json.dumps({"healthy_gpus": 1}).encode())
+        advice = Path(os.environ.get("STAND_IN_ADVICE", os.devnull))
+        scale = self.path == "/internal/autoscale" and authorized
+        if scale:
+            print("was asked for advice", flush=True)
+        self.wfile.write(advice.read_bytes() if scale else json.dumps({"healthy_gpus": 1}).encode())
 
     def log_message(self, *args: object) -> None:
         """Say nothing for each request."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tierlane.endpoint_texts import ENDPOINT
+from tierlane.scale_texts import AUTOSCALE
 from tierlane.setting_texts import (
     AUDITOR,
     CONFIG_VARIABLE,
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 USAGE_ERROR = 2
 SWITCHES = frozenset({"ephemeral"})  # Settings whose flag takes no value.
 LOGGING = ("log_format", "log_level")
-UP_FLAGS = ("port", "gateways", "workers", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", *LOGGING)
+UP_FLAGS = (
+    "port", "gateways", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", *LOGGING
+)  # fmt: skip
 
 TOOLS = (
     ("tier", "tierlane.admin.tier_command", "List, show or change tiers, the service classes."),
@@ -162,7 +165,7 @@ def up(settings: "Settings") -> int:
 
 
 @verb(
-    flags=[*GATEWAY, *JOBS, *POOL_TIMES, "pool", "serve_pools", "data_dir", *LOGGING],
+    flags=[*GATEWAY, *JOBS, *AUTOSCALE, *POOL_TIMES, "pool", "serve_pools", "data_dir", *LOGGING],
     required=("redis_url", "database_url", "service_token"),
 )
 def gateway(settings: "Settings") -> int:

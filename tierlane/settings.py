@@ -18,6 +18,7 @@ from pydantic_settings import EnvSettingsSource, SettingsConfigDict
 from scheduler.errors import StartError
 from tierlane.endpoint_settings import EndpointSettings
 from tierlane.job_settings import JobSettings
+from tierlane.scale_settings import ScaleSettings
 from tierlane.setting_errors import SettingsError, first_error, unknown_name
 from tierlane.setting_texts import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
 from tierlane.stack_settings import StackSettings
@@ -54,7 +55,7 @@ ORDERED = (
 )
 
 
-class Settings(JobSettings, EndpointSettings, StackSettings):
+class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings):
     """All settings; a role uses those of its section. An empty URL or token means that it is not set."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)

@@ -23,6 +23,7 @@ TITLES = {
     "workers": "Cost by workers",
     "pools": "Pools side by side",
     "model": "A real model beside a bare loop",
+    "scaling": "A fleet that follows its load",
     "duration": "Cost and memory over ten minutes",
     "memory": "Memory",
     "streams": "Streams",

@@ -21,7 +21,7 @@ async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
         yield running
 
 
-@pytest.mark.parametrize("path", ["/internal/health", "/internal/requests/req_1"])
+@pytest.mark.parametrize("path", ["/internal/health", "/internal/requests/req_1", "/internal/autoscale"])
 @pytest.mark.parametrize("token", ["wrong", ""])
 async def test_internal_pages_need_the_service_token(stack: Stack, path: str, token: str) -> None:
     """Not even a customer's key will do."""
@@ -41,6 +41,23 @@ async def test_health_shows_the_truth(stack: Stack) -> None:
     document = await _until_health(stack, "healthy", 2)
     assert 0 <= document["gpu_utilization"] <= 1
     assert set(document["tiers"]) == {"enterprise", "paid", "free"}
+
+
+async def test_the_size_of_the_pool_is_advised(stack: Stack) -> None:
+    """Healthy workers, how many there should be, why, and from what; one that comes is counted within two seconds."""
+    await stack.worker.beat("worker-2")
+
+    async def counted() -> dict[str, Any] | None:
+        status, document = await stack.internal("/internal/autoscale")
+        assert status == 200
+        return document if document["current_workers"] == 2 else None
+
+    document = await eventually(counted, "two workers", 3.0)
+    assert document is not None
+    assert document["recommended_workers"] == 2
+    assert document["reason"].startswith("nothing asks for a change: ")
+    assert set(document["inputs"]["backlog"]) == {"enterprise", "paid", "free"}
+    assert document["pools"].keys() == {"default"}
 
 
 async def _until_health(stack: Stack, status: str, healthy_gpus: int) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         max_connections=settings.max_connections,
         drain_ms=settings.notice_ms,
         drain_timeout_s=settings.drain_ms / 1000,
+        scale=settings.scale_rules,
         jobs=_job_config(settings),
     )
 

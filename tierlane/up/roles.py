@@ -58,9 +58,8 @@ class RoleEnvironment:
         return values
 
     def _workers(self) -> int:
-        return self.settings.workers + sum(
-            each.workers for each in parse_pools(self.settings.pools, self.settings.pool)
-        )
+        most = self.settings.scale_bounds[1] if self.settings.autoscale else self.settings.workers
+        return most + sum(each.workers for each in parse_pools(self.settings.pools, self.settings.pool))
 
 
 def _text(value: object) -> str:

@@ -14,6 +14,7 @@ from tierlane.up.banner import banner
 from tierlane.up.data_dir import DataDir
 from tierlane.up.demo import demo_models, seed_demo
 from tierlane.up.errors import StackError
+from tierlane.up.fleet import Fleet
 from tierlane.up.leash import REMOVABLE_PREFIX, Leash
 from tierlane.up.log_lines import LogLines
 from tierlane.up.members import RoleMember, ServerMember
@@ -53,14 +54,14 @@ class Stack:
         keys = await seed_demo(settings.database_url, self._data_dir, [model, *others])
         sizes = {other.pool: other.max_batch_size for other in others}
         settings_of_roles = settings.model_copy(update={"max_batch_size": model.max_batch_size})
-        await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
+        fleet = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
         await self._supervisor.settle(self._ready())
         self._file.serve(settings.redis_url, settings.database_url, keys)
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         self._lines.raw(banner(self._http_url, keys, model.name, str(self._data_dir.path)))
-        await self._watch()
+        await asyncio.gather(self._watch(), *([fleet.follow()] if settings.autoscale else []))
 
     async def stop(self) -> None:
         """Stop everything in the reverse order; what resists is killed. The orphans of dead workers are the leash's."""
@@ -108,17 +109,29 @@ class Stack:
         if code != 0:
             raise StackError(f"The migrations failed (exit code {code}); the message is above.")
 
-    async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> None:
+    async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> Fleet:
         settings = roles.settings
         await self._supervisor.add(self._member(roles, "scheduler", "scheduler"))
-        for number in range(1, settings.workers + 1):
-            await self._supervisor.add(self._member(roles, "worker", f"worker-{number}"))
+        fleet = self._fleet(roles)
+        least, most = settings.scale_bounds if settings.autoscale else (settings.workers, settings.workers)
+        await fleet.start(min(max(settings.workers, least), most))
         for pool in parse_pools(settings.pools, settings.pool):
             for name in pool.names():
                 differs = {"pool": pool.pool, "backend": pool.backend, "max_batch_size": sizes[pool.pool]}
                 await self._supervisor.add(self._member(roles, "worker", name, differs))
         for number in range(1, settings.gateways + 1):
             await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
+        return fleet
+
+    def _fleet(self, roles: RoleEnvironment) -> Fleet:
+        return Fleet(
+            self._supervisor,
+            lambda name: self._member(roles, "worker", name),
+            self._lines,
+            pool=self._settings.pool,
+            url=self._http_url,
+            token=self._settings.service_token.get_secret_value(),
+        )
 
     def _member(
         self, roles: RoleEnvironment, role: str, name: str, differs: Mapping[str, object] | None = None

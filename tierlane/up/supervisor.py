@@ -1,4 +1,4 @@
-"""Keeps members running: starts them, starts again what dies, stops all in the reverse order within five seconds."""
+"""Keeps members running: starts them, starts again what dies, lets go who is told to leave, stops all within five seconds."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class Supervisor:
         self._leash = leash
         self._lines = lines
         self._changed = changed
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: dict[str, asyncio.Task[None]] = {}
         self._refused = asyncio.Event()
         self._refusal = ""
         self.members: list[Member] = []
@@ -41,7 +41,16 @@ class Supervisor:
         """Start a member and keep it running from now on. Raises what its first start raises."""
         self.members.append(member)
         await self._start(member)
-        self._keepers.append(asyncio.create_task(self._keep(member), name=f"keep {member.name}"))
+        self._keepers[member.name] = asyncio.create_task(self._keep(member), name=f"keep {member.name}")
+
+    async def remove(self, member: Member, grace_s: float) -> None:
+        """Tell a member to leave, kill it after `grace_s` seconds, and forget it. It is not started again meanwhile."""
+        keeper = self._keepers.pop(member.name)
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await member.stop(grace_s)
+        self.members.remove(member)
+        self._changed()
 
     async def run_once(self, member: Member) -> int:
         """Start a member that is to end by itself, and return its exit code."""
@@ -66,9 +75,10 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop everything, stage by stage; harmless when nothing runs."""
-        for keeper in self._keepers:
+        keepers = list(self._keepers.values())
+        for keeper in keepers:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*keepers, return_exceptions=True)
         for roles, grace_s in STOP_STAGES:
             stage = [member.stop(grace_s) for member in self.members if member.role in roles]
             await asyncio.gather(*stage)

@@ -1,0 +1,177 @@
+"""Advice on a pool's size, once a second: what this gateway saw of the pool, put to the policy of scheduler/autoscale.py.
+
+Nothing is asked of Redis for it: the heartbeat's look at the pool and the limits that follow from it are all. Every
+gateway sees the same, so all of them come to the same; but for how long a thing lasts each remembers by itself. So one
+that has just begun, or that could not reach Redis, advises a step later than the others.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypedDict
+
+from gateway.beat import Beat
+from gateway.catalog_view import CatalogView, ModelRow, SnapshotView
+from gateway.limits import LiveLimits, healthy_rates
+from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules
+from scheduler.observation import Observation
+
+LOOK_S = 1.0
+STALE_S = 2.0
+
+
+class ScaleInputs(TypedDict):
+    """What the advice comes from. Rates in requests/s, `busy`, `utilization` and `target_utilization` 0..1, wait in ms.
+
+    `busy` is the part of their time that workers run something; `utilization` is not more than the demand's part of what
+    they can do, since a worker may be busy with batches of one.
+    """
+
+    backlog: dict[str, int]
+    demand_rps: float
+    capacity_rps: float
+    rps_per_worker: float
+    target_utilization: float
+    target_wait_ms: float
+    busy: float
+    utilization: float
+    known_workers: int
+
+
+class LastStep(TypedDict):
+    """The last change of the advice, and how many seconds ago it was made."""
+
+    direction: Literal["up", "down"]
+    before: int
+    after: int
+    reason: str
+    age_s: float
+
+
+class PoolScale(TypedDict):
+    """One pool: healthy workers, how many it should have, why; `last_step` and `inputs` are null while there are none."""
+
+    current_workers: int
+    recommended_workers: int
+    min_workers: int
+    max_workers: int
+    reason: str
+    last_step: LastStep | None
+    inputs: ScaleInputs | None
+
+
+class Scale(PoolScale):
+    """The gateway's own pool, and in `pools` every pool, that one too."""
+
+    pools: dict[str, PoolScale]
+
+
+class ScaleAdvice:
+    """The advice for one pool; `recommended` and `healthy` are for whoever collects figures. `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        rules: ScaleRules,
+        pool: str,
+        *,
+        catalog: CatalogView,
+        beat: Beat,
+        limits: LiveLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules = rules
+        self._pool = pool
+        self._catalog = catalog
+        self._beat = beat
+        self._limits = limits
+        self._clock = clock
+        self._policy = Autoscaler(rules)
+        self._advice = Advice(0, rules.least, "nothing was seen yet", None)
+        self._inputs: ScaleInputs | None = None
+        self._measured_rps = 0.0
+
+    async def run(self) -> None:
+        """Look forever."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Take one look, and advise anew."""
+        seen, age_s, snapshot = self._beat.observation, self._beat.age_s(), self._catalog.snapshot
+        if seen is None or snapshot is None or age_s is None or age_s > STALE_S:
+            self._advice = self._policy.hold("the pool cannot be seen") or self._advice
+            return
+        sample, self._inputs = self._sample(seen, snapshot)
+        self._advice = self._policy.look(sample, self._clock())
+
+    @property
+    def healthy(self) -> int:
+        """Workers that could be given work at the last look."""
+        return self._advice.healthy
+
+    @property
+    def recommended(self) -> int:
+        """How many there should be."""
+        return self._advice.recommended
+
+    def document(self) -> PoolScale:
+        """The pool's part of `/internal/autoscale`."""
+        advice = self._advice
+        return {
+            "current_workers": advice.healthy,
+            "recommended_workers": advice.recommended,
+            "min_workers": self._rules.least,
+            "max_workers": self._rules.most,
+            "reason": advice.reason,
+            "last_step": self._last_step(),
+            "inputs": self._inputs,
+        }
+
+    def _last_step(self) -> LastStep | None:
+        step = self._advice.last
+        if step is None:
+            return None
+        return {
+            "direction": step.direction,
+            "before": step.before,
+            "after": step.after,
+            "reason": step.reason,
+            "age_s": round(max(0.0, self._clock() - step.at_s), 1),
+        }
+
+    def _sample(self, seen: Observation, snapshot: SnapshotView) -> tuple[Sample, ScaleInputs]:
+        models = [model for model in snapshot.models.values() if model.enabled and model.pool == self._pool]
+        workers = [worker for worker in seen.workers if worker.healthy]
+        demand = sum(self._limits.demand(tier.name) for tier in snapshot.tiers)
+        rate, measured = self._rate(healthy_rates(seen, snapshot, self._pool), models)
+        busy = sum(worker.utilization for worker in workers) / len(workers) if workers else 0.0
+        used = min(busy, demand / (rate * len(workers))) if measured and workers else busy
+        target = min((model.target_utilization for model in models), default=1.0)
+        backlog = {name: tier.depth for name, tier in seen.tiers.items()}
+        inputs: ScaleInputs = {
+            "backlog": backlog,
+            "demand_rps": round(demand, 3),
+            "capacity_rps": round(rate * target * len(workers), 3),
+            "rps_per_worker": round(rate, 3),
+            "target_utilization": target,
+            "target_wait_ms": self._rules.target_wait_s * 1000,
+            "busy": round(busy, 4),
+            "utilization": round(used, 4),
+            "known_workers": seen.total_gpus,
+        }
+        return Sample(len(workers), seen.total_gpus, backlog, demand, rate, target, used), inputs
+
+    def _rate(self, rates: Sequence[float], models: Sequence[ModelRow]) -> tuple[float, bool]:
+        """What a worker does, requests/s, and whether that was ever measured; else it is what the models' rows say."""
+        measured = [rate for rate in rates if rate > 0]
+        if measured:
+            self._measured_rps = sum(measured) / len(measured)
+        prior = min((model.rps_per_gpu for model in models), default=0.0)
+        return self._measured_rps or prior, self._measured_rps > 0
+
+
+def scale_document(found: Mapping[str, PoolScale]) -> Scale:
+    """The whole of `/internal/autoscale`: the first pool's, and each one's."""
+    first = next(iter(found.values()))
+    return {**first, "pools": dict(found)}

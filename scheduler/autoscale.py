@@ -1,0 +1,240 @@
+"""How many workers a pool should have: a pure policy from what was seen over time to a number and a reason in words.
+
+Up at once, down slowly. A *need* is a figure: the workers that the demand takes at the target utilisation, or those that
+what waits takes to be gone within the target wait. It stands once it was seen for a while without a break. A *sign*, a
+long queue or busy workers, says only that there are too few, so it adds a step to the workers that are there. Down goes
+after a long calm only, by a small part of the fleet, and never under the need.
+
+Steps have a cooldown between them, so that what one did is seen before the next; only a need, which counts from nothing,
+may raise again at once what was raised last. So the direction changes at most once in a cooldown.
+
+Workers that died stay in the advice, for they are to be replaced; those that somebody else took away or added do not.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from scheduler.held import Extremes, HeldFor
+
+Direction = Literal["up", "down"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRules:
+    """The bounds, and when something is done. Times in seconds, shares 0..1."""
+
+    least: int = 1
+    most: int = 256
+    target_wait_s: float = 0.5  # What waits should be gone within so long.
+    need_s: float = 10.0  # So long a need must stand; a burst ends sooner.
+    deep: int = 500  # Ids that wait,
+    deep_s: float = 30.0  # for so long: three more workers.
+    deep_step: int = 3
+    long: int = 100
+    long_s: float = 60.0
+    busy: float = 0.85
+    busy_s: float = 300.0
+    calm: float = 0.40
+    calm_s: float = 900.0
+    down_share: float = 0.2  # Of the fleet, at the most, in one step down; but one worker at least.
+    cooldown_s: float = 60.0
+    settle_s: float = 10.0  # A worker that is missing for less was not taken away: Redis may have been.
+    gap_s: float = 5.0  # Nobody looked for longer: then nothing was seen to last.
+
+
+class Sample(NamedTuple):
+    """One look. `known` are all workers, `healthy` those that can be given work; rates in requests/s.
+
+    `worker_rps` is what one worker does, `target_utilization` the part of it that is given out, `utilization` the part
+    that is used, 0..1. `backlog` is what waits in each tier.
+    """
+
+    healthy: int
+    known: int
+    backlog: Mapping[str, int]
+    demand_rps: float
+    worker_rps: float
+    target_utilization: float
+    utilization: float
+
+    @property
+    def depth(self) -> int:
+        """What waits in all tiers: who comes last waits for all of it."""
+        return sum(self.backlog.values())
+
+
+class Step(NamedTuple):
+    """One change of the advice, at `at_s` of the clock."""
+
+    direction: Direction
+    before: int
+    after: int
+    reason: str
+    at_s: float
+
+
+class Advice(NamedTuple):
+    """What to do now. `recommended` stays until another step, whether or not the workers are there yet."""
+
+    healthy: int
+    recommended: int
+    reason: str
+    last: Step | None
+
+
+class Need(NamedTuple):
+    """The workers that a look asks for, and why."""
+
+    workers: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Signs:
+    """Since when each sign is seen."""
+
+    deep: HeldFor = field(default_factory=HeldFor)
+    long: HeldFor = field(default_factory=HeldFor)
+    busy: HeldFor = field(default_factory=HeldFor)
+    calm: HeldFor = field(default_factory=HeldFor)
+
+    def look(self, seen: Sample, rules: ScaleRules, now_s: float) -> None:
+        """Take one look."""
+        there = seen.healthy > 0
+        self.deep.look(seen.depth >= rules.deep, now_s)
+        self.long.look(seen.depth >= rules.long, now_s)
+        self.busy.look(there and seen.utilization > rules.busy, now_s)
+        self.calm.look(there and seen.utilization < rules.calm, now_s)
+
+
+class Autoscaler:
+    """The advice for one pool, from looks about once a second. Times are seconds of one monotonic clock."""
+
+    def __init__(self, rules: ScaleRules) -> None:
+        self._rules = rules
+        self._target: int | None = None
+        self._last: Step | None = None
+        self._known = 0
+        self._healthy = 0
+        self._reached = True
+        self._looked_s = -math.inf
+        self._forget()
+
+    def _forget(self) -> None:
+        self._signs = Signs()
+        self._needs, self._knowns = Extremes(self._rules.need_s), Extremes(self._rules.settle_s)
+
+    def look(self, seen: Sample, now_s: float) -> Advice:
+        """The advice after one more look."""
+        rules, self._healthy = self._rules, seen.healthy
+        if seen.known == 0:  # Redis came back empty, or nothing was started yet: that is no reason for anything.
+            return self._advice("no worker is known")
+        if now_s - self._looked_s > rules.gap_s:
+            self._forget()
+        self._looked_s = now_s
+        need = needed(seen, rules)
+        self._signs.look(seen, rules, now_s)
+        self._needs.look(need.workers, now_s)
+        self._knowns.look(seen.known, now_s)
+        target = self._followed(seen, now_s)
+        wanted, reason = self._wanted(seen, need, target, now_s)
+        return self._step(seen, target, wanted, reason, now_s)
+
+    def hold(self, why: str) -> Advice | None:
+        """Nothing could be seen: the last advice stands. None where there was none."""
+        return None if self._target is None else self._advice(f"{why}: the last advice stands")
+
+    def _followed(self, seen: Sample, now_s: float) -> int:
+        """The target, after what others have done: who adds workers is not asked to take them away again."""
+        known = self._knowns.highest
+        target = self._target if self._target is not None else seen.healthy
+        going = self._last is not None and self._last.direction == "down" and not self._cool(now_s)
+        if seen.healthy > target and not going:
+            target = seen.healthy
+        elif self._knowns.whole(now_s) and known < self._known and target <= self._known:
+            target = min(target, known)
+        if self._knowns.whole(now_s) or known > self._known:
+            self._known = known
+        return target
+
+    def _cool(self, now_s: float) -> bool:
+        return self._last is None or now_s - self._last.at_s >= self._rules.cooldown_s
+
+    def _wanted(self, seen: Sample, need: Need, target: int, now_s: float) -> tuple[int, str]:
+        """How many workers there should be, the bounds apart, and why."""
+        rules, cool = self._rules, self._cool(now_s)
+        standing = self._needs.lowest if self._needs.whole(now_s) else 0
+        raised = self._last is not None and self._last.direction == "up"
+        wanted, reason = target, _quiet(seen, need, target)
+        if standing > target and (cool or raised):
+            wanted, reason = standing, f"{need.reason}: {standing} or more for {rules.need_s:g} s"
+        if cool and (sign := self._sign(seen, now_s)) is not None and sign.workers > wanted:
+            return sign
+        if cool and wanted == target and self._signs.calm.lasted_s(now_s) >= rules.calm_s:
+            return self._less(seen, target)
+        return wanted, reason
+
+    def _sign(self, seen: Sample, now_s: float) -> Need | None:
+        """More than there are, without saying how many it takes."""
+        rules, signs = self._rules, self._signs
+        if signs.deep.lasted_s(now_s) >= rules.deep_s:
+            return Need(seen.healthy + rules.deep_step, _waits(seen, rules.deep, rules.deep_s, rules.deep_step))
+        if signs.long.lasted_s(now_s) >= rules.long_s:
+            return Need(seen.healthy + 1, _waits(seen, rules.long, rules.long_s, 1))
+        if signs.busy.lasted_s(now_s) >= rules.busy_s:
+            share = f"{seen.utilization:.0%} used, over {rules.busy:.0%} for {rules.busy_s:g} s"
+            return Need(seen.healthy + 1, f"{share}: 1 more")
+        return None
+
+    def _less(self, seen: Sample, target: int) -> tuple[int, str]:
+        """A step down from those that are there, not under what was needed lately."""
+        rules = self._rules
+        step = max(1, int(seen.healthy * rules.down_share))
+        wanted = min(target, max(seen.healthy - step, self._needs.highest, rules.least))
+        share = f"{seen.utilization:.0%} used, under {rules.calm:.0%} for {rules.calm_s:g} s"
+        return wanted, f"{share}: {target - wanted} less" if wanted < target else f"{share}, and no fewer would do"
+
+    def _step(self, seen: Sample, target: int, wanted: int, reason: str, now_s: float) -> Advice:
+        least, most = self._rules.least, self._rules.most
+        after = min(max(wanted, least), most)
+        if after != wanted:
+            reason += f"; held at the {'least' if after == least else 'most'}, {after}"
+        first = self._target is None
+        self._target = after
+        if after != target and not first:
+            self._last = Step("up" if after > target else "down", target, after, reason, now_s)
+            self._reached = False
+        self._reached = self._reached or seen.healthy == after
+        return self._advice(reason)
+
+    def _advice(self, reason: str) -> Advice:
+        """While a step is under way its reason is the reason."""
+        recommended = self._target if self._target is not None else self._rules.least
+        why = reason if self._reached or self._last is None else self._last.reason
+        return Advice(self._healthy, recommended, why, self._last)
+
+
+def needed(seen: Sample, rules: ScaleRules) -> Need:
+    """The larger of what the demand takes and what the backlog takes; 0 where a worker's rate is not known."""
+    rate = seen.worker_rps
+    if rate <= 0:
+        return Need(0, "a worker's rate is not known")
+    given = rate * seen.target_utilization
+    by_demand = math.ceil(round(seen.demand_rps / given, 6)) if given > 0 else 0
+    by_backlog = math.ceil(round(seen.depth / (rate * rules.target_wait_s), 6))
+    if by_backlog > by_demand:
+        wait = f"{seen.depth} waiting, to be gone in {rules.target_wait_s:g} s at {rate:.0f}/s a worker"
+        return Need(by_backlog, f"{wait}, take {by_backlog}")
+    return Need(by_demand, f"a demand of {seen.demand_rps:.0f}/s takes {by_demand} at {given:.0f}/s a worker")
+
+
+def _waits(seen: Sample, limit: int, for_s: float, step: int) -> str:
+    return f"{seen.depth} waiting, {limit} or more for {for_s:g} s: {step} more"
+
+
+def _quiet(seen: Sample, need: Need, target: int) -> str:
+    if seen.healthy < target:
+        return f"{target - seen.healthy} of {target} workers are not healthy, and are to be replaced"
+    return f"nothing asks for a change: {need.reason}, {seen.utilization:.0%} used, {seen.depth} waiting"
