@@ -5,6 +5,7 @@ validation needs. `tierlane.settings` holds the types and ranges; a test keeps t
 """
 
 from tierlane.endpoint_texts import ENDPOINT
+from tierlane.metrics_texts import METRICS
 from tierlane.setting_text import Text, number
 
 PREFIX = "TIERLANE_"
@@ -235,6 +236,7 @@ SECTIONS: dict[str, dict[str, Text]] = {
     "Times that every role of a pool must share": POOL_TIMES,
     "Gateway": GATEWAY,
     "Asynchronous jobs (gateway)": JOBS,
+    "Metrics and log lines (gateway)": METRICS,
     "Scheduler": SCHEDULER,
     "Worker": WORKER,
     "Endpoint of `openai:URL` (worker)": ENDPOINT,
