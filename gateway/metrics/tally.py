@@ -72,10 +72,11 @@ class Times:
 class TierTally:
     """One tier's counters. Keys of `refused` are a metric's name and the value of its second label."""
 
-    __slots__ = ("durations", "ended", "refused", "retries", "waits")
+    __slots__ = ("completed", "durations", "ended", "refused", "retries", "waits")
 
     def __init__(self) -> None:
-        self.ended: dict[tuple[str, str], int] = {}  # (endpoint, outcome)
+        self.completed: dict[str, int] = {}  # By endpoint: most calls end like this.
+        self.ended: dict[tuple[str, str], int] = {}  # (endpoint, outcome), of all others.
         self.refused: dict[tuple[str, str], int] = {}
         self.retries = 0
         self.durations = Times()
@@ -89,7 +90,7 @@ class ModelTally:
 
     def __init__(self) -> None:
         self.full = 0
-        self.sizes: dict[tuple[int, int], int] = {}  # (full, size)
+        self.sizes: dict[int, dict[int, int]] = {0: {}}  # Full size -> size -> requests.
         self.runs = Times()
 
 
@@ -109,20 +110,20 @@ class Tally:
 
     def completed(self, tier: str, endpoint: str, seconds: float) -> None:
         """A call was answered with its output."""
-        counted = self._tier(tier)
-        key = (endpoint, COMPLETED)
-        counted.ended[key] = counted.ended.get(key, 0) + 1
+        counted = self._tiers.get(tier) or self._tier(tier)
+        completed = counted.completed
+        completed[endpoint] = completed.get(endpoint, 0) + 1
         counted.durations.add(seconds)
 
     def ran(self, tier: str, pool: str, model: str, reply: Reply) -> None:
         """One request of it was completed by this reply; an answer that was kept has no run of its own."""
         if reply.served_from:
             return
-        self._tier(tier).waits.add(reply.queue_ms / 1000)
-        counted = self._model(pool, model)
+        (self._tiers.get(tier) or self._tier(tier)).waits.add(reply.queue_ms / 1000)
+        counted = self._models.get((pool, model)) or self._model(pool, model)
         counted.runs.add(reply.gpu_ms / 1000)
-        key = (counted.full, reply.batch_size)
-        counted.sizes[key] = counted.sizes.get(key, 0) + 1
+        sizes, size = counted.sizes[counted.full], reply.batch_size
+        sizes[size] = sizes.get(size, 0) + 1
         if reply.attempts > 1:
             self._run_again += reply.attempts - 1
 
@@ -148,6 +149,7 @@ class Tally:
         """How large a full batch is of each (pool, model), from now on."""
         for key, counted in self._models.items():
             counted.full = sizes.get(key, counted.full)
+            counted.sizes.setdefault(counted.full, {})
 
     def _tier(self, name: str) -> TierTally:
         tier = self._tiers.get(name)
@@ -167,6 +169,7 @@ class Tally:
         """A copy of all that was counted."""
         found: Series = {("tierlane_retries_total", "batch"): [self._run_again]}
         for name, tier in self._tiers.items():
+            found |= {("tierlane_requests_total", name, at, COMPLETED): [count] for at, count in tier.completed.items()}
             found |= {("tierlane_requests_total", name, *key): [count] for key, count in tier.ended.items()}
             found |= {(metric, name, label): [count] for (metric, label), count in tier.refused.items()}
             found["tierlane_client_retry_requests_total", name] = [tier.retries]
@@ -174,7 +177,8 @@ class Tally:
             found["tierlane_queue_wait_seconds", name] = tier.waits.numbers()
         for key, model in self._models.items():
             found["tierlane_inference_duration_seconds", *key] = model.runs.numbers()
-            found |= {(BATCHES, *key, str(full), str(size)): [n] for (full, size), n in model.sizes.items()}
+            for full, sizes in model.sizes.items():
+                found |= {(BATCHES, *key, str(full), str(size)): [count] for size, count in sizes.items()}
         return found | {("tierlane_redis_call_seconds", op): times.numbers() for op, times in self._calls.items()}
 
 
