@@ -64,6 +64,7 @@ class Admitter:
         watch: CallWatch = ONCE_MORE,
         clock: Callable[[], float] = time.monotonic,
         accepted_late: Callable[[Waiter], None] | None = None,
+        took: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._admissions = admissions
         self._limits = limits
@@ -73,6 +74,7 @@ class Admitter:
         self._max_pending = max_pending
         self._clock = clock
         self._accepted_late = accepted_late
+        self._took = took  # Told the seconds of each call that Redis answered.
         self._wake = asyncio.Event()
         self.calls = 0
         self.failed_calls = 0
@@ -148,6 +150,7 @@ class Admitter:
         failpoint("admit_unasked")
         while True:
             self._watch.begun()
+            begun = self._clock()
             try:
                 verdicts = await self._admissions.admit(*limits[:2], submissions, *limits[2:])
             except RedisUnavailable:
@@ -158,6 +161,7 @@ class Admitter:
                     raise
             else:
                 self._watch.answered()
+                self._took(self._clock() - begun)
                 return verdicts
 
     def _judged(self, waiter: Waiter, verdict: Verdict) -> None:

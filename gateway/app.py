@@ -56,7 +56,13 @@ class Gateway(Parts):
         self.direct.begin()
         await self.beat.beat()
         edge = self._edge = EdgeServer(self._routes, self._shared.faults, self.doors, self.config, self._lane)
-        loops = {"edge": edge.sweep_forever(), "pools": self.pools.run(), **self.loops(), **self.identities.loops()}
+        loops = {
+            "edge": edge.sweep_forever(),
+            "pools": self.pools.run(),
+            "metrics": self.metrics.run(),
+            **self.loops(),
+            **self.identities.loops(),
+        }
         self._tasks = [asyncio.create_task(loop, name=f"gateway {name}") for name, loop in loops.items()]
         self._runner, self.port = await serve(edge, self.config)
 
@@ -96,6 +102,7 @@ class Gateway(Parts):
         if self._runner is not None:
             await self._runner.cleanup()
         await end_all(self._tasks)
+        self.metrics.close()
         await self.me.close()
         await self.pools.close()
         await self.close()

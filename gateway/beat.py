@@ -43,7 +43,8 @@ class Listener(Protocol):
 class Beat:
     """The heartbeat and the last look at the pool. `clock` is monotonic seconds.
 
-    `refusals` gives what was refused since it was called last: it goes with the beat, and is lost with it.
+    `refusals` gives what was refused since it was called last: it goes with the beat, and is lost with it. `took` is told
+    the seconds of each call that Redis answered.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Beat:
         listener: Listener,
         watch: CallWatch = ONCE_MORE,
         refusals: Callable[[], Sequence[Refusal]] = tuple,
+        took: Callable[[str, float], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._presence = presence
@@ -65,6 +67,7 @@ class Beat:
         self._listener = listener
         self._watch = watch
         self._refusals = refusals
+        self._took = took
         self._clock = clock
         self.observation: Observation | None = None
         self.observed_at = 0.0
@@ -86,11 +89,14 @@ class Beat:
         self._watch.begun()
         try:
             stats = self._limits.told(self._meter.beat(tiers, self._clock()))
+            begun_at = self._clock()
             reply = await self._presence.gateway_beat(stats, self._refusals())
             self._limits.memory(reply.memory_share)
             self._listener.beat(reply.epoch_us)
             asked_at = self._clock()
             observation = await self._presence.observe(tiers)
+            self._took("beat", asked_at - begun_at)
+            self._took("observe", self._clock() - asked_at)
             self._redis_ahead_ms = observation.now_ms - asked_at * 1000
             self._watch.answered()
         except TierlaneError as error:

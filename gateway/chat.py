@@ -154,4 +154,4 @@ def write_chat(served: Served) -> Answer:
     return completed(reply, encode_json(document), served.latency_ms, served.lines)
 
 
-CHAT = Dialect(read_chat, write_chat, "messages", flat=True, chunks=ChatChunks)
+CHAT = Dialect(read_chat, write_chat, "messages", flat=True, chunks=ChatChunks, endpoint="/v1/chat/completions")

@@ -96,4 +96,6 @@ def write_completion(served: Served) -> Answer:
     return completed(first, encode_json(document), served.latency_ms, served.lines)
 
 
-COMPLETIONS = Dialect(read_completion, write_completion, "prompt", flat=True, chunks=CompletionChunks)
+COMPLETIONS = Dialect(
+    read_completion, write_completion, "prompt", flat=True, chunks=CompletionChunks, endpoint="/v1/completions"
+)

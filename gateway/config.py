@@ -28,6 +28,8 @@ class GatewayConfig:
     direct: bool = True  # Call the workers' direct endpoints while Redis is away; needs `data_dir`.
     data_dir: Path | None = None  # Holds the audit spool; gateways may share it.
     spool_max_bytes: int = 64 << 20
+    metrics_dir: Path | None = None  # Where the gateways of a host sum their counters; None: each tells its own.
+    request_log: bool = False  # One line for each call of a customer.
     auth_failures: str = "30/minute"  # Of one address, in the notation of `limits`; "off": no end.
     scale: ScaleRules = field(default_factory=ScaleRules)  # By which the size of each pool is advised.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.

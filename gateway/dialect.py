@@ -15,7 +15,7 @@ from scheduler.errors import ErrorCode, RequestError
 class Dialect:
     """`read`: from a body and the most bytes of an input to what is asked; raises RequestError, with the field's own name.
 
-    `chunks`: makes the events of a stream, where there may be one. `input_field` and `model_field` are what it calls these two; `flat`: parameters are fields of the body itself.
+    `chunks`: makes the events of a stream, where there may be one. `input_field` and `model_field` are what it calls these two; `flat`: parameters are fields of the body itself. `endpoint`: its address, as it is counted.
     `write`: the answer to what was completed.
     """
 
@@ -25,6 +25,7 @@ class Dialect:
     model_field: str = "model"
     flat: bool = False
     chunks: MakeChunks | None = None
+    endpoint: str = "/v1/inference"
 
     def bad_parameters(self, sentence: str) -> RequestError:
         """What the model says of the parameters, which it knows as `parameters.<name>`, in this door's words."""

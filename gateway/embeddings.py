@@ -94,4 +94,4 @@ def write_embedding(served: Served) -> Answer:
     return completed(served.replies[0], encode_json(document), served.latency_ms, served.lines)
 
 
-EMBEDDINGS = Dialect(read_embedding, write_embedding, flat=True)
+EMBEDDINGS = Dialect(read_embedding, write_embedding, flat=True, endpoint="/v1/embeddings")

@@ -62,7 +62,8 @@ class Exchange:
 
     async def __call__(self, call: Call) -> Answer:
         """Answer one call. Raises RequestError only for who is not known; other errors carry the key's limits."""
-        identity = self._inference.identify(call)
+        ends = self._inference.ends
+        identity = ends.known(self._inference.identify, call, self._dialect.endpoint)
         try:
             wish = await self._wish(call, identity)
             inference = self._inference.serving(wish.asked)
@@ -82,6 +83,10 @@ class Exchange:
                 return await streaming.answer()
             ended = await self._ended(identity, waiters)
             return self._written(identity, waiters, ended, asked)
+        except asyncio.CancelledError:  # The client left.
+            first = waiters[0] if waiters else None
+            self._inference.ends.left(self._dialect.endpoint, call.request_id, identity, first)
+            raise
         except Exception as error:  # noqa: BLE001  # as above
             return self._not_served(call, identity, waiters, error)
 
@@ -167,9 +172,10 @@ class Exchange:
             error = RequestError(ErrorCode.INTERNAL_ERROR)
         first = waiters[0] if waiters else None
         if isinstance(error, FailedBefore):
+            inference.ends.failed(self._dialect.endpoint, error.request_id, identity, first, error)
             headers = [*inference.standing.headers(identity, first.verdict if first else None), REPLAYED]
             return inference.faults.answer(error, error.request_id, headers, problem=wants_problem(call.headers))
-        return inference.not_served(call, identity, first, error)
+        return inference.not_served(call, identity, first, error, self._dialect)
 
 
 def _new_future() -> "asyncio.Future[Outcome]":

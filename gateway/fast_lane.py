@@ -149,6 +149,8 @@ class Ride:
         self._left = True
         if self._waiter is not None:
             self._inference.abandon(self._waiter)
+        if self._identity is not None:
+            self._inference.ends.left(INFERENCE.endpoint, self.request_id, self._identity, self._waiter)
 
     def done(self) -> bool:
         """As of a future."""
@@ -186,6 +188,7 @@ class Ride:
     def _error_answer(self, error: Exception) -> Answer:
         problem = wants_problem(self.headers)
         if self._identity is None:
+            self._inference.ends.unknown(INFERENCE.endpoint, self.request_id, error)
             return self._connection.fault(error, self.request_id, problem=problem)
         if not isinstance(error, RequestError):
             log_fault("request failed", error, request_id=self.request_id)

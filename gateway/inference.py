@@ -6,17 +6,17 @@ which awaits it (gateway/exchange.py).
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from msgspec import UNSET
-from multidict import CIMultiDictProxy
 
 from gateway.admitter import ENTERED
 from gateway.answer import Answer
 from gateway.asked import Asked, Served
+from gateway.asking import Asking
 from gateway.catalog_view import IdentityView, ServedModels
 from gateway.dialect import INFERENCE, Dialect
 from gateway.doorman import Doorman
+from gateway.ends import Ends
 from gateway.identities import Identities
 from gateway.inference_parts import InferenceParts
 from gateway.problem import wants_problem
@@ -37,17 +37,6 @@ from scheduler.states import State
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or leave it out."
 
 
-class Asking(Protocol):
-    """A request, as far as its handler looks at it; `remote` is the client's address."""
-
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def headers(self) -> CIMultiDictProxy[str]: ...
-    @property
-    def remote(self) -> str | None: ...
-
-
 class Inference:
     """The steps. `standing` is what is known of the customers' limits."""
 
@@ -58,6 +47,7 @@ class Inference:
         self.waiters = parts.waiters
         self.clock = parts.clock
         self.identify = self._doorman.identify
+        self.ends = Ends(parts.tally, parts.request_log, parts.config.pool)
         self.doors = parts.doors
         self.faults = parts.faults
         self.max_body_bytes = parts.config.max_body_bytes
@@ -115,6 +105,7 @@ class Inference:
         parts.meter.arrived(identity.tier)
         if is_retry(asking.headers):
             parts.meter.retried(identity.tier)
+            parts.tally.retried(identity.tier)
         return Waiter(submission, started, future)
 
     def enter(self, waiter: Waiter) -> None:
@@ -214,8 +205,11 @@ class Inference:
     ) -> Answer:
         """The 200. Of those that were admitted together the last one's verdict tells what is left."""
         lines = self.standing.lines(identity, waiters[-1].verdict)
-        latency_ms = (self.clock() - waiters[0].started) * 1000
-        return dialect.write(Served(replies, asked, waiters[0].submission.model, identity.tier, latency_ms, lines))
+        seconds = self.clock() - waiters[0].started
+        model = waiters[0].submission.model
+        answer = dialect.write(Served(replies, asked, model, identity.tier, seconds * 1000, lines))
+        self.ends.completed(dialect.endpoint, identity, waiters, replies, seconds)
+        return answer
 
     def failure(self, reply: Reply, dialect: Dialect) -> RequestError:
         """What a failed reply says to the client: the backend's own sentence only where it refused the parameters."""
@@ -237,11 +231,19 @@ class Inference:
         self._parts.meter.passed(tier, self._parts.limits.factor(tier))
         self._parts.meter.shed(tier)
 
-    def not_served(self, asking: Asking, identity: IdentityView, waiter: Waiter | None, error: RequestError) -> Answer:
+    def not_served(
+        self,
+        asking: Asking,
+        identity: IdentityView,
+        waiter: Waiter | None,
+        error: RequestError,
+        dialect: Dialect = INFERENCE,
+    ) -> Answer:
         """The answer to an error, which tells the limits as well; what was kept out is noted for who asks why."""
         verdict = waiter.verdict if waiter else None
         if waiter is not None and (verdict is None or verdict.outcome not in ENTERED):
             self._parts.note_refusal(asking.request_id, identity, error, verdict, self.standing.factor(identity))
+        self.ends.failed(dialect.endpoint, asking.request_id, identity, waiter, error)
         headers = self.standing.headers(identity, verdict)
         problem = wants_problem(asking.headers)
         return self._parts.faults.answer(error, asking.request_id, headers, problem=problem)

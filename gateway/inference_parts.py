@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.admitter import Admitter
 from gateway.cancels import Cancels
@@ -14,7 +14,9 @@ from gateway.doors import Doors
 from gateway.faults import Faults
 from gateway.limits import LiveLimits
 from gateway.meter import Meter
+from gateway.metrics.tally import Tally
 from gateway.replays import FetchResults
+from gateway.request_log import RequestLog
 from gateway.waiters import Waiters
 from scheduler.admission import Verdict
 from scheduler.errors import RequestError
@@ -45,4 +47,6 @@ class InferenceParts:
     doorman: Doorman | None = None  # None: API keys only, and nobody is told to wait.
     note_refusal: NoteRefusal = _tell_nobody
     model_version: Callable[[], str] = str  # The one that all healthy workers run; "" where that is not known.
+    tally: Tally = field(default_factory=Tally)
+    request_log: RequestLog | None = None
     clock: Callable[[], float] = time.monotonic

@@ -91,7 +91,7 @@ class Internal:
             short_of_memory=parts.limits.short_of_memory,
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             paused=[tier.name for tier in snapshot.tiers if tier.paused] if snapshot else (),
-            audit_lag_ms=await _audit_lag_ms(parts),
+            audit_lag_ms=await audit_lag_ms(parts),
             direct=parts.direct.view(),
             tokens_problem=self._parts.identities.problem,
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -134,8 +134,8 @@ class Internal:
         return None if row is None else from_audit(row)
 
 
-async def _audit_lag_ms(parts: PoolParts) -> int | None:
-    """None where it cannot be read."""
+async def audit_lag_ms(parts: PoolParts) -> int | None:
+    """How far the pool's audit is behind; None where it cannot be read."""
     if parts.beat.redis_problem is not None:
         return None
     try:

@@ -82,7 +82,7 @@ class Submit:
         """Answer one request. Raises RequestError for who is not known."""
         if not prefers_async(call.headers):
             return await self._waiting(call)
-        identity = self._inference.identify(call)
+        identity = self._inference.ends.known(self._inference.identify, call, INFERENCE.endpoint)
         self.under_way += 1
         try:
             try:
@@ -158,6 +158,7 @@ class Submit:
             )  # Which raises what it is refused with.
         self._inference.standing.judged(identity, job.waiter.submission, outcome)
         await self._keep(job)
+        self._inference.ends.accepted(INFERENCE.endpoint, call.request_id, identity, job.waiter)
         return self._accepted(identity, outcome, call.request_id)
 
     async def _admitted(self, waiter: Waiter) -> Outcome:
@@ -214,6 +215,7 @@ class Submit:
             answer = await self._replayed(call, identity, job, verdict)
         else:
             inference.standing.judged(identity, job.waiter.submission, verdict)
+            inference.ends.accepted(INFERENCE.endpoint, known.id, identity, job.waiter)
             answer = self._accepted(identity, verdict, known.id)
         answer.headers.append(REPLAYED)
         return answer
@@ -225,7 +227,9 @@ class Submit:
         if reply.state == State.COMPLETED:
             return inference.written(identity, [job.waiter], [reply], job.asked, INFERENCE)
         headers, problem = inference.standing.headers(identity, verdict), wants_problem(call.headers)
-        return inference.faults.answer(inference.failure(reply, INFERENCE), reply.id, headers, problem=problem)
+        error = inference.failure(reply, INFERENCE)
+        inference.ends.failed(INFERENCE.endpoint, reply.id, identity, job.waiter, error)
+        return inference.faults.answer(error, reply.id, headers, problem=problem)
 
     def _accepted(self, identity: IdentityView, verdict: Verdict, task_id: str) -> Answer:
         headers: Headers = [

@@ -19,9 +19,10 @@ from gateway.embeddings import EmbeddingBody, Embeddings
 from gateway.health_document import Alive, Health, Readiness
 from gateway.inference_body import InferenceBody
 from gateway.jobs_document import JobResult, Promise
+from gateway.metrics.exposition import CONTENT_TYPE as METRICS
 from gateway.models import ModelEntry, ModelList
 from gateway.openapi_door import LIMITS, TOKEN_LIMITS, Door, Parameter, Says, Schema, only
-from gateway.openapi_kinds import MODEL_ID, NOT_EMPTY, REQUEST_ID, asks, constant, inside, looks, probe
+from gateway.openapi_kinds import ANYWHERE, MODEL_ID, NOT_EMPTY, READ, REQUEST_ID, asks, constant, inside, looks, probe
 from gateway.page import HTML
 from gateway.predict import PlainAnswer, PlainBody, PredictBody, Prediction
 from gateway.service_tier import KNOWN
@@ -161,6 +162,14 @@ DOORS: tuple[Door, ...] = (
     inside("/internal/autoscale", "How many workers each pool should have, and why", {200: ("The advice.", Scale)}),
     probe("/livez", "Whether the process lives", {200: ("It does.", Alive)}),
     probe("/readyz", "Whether to send traffic here", {200: ("Yes.", Readiness), 503: ("Not now, and why.", Readiness)}),
+    Door(
+        path="/metrics",
+        methods=READ,
+        tag="operations",
+        summary="What Prometheus reads",
+        answers={200: Says(sentence="All figures.", content={METRICS: str}, headers=("x-request-id", "Cache-Control"))},
+        errors=ANYWHERE,
+    ),
     constant("/", "What this is, and how to begin", {HTML: str}),
     constant("/docs", "This description, to be read", {HTML: str}),
     constant("/openapi.json", "This description", {JSON: dict[str, Any]}),

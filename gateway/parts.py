@@ -20,11 +20,14 @@ from gateway.inference import Inference
 from gateway.internal import FindStored, Internal, InternalParts
 from gateway.jobs import Jobs
 from gateway.me import FindUsage, Me, MeParts
+from gateway.metrics.door import Metrics
+from gateway.metrics.tally import Tally
 from gateway.models import Models
 from gateway.pages import Pages
 from gateway.pool_parts import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.predict import PLAIN, PREDICT
+from gateway.request_log import RequestLog
 from gateway.routes import Routes
 from scheduler.limit_state import LimitState
 
@@ -54,7 +57,15 @@ class Parts(PoolParts):
         self.identities = Identities(catalog, tokens)
         self.doorman = self._doorman(config.auth_failures)
         faults = Faults(random.random)
-        shared = Shared(catalog=catalog, doors=self.doors, doorman=self.doorman, faults=faults)
+        tally = Tally()
+        shared = Shared(
+            catalog=catalog,
+            doors=self.doors,
+            doorman=self.doorman,
+            faults=faults,
+            tally=tally,
+            request_log=RequestLog() if config.request_log else None,
+        )
         super().__init__(config, shared)
         self.pools = Pools(
             catalog, self, lambda pool: PoolParts(of_pool(config, pool), shared), only_own=config.only_own
@@ -62,7 +73,12 @@ class Parts(PoolParts):
         self.internal = self._internal(find_stored)
         self.me = self._me(find_usage)
         models = Models(self.doorman, self.inference.standing, self.pools.names, faults)
+        self.metrics = Metrics(
+            tally, config.metrics_dir, config.gateway_id, lambda: self.pools.all, lambda: self.pools.named
+        )
         self._routes = build_routes(self.inference, self.internal, self.me, models, self.jobs)
+        for method in ("GET", "HEAD"):
+            self._routes.add(method, "/metrics", self.metrics)
         self._lane = FastLane(self.inference, self.doors)
 
     def _doorman(self, auth_failures: str) -> Doorman:

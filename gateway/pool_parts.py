@@ -8,7 +8,8 @@ import contextlib
 import math
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gateway.admitter import Admitter, Limits
@@ -16,7 +17,7 @@ from gateway.audit_lag import AuditLag
 from gateway.autoscale import ScaleAdvice
 from gateway.beat import Beat
 from gateway.cancels import Cancels
-from gateway.catalog_view import CatalogView
+from gateway.catalog_view import CatalogView, SnapshotView
 from gateway.config import GatewayConfig
 from gateway.direct import Direct, DirectParts
 from gateway.direct_audit import DirectAudit
@@ -29,8 +30,10 @@ from gateway.jobs import JobParts, Jobs
 from gateway.last_ends import LastEnds
 from gateway.limits import LiveLimits
 from gateway.meter import Meter
+from gateway.metrics.tally import Tally
 from gateway.redis_watch import RedisWatch, ping
 from gateway.refusals import Refusals
+from gateway.request_log import RequestLog
 from gateway.subscriber import Subscriber
 from gateway.sweep import DeadlineSweep
 from gateway.waiters import Waiter, Waiters
@@ -53,6 +56,8 @@ class Shared:
     doors: Doors
     doorman: Doorman
     faults: Faults
+    tally: Tally = field(default_factory=Tally)
+    request_log: RequestLog | None = None
 
 
 class PoolParts:
@@ -82,6 +87,7 @@ class PoolParts:
             config.max_pending,
             watch=self.watch,
             accepted_late=self._ended,
+            took=partial(shared.tally.called, "admit"),
         )
         self.witness = Witness(
             waiters=self.waiters,
@@ -101,12 +107,18 @@ class PoolParts:
             listener=self.witness,
             watch=self.watch,
             refusals=self.refusals.drain,
+            took=shared.tally.called,
         )
         self.scale = ScaleAdvice(config.scale, config.pool, catalog=shared.catalog, beat=self.beat, limits=self.limits)
         self.audit_lag = AuditLag(self._client, keys)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
         self.inference, self.jobs = self._serving()
+
+    @property
+    def snapshot(self) -> SnapshotView | None:
+        """The catalog as it is now."""
+        return self._shared.catalog.snapshot
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What has to run, by name."""
@@ -192,6 +204,8 @@ class PoolParts:
             doorman=shared.doorman,
             note_refusal=self.refusals.note,
             model_version=lambda: self.beat.model_version,
+            tally=shared.tally,
+            request_log=shared.request_log,
         )
         inference, limits, client = Inference(parts), self._limits_now, self._client
         return inference, Jobs(

@@ -70,5 +70,5 @@ def _write_plain(served: Served) -> Answer:
     return completed(reply, body, served.latency_ms, served.lines)
 
 
-PREDICT = Dialect(_read_predict, _write_prediction, "input_data", "model_id")
-PLAIN = Dialect(_read_plain, _write_plain)
+PREDICT = Dialect(_read_predict, _write_prediction, "input_data", "model_id", endpoint="/v1/predict")
+PLAIN = Dialect(_read_plain, _write_plain, endpoint="/api/inference")

@@ -100,10 +100,13 @@ class Streaming:
             stream.send(self._chunks.opening())
             self._stream = stream
             self._told(stream, self._early)
-            stream.send(self._last_events(self._reply or await self._ended(await self._future)))
+            reply = self._reply or await self._ended(await self._future)
+            stream.send(self._last_events(reply))
+            self._told_all(reply)
         except RequestError as error:
             self._fail(stream, error)
-        except ConnectionError:
+        except (ConnectionError, asyncio.CancelledError):
+            self._inference.ends.left(self._dialect.endpoint, self._waiter.id, self._identity, self._waiter)
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, it is told as everything else
             log_fault("stream failed", error, request_id=self._waiter.id)
@@ -132,7 +135,12 @@ class Streaming:
             return await self._stored(self._identity, self._waiter, outcome)
         return self._inference.completed(self._identity, self._waiter, outcome, self._dialect)
 
+    def _told_all(self, reply: Reply) -> None:
+        seconds = self._inference.clock() - self._waiter.started
+        self._inference.ends.completed(self._dialect.endpoint, self._identity, (self._waiter,), (reply,), seconds)
+
     def _fail(self, stream: EventStream, error: RequestError) -> None:
+        self._inference.ends.failed(self._dialect.endpoint, self._waiter.id, self._identity, self._waiter, error)
         stream.send(event(self._inference.faults.answer(error, self._waiter.id).body))
         stream.keep_alive = False
 

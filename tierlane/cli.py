@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tierlane.endpoint_texts import ENDPOINT
+from tierlane.metrics_texts import METRICS
 from tierlane.scale_texts import AUTOSCALE
 from tierlane.setting_texts import (
     AUDITOR,
@@ -165,7 +166,7 @@ def up(settings: "Settings") -> int:
 
 
 @verb(
-    flags=[*GATEWAY, *JOBS, *AUTOSCALE, *POOL_TIMES, "pool", "serve_pools", "data_dir", *LOGGING],
+    flags=[*GATEWAY, *JOBS, *AUTOSCALE, *METRICS, *POOL_TIMES, "pool", "serve_pools", "data_dir", *LOGGING],
     required=("redis_url", "database_url", "service_token"),
 )
 def gateway(settings: "Settings") -> int:

@@ -5,6 +5,7 @@ validation needs. `tierlane.settings` holds the types and ranges; a test keeps t
 """
 
 from tierlane.endpoint_texts import ENDPOINT
+from tierlane.metrics_texts import METRICS
 from tierlane.scale_texts import AUTOSCALE
 from tierlane.setting_text import Text, number
 
@@ -237,6 +238,7 @@ SECTIONS: dict[str, dict[str, Text]] = {
     "Gateway": GATEWAY,
     "Asynchronous jobs (gateway)": JOBS,
     "Autoscaling (gateway, `tierlane up`)": AUTOSCALE,
+    "Metrics and log lines (gateway)": METRICS,
     "Scheduler": SCHEDULER,
     "Worker": WORKER,
     "Endpoint of `openai:URL` (worker)": ENDPOINT,

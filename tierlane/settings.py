@@ -82,6 +82,8 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings):
     default_model: str | None = None
     direct_mode: Literal["on", "off"] = "on"
     spool_max_bytes: Annotated[int, Field(ge=1 << 20, le=16 << 30)] = 64 << 20
+    metrics_dir: Path | None = None
+    request_log: Literal["on", "off"] = "off"
 
     auth_failures: Annotated[str, Field(min_length=1)] = "30/minute"
     jwt_jwks: str | None = None

@@ -149,4 +149,11 @@ def test_tokens_are_asked_for_where_they_are_checked(document: dict[str, Any]) -
     assert {path for path, names in asked.items() if names == ["service"]} == {
         path for path in asked if path.startswith("/internal/")
     }
-    assert {path for path, names in asked.items() if not names} == {"/livez", "/readyz", "/", "/docs", "/openapi.json"}
+    assert {path for path, names in asked.items() if not names} == {
+        "/livez",
+        "/readyz",
+        "/metrics",
+        "/",
+        "/docs",
+        "/openapi.json",
+    }

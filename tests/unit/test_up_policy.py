@@ -66,6 +66,7 @@ def test_roles_get_their_own_directory_and_workers_their_name() -> None:
     roles = RoleEnvironment(Settings(data_dir=Path("/data"), workers=2))
 
     assert roles.for_role("gateway", "gateway-2")["TIERLANE_DATA_DIR"] == "/data/gateway-2"
+    assert roles.for_role("gateway", "gateway-2")["TIERLANE_METRICS_DIR"] == "/data/metrics"
     worker = roles.for_role("worker", "worker-1")
     assert worker["TIERLANE_WORKER_ID"] == "worker-1"
     assert worker["TIERLANE_TORCH_THREADS"] == str(max(1, (os.cpu_count() or 1) // 2))

@@ -61,6 +61,8 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         direct=settings.direct_mode == "on",
         data_dir=settings.data_dir,
         spool_max_bytes=settings.spool_max_bytes,
+        metrics_dir=settings.metrics_dir or settings.data_dir / "metrics",
+        request_log=settings.request_log == "on",
         auth_failures=settings.auth_failures,
         total_ms=settings.total_request_ms,
         gone_ms=settings.gone_ms,

@@ -50,6 +50,7 @@ class RoleEnvironment:
         values = {setting: value for setting, value in self.settings if value is not None and setting not in UP}
         # A directory each, because the audit spool of a gateway has one writer.
         values["data_dir"] = self.settings.data_dir / name
+        values.setdefault("metrics_dir", self.settings.data_dir / "metrics")  # Gateways on one port sum their counters.
         values["notice_ms"] = 0  # There is no load balancer that would have to notice.
         values["drain_ms"] = min(self.settings.drain_ms, DRAIN_MS)
         if role == "worker":

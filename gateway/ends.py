@@ -1,0 +1,71 @@
+"""How each call of a customer ends, told in one place to who counts and to who writes a line: once a call.
+
+What is called here stands between an answer and its writing: it only adds, and logs only where that was asked for.
+"""
+
+from collections.abc import Callable, Sequence
+
+from gateway.asking import Asking
+from gateway.catalog_view import IdentityView
+from gateway.metrics.tally import ACCEPTED, UNKNOWN, Tally
+from gateway.request_log import RequestLog
+from gateway.waiters import Waiter
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.replies import Reply
+
+
+class Ends:
+    """Of one pool. `endpoint` is the address that was called; `seconds` is since the call arrived."""
+
+    __slots__ = ("_log", "_pool", "_tally")
+
+    def __init__(self, tally: Tally, log: RequestLog | None, pool: str) -> None:
+        self._tally = tally
+        self._log = log
+        self._pool = pool
+
+    def completed(
+        self, endpoint: str, identity: IdentityView, waiters: Sequence[Waiter], replies: Sequence[Reply], seconds: float
+    ) -> None:
+        """It was answered with what the model gave."""
+        tier, model = identity.tier, waiters[0].submission.model
+        self._tally.completed(tier, endpoint, seconds)
+        for reply in replies:
+            self._tally.ran(tier, self._pool, model, reply)
+        if self._log is not None:
+            self._log.completed(endpoint, identity, waiters[0], replies, seconds)
+
+    def failed(
+        self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter | None, error: RequestError
+    ) -> None:
+        """It was answered with an error; `waiter` where it came so far."""
+        self._tally.failed(identity.tier, endpoint, error.code, waiter.verdict if waiter else None)
+        if self._log is not None:
+            self._log.failed(endpoint, request_id, identity, waiter, error)
+
+    def known(self, identify: Callable[[Asking], IdentityView], asking: Asking, endpoint: str) -> IdentityView:
+        """Who asks for inference. Raises RequestError, which is told as that of nobody."""
+        try:
+            return identify(asking)
+        except RequestError as error:
+            self.unknown(endpoint, asking.request_id, error)
+            raise
+
+    def unknown(self, endpoint: str, request_id: str, error: Exception) -> None:
+        """It was answered with an error before it was known whose it is."""
+        if not isinstance(error, RequestError):
+            error = RequestError(ErrorCode.INTERNAL_ERROR)
+        self._tally.failed(UNKNOWN, endpoint, error.code)
+        if self._log is not None:
+            self._log.failed(endpoint, request_id, None, None, error)
+
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter) -> None:
+        """A job was promised."""
+        self._tally.ended(identity.tier, endpoint, ACCEPTED)
+        if self._log is not None:
+            self._log.accepted(endpoint, request_id, identity, waiter)
+
+    def left(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter | None) -> None:
+        """Its client did not wait."""
+        error = RequestError(ErrorCode.CANCELLED)
+        self.failed(endpoint, request_id, identity, waiter, error)

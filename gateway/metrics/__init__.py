@@ -1,0 +1,1 @@
+"""What `GET /metrics` tells: counted on the way, merged over the gateways of a host, rendered when somebody asks."""
