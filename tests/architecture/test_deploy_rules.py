@@ -46,6 +46,19 @@ def names_in(expression: str) -> set[str]:
     return set(re.findall(r"(?<![\w:\"])(?:tierlane[_:][\w:]+|up)(?=[\s{)\[]|$)", expression))
 
 
+def metrics() -> dict[str, str]:
+    """Name -> type of every metric of the page about them."""
+    rows = (line.strip("|").split("|") for line in text_of(ROOT / "docs" / "metrics.md").splitlines() if "| `" in line)
+    return {cells[0].strip().strip("`"): cells[1].strip() for cells in rows}
+
+
+def series() -> set[str]:
+    """Every series that a scrape or a recording rule makes."""
+    parts = ("_bucket", "_sum", "_count")
+    made = {name + part for name, kind in metrics().items() for part in (parts if kind == "histogram" else ("",))}
+    return made | RECORDED | {"up"}
+
+
 def test_an_expression_that_is_none_is_found() -> None:
     """What the next tests rest on."""
     assert names_in('sum(rate(tierlane_x_total{a="tierlane_y"}[5m])) / tierlane:z:ratio') == {
@@ -54,6 +67,14 @@ def test_an_expression_that_is_none_is_found() -> None:
     }
     with pytest.raises(ValueError, match=r".+"):
         names_in("sum(rate(tierlane_x_total[5m])")
+
+
+def test_every_metric_that_is_named_exists() -> None:
+    """A rule over a misspelt name never fires, which looks like health."""
+    asked = {name for expression in expressions() for name in names_in(expression)}
+
+    assert len(asked) > 30
+    assert sorted(asked - series()) == []
 
 
 def test_every_expression_can_be_read() -> None:
