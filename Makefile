@@ -19,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 TEST_READY := $(VENV)/.test-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench chaos lock docs clean
+.PHONY: help install up test lint types bench browser chaos lock docs clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,9 @@ types: $(TEST_READY) ## Check the types
 
 bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmarks.md (up to an hour; ARGS=--quick)
 	@$(BIN)/python bench/suite.py $(ARGS)
+
+browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
+	$(BIN)/python -m pytest -m browser $(ARGS)
 
 chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
 	$(BIN)/python -m pytest -m chaos $(ARGS)

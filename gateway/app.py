@@ -59,6 +59,7 @@ class Gateway(Parts):
         loops = {
             "edge": edge.sweep_forever(),
             "pools": self.pools.run(),
+            "snapshots": self.snapshots.run(),
             "metrics": self.metrics.run(),
             **self.loops(),
             **self.identities.loops(),
@@ -91,6 +92,7 @@ class Gateway(Parts):
 
     async def _close_doors(self) -> None:
         self.doors.closed = True
+        self.snapshots.readers.end()
         if self._runner is not None and self._edge is not None:
             for site in self._runner.sites:
                 await site.stop()
@@ -104,6 +106,7 @@ class Gateway(Parts):
         await end_all(self._tasks)
         self.metrics.close()
         await self.me.close()
+        await self.snapshots.moments.close()
         await self.pools.close()
         await self.close()
 

@@ -11,8 +11,10 @@ from gateway.breaker import BreakerState
 from gateway.direct_view import DirectView
 from gateway.finding import LEVELS, Finding, Status
 from gateway.health_document import Health, HealthFigures
+from gateway.health_shedding import flows, shedding
 from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, tier_figures
 from gateway.limits import MEMORY_EASED
+from gateway.losses import Loss
 from scheduler.observation import Observation, WorkerView
 
 STALE_LOOK_S = 2.0
@@ -41,12 +43,15 @@ class HealthInputs:
     audit_lag_ms: int | None = 0  # None: it could not be read.
     direct: DirectView | None = None
     tokens_problem: str | None = None  # Why JWTs cannot be checked as they should.
+    losses: tuple[Loss, ...] = ()  # Workers that serve no more, the latest first.
     time: str = ""  # Now, RFC 3339.
 
 
 def health(inputs: HealthInputs) -> tuple[int, Health]:
     """The HTTP status and the document."""
-    findings = [_gpus(inputs), _redis(inputs), _catalog(inputs), _subscriber(inputs), _audit(inputs)]
+    tiers = flows(list(inputs.factors), inputs.observation)
+    findings = [shedding(tiers, inputs.capacity_rps, inputs.losses), _gpus(inputs), _redis(inputs), _catalog(inputs)]
+    findings += [_subscriber(inputs), _audit(inputs)]
     findings += [lowered_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
     findings += [_memory(inputs), paused_tiers(inputs.paused, inputs.observation)]
     if inputs.tokens_problem:

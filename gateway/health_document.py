@@ -47,6 +47,12 @@ class Health(HealthFigures):
     checks: dict[str, list[Check]]
 
 
+class HealthNow(Health):
+    """As it is answered; `age_s`: seconds since it was judged."""
+
+    age_s: float
+
+
 class HealthOfPools(Health):
     """With more than one pool the figures are of all together, and each pool's own stand in `pools`."""
 

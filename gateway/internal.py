@@ -1,10 +1,8 @@
 """What operators and load balancers ask: `/internal/*` behind the service token, `/livez` and `/readyz` without one."""
 
 import contextlib
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from gateway.answer import Answer
 from gateway.autoscale import scale_document
@@ -12,13 +10,10 @@ from gateway.catalog_view import CatalogView
 from gateway.doorman import Doorman
 from gateway.doors import Doors
 from gateway.faults import Refusal
-from gateway.health import HealthInputs, health
-from gateway.health_document import Alive, Readiness
-from gateway.health_pools import together
-from gateway.identities import Identities
-from gateway.pool_parts import PoolParts
+from gateway.health_document import Alive, HealthNow, Readiness
 from gateway.pools import Pools
 from gateway.routes import Call
+from gateway.snapshots import Snapshots
 from gateway.timeline import Story, from_audit, from_redis
 from ledger.requests import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
@@ -38,7 +33,7 @@ class InternalParts:
     pools: Pools
     doors: Doors
     doorman: Doorman
-    identities: Identities
+    snapshots: Snapshots
     find_stored: FindStored | None = None
 
 
@@ -67,35 +62,11 @@ class Internal:
         return None if self._parts.pools.subscribed else "subscription"
 
     async def health(self, call: Call) -> Answer:
-        """`GET /internal/health`."""
+        """`GET /internal/health`, from the snapshot of this second."""
         self._parts.doorman.check_service(call, self._parts.service_token)
-        found = {parts.config.pool: health(await self._inputs(parts)) for parts in self._parts.pools.named}
-        status, document = together(found)
-        return Answer.of(status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
-
-    async def _inputs(self, parts: PoolParts) -> HealthInputs:
-        catalog = self._parts.catalog
-        snapshot = catalog.snapshot
-        return HealthInputs(
-            observation=parts.beat.observation,
-            look_age_s=parts.beat.age_s(),
-            redis_problem=parts.beat.redis_problem,
-            catalog_loaded=snapshot is not None,
-            catalog_fresh=catalog.fresh,
-            catalog_age_s=catalog.age_s(),
-            catalog_problem=catalog.problem,
-            subscribed=parts.subscriber.subscribed.is_set(),
-            leaving=self._parts.doors.leaving,
-            capacity_rps=parts.limits.capacity_rps,
-            memory_share=parts.limits.memory_share,
-            short_of_memory=parts.limits.short_of_memory,
-            factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
-            paused=[tier.name for tier in snapshot.tiers if tier.paused] if snapshot else (),
-            audit_lag_ms=await audit_lag_ms(parts),
-            direct=parts.direct.view(),
-            tokens_problem=self._parts.identities.problem,
-            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        )
+        latest = await self._parts.snapshots.current()
+        document: HealthNow = {**latest.health, "age_s": self._parts.snapshots.age_s(latest)}
+        return Answer.of(latest.status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
     async def autoscale(self, call: Call) -> Answer:
         """`GET /internal/autoscale`."""
@@ -132,14 +103,3 @@ class Internal:
             log_fault("the audit cannot be read", error)
             raise Refusal(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read right now; try again.") from error
         return None if row is None else from_audit(row)
-
-
-async def audit_lag_ms(parts: PoolParts) -> int | None:
-    """How far the pool's audit is behind; None where it cannot be read."""
-    if parts.beat.redis_problem is not None:
-        return None
-    try:
-        oldest_ms = await parts.audit_lag.oldest_ms()
-    except RedisUnavailable:
-        return None
-    return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)

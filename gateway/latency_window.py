@@ -1,6 +1,8 @@
-"""Answer times of the last ten seconds and their p95, as counts in logarithmic buckets: bounded, whatever the load."""
+"""Answer times of the last ten seconds and their percentiles, as counts in logarithmic buckets: bounded, whatever the load."""
 
 import math
+from bisect import bisect_left
+from itertools import accumulate
 
 LATENCY_SLOTS = 10
 LATENCY_SLOT_S = 1.0
@@ -24,18 +26,25 @@ class LatencyWindow:
 
     def p95_ms(self, now: float) -> float:
         """The 95th percentile in ms, rounded up to its bucket's end; 0 when there was no answer."""
+        return self.percentiles_ms((0.95,), now)[0]
+
+    def percentiles_ms(self, shares: tuple[float, ...], now: float) -> list[float]:
+        """The same for each of `shares` (0..1, rising), from one count."""
         self._turn(now)
         counts = [sum(column) for column in zip(*self._rows, strict=True)]
-        rank = math.ceil(0.95 * sum(counts))
-        seen = 0
-        for bucket, count in enumerate(counts):
-            seen += count
-            if count and seen >= rank:
-                return float(round(2 ** ((bucket + 1) / _BUCKETS_PER_DOUBLING), 1))
-        return 0.0
+        ranks = [math.ceil(share * sum(counts)) for share in shares]
+        reached = list(accumulate(counts))
+        if not reached[-1]:
+            return [0.0] * len(shares)
+        return [_end_ms(bisect_left(reached, rank)) for rank in ranks]
 
     def _turn(self, now: float) -> None:
         slot = int(now / LATENCY_SLOT_S)
         for passed in range(max(self._slot + 1, slot - LATENCY_SLOTS + 1), slot + 1):
             self._rows[passed % LATENCY_SLOTS] = [0] * _BUCKETS
         self._slot = max(self._slot, slot)
+
+
+def _end_ms(bucket: int) -> float:
+    """Where a bucket ends."""
+    return float(round(2 ** ((bucket + 1) / _BUCKETS_PER_DOUBLING), 1))

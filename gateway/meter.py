@@ -14,6 +14,7 @@ from gateway.latency_window import LatencyWindow
 from scheduler.observation import GatewayStats, TierStats
 
 WINDOW_BEATS = 8  # Rates are taken over so many beats.
+TOLD = (0.5, 0.95, 0.99)  # The percentiles of the answer time that are published.
 LEAST_FACTOR = 0.01  # Under a lower one, single requests would count as hundreds.
 WELL_FILLED = 0.75  # A bucket this full is not what holds its customer back.
 
@@ -134,12 +135,15 @@ class Meter:
 def _rates(meter: TierMeter, span_s: float, now: float) -> TierStats:
     """A tier's counts as rates a second."""
     rates = Counts(*(round(count / span_s, 3) for count in meter.close()))
+    p50_ms, p95_ms, p99_ms = meter.latency.percentiles_ms(TOLD, now)
     return TierStats(
         demand_rps=round(rates.demand + min(rates.guessed, rates.arrived), 3),
         shed_per_second=rates.shed,
-        p95_ms=meter.latency.p95_ms(now),
+        p95_ms=p95_ms,
         answered_rps=rates.answered,
         arrived_rps=rates.arrived,
         retries_rps=rates.retries,
         shadowed_rps=rates.shadowed,
+        p50_ms=p50_ms,
+        p99_ms=p99_ms,
     )

@@ -15,8 +15,9 @@ from gateway.autoscale import Scale
 from gateway.chat import MAX_MESSAGES, ChatBody, ChatCompletion, ChatMessage
 from gateway.chunks import ChatChunk, CompletionChunk
 from gateway.completions import Completion, CompletionBody
+from gateway.dashboard_doors import DASHBOARD_DOORS
 from gateway.embeddings import EmbeddingBody, Embeddings
-from gateway.health_document import Alive, Health, Readiness
+from gateway.health_document import Alive, HealthNow, Readiness
 from gateway.inference_body import InferenceBody
 from gateway.jobs_document import JobResult, Promise
 from gateway.metrics.exposition import CONTENT_TYPE as METRICS
@@ -149,7 +150,7 @@ DOORS: tuple[Door, ...] = (
     inside(
         "/internal/health",
         "How the whole is, in figures and sentences",
-        {200: ("Healthy or degraded: requests are served.", Health), 503: ("Down: they are not.", Health)},
+        {200: ("Healthy or degraded: requests are served.", HealthNow), 503: ("Down: they are not.", HealthNow)},
     ),
     inside(
         "/internal/requests/{id}",
@@ -160,6 +161,7 @@ DOORS: tuple[Door, ...] = (
         parameters=(REQUEST_ID,),
     ),
     inside("/internal/autoscale", "How many workers each pool should have, and why", {200: ("The advice.", Scale)}),
+    *DASHBOARD_DOORS,
     probe("/livez", "Whether the process lives", {200: ("It does.", Alive)}),
     probe("/readyz", "Whether to send traffic here", {200: ("Yes.", Readiness), 503: ("Not now, and why.", Readiness)}),
     Door(

@@ -67,6 +67,11 @@ _HEADERS: dict[str, tuple[str, Schema, Any]] = {
     ),
     "Allow": ("The methods that this address takes.", _TEXT, "GET, HEAD"),
     "Cache-Control": ("Whether the answer may be kept.", _TEXT, "no-store"),
+    "Set-Cookie": (
+        "The session of the page for on-call, for browsers.",
+        _TEXT,
+        "tierlane_session=...; Path=/internal/dashboard; Max-Age=43200; HttpOnly; SameSite=Strict",
+    ),
     "ETag": (
         "Names this version of the page; sent back in If-None-Match it saves the body.",
         _TEXT,

@@ -8,6 +8,7 @@ from gateway.catalog_view import CatalogView
 from gateway.chat import CHAT
 from gateway.completions import COMPLETIONS
 from gateway.config import GatewayConfig
+from gateway.dashboard import Dashboard
 from gateway.dialect import INFERENCE
 from gateway.doorman import Doorman
 from gateway.doors import Doors
@@ -19,16 +20,20 @@ from gateway.identities import Identities, Tokens
 from gateway.inference import Inference
 from gateway.internal import FindStored, Internal, InternalParts
 from gateway.jobs import Jobs
+from gateway.judging import Judging
 from gateway.me import FindUsage, Me, MeParts
 from gateway.metrics.door import Metrics
 from gateway.metrics.tally import Tally
 from gateway.models import Models
+from gateway.moments import Moments
 from gateway.pages import Pages
 from gateway.pool_parts import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.predict import PLAIN, PREDICT
 from gateway.request_log import RequestLog
 from gateway.routes import Routes
+from gateway.snapshots import Snapshots
+from scheduler.history import History
 from scheduler.limit_state import LimitState
 
 DOORS = {
@@ -70,13 +75,15 @@ class Parts(PoolParts):
         self.pools = Pools(
             catalog, self, lambda pool: PoolParts(of_pool(config, pool), shared), only_own=config.only_own
         )
+        self.snapshots = self._snapshots()
         self.internal = self._internal(find_stored)
         self.me = self._me(find_usage)
         models = Models(self.doorman, self.inference.standing, self.pools.names, faults)
+        dashboard = Dashboard(config.service_token, self.doorman, self.snapshots)
         self.metrics = Metrics(
             tally, config.metrics_dir, config.gateway_id, lambda: self.pools.all, lambda: self.pools.named
         )
-        self._routes = build_routes(self.inference, self.internal, self.me, models, self.jobs)
+        self._routes = build_routes(self.inference, self.internal, self.me, models, self.jobs, dashboard=dashboard)
         for method in ("GET", "HEAD"):
             self._routes.add(method, "/metrics", self.metrics)
         self._lane = FastLane(self.inference, self.doors)
@@ -95,6 +102,11 @@ class Parts(PoolParts):
             )
         )
 
+    def _snapshots(self) -> Snapshots:
+        catalog, gateway_id = self._shared.catalog, self.config.gateway_id
+        judging = Judging(catalog, self.pools, self.doors, self.identities)
+        return Snapshots(judging, catalog, Moments(History(self._client, self._keys, gateway_id)), gateway_id)
+
     def _internal(self, find_stored: FindStored | None) -> Internal:
         return Internal(
             InternalParts(
@@ -104,7 +116,7 @@ class Parts(PoolParts):
                 doors=self.doors,
                 find_stored=find_stored,
                 doorman=self.doorman,
-                identities=self.identities,
+                snapshots=self.snapshots,
             )
         )
 
@@ -115,7 +127,9 @@ def of_pool(config: GatewayConfig, pool: str) -> GatewayConfig:
     return replace(config, pool=pool, default_model=None, data_dir=data_dir)
 
 
-def build_routes(inference: Inference, internal: Internal, me: Me, models: Models, jobs: Jobs) -> Routes:
+def build_routes(
+    inference: Inference, internal: Internal, me: Me, models: Models, jobs: Jobs, *, dashboard: Dashboard
+) -> Routes:
     """Every address that this gateway answers. Each is described in gateway/openapi_doors.py: a test compares them."""
     routes = Routes()
     pages = Pages()
@@ -126,7 +140,12 @@ def build_routes(inference: Inference, internal: Internal, me: Me, models: Model
     routes.add("GET", "/internal/health", internal.health)
     routes.add("GET", "/internal/requests/{id}", internal.request)
     routes.add("GET", "/internal/autoscale", internal.autoscale)
+    routes.add("GET", "/internal/dashboard", dashboard.page)
+    routes.add("POST", "/internal/dashboard/session", dashboard.log_in)
+    routes.add("DELETE", "/internal/dashboard/session", dashboard.log_out)
+    routes.add("GET", "/internal/dashboard/events", dashboard.events)
     for method in ("GET", "HEAD"):
+        routes.add(method, "/internal/dashboard/assets/{id}", dashboard.asset)
         routes.add(method, "/v1/result/{id}", jobs.result.get)
         routes.add(method, "/v1/me", me)
         routes.add(method, "/v1/models", models.list)

@@ -81,6 +81,8 @@ class Keys:
         self.refusal_lists = self.prefix + "refusal_lists"
         self.sharing = self.prefix + "sharing"
         self.same_kept = self.prefix + "same_kept"
+        self.history = self.prefix + "history"
+        self.history_turn = self.prefix + "history_turn"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
 
     def queue(self, tier: str) -> str:

@@ -85,7 +85,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
-    """One tier as one gateway sees it: offered and shed requests/s, and p95 of the answer time in ms (0: none).
+    """One tier as one gateway sees it: offered and shed requests/s, and percentiles of the answer time in ms (0: none).
 
     `factor` (0..1) is the part of its base limits that each customer of the tier has at this gateway, `allocated_rps` the
     tier's part of the capacity. `answered_rps` is the measured drain, `retries_rps` how many of the offered requests said
@@ -101,6 +101,8 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     arrived_rps: float = 0.0
     retries_rps: float = 0.0
     shadowed_rps: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
 
 
 class GatewayStats(msgspec.Struct, array_like=True, frozen=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from gateway.answer import Answer
-from gateway.internal import audit_lag_ms
+from gateway.judging import audit_lag_ms
 from gateway.metrics.exposition import CONTENT_TYPE, exposition
 from gateway.metrics.fleet import Gauge, PoolLook, gauges
 from gateway.metrics.shelf import Shelf, Sum

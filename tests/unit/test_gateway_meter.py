@@ -19,6 +19,16 @@ def test_p95_is_known_to_its_bucket(latencies: list[float], expected: float) -> 
     assert window.p95_ms(100.0) == expected
 
 
+def test_several_percentiles_come_of_one_count() -> None:
+    """As each would by itself."""
+    window = LatencyWindow()
+    for latency in [10.0] * 50 + [100.0] * 48 + [900.0] * 2:
+        window.add(latency, 100.0)
+
+    assert window.percentiles_ms((0.5, 0.95, 0.99), 100.0) == [10.1, 101.6, 912.3]
+    assert window.percentiles_ms((0.5, 0.95, 0.99), 200.0) == [0.0, 0.0, 0.0]
+
+
 def test_p95_forgets_after_ten_seconds() -> None:
     """Old answers turn out of the window second by second."""
     window = LatencyWindow()
@@ -50,7 +60,9 @@ def test_the_meter_publishes_rates_over_two_seconds() -> None:
     assert stats.tiers["free"] == TierStats(
         demand_rps=16.0,
         shed_per_second=4.0,
+        p50_ms=50.8,
         p95_ms=50.8,
+        p99_ms=50.8,
         answered_rps=8.0,
         arrived_rps=40.0,
         retries_rps=16.0,
@@ -69,7 +81,7 @@ def test_what_was_counted_is_forgotten_after_the_window() -> None:
     published = [meter.beat(["free"], beat * 0.25).tiers["free"] for beat in range(1, WINDOW_BEATS + 2)]
 
     assert published[-2].arrived_rps == published[-2].demand_rps == 0.5
-    assert published[-1] == TierStats(0.0, 0.0, 50.8)
+    assert published[-1] == TierStats(0.0, 0.0, 50.8, p50_ms=50.8, p99_ms=50.8)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""Health of every pool as this gateway sees it now: what each of its parts knows, gathered for the pure judgement."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from gateway.catalog_view import CatalogView
+from gateway.doors import Doors
+from gateway.health import HealthInputs, health
+from gateway.health_document import Health
+from gateway.identities import Identities
+from gateway.losses import Losses
+from gateway.pool_parts import PoolParts
+from gateway.pools import Pools
+from scheduler.errors import RedisUnavailable
+
+
+class Judged(NamedTuple):
+    """One pool: what was known of it, the HTTP status and the document."""
+
+    inputs: HealthInputs
+    status: int
+    document: Health
+
+
+class Judging:
+    """Gathers and judges. `wall` is seconds since the epoch."""
+
+    def __init__(
+        self,
+        catalog: CatalogView,
+        pools: Pools,
+        doors: Doors,
+        identities: Identities,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalog = catalog
+        self._pools = pools
+        self._doors = doors
+        self._identities = identities
+        self._wall = wall
+        self._losses: dict[str, Losses] = {}
+
+    async def judge(self) -> dict[str, Judged]:
+        """Every pool that a model names, by name; the gateway's own first."""
+        found: dict[str, Judged] = {}
+        for parts in self._pools.named:
+            inputs = await self._inputs(parts)
+            found[parts.config.pool] = Judged(inputs, *health(inputs))
+        return found
+
+    def facts(self) -> object:
+        """What must be told at once when it changes: it compares equal as long as nothing of that did."""
+        catalog = self._catalog
+        return (
+            [
+                (
+                    parts.config.pool,
+                    parts.beat.redis_problem is None,
+                    _healthy(parts),
+                    parts.subscriber.subscribed.is_set(),
+                )
+                for parts in self._pools.named
+            ],
+            (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._doors.leaving),
+        )
+
+    def _lost(self, parts: PoolParts) -> Losses:
+        losses = self._losses.setdefault(parts.config.pool, Losses())
+        seen = parts.beat.observation
+        if seen is not None and parts.beat.redis_problem is None:
+            losses.note(seen.workers, seen.now_ms)
+        return losses
+
+    async def _inputs(self, parts: PoolParts) -> HealthInputs:
+        catalog = self._catalog
+        snapshot = catalog.snapshot
+        return HealthInputs(
+            observation=parts.beat.observation,
+            look_age_s=parts.beat.age_s(),
+            redis_problem=parts.beat.redis_problem,
+            catalog_loaded=snapshot is not None,
+            catalog_fresh=catalog.fresh,
+            catalog_age_s=catalog.age_s(),
+            catalog_problem=catalog.problem,
+            subscribed=parts.subscriber.subscribed.is_set(),
+            leaving=self._doors.leaving,
+            capacity_rps=parts.limits.capacity_rps,
+            memory_share=parts.limits.memory_share,
+            short_of_memory=parts.limits.short_of_memory,
+            factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
+            paused=[tier.name for tier in snapshot.tiers if tier.paused] if snapshot else (),
+            audit_lag_ms=await audit_lag_ms(parts),
+            direct=parts.direct.view(),
+            tokens_problem=self._identities.problem,
+            losses=self._lost(parts).all,
+            time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
+        )
+
+
+async def audit_lag_ms(parts: PoolParts) -> int | None:
+    """How far the pool's audit is behind; None where it cannot be read."""
+    if parts.beat.redis_problem is not None:
+        return None
+    try:
+        oldest_ms = await parts.audit_lag.oldest_ms()
+    except RedisUnavailable:
+        return None
+    return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)
+
+
+def _healthy(parts: PoolParts) -> frozenset[str]:
+    seen = parts.beat.observation
+    return frozenset(worker.id for worker in seen.workers if worker.healthy) if seen else frozenset()

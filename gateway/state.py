@@ -1,0 +1,189 @@
+"""What the page for on-call shows, as one document: made of the judged pools, once a second. Values and a pure function.
+
+Rates are requests/s over all gateways, times milliseconds; what nothing is known of is null, never 0.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from gateway.catalog_view import TierRow
+from gateway.finding import Status
+from gateway.health_document import Health
+from gateway.judging import Judged
+from scheduler.observation import GpuReading, Observation, TierStats, WorkerView
+
+
+class TierState(msgspec.Struct, frozen=True):
+    """One tier over all pools and gateways. `share` is its part of all answers, `limit_ratio` what of its limits holds."""
+
+    name: str
+    guaranteed_share: float
+    depth: int
+    oldest_ms: float
+    in_rps: float
+    out_rps: float
+    shed_rps: float
+    demand_rps: float
+    allocated_rps: float
+    limit_ratio: float
+    share: float
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+class GpuState(msgspec.Struct, frozen=True):
+    """What the driver says of a worker's GPU."""
+
+    utilization: float
+    memory_used_mb: int
+    memory_total_mb: int
+    temperature_c: int
+    fault: str
+
+
+class WorkerState(msgspec.Struct, frozen=True):
+    """One worker; `age_ms` since its last heartbeat."""
+
+    id: str
+    pool: str
+    status: str
+    healthy: bool
+    utilization: float
+    in_flight: int
+    age_ms: int
+    rps: float
+    service_p95_ms: float
+    backend: str
+    version: str
+    gpu: GpuState | None
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """Something changed. `level`: `good`, `bad` or `news`."""
+
+    at_ms: int
+    level: str
+    text: str
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole. `look_age_s`: how old what was seen in Redis is, null where nothing ever was."""
+
+    at_ms: int
+    gateway: str
+    status: Status
+    reasons: list[str]
+    redis_problem: str | None
+    look_age_s: float | None
+    in_rps: float
+    out_rps: float
+    shed_rps: float
+    demand_rps: float
+    capacity_rps: float
+    queue_depth: int
+    healthy_gpus: int
+    total_gpus: int
+    gpu_utilization: float
+    padding_waste: float
+    dlq: int
+    audit_lag_ms: int | None
+    tiers: list[TierState]
+    workers: list[WorkerState]
+    gateways: list[str]
+    events: list[Event]
+
+
+def state(judged: Mapping[str, Judged], whole: Health, rows: Sequence[TierRow], *, at_ms: int, gateway: str) -> State:
+    """The document, without events. `whole` is the health of all pools together, `rows` the catalog's tiers."""
+    seen = {pool: each.inputs.observation for pool, each in judged.items()}
+    stats = {row.name: _stats(row.name, seen.values()) for row in rows}
+    answered = sum(each.answered_rps for several in stats.values() for each in several)
+    tiers = [_tier(row, stats[row.name], whole, answered) for row in rows]
+    problems = [each.inputs.redis_problem for each in judged.values() if each.inputs.redis_problem is not None]
+    return State(
+        at_ms=at_ms,
+        gateway=gateway,
+        status=whole["status"],
+        reasons=whole["reasons"],
+        redis_problem=problems[0] if problems else None,
+        look_age_s=_oldest_s([each.inputs.look_age_s for each in judged.values()]),
+        in_rps=_total(tier.in_rps for tier in tiers),
+        out_rps=_total(tier.out_rps for tier in tiers),
+        shed_rps=_total(tier.shed_rps for tier in tiers),
+        demand_rps=_total(tier.demand_rps for tier in tiers),
+        capacity_rps=whole["capacity_rps"],
+        queue_depth=whole["queue_depth"],
+        healthy_gpus=whole["healthy_gpus"],
+        total_gpus=whole["total_gpus"],
+        gpu_utilization=whole["gpu_utilization"],
+        padding_waste=whole["padding_waste"],
+        dlq=whole["dlq"],
+        audit_lag_ms=whole["audit_lag_ms"],
+        tiers=tiers,
+        workers=[_worker(pool, each) for pool, look in seen.items() if look for each in _in_order(look)],
+        gateways=sorted({each.gateway_id for look in seen.values() if look for each in look.gateways}),
+        events=[],
+    )
+
+
+def _total(rates: Iterable[float]) -> float:
+    return round(sum(rates), 3)
+
+
+def _oldest_s(ages_s: Sequence[float | None]) -> float | None:
+    known = [age_s for age_s in ages_s if age_s is not None]
+    return round(max(known), 2) if known and len(known) == len(ages_s) else None
+
+
+def _stats(name: str, looks: Iterable[Observation | None]) -> list[TierStats]:
+    gateways = (gateway for look in looks if look for gateway in look.gateways)
+    return [gateway.tiers[name] for gateway in gateways if name in gateway.tiers]
+
+
+def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps: float) -> TierState:
+    health = whole["tiers"][row.name]
+    out_rps = _total(each.answered_rps for each in stats)
+    return TierState(
+        name=row.name,
+        guaranteed_share=row.guaranteed_share,
+        depth=health["depth"],
+        oldest_ms=health["oldest_ms"],
+        in_rps=_total(each.arrived_rps for each in stats),
+        out_rps=out_rps,
+        shed_rps=health["shed_per_second"],
+        demand_rps=_total(each.demand_rps for each in stats),
+        allocated_rps=health["allocated_rps"],
+        limit_ratio=health["effective_limit_ratio"],
+        share=round(out_rps / answered_rps, 4) if answered_rps else 0.0,
+        # The slowest gateway's: percentiles cannot be added, and on-call wants the worst.
+        p50_ms=max((each.p50_ms for each in stats), default=0.0) or None,
+        p95_ms=max((each.p95_ms for each in stats), default=0.0) or None,
+        p99_ms=max((each.p99_ms for each in stats), default=0.0) or None,
+    )
+
+
+def _in_order(look: Observation) -> list[WorkerView]:
+    return sorted(look.workers, key=lambda worker: worker.id)
+
+
+def _worker(pool: str, worker: WorkerView) -> WorkerState:
+    return WorkerState(
+        id=worker.id,
+        pool=pool,
+        status=worker.status,
+        healthy=worker.healthy,
+        utilization=worker.utilization,
+        in_flight=worker.in_flight,
+        age_ms=round(worker.age_ms),
+        rps=round(worker.rps, 1),
+        service_p95_ms=worker.service_p95_ms,
+        backend=worker.backend,
+        version=worker.model_version,
+        gpu=None if worker.gpu is None else _gpu(worker.gpu),
+    )
+
+
+def _gpu(gpu: GpuReading) -> GpuState:
+    return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault)

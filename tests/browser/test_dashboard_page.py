@@ -1,0 +1,53 @@
+"""The page for on-call in a real browser: it loads without a fault, shows a lost worker in time, and bears lost Redis."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from chromium import Tab, chromium
+from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+
+TYPE = "document.getElementById('token').value = {token!r}; document.querySelector('#login button').click(); true"
+LEVEL = "document.getElementById('level')?.textContent"
+ILL = "[...document.querySelectorAll('.worker.ill')].map(tile => tile.dataset.worker).join()"
+
+
+@pytest.fixture
+async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
+    """A ready gateway with a worker behind it."""
+    async with running_stack(client, redis_url) as running:
+        yield running
+
+
+async def log_in(tab: Tab, token: str = SERVICE_TOKEN) -> None:
+    await tab.until("document.readyState === 'complete' && !!document.getElementById('token')", "the form to log in")
+    await tab.value(TYPE.format(token=token))
+
+
+async def test_from_the_form_to_a_lost_worker(stack: Stack, tmp_path: Path) -> None:
+    """Wrong token, right token, a picture without a fault, charts drawn, a silent worker in red within three seconds."""
+    await stack.worker.beat("worker-2")
+    async with chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab:
+        await log_in(tab, "wrong")
+        await tab.until("document.getElementById('fault').textContent", "the fault is told")
+        tab.faults.clear()  # A browser counts every 401 as one; the first page was one, too.
+        await log_in(tab)
+        await tab.until(f"{LEVEL} === 'healthy' || {LEVEL} === 'degraded'", "a first picture")
+        await stack.worker.beat("worker-2")
+        await tab.until(
+            f"{ILL} === '' && document.querySelectorAll('.worker').length === 2", "two workers, both well", 3.0
+        )
+        await tab.until(f"{ILL} === 'worker-2'", "the silent worker is red", 3.0)
+        await tab.until("document.getElementById('events').textContent.includes('worker-2 was lost')", "its event", 3.0)
+
+        assert await tab.value("document.querySelectorAll('canvas').length") == 4
+        assert await tab.value(LEVEL) == "degraded"
+        assert await tab.value("document.cookie") == ""
+        assert await tab.value("document.documentElement.scrollWidth <= innerWidth")
+        assert tab.faults == []
+        await tab.value("document.getElementById('leave').click(); true")
+        await tab.until("!!document.getElementById('token')", "logged out")
