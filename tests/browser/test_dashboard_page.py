@@ -7,12 +7,16 @@ import pytest
 from redis.asyncio import Redis
 
 from chromium import Tab, chromium
+from eventually import eventually
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
+from scheduler.connections import command_client
+from tierlane.embedded.redis_server import EmbeddedRedis
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 
 TYPE = "document.getElementById('token').value = {token!r}; document.querySelector('#login button').click(); true"
 LEVEL = "document.getElementById('level')?.textContent"
+AWAY = "document.getElementById('outage')?.textContent.startsWith('Redis does not answer')"
 ILL = "[...document.querySelectorAll('.worker.ill')].map(tile => tile.dataset.worker).join()"
 
 
@@ -51,3 +55,28 @@ async def test_from_the_form_to_a_lost_worker(stack: Stack, tmp_path: Path) -> N
         assert tab.faults == []
         await tab.value("document.getElementById('leave').click(); true")
         await tab.until("!!document.getElementById('token')", "logged out")
+
+
+async def test_with_redis_away_the_last_picture_stays_and_says_its_age(tmp_path: Path) -> None:
+    """Within three seconds in red; a page that is opened only then shows it as well, with what was drawn before."""
+    server = EmbeddedRedis(tmp_path / "redis", tmp_path / "redis.sock", ephemeral=True)
+    await server.start()
+    client = command_client(server.url)
+    try:
+        async with running_stack(client, server.url, worker=False) as stack:
+            await stack.worker.beat()
+            async with chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab:
+                await log_in(tab)
+                await tab.until("document.querySelectorAll('.worker').length === 1", "the worker")
+                await eventually(lambda: stack.gateway.snapshots.moments.all, "a first moment")
+                await server.stop()
+                await tab.until(AWAY, "the outage is told", 3.0)
+                await tab.value("location.reload(); true")
+                await tab.until(f"document.readyState === 'complete' && !!{AWAY}", "the same after a reload")
+
+                assert "these figures are" in await tab.value("document.getElementById('outage').textContent")
+                assert await tab.value("document.querySelectorAll('.worker').length") == 1
+                assert await tab.value("document.querySelector('main').classList.contains('old')")
+    finally:
+        await client.aclose()
+        await server.stop()

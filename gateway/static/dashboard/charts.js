@@ -3,6 +3,7 @@
 
 const Charts = (() => {
   const HEIGHT = 170;
+  const SPAN_S = 15 * 60;
   const drawn = {};
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -16,7 +17,10 @@ const Charts = (() => {
       height: HEIGHT,
       series: [{ value: "{HH}:{mm}:{ss}" }, ...series],
       axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 56 }],
-      scales: { y: { range: (plot, low, high) => [0, unit === "%" ? 105 : Math.max(high * 1.1, 1)] } },
+      scales: {
+        x: { range: (plot, low, high) => [high - SPAN_S, high] },
+        y: { range: (plot, low, high) => [0, unit === "%" ? 105 : Math.max(high * 1.1, 1)] },
+      },
       cursor: { drag: { x: false, y: false } },
       legend: { live: false },
     };

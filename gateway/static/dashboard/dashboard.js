@@ -103,6 +103,7 @@
     const away = state.redis_problem !== null || ageS === null || ageS > OLD_LOOK_S;
     const age = ageS === null ? "nothing was ever seen" : `these figures are ${ageS.toFixed(1)} s old`;
     by("outage").hidden = !away;
+    document.querySelector("main").classList.toggle("old", away);
     by("outage").textContent = state.redis_problem === null ? `Nothing new: ${age}.` : `Redis does not answer: ${age}.`;
   }
 
@@ -192,8 +193,10 @@
     busy.max = 1;
     busy.value = worker.healthy ? worker.utilization : 0;
     tile.append(element("b", worker.id), element("p", lost ? "lost" : worker.status, worker.healthy ? "good" : "bad"));
-    if (worker.healthy) tile.append(busy, element("p", `${percent(worker.utilization)} busy · ${worker.in_flight} in flight · ${count(worker.rps)}/s`));
-    tile.append(element("p", `heartbeat ${time(worker.age_ms)} ago`, worker.age_ms > 1000 ? "bad" : "soft"));
+    const rate = worker.rps ? ` · can do ${count(worker.rps)}/s` : "";
+    const ageMs = worker.age_ms + (state.look_age_s ?? 0) * 1000;
+    if (worker.healthy) tile.append(busy, element("p", `${percent(worker.utilization)} busy · ${worker.in_flight} in flight${rate}`));
+    tile.append(element("p", `heartbeat ${time(ageMs)} ago`, ageMs > 1500 ? "bad" : "soft"));
     const gpu = worker.gpu;
     if (gpu) {
       tile.append(element("p", `GPU ${percent(gpu.utilization)} · ${gpu.memory_used_mb}/${gpu.memory_total_mb} MiB · ${gpu.temperature_c} °C`));
@@ -236,6 +239,7 @@
     location.reload();
   });
   by("latency-tier").addEventListener("change", () => state && showTiers());
+  addEventListener("resize", () => state && showTiers());
   document.addEventListener("visibilitychange", () => (document.hidden ? hush() : listen()));
   document.body.classList.toggle("tv", new URLSearchParams(location.search).get("tv") === "1");
   setInterval(showAge, 500);
