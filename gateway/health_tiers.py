@@ -6,6 +6,7 @@ from gateway.finding import Finding
 from gateway.health_document import TierHealth
 from scheduler.observation import Observation, TierDepth, TierStats
 
+NEARLY_WHOLE = 0.995  # What is told in whole percent must not be lowered to 100 %.
 AMPLIFIED = 1.5  # From here on clients' retries are a load of their own,
 WORTH_TELLING_RPS = 10.0  # if there are so many: of three requests one may well be a retry.
 MOST_AMPLIFIED = 100.0  # Where all were tried before, their first tries are not seen any more.
@@ -31,7 +32,7 @@ def tier_figures(name: str, part: float, seen: Observation | None) -> TierHealth
 
 def lowered_limits(factors: Mapping[str, float]) -> Finding:
     """Whether every tier has its base limits."""
-    lowered = {name: part for name, part in factors.items() if part < 1}
+    lowered = {name: part for name, part in factors.items() if part < NEARLY_WHOLE}
     if not lowered:
         return Finding("limits:lowest", "component", "healthy", 1.0, "ratio")
     named = ", ".join(f"{name} to {part:.0%}" for name, part in lowered.items())

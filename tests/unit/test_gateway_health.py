@@ -146,6 +146,7 @@ STARTING = worker(3, healthy=False, status="starting", age_ms=50.0)
         ),
         ({"audit_lag_ms": None}, "degraded", "The audit's lag is not known."),
         ({"factors": {"paid": 1.0, "free": 0.4}}, "degraded", "Limits are lowered: free to 40%."),
+        ({"factors": {"paid": 0.996, "free": 0.994}}, "degraded", "Limits are lowered: free to 99%."),
         ({"leaving": True}, "degraded", "This gateway is shutting down."),
     ],
 )

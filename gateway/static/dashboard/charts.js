@@ -10,12 +10,13 @@ const Charts = (() => {
   const tierColour = (at) => colour(`--tier-${Math.min(at, 4)}`);
   const veiled = (hex) => `${hex}55`;
 
-  function options(width, series, unit) {
+  function options(width, series, unit, bands = []) {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     return {
       width,
       height: HEIGHT,
       series: [{ value: "{HH}:{mm}:{ss}" }, ...series],
+      bands,
       axes: [{ ...axis, values: "{HH}:{mm}" }, { ...axis, size: 56 }],
       scales: {
         x: { range: (plot, low, high) => [high - SPAN_S, high] },
@@ -27,7 +28,7 @@ const Charts = (() => {
   }
 
   // One chart: made again where its series or the colours changed, else given the new data.
-  function draw(id, shape, series, data, unit) {
+  function draw(id, shape, series, data, unit, bands) {
     const place = document.getElementById(id);
     const known = drawn[id];
     if (known && known.shape === shape) {
@@ -35,7 +36,7 @@ const Charts = (() => {
       return;
     }
     if (known) known.plot.destroy();
-    drawn[id] = { shape, plot: new uPlot(options(place.clientWidth, series, unit), data, place) };
+    drawn[id] = { shape, plot: new uPlot(options(place.clientWidth, series, unit, bands), data, place) };
   }
 
   const times = (points) => points.map((point) => point.at / 1000);
@@ -52,7 +53,7 @@ const Charts = (() => {
     return { rows, shed };
   }
 
-  // What lies on top is drawn first, so that what is under it covers its foot.
+  // Each fills down to the one under it.
   function flow(points, names, shape) {
     const { rows, shed } = stacked(points, names);
     const bad = colour("--bad");
@@ -65,7 +66,8 @@ const Charts = (() => {
     series.push({ label: "demand", stroke: colour("--text"), width: 1, dash: [5, 4], points: { show: false } });
     series.push({ label: "capacity", stroke: colour("--good"), width: 2, points: { show: false } });
     data.push(points.map((point) => point.demand), points.map((point) => point.capacity));
-    draw("flow", shape, series, data);
+    const bands = names.map((name, at) => ({ series: [at + 1, at + 2] }));
+    draw("flow", shape, series, data, "", bands);
   }
 
   function byTier(id, points, names, shape, field, scale, unit) {

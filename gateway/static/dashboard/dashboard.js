@@ -164,7 +164,7 @@
       [count(tier.in_rps), ""],
       [count(tier.out_rps), ""],
       [percent(shed), shed > 0.02 ? "warn" : "soft"],
-      [percent(tier.limit_ratio), tier.limit_ratio < 1 ? "warn" : ""],
+      [percent(tier.limit_ratio), tier.limit_ratio < 0.995 ? "warn" : ""],
       percentile(tier, tier.p50_ms), percentile(tier, tier.p95_ms), percentile(tier, tier.p99_ms),
       [`${percent(tier.share)} / ${percent(tier.guaranteed_share)}`, ""],
     ];
