@@ -41,20 +41,24 @@ class Tab:
                 self.faults.append(json.dumps(told["params"]["args"]))
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol."""
-        number = next(self._ids)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        await self._socket.send_json({"id": number, "method": method, "params": params})
-        async with asyncio.timeout(20):
-            told = await answer
+        """One command of the protocol that must succeed."""
+        told = await self._told(method, params)
         assert "error" not in told, told
         result: dict[str, Any] = told["result"]
         return result
 
+    async def _told(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        number = next(self._ids)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        await self._socket.send_json({"id": number, "method": method, "params": params})
+        async with asyncio.timeout(20):
+            return await answer
+
     async def value(self, expression: str) -> Any:
         """What an expression is in the page; None while the page is being loaded."""
-        told = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        return told["result"].get("value")
+        params = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        told = await self._told("Runtime.evaluate", params)
+        return told.get("result", {}).get("result", {}).get("value")
 
     async def until(self, expression: str, what: str, timeout_s: float = 10.0) -> Any:
         """The first truthy value of an expression."""

@@ -71,8 +71,10 @@ async def test_with_redis_away_the_last_picture_stays_and_says_its_age(tmp_path:
                 await eventually(lambda: stack.gateway.snapshots.moments.all, "a first moment")
                 await server.stop()
                 await tab.until(AWAY, "the outage is told", 3.0)
-                await tab.value("location.reload(); true")
-                await tab.until(f"document.readyState === 'complete' && !!{AWAY}", "the same after a reload")
+                await tab.value("window.before = true; location.reload(); true")
+                await tab.until(
+                    f"!window.before && document.readyState === 'complete' && !!{AWAY}", "the same after a reload"
+                )
 
                 assert "these figures are" in await tab.value("document.getElementById('outage').textContent")
                 assert await tab.value("document.querySelectorAll('.worker').length") == 1
