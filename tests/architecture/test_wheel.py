@@ -33,7 +33,18 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(wheel: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["**/*.py", "**/*.lua", "**/*.sql", "**/*.safetensors", "**/*.html", "**/*.css", "**/*.js", "**/py.typed"],
+    [
+        "**/*.py",
+        "**/*.lua",
+        "**/*.sql",
+        "**/*.safetensors",
+        "**/*.html",
+        "**/*.css",
+        "**/*.js",
+        "**/*.svg",
+        "**/*LICENSE.txt",
+        "**/py.typed",
+    ],
 )
 def test_the_wheel_holds_every_file_of_a_room(wheel: list[str], pattern: str) -> None:
     """Scripts, statements and weights travel with the code that reads them."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.dashboard_assets import ASSETS
+from gateway.session import COOKIE, LASTS_S, issue
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 
 BASE = "/internal/dashboard"
@@ -202,3 +204,27 @@ async def test_health_is_answered_from_the_same_picture(stack: Stack) -> None:
     assert 0 <= health.pop("age_s") <= again.pop("age_s") <= 1.25
     assert (shown["status"], shown["healthy_gpus"]) == (health["status"], health["healthy_gpus"])
     assert {tier["name"] for tier in shown["tiers"]} == set(health["tiers"])
+
+
+async def test_a_gateway_that_leaves_ends_its_streams(stack: Stack) -> None:
+    """Whole, so that a page goes to another gateway at once; nobody waits for them."""
+    async with aiohttp.ClientSession(headers=STREAM | BEARER) as http, http.get(f"{stack.url}{BASE}/events") as answer:
+        await Reader(answer).next("state")
+        async with asyncio.timeout(3):
+            await stack.gateway.drain()
+            await answer.content.read()  # Raises where the last chunk is missing.
+
+    assert answer.content.at_eof()
+    assert len(stack.gateway.snapshots.readers) == 0
+
+
+async def test_a_stream_ends_with_its_session(stack: Stack) -> None:
+    """Whoever stays logged in comes again; whoever does not sees the form."""
+    value = issue(SERVICE_TOKEN, time.time() - LASTS_S + 2)
+    given = STREAM | {"Cookie": f"{COOKIE}={value}"}
+    async with aiohttp.ClientSession(headers=given) as http, http.get(f"{stack.url}{BASE}/events") as answer:
+        await Reader(answer).next("state")
+        async with asyncio.timeout(5):
+            await answer.content.read()
+        async with http.get(f"{stack.url}{BASE}/events") as again:
+            assert again.status == 401
