@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gateway.losses import SILENT
+from gateway.losses import ON_PURPOSE, SILENT
 from gateway.state import Event, State, TierState, WorkerState
 
 LEAST_STEP = 0.1  # A tier's limits move all the time under load: told is where they begin and end to be lowered.
@@ -68,7 +68,7 @@ def _worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterato
         yield Event(at_ms - worker.age_ms, "bad", f"{worker.id} was lost: its last heartbeat.")
     elif was.healthy and not worker.healthy:
         fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
-        yield Event(at_ms, "bad", f"{worker.id} is {worker.status}{fault}.")
+        yield Event(at_ms, "news" if worker.status in ON_PURPOSE else "bad", f"{worker.id} is {worker.status}{fault}.")
     elif worker.healthy and not was.healthy:
         yield Event(at_ms, "good", f"{worker.id} serves.")
 

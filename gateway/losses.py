@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from scheduler.observation import WorkerView
 
+ON_PURPOSE = ("cordoned", "draining")  # Somebody wanted it so.
 KEEP_MS = 15 * 60_000
 SILENT = ("ready", "busy")  # The last word of a worker that did not know that it would be lost.
 
@@ -32,6 +33,8 @@ class Losses:
         serving = frozenset(worker.id for worker in workers if worker.healthy)
         ill = {worker.id: worker for worker in workers if not worker.healthy}
         for worker_id, worker in ill.items():
+            if worker.status in ON_PURPOSE:
+                continue
             # A worker that was never seen to serve may just be starting.
             if worker_id in self._serving or worker.status in SILENT:
                 self._lost.setdefault(worker_id, Loss(worker_id, now_ms - round(worker.age_ms)))

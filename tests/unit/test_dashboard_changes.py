@@ -45,6 +45,11 @@ WELL = document()
             {"workers": [ONE, replace(TWO, healthy=False, status="down", gpu=GpuState(0.0, 0, 0, 0, "Xid 79"))]},
             [(NOW_MS, "bad", "gpu-2 is down, Xid 79.")],
         ),
+        (
+            {},
+            {"workers": [ONE, replace(TWO, healthy=False, status="cordoned")]},
+            [(NOW_MS, "news", "gpu-2 is cordoned.")],
+        ),
         ({"workers": [ONE, replace(TWO, healthy=False)]}, {}, [(NOW_MS, "good", "gpu-2 serves.")]),
         ({"workers": [ONE]}, {}, [(NOW_MS, "news", "gpu-2 is here: ready.")]),
         ({}, {"workers": [ONE]}, [(NOW_MS, "news", "gpu-2 left.")]),

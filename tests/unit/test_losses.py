@@ -32,6 +32,15 @@ def test_a_worker_that_starts_was_not_lost() -> None:
     assert losses.all == (Loss("gpu-1", 10_900),)
 
 
+def test_one_that_was_cordoned_is_not_lost() -> None:
+    """Somebody wanted it so, and knows."""
+    losses = Losses()
+    losses.note([worker("gpu-1"), worker("gpu-2")], 1000)
+    losses.note([worker("gpu-1"), worker("gpu-2", healthy=False, status="cordoned")], 2000)
+
+    assert losses.all == ()
+
+
 def test_who_came_later_sees_the_loss_as_well() -> None:
     """A gateway that starts knows the silent one by its last word."""
     losses = Losses()
