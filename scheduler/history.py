@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from scheduler.connections import bounded
 from scheduler.keys import Keys
+from scheduler.scripts import Script
 
 STEP_MS = 2000
 KEEP_MS = 15 * 60_000
@@ -25,6 +26,8 @@ class History:
         self._client = client
         self._keys = keys
         self._gateway_id = gateway_id
+        self._add = Script("history_add", client, keys)
+        self._refill = Script("history_refill", client, keys)
 
     async def has_turn(self) -> bool:
         """Whether this gateway is the one that writes; the turn is taken or renewed."""
@@ -39,21 +42,11 @@ class History:
 
     async def add(self, moment: bytes) -> int:
         """Keep one more, the newest; how many there are."""
-        async with bounded():
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.lpush(self._keys.history, moment)
-            pipeline.ltrim(self._keys.history, 0, MOMENTS - 1)
-            pipeline.pexpire(self._keys.history, KEEP_MS)
-            length, *_ = await pipeline.execute()
-        return min(int(length), MOMENTS)
+        return int(await self._add(moment, MOMENTS, KEEP_MS))
 
     async def add_older(self, moments: Sequence[bytes]) -> None:
         """After Redis came back empty: what came before, the newest first."""
-        async with bounded():
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.rpush(self._keys.history, *moments[: MOMENTS - 1])
-            pipeline.pexpire(self._keys.history, KEEP_MS)
-            await pipeline.execute()
+        await self._refill(KEEP_MS, *moments[: MOMENTS - 1])
 
     async def read(self) -> list[bytes]:
         """All that is kept, the oldest first."""

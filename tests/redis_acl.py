@@ -14,13 +14,12 @@ from tierlane.embedded.binaries import find_redis
 FOLDER = Path(__file__).resolve().parent.parent / "deploy" / "redis"
 ROLES = ("gateway", "scheduler", "worker")
 SCRIPTS = {
-    "gateway": ("admit", "cancel", "adopt", "gateway_beat", "limit_state", "observe"),
+    "gateway": ("admit", "cancel", "adopt", "gateway_beat", "limit_state", "observe", "history_add", "history_refill"),
     "scheduler": (
-        *("form_batch", "look", "reap", "expire", "share", "census"),
+        *("form_batch", "look", "reap", "expire", "share", "census", "cordon"),
         *("observe", "quota_restore", "audit_take", "audit_drop"),
     ),
     "worker": ("claim", "renew", "finish", "fail", "release", "push_back", "share", "worker_beat"),
-    "admin": ("cordon",),
 }
 """The verbs of each role. `admin` uses those of the gateway, for `tierlane dlq requeue` and `explain`."""
 

@@ -15,8 +15,9 @@ from regressions.lint import ROOT, Rule, found, sources
 WALL_CLOCK = {
     "gateway/answer.py": "the Date header",
     "gateway/inference.py": "whether a key has expired, which its owner wrote as a date",
-    "gateway/internal.py": "what a person is shown: the time of the look, and the age of the audit",
+    "gateway/judging.py": "what a person is shown: the time of the look, and the age of the audit",
     "gpu_pool/endpoint/calls.py": "a Retry-After that is a date, as the endpoint wrote it; what it asks for is bounded",
+    "tierlane/check/system.py": "the clocks of Redis and PostgreSQL beside ours, whose difference is what is asked",
     "tierlane/bench/conduct.py": "when a measurement began, for its report",
 }
 
