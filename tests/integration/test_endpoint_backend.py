@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 
 import pytest
@@ -13,65 +13,13 @@ from gpu_pool.backend import Item, ItemResult
 from gpu_pool.endpoint.access import Access
 from gpu_pool.endpoint.address import read_address
 from gpu_pool.endpoint.batch import HandBack
-from gpu_pool.endpoint.endpoint import Endpoint, EndpointAway
+from gpu_pool.endpoint.endpoint import Endpoint
 from gpu_pool.endpoint_backend import EndpointBackend
-from scheduler.errors import StartError
-from scheduler.payload import Message, Task, encode_messages
+from integration.endpoint_scene import Reader, answers, chat, codes, items, outputs, stand_in
+from scheduler.payload import Task
 from scheduler.vectors import read_vector
 
-
-class Reader:
-    """A listener that keeps what it hears, and leaves after so many characters."""
-
-    def __init__(self, leaves_after: int = 1_000_000) -> None:
-        self.heard = ""
-        self._leaves_after = leaves_after
-
-    @property
-    def gone(self) -> bool:
-        return len(self.heard) >= self._leaves_after
-
-    def say(self, offset: int, text: str) -> None:
-        assert offset == len(self.heard)
-        self.heard += text
-
-
-@pytest.fixture
-def stand_in() -> Iterator[StandIn]:
-    """A server without faults, for a test to spoil."""
-    with serving(StandIn()) as server:
-        yield server
-
-
-def items(*texts: str, seconds: float = 10.0, **parameters: object) -> list[Item]:
-    return [Item(text, dict(parameters), until=time.monotonic() + seconds) for text in texts]
-
-
-def chat(text: str, listener: Reader | None = None, seconds: float = 10.0) -> Item:
-    said = encode_messages([Message("user", text)])
-    return Item(said, {}, Task.CHAT, listener, time.monotonic() + seconds)
-
-
-async def answers(
-    server: StandIn, *batches: Sequence[Item], access: Access | None = None
-) -> list[list[ItemResult] | HandBack]:
-    """What the endpoint makes of these batches, one after another."""
-    endpoint = Endpoint(read_address(f"openai:{server.url}"), access or Access())
-    try:
-        await endpoint.load()
-        return [await endpoint.answer(batch, lambda: None) for batch in batches]
-    finally:
-        await endpoint.close()
-
-
-def codes(results: list[ItemResult] | HandBack) -> list[str]:
-    assert not isinstance(results, HandBack)
-    return [result.error_code for result in results]
-
-
-def outputs(results: list[ItemResult] | HandBack) -> list[str]:
-    assert not isinstance(results, HandBack)
-    return [result.output for result in results]
+__all__ = ["stand_in"]
 
 
 async def test_texts_are_one_call_and_their_tokens_are_shared_out(stand_in: StandIn) -> None:
@@ -391,81 +339,6 @@ async def test_a_model_that_is_gone_is_waited_for(stand_in: StandIn) -> None:
         await eventually(lambda: replaced == ["other"], "another model is seen")
 
     await judged(stand_in, scene)
-
-
-async def test_the_key_is_sent_and_its_lack_refuses_the_start(stand_in: StandIn) -> None:
-    """Only another setting helps, so the worker is to end."""
-    stand_in.api_key = "right"
-
-    assert outputs((await answers(stand_in, items("ab"), access=Access("right")))[0]) == ["ba"]
-    with pytest.raises(StartError, match="TIERLANE_ENDPOINT_API_KEY"):
-        await answers(stand_in)
-
-
-@pytest.mark.parametrize(
-    ("models", "fragment", "fault"),
-    [
-        (["a", "b"], "", None),
-        (["a", "b"], "#b", None),
-        ([], "#b", None),
-        (["a", "b"], "#c", "has no model 'c', but a, b"),
-    ],
-)
-async def test_the_model_is_the_named_or_the_first(
-    stand_in: StandIn, models: list[str], fragment: str, fault: str | None
-) -> None:
-    """A name that the server does not have refuses the start; one that lists nothing may load what it is asked for."""
-    stand_in.models = models
-    endpoint = Endpoint(read_address(f"openai:{stand_in.url}{fragment}"), Access())
-    try:
-        if fault is None:
-            await endpoint.load()
-            assert endpoint.model == (fragment[1:] or "a")
-        else:
-            with pytest.raises(StartError, match=fault):
-                await endpoint.load()
-    finally:
-        await endpoint.close()
-
-
-@pytest.mark.parametrize(
-    ("absent", "fault"),
-    [
-        ({"models"}, None),
-        ({"completions", "chat/completions", "embeddings"}, "neither completes nor chats nor embeds"),
-    ],
-)
-async def test_what_is_no_such_server_refuses_the_start(stand_in: StandIn, absent: set[str], fault: str | None) -> None:
-    """A server that lists no models is one all the same while its health is good."""
-    stand_in.absent = frozenset(absent)
-    if fault is None:
-        assert outputs((await answers(stand_in, items("ab")))[0]) == ["ba"]
-        return
-    with pytest.raises(StartError, match=fault):
-        await answers(stand_in)
-
-
-async def test_a_server_that_is_still_loading_is_waited_for(stand_in: StandIn) -> None:
-    """Not for ever: the worker's supervisor tries again later."""
-    stand_in.fault = lambda route, body: "503" if stand_in.looks < 3 else ""
-    assert outputs((await answers(stand_in, items("ab")))[0]) == ["ba"]
-
-    stand_in.fault = lambda route, body: "503"
-    endpoint = Endpoint(read_address(f"openai:{stand_in.url}"), Access())
-    with pytest.raises(EndpointAway, match="503"):
-        await endpoint.load(within_s=0.1)
-    await endpoint.close()
-
-
-async def test_a_server_that_cannot_list_is_asked_for_the_named_model(stand_in: StandIn) -> None:
-    """`transformers serve` fails to list while its cache is missing, and serves what is named all the same."""
-    stand_in.fault = lambda route, body: "" if body else "500"
-    endpoint = Endpoint(read_address(f"openai:{stand_in.url}#named"), Access())
-
-    await endpoint.load(within_s=0.1)
-
-    assert outputs(await endpoint.answer(items("ab"), lambda: None)) == ["ba"]
-    await endpoint.close()
 
 
 async def test_the_backend_by_itself_answers_every_item(stand_in: StandIn) -> None:
