@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from tierlane.embedded import EmbeddedRedis, EmbeddedServerError
 from tierlane.embedded.allocator import find_jemalloc
+from tierlane.embedded.right_of_way import NICE
 from tierlane.embedded.sockets import MAX_SOCKET_PATH_BYTES
 
 
@@ -149,3 +151,32 @@ async def test_it_uses_jemalloc_where_the_system_has_it(tmp_path: Path) -> None:
     await server.stop()
 
     assert ("libjemalloc" in loaded) is (find_jemalloc() is not None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions are weighed on Linux alone")
+async def test_it_goes_before_others_where_that_is_allowed(tmp_path: Path) -> None:
+    """Who may lower a nice value gives the server, and its session where the kernel weighs those, the right of way."""
+    server = EmbeddedRedis(tmp_path, tmp_path / "run", ephemeral=True)
+    await server.start()
+    nice, session = psutil.Process(server.pid).nice(), _session_nice(server.pid)
+    await server.stop()
+
+    allowed = _may_lower_nice()
+    assert nice == (NICE if allowed else psutil.Process().nice())
+    assert session in (None, NICE if allowed else 0)
+
+
+def _session_nice(pid: int) -> int | None:
+    group = Path(f"/proc/{pid}/autogroup")
+    return int(group.read_text().split()[-1]) if group.exists() else None
+
+
+def _may_lower_nice() -> bool:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        try:
+            os.setpriority(os.PRIO_PROCESS, sleeper.pid, NICE)
+        except OSError:
+            return False
+        finally:
+            sleeper.kill()
+    return True

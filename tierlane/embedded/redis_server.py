@@ -17,6 +17,7 @@ from tierlane.child_process import POLL_S
 from tierlane.embedded.allocator import find_jemalloc, with_jemalloc
 from tierlane.embedded.binaries import REDIS_NAMES, find_redis
 from tierlane.embedded.errors import EmbeddedServerError
+from tierlane.embedded.right_of_way import give_right_of_way
 from tierlane.embedded.server_process import ServerProcess, read_pid
 from tierlane.embedded.sockets import prepare_socket_dir, usable_socket_dir
 
@@ -75,6 +76,7 @@ class EmbeddedRedis:
         prepare_socket_dir(self._socket_dir)
         await self._process.clear_leftover(read_pid(self._pid_file), REDIS_NAMES)
         self._process.run([str(binary), *self._arguments()], env=with_jemalloc(os.environ, find_jemalloc()))
+        give_right_of_way(self.pid)
         try:
             await self._ready()
         except BaseException:
