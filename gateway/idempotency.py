@@ -50,7 +50,7 @@ def idempotency(customer_id: str, key: str, payload: Payload) -> Idempotency:
     """What `key` is called for this customer and this body. White space and the order of members do not matter, nor
     whether the answer is wanted as a stream: it is the same answer.
     """
-    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(payload.streamed_to(""))))
+    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(payload.asked_for())))
 
 
 def with_more(fingerprint: str, more: str) -> str:

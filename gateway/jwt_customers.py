@@ -134,4 +134,5 @@ def _identity(row: Customer, key_id: str) -> Identity:
         row.tokens_per_minute,
         row.max_queue_ms,
         row.quotas,
+        priority=row.priority,
     )

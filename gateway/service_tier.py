@@ -4,7 +4,7 @@
 there is nothing more to be had, and refused by name where there is.
 """
 
-from gateway.catalog_view import IdentityView, SnapshotView
+from gateway.catalog_view import IdentityView, SnapshotView, TierRow
 from gateway.strict_json import invalid
 
 OWN = frozenset({"auto", "default"})
@@ -16,11 +16,12 @@ KNOWN = sorted({*OWN, FLEX, *MORE})
 class Lowered:
     """An identity with all its limits, served in another tier."""
 
-    __slots__ = ("own", "tier")
+    __slots__ = ("own", "priority", "tier")
 
-    def __init__(self, own: IdentityView, tier: str) -> None:
+    def __init__(self, own: IdentityView, tier: TierRow) -> None:
         self.own = own
-        self.tier = tier
+        self.tier = tier.name
+        self.priority = tier.priority
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.own, name)
@@ -40,8 +41,8 @@ def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView
         return identity
     tiers = sorted(snapshot.tiers, key=lambda tier: tier.priority)
     if wanted == FLEX:
-        last = tiers[-1].name
-        return identity if last == identity.tier else Lowered(identity, last)  # type: ignore[return-value]  # delegates
+        last = tiers[-1]
+        return identity if last.name == identity.tier else Lowered(identity, last)  # type: ignore[return-value]  # delegates
     if wanted in MORE:
         if tiers[0].name == identity.tier:
             return identity

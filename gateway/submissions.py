@@ -60,8 +60,7 @@ def build_submission(
     text = payload.input
     input_bytes = len(text) if text.isascii() else len(text.encode())
     nonce = _nonces.draw()
-    if stream_to:
-        payload = payload.streamed_to(Address(stream_to, nonce).written())
+    address = Address(stream_to, nonce).written() if stream_to else ""
     return Submission(
         id=request_id,
         tier=identity.tier,
@@ -83,7 +82,7 @@ def build_submission(
         quotas=limits.quotas,
         key_rate=limits.key_rate,
         key_burst=limits.key_burst,
-        body=encode_payload(payload),
+        body=encode_payload(payload.on_its_way(address, identity.priority)),
     )
 
 

@@ -39,6 +39,7 @@ class Item:
 
     `until`: its deadline in seconds of `time.monotonic`. What is not done by then is of no use to anybody, and a batch
     that takes longer may be ended with its process. A backend that works in steps may end the item there, with TOO_LATE.
+    `priority`: its tier's, 1 first, 0 where it is not known; the order in which batches come here obeys it already.
     """
 
     input: str
@@ -46,6 +47,7 @@ class Item:
     task: Task = Task.COMPLETE
     listener: Listener | None = None
     until: float = math.inf
+    priority: int = 0
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):

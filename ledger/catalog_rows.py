@@ -58,6 +58,7 @@ def customers_from(
             tier.tokens_per_minute if tokens is None else tokens,
             tier.max_queue_ms if queue_ms is None else queue_ms,
             held(id_, tier.name),
+            tier.priority,
         )
         if not (0 < customer.requests_per_second < inf and 0 < customer.burst < inf):
             _positive("customers", name, rate=customer.requests_per_second, burst=customer.burst)
@@ -87,6 +88,7 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             customer.quotas,
             rate or 0.0,
             burst or 0.0,
+            customer.priority,
         )
         expiry = inf if expires_at is None else expires_at
         yield key_id, Key(identity, secret_hash, expiry, revoked, customer.suspended)

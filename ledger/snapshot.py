@@ -39,6 +39,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     tokens_per_minute: int | None
     max_queue_ms: int
     quotas: tuple[tuple[str, int], ...] = ()  # As in Identity.
+    priority: int = 0  # The tier's.
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):
@@ -56,6 +57,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     quotas: tuple[tuple[str, int], ...] = ()  # Period and amount, such as ("1day", 10000), each period once.
     key_rate: float = 0.0  # The key's own limit, requests/s and bucket size; 0 = it has none.
     key_burst: float = 0.0
+    priority: int = 0  # The tier's, 1 first; 0: not known.
 
 
 class Key(msgspec.Struct, frozen=True, gc=False):

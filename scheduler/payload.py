@@ -18,7 +18,8 @@ class Payload(msgspec.Struct, array_like=True, frozen=True):
     """The model's name, the input, and parameters that only the backend understands.
 
     `stream`: where the output is wanted piece by piece, as far as the backend makes pieces (`Address` of
-    scheduler/increments.py, written as one text); "" where it is not.
+    scheduler/increments.py, written as one text); "" where it is not. `priority`: its tier's, 1 first, for servers that
+    have an order of their own; 0 where it is not told.
     """
 
     model: str
@@ -26,14 +27,19 @@ class Payload(msgspec.Struct, array_like=True, frozen=True):
     parameters: dict[str, Any]
     task: Task = Task.COMPLETE
     stream: str = ""
+    priority: int = 0
 
     def with_input(self, text: str) -> "Payload":
         """The same of another input."""
-        return Payload(self.model, text, self.parameters, self.task, self.stream)
+        return Payload(self.model, text, self.parameters, self.task, self.stream, self.priority)
 
-    def streamed_to(self, address: str) -> "Payload":
-        """The same, wanted piece by piece at `address`; "": wanted whole, as equal requests are compared."""
-        return Payload(self.model, self.input, self.parameters, self.task, address)
+    def asked_for(self) -> "Payload":
+        """What was asked for alone, as equal requests are compared: not where to, nor for whom."""
+        return Payload(self.model, self.input, self.parameters, self.task)
+
+    def on_its_way(self, address: str, priority: int) -> "Payload":
+        """The same, wanted piece by piece at `address`, or whole (""), by a tier of this priority."""
+        return Payload(self.model, self.input, self.parameters, self.task, address, priority)
 
 
 _encoder = msgspec.msgpack.Encoder()

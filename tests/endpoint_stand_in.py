@@ -27,6 +27,9 @@ class StandIn:
     models: list[str] = field(default_factory=lambda: [MODEL])
     lists: bool = True
     usage_option: bool = True
+    owner: str = "somebody"
+    orders: bool = False
+    """It takes a priority, as vLLM with `--scheduling-policy priority`."""
     never_streams: bool = False
     api_key: str = ""
     absent: frozenset[str] = frozenset()
@@ -71,7 +74,12 @@ class StandIn:
             await asyncio.sleep(60)
         if not self._knows(request):
             return _error(401, "Incorrect API key provided: sk-very-secret")
-        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+        return web.json_response(
+            {
+                "object": "list",
+                "data": [{"id": name, "object": "model", "owned_by": self.owner} for name in self.models],
+            }
+        )
 
     def _knows(self, request: web.Request) -> bool:
         return not self.api_key or request.headers.get("Authorization") == f"Bearer {self.api_key}"
@@ -104,7 +112,7 @@ class StandIn:
             await asyncio.sleep(60)
         if fault == "reset":
             return _hang_up(request)
-        if refusal := self._refusal(route, body):
+        if refusal := self._unknown(body) or self._refusal(route, body):
             return refusal
         if body.get("stream") and not self.never_streams:
             return await self._stream(request, route, body, fault)
@@ -120,6 +128,11 @@ class StandIn:
             return _error(400, "The prompt of sk-very-secret is not allowed.")
         if float(body.get("temperature") or 0) > 2:
             return _error(400, "temperature must be at most 2", param="temperature")
+        return None
+
+    def _unknown(self, body: dict[str, Any]) -> web.Response | None:
+        if body.get("priority") and not self.orders:
+            return _error(400, f"Got priority {body['priority']} but Priority scheduling is not enabled.")
         if "stream_options" in body and not self.usage_option:
             return _error(422, "unknown field stream_options")
         return None

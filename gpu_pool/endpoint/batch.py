@@ -89,7 +89,8 @@ class EndpointBatch:
         return True
 
     async def _round(self, places: Iterable[int], ends: list[End]) -> None:
-        groups = together(self._items, places, lists=self._line.habits.takes_lists)
+        habits = self._line.habits
+        groups = together(self._items, places, lists=habits.takes_lists, tiers=habits.takes_priority)
         await asyncio.gather(*(self._group(group, ends) for group in groups))
 
     async def _group(self, places: Sequence[int], ends: list[End]) -> None:

@@ -43,25 +43,32 @@ def refused_early(item: Item) -> ItemResult | None:
     return None
 
 
-def together(items: Sequence[Item], places: Iterable[int], *, lists: bool) -> list[list[int]]:
+def together(items: Sequence[Item], places: Iterable[int], *, lists: bool, tiers: bool = False) -> list[list[int]]:
     """The places of `items` that may share a call: texts with equal parameters, and all that is embedded.
 
-    A conversation, and what somebody reads along, has a call to itself; so has everything without `lists`.
+    A conversation, and what somebody reads along, has a call to itself; so has everything without `lists`. `tiers`: tiers share none.
     """
     groups: dict[bytes, list[int]] = {}
     for place in places:
         item = items[place]
         alone = not lists or item.task is Task.CHAT or item.listener is not None
-        groups.setdefault(b"%d" % place if alone else _kind(item), []).append(place)
+        groups.setdefault(b"%d" % place if alone else _kind(item, tiers=tiers), []).append(place)
     return list(groups.values())
 
 
-def body_of(model: str, items: Sequence[Item], *, stream: bool = False, usage: bool = True) -> dict[str, Any]:
-    """One call for these items, which `together` has put together. `usage`: a stream is to end with its tokens."""
+def body_of(
+    model: str, items: Sequence[Item], *, stream: bool = False, usage: bool = True, priority: bool = False
+) -> dict[str, Any]:
+    """One call for these items, which `together` has put together.
+
+    `usage`: a stream is to end with its tokens; `priority`: the server takes the tier's, 1 first.
+    """
     first = items[0]
     if first.task is Task.EMBED:
         return {"model": model, "input": _inputs(items), "encoding_format": "float"}
     body: dict[str, Any] = {"model": model, **first.parameters}
+    if priority and first.priority:
+        body["priority"] = first.priority
     if first.task is Task.CHAT:
         body["messages"] = [
             {"role": _ROLES.get(each.role, each.role), "content": each.content} for each in decode_messages(first.input)
@@ -78,5 +85,7 @@ def _inputs(items: Sequence[Item]) -> str | list[str]:
     return items[0].input if len(items) == 1 else [item.input for item in items]
 
 
-def _kind(item: Item) -> bytes:
-    return b"embed" if item.task is Task.EMBED else b"text" + msgspec.json.encode(item.parameters, order="sorted")
+def _kind(item: Item, *, tiers: bool) -> bytes:
+    if item.task is Task.EMBED:
+        return b"embed"
+    return b"text %d " % (item.priority if tiers else 0) + msgspec.json.encode(item.parameters, order="sorted")

@@ -10,6 +10,7 @@ from gpu_pool.endpoint.answers import read_answer
 from gpu_pool.endpoint.bodies import ROUTES, body_of
 from gpu_pool.endpoint.growing import EventLines, Growing
 from gpu_pool.endpoint.habits import Habits
+from gpu_pool.endpoint.priority import refuses_priority
 from gpu_pool.endpoint.transport import BrokenOff, NoAnswer, Opened, Reply, TooSlow, Transport
 from gpu_pool.endpoint.verdicts import End, Lost, Unreached, read_refusal
 from scheduler.errors import ErrorCode
@@ -94,8 +95,16 @@ class Calls:
             raise TooSlow("No time is left for this call.")
         if items[0].listener is not None:
             return [await self._stream(items[0])]
-        route, body = ROUTES[items[0].task], body_of(self._line.model(), items)
-        return self._read(await self._line.transport.post(route, body, left_s), items)
+        ordered = self._line.habits.takes_priority
+        reply = await self._posted(items, left_s, ordered=ordered)
+        if ordered and refuses_priority(reply):
+            self._line.habits.takes_priority = False
+            reply = await self._posted(items, self.left_s(items), ordered=False)
+        return self._read(reply, items)
+
+    async def _posted(self, items: Sequence[Item], left_s: float, *, ordered: bool) -> Reply:
+        body = body_of(self._line.model(), items, priority=ordered)
+        return await self._line.transport.post(ROUTES[items[0].task], body, left_s)
 
     def _read(self, reply: Reply, items: Sequence[Item]) -> list[End]:
         if reply.status == 200:
@@ -104,23 +113,30 @@ class Calls:
         return [meaning] * len(items)
 
     async def _stream(self, item: Item) -> End:
-        end = await self._told(item, usage=self._line.habits.tells_usage)
+        end = await self._ordered(item, usage=self._line.habits.tells_usage)
         refused = isinstance(end, ItemResult) and end.error_code == ErrorCode.INVALID_REQUEST
         if refused and self._line.habits.tells_usage:
             # Older servers know no `stream_options`; where it goes well without, that was all.
-            end = await self._told(item, usage=False)
+            end = await self._ordered(item, usage=False)
             if isinstance(end, ItemResult) and not end.error_code:
                 self._line.habits.tells_usage = False
         return end
 
-    async def _told(self, item: Item, *, usage: bool) -> End:
-        body = body_of(self._line.model(), [item], stream=True, usage=usage)
+    async def _ordered(self, item: Item, *, usage: bool) -> End:
+        try:
+            return await self._told(item, usage=usage, ordered=self._line.habits.takes_priority)
+        except _PriorityRefused:
+            self._line.habits.takes_priority = False
+            return await self._told(item, usage=usage, ordered=False)
+
+    async def _told(self, item: Item, *, usage: bool, ordered: bool) -> End:
+        body = body_of(self._line.model(), [item], stream=True, usage=usage, priority=ordered)
         growing, left_s = Growing(), self.left_s([item])
         try:
             async with asyncio.timeout(self._line.transport.patience_s(left_s)) as limit:
                 self._streams[id(item)] = item, limit
                 async with self._line.transport.begun(ROUTES[item.task], body, left_s) as opened:
-                    return await self._hear(opened, item, growing)
+                    return await self._hear(opened, item, growing, ordered=ordered)
         except TimeoutError:
             return growing.result() if _gone(item) else TOO_SLOW
         except (BrokenOff, InvalidOutput) as error:
@@ -132,9 +148,12 @@ class Calls:
         finally:
             self._streams.pop(id(item), None)
 
-    async def _hear(self, opened: Opened, item: Item, growing: Growing) -> End:
+    async def _hear(self, opened: Opened, item: Item, growing: Growing, *, ordered: bool) -> End:
         if not opened.in_pieces:  # A refusal, or a server that makes no streams.
-            (end,) = self._read(await opened.whole(), [item])
+            reply = await opened.whole()
+            if ordered and refuses_priority(reply):
+                raise _PriorityRefused
+            (end,) = self._read(reply, [item])
             if isinstance(end, ItemResult) and not end.error_code:
                 self._say(item, 0, end.output)
             return end
@@ -155,6 +174,10 @@ class Calls:
         if text and item.listener is not None:
             self.said = True
             item.listener.say(offset, text)
+
+
+class _PriorityRefused(Exception):
+    """The server takes no priority any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gpu_pool.endpoint.calls import BROKE_OFF, TOO_SLOW, Line
 from gpu_pool.endpoint.door import Door
 from gpu_pool.endpoint.habits import Habits
 from gpu_pool.endpoint.pauses import Pauses
+from gpu_pool.endpoint.priority import ORDERS, takes_priority
 from gpu_pool.endpoint.probe import Look, look
 from gpu_pool.endpoint.transport import Transport
 from gpu_pool.endpoint.verdicts import Broken, Busy, End
@@ -61,6 +62,8 @@ class Endpoint:
                 raise EndpointAway(seen.fault)
             await asyncio.sleep(pauses.look_s())
         self._seen = seen
+        if seen.owner == ORDERS:
+            self._line.habits.takes_priority = await takes_priority(self._transport, seen.model, seen.tasks)
 
     async def answer(self, items: Sequence[Item], step: Callable[[], None]) -> list[ItemResult] | HandBack:
         """Run one batch, at the latest until its items' time is over. `step` is called at every step, and now and then."""

@@ -1,4 +1,4 @@
-"""What an endpoint turned out not to like: lists of prompts, tokens at the end of a stream. Pure."""
+"""What an endpoint turned out to like or not: lists of prompts, tokens at the end of a stream, priorities. Pure."""
 
 ODD_LISTS = 3
 """So many lists in a row that were answered wrongly, each of whose texts alone went well, and no more are sent."""
@@ -11,6 +11,7 @@ class Habits:
         self.takes_lists = True
         self.tells_usage = True
         """A stream may be asked for its tokens."""
+        self.takes_priority = False
         self._odd = 0
 
     def list_went_well(self) -> None:

@@ -1,7 +1,7 @@
 """A look at an endpoint: is it there, does it take our key, which model has it, and which routes. It makes no text."""
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,10 +26,12 @@ class Look(NamedTuple):
     ours: bool = False
     model: str = ""
     tasks: frozenset[Task] = frozenset()
+    owner: str = ""
 
 
 class _Listed(msgspec.Struct):
     id: str
+    owned_by: Any = None  # "vllm" where it is one; servers have all sorts of things there.
 
 
 class _Models(msgspec.Struct):
@@ -45,7 +47,7 @@ async def look(transport: Transport, address: Address, before: str = "") -> Look
         found = await _model(transport, address, before)
         if found.fault:
             return found
-        return await _routes(transport, found.model)
+        return (await _routes(transport, found.model))._replace(owner=found.owner)
     except (NoAnswer, BrokenOff, TooSlow, InvalidOutput) as error:
         return Look(str(error))
 
@@ -72,15 +74,17 @@ async def _model(transport: Transport, address: Address, before: str) -> Look:
 
 def _chosen(reply: Reply, wanted: str, before: str) -> Look:
     try:
-        names = [model.id for model in _models.decode(reply.body).data]
+        owners = {model.id: model.owned_by for model in _models.decode(reply.body).data}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Look("The endpoint's list of models cannot be read.")
+    names = list(owners)
     if not names:
         return Look(model=wanted) if wanted else Look("The endpoint has no model yet.")
     if wanted and wanted not in names:
         return Look(f"The endpoint has no model {wanted!r}, but {', '.join(names[:NAMED_MODELS])}.", ours=True)
     # Servers of several models list them in no lasting order.
-    return Look(model=wanted or (before if before in names else names[0]))
+    model = wanted or (before if before in names else names[0])
+    return Look(model=model, owner=str(owners[model]))
 
 
 async def _routes(transport: Transport, model: str) -> Look:

@@ -188,6 +188,14 @@ def test_one_day_and_24_hours_are_two_windows() -> None:
     assert set(held_of(quotas)) == {("1day", 10), ("24hour", 20)}
 
 
+def test_the_tiers_priority_is_in_every_identity_of_it() -> None:
+    """For servers that order what they hold; without the tiers at hand."""
+    made = snapshot(rows())
+    identity = made.keys["k1"].identity
+
+    assert identity.priority == next(tier.priority for tier in made.tiers if tier.name == identity.tier) > 0
+
+
 def test_a_keys_own_limit_is_in_its_identity() -> None:
     """Beside its customer's, which stays; without one both are 0."""
     made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0)]))

@@ -76,3 +76,15 @@ def test_a_retry_says_that_it_is_one(value: str | None, expected: bool) -> None:
     """OpenAI's clients count in a header; nonsense there is no retry."""
     pairs = [] if value is None else [("X-Stainless-Retry-Count", value)]
     assert is_retry(CIMultiDictProxy(CIMultiDict(pairs))) is expected
+
+
+def test_the_body_tells_the_tiers_priority_and_the_fingerprint_does_not() -> None:
+    """A backend may order by it; a customer whose tier changed repeats the same request."""
+    payload = Payload("tiny", "a", {})
+    paid, free = (
+        build_submission("req_1", who, payload, effective(who), total_ms=1, key="order-1")
+        for who in (identity(priority=2), identity(priority=3))
+    )
+
+    assert [decode_payload(asked.body).priority for asked in (paid, free)] == [2, 3]
+    assert paid.fingerprint == free.fingerprint
