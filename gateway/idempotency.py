@@ -20,6 +20,7 @@ MAX_CHARACTERS = 255
 _HASH_CHARACTERS = 32  # 128 bits.
 _QUOTED = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])*)"')
 _BARE = re.compile(r"[!#-~][!-~]*")
+_ANYWHERE = ""  # Fingerprints are kept for a day, and those before had a field of where the answer is wanted.
 _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
@@ -50,7 +51,8 @@ def idempotency(customer_id: str, key: str, payload: Payload) -> Idempotency:
     """What `key` is called for this customer and this body. White space and the order of members do not matter, nor
     whether the answer is wanted as a stream: it is the same answer.
     """
-    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(payload.asked_for())))
+    asked = (payload.model, payload.input, payload.parameters, payload.task, _ANYWHERE)
+    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(asked)))
 
 
 def with_more(fingerprint: str, more: str) -> str:

@@ -33,10 +33,6 @@ class Payload(msgspec.Struct, array_like=True, frozen=True):
         """The same of another input."""
         return Payload(self.model, text, self.parameters, self.task, self.stream, self.priority)
 
-    def asked_for(self) -> "Payload":
-        """What was asked for alone, as equal requests are compared: not where to, nor for whom."""
-        return Payload(self.model, self.input, self.parameters, self.task)
-
     def on_its_way(self, address: str, priority: int) -> "Payload":
         """The same, wanted piece by piece at `address`, or whole (""), by a tier of this priority."""
         return Payload(self.model, self.input, self.parameters, self.task, address, priority)

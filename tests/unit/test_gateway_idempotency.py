@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from hashlib import sha256
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -140,4 +141,11 @@ def test_a_stream_is_the_same_request() -> None:
     """Where its pieces are wanted is no part of what was asked: a replay may be a stream, and the other way round."""
     asked = Payload("m", "a", {})
 
-    assert idempotency("c", "k", asked.streamed_to("g n")) == idempotency("c", "k", asked)
+    assert idempotency("c", "k", asked.on_its_way("g n", 3)) == idempotency("c", "k", asked)
+
+
+def test_a_fingerprint_is_what_it_was_before() -> None:
+    """They are kept while versions change: a repeated request must not become another one by an update."""
+    made = idempotency("c", "k", Payload("m", "a", {"t": 1}).on_its_way("", 2))
+
+    assert made.fingerprint == sha256(b"\x95\xa1m\xa1a\x81\xa1t\x01\x00\xa0").hexdigest()[: len(made.fingerprint)]

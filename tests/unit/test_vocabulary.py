@@ -101,7 +101,9 @@ def test_status_of_a_stored_code(code: str, status: int) -> None:
 
 def test_golden_bytes_of_the_codec() -> None:
     """What is in Redis during an upgrade must stay readable."""
-    assert encode_payload(Payload("m", "hi", {"t": 1})) == b"\x95\xa1m\xa2hi\x81\xa1t\x01\x00\xa0"
+    assert encode_payload(Payload("m", "hi", {"t": 1})) == b"\x96\xa1m\xa2hi\x81\xa1t\x01\x00\xa0\x00"
+    assert decode_payload(b"\x95\xa1m\xa2hi\x81\xa1t\x01\x00\xa0") == Payload("m", "hi", {"t": 1})  # Nor priorities.
+    assert decode_payload(b"\x97\xa1m\xa2hi\x80\x00\xa0\x01\x05").priority == 1  # Written by a newer version.
     assert decode_payload(b"\x93\xa1m\xa2hi\x81\xa1t\x01") == Payload("m", "hi", {"t": 1})  # Before there were tasks.
     assert encode_records([Accepted("r", "c", "k", "free", "m", "g", 2, "")]) == (
         b"\x91\x99\xa1a\xa1r\xa1c\xa1k\xa4free\xa1m\xa1g\x02\xa0"
