@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gateway.catalog_view import CatalogView
 from gateway.config import GatewayConfig
+from gateway.desk import Connect
 from gateway.edge import EdgeServer, check_parser, serve
 from gateway.endless import end_all
 from gateway.identities import Tokens
@@ -36,8 +37,10 @@ class Gateway(Parts):
         find_stored: FindStored | None = None,
         find_usage: FindUsage | None = None,
         tokens: Tokens | None = None,
+        *,
+        connect: Connect | None = None,
     ) -> None:
-        super().__init__(config, catalog, find_stored, find_usage, tokens)
+        super().__init__(config, catalog, find_stored, find_usage, tokens, connect=connect)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.ServerRunner | None = None
         self._edge: EdgeServer | None = None
@@ -104,6 +107,7 @@ class Gateway(Parts):
         if self._runner is not None:
             await self._runner.cleanup()
         await end_all(self._tasks)
+        await self.actions.close()
         self.metrics.close()
         await self.me.close()
         await self.snapshots.moments.close()
@@ -128,6 +132,7 @@ async def run_gateway(
     find_stored: FindStored | None = None,
     find_usage: FindUsage | None = None,
     tokens: Tokens | None = None,
+    connect: Connect | None = None,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `catalog` is running already and is stopped by the caller.
@@ -139,7 +144,7 @@ async def run_gateway(
     loop = asyncio.get_running_loop()
     for sign in SIGNALS:
         loop.add_signal_handler(sign, leave.set)
-    gateway = Gateway(config, catalog, find_stored, find_usage, tokens)
+    gateway = Gateway(config, catalog, find_stored, find_usage, tokens, connect=connect)
     try:
         await gateway.start()
         await _serve_until(gateway, leave, on_ready)

@@ -4,17 +4,15 @@ A browser logs in by `POST /internal/dashboard/session` with the token, and has 
 token with every request, as everywhere inside.
 """
 
-import time
-from collections.abc import Callable
 from typing import TypedDict
 
 from gateway.answer import Answer
 from gateway.dashboard_assets import asset_pages, html, html_headers
-from gateway.doorman import Doorman
 from gateway.event_stream import EVENTS, EventStream
+from gateway.logged_in import LoggedIn
 from gateway.page import HTML
 from gateway.routes import Call
-from gateway.session import LASTS_S, issue, left_s, presented, set_cookie
+from gateway.session import LASTS_S, set_cookie
 from gateway.snapshots import Snapshots
 from scheduler.errors import ErrorCode, RequestError
 
@@ -26,38 +24,33 @@ class Session(TypedDict):
 
 
 class Dashboard:
-    """The handlers. `wall` is seconds since the epoch."""
+    """The handlers."""
 
-    def __init__(
-        self, service_token: str, doorman: Doorman, snapshots: Snapshots, wall: Callable[[], float] = time.time
-    ) -> None:
-        self._token = service_token
-        self._doorman = doorman
+    def __init__(self, logged_in: LoggedIn, snapshots: Snapshots) -> None:
+        self._logged_in = logged_in
         self._snapshots = snapshots
-        self._wall = wall
         self._page, self._login = html("page.html"), html("login.html")
         self._assets = asset_pages()
 
     async def page(self, call: Call) -> Answer:
         """The page; for a browser that has not logged in the one where it can, which is no failed attempt."""
-        if "Authorization" not in call.headers and not self._left_s(call) and _is_browser(call):
+        if "Authorization" not in call.headers and not self._logged_in.left_s(call) and _is_browser(call):
             return self._html(call, 401, self._login)
-        self._check(call)
+        self._logged_in.check(call)
         return self._html(call, 200, self._page)
 
     async def log_in(self, call: Call) -> Answer:
         """A cookie for the service token. Wrong tokens have to wait as at every door."""
-        self._doorman.check_service(call, self._token)
-        return self._session(call, issue(self._token, self._wall()), LASTS_S)
+        return self._session(call, self._logged_in.issue(call), LASTS_S)
 
     async def log_out(self, call: Call) -> Answer:
         """The browser forgets its cookie."""
-        self._check(call)
+        self._logged_in.check(call)
         return self._session(call, "", 0)
 
     async def events(self, call: Call) -> Answer:
         """The stream, for who accepts one; for others the latest document alone."""
-        lasts_s = self._check(call)
+        lasts_s = self._logged_in.check(call)
         latest = await self._snapshots.current()
         if EVENTS not in call.headers.get("Accept", ""):
             return Answer.of(200, latest.state, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
@@ -73,16 +66,6 @@ class Dashboard:
         if found is None:
             raise RequestError(ErrorCode.NOT_FOUND)
         return await found(call)
-
-    def _check(self, call: Call) -> float:
-        """Seconds that the caller may look. Raises RequestError for who has neither cookie nor token."""
-        left = self._left_s(call)
-        if not left:
-            self._doorman.check_service(call, self._token)
-        return left or LASTS_S
-
-    def _left_s(self, call: Call) -> float:
-        return left_s(self._token, presented(call.headers.get("Cookie", "")), self._wall())
 
     def _session(self, call: Call, value: str, lasts_s: int) -> Answer:
         cookie = set_cookie(value, lasts_s=lasts_s, secure=call.headers.get("X-Forwarded-Proto") == "https")

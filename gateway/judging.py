@@ -63,6 +63,7 @@ class Judging:
                 )
                 for parts in self._pools.named
             ],
+            catalog.snapshot.cordoned if catalog.snapshot is not None else None,
             (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._doors.leaving),
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gateway import chat, completions
 from gateway.account import Account
+from gateway.action_doors import ACTION_DOORS
 from gateway.answer import JSON
 from gateway.autoscale import Scale
 from gateway.chat import MAX_MESSAGES, ChatBody, ChatCompletion, ChatMessage
@@ -162,6 +163,7 @@ DOORS: tuple[Door, ...] = (
     ),
     inside("/internal/autoscale", "How many workers each pool should have, and why", {200: ("The advice.", Scale)}),
     *DASHBOARD_DOORS,
+    *ACTION_DOORS,
     probe("/livez", "Whether the process lives", {200: ("It does.", Alive)}),
     probe("/readyz", "Whether to send traffic here", {200: ("Yes.", Readiness), 503: ("Not now, and why.", Readiness)}),
     Door(

@@ -27,8 +27,10 @@ ANYWHERE = frozenset(
 SERVICE = ANYWHERE | {ErrorCode.INVALID_API_KEY, ErrorCode.RATE_LIMIT_EXCEEDED}
 CUSTOMER = SERVICE | {ErrorCode.ACCOUNT_SUSPENDED, ErrorCode.CATALOG_UNAVAILABLE}
 
-NOT_TOLD = frozenset({ErrorCode.NOT_FOUND, ErrorCode.ABANDONED})
-"""No inference answers these: nothing at the address, and what the audit writes where nobody was left to be answered."""
+NOT_TOLD = frozenset({ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.CROSS_SITE, ErrorCode.CHANGED_MEANWHILE})
+"""No inference answers these: nothing at the address, what the audit writes where nobody was left to be answered, and what
+the actions of the page for on-call are refused with.
+"""
 
 ASKED = frozenset(ErrorCode) - NOT_TOLD
 

@@ -3,12 +3,14 @@
 import random
 from dataclasses import replace
 
+from gateway.actions import Actions
 from gateway.auth_throttle import AuthThrottle
 from gateway.catalog_view import CatalogView
 from gateway.chat import CHAT
 from gateway.completions import COMPLETIONS
 from gateway.config import GatewayConfig
 from gateway.dashboard import Dashboard
+from gateway.desk import Connect
 from gateway.dialect import INFERENCE
 from gateway.doorman import Doorman
 from gateway.doors import Doors
@@ -21,6 +23,7 @@ from gateway.inference import Inference
 from gateway.internal import FindStored, Internal, InternalParts
 from gateway.jobs import Jobs
 from gateway.judging import Judging
+from gateway.logged_in import LoggedIn
 from gateway.me import FindUsage, Me, MeParts
 from gateway.metrics.door import Metrics
 from gateway.metrics.tally import Tally
@@ -57,6 +60,8 @@ class Parts(PoolParts):
         find_stored: FindStored | None = None,
         find_usage: FindUsage | None = None,
         tokens: Tokens | None = None,
+        *,
+        connect: Connect | None = None,
     ) -> None:
         self.doors = Doors()
         self.identities = Identities(catalog, tokens)
@@ -79,13 +84,16 @@ class Parts(PoolParts):
         self.internal = self._internal(find_stored)
         self.me = self._me(find_usage)
         models = Models(self.doorman, self.inference.standing, self.pools.names, faults)
-        dashboard = Dashboard(config.service_token, self.doorman, self.snapshots)
+        logged_in = LoggedIn(config.service_token, self.doorman)
+        dashboard = Dashboard(logged_in, self.snapshots)
+        self.actions = Actions(logged_in, connect, self.pools)
         self.metrics = Metrics(
             tally, config.metrics_dir, config.gateway_id, lambda: self.pools.all, lambda: self.pools.named
         )
         self._routes = build_routes(self.inference, self.internal, self.me, models, self.jobs, dashboard=dashboard)
         for method in ("GET", "HEAD"):
             self._routes.add(method, "/metrics", self.metrics)
+        self.actions.add_to(self._routes)
         self._lane = FastLane(self.inference, self.doors)
 
     def _doorman(self, auth_failures: str) -> Doorman:

@@ -34,6 +34,7 @@ from gateway.metrics.tally import Tally
 from gateway.redis_watch import RedisWatch, ping
 from gateway.refusals import Refusals
 from gateway.request_log import RequestLog
+from gateway.reruns import Reruns
 from gateway.subscriber import Subscriber
 from gateway.sweep import DeadlineSweep
 from gateway.waiters import Waiter, Waiters
@@ -111,6 +112,7 @@ class PoolParts:
         )
         self.scale = ScaleAdvice(config.scale, config.pool, catalog=shared.catalog, beat=self.beat, limits=self.limits)
         self.audit_lag = AuditLag(self._client, keys)
+        self.reruns = Reruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
         self.inference, self.jobs = self._serving()

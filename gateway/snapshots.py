@@ -111,9 +111,11 @@ class Snapshots:
         facts, at = self._judging.facts(), self._clock()
         judged = await self._judging.judge()
         status, document = together({pool: (each.status, each.document) for pool, each in judged.items()})
-        rows = self._catalog.snapshot.tiers if self._catalog.snapshot else ()
+        catalog = self._catalog.snapshot
+        rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in document["tiers"]]
-        now = state(judged, document, known, at_ms=round(self._wall() * 1000), gateway=self._gateway_id)
+        at_ms = round(self._wall() * 1000)
+        now = state(judged, document, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned)
         if before is not None:
             self._untold += changes(before.state, now)
         self._latest = Snapshot(at, facts, status, document, now)

@@ -3,7 +3,7 @@
 Rates are requests/s over all gateways, times milliseconds; what nothing is known of is null, never 0.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -44,7 +44,10 @@ class GpuState(msgspec.Struct, frozen=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One worker; `age_ms` since its last heartbeat."""
+    """One worker; `age_ms` since its last heartbeat.
+
+    `capacity_rps` is its part of its pool's capacity; `cordoned`: PostgreSQL says that it is to claim nothing.
+    """
 
     id: str
     pool: str
@@ -58,6 +61,8 @@ class WorkerState(msgspec.Struct, frozen=True):
     backend: str
     version: str
     gpu: GpuState | None
+    capacity_rps: float = 0.0
+    cordoned: bool = False
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +100,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     events: list[Event]
 
 
-def state(judged: Mapping[str, Judged], whole: Health, rows: Sequence[TierRow], *, at_ms: int, gateway: str) -> State:
+def state(
+    judged: Mapping[str, Judged],
+    whole: Health,
+    rows: Sequence[TierRow],
+    *,
+    at_ms: int,
+    gateway: str,
+    cordoned: Collection[str] = (),
+) -> State:
     """The document, without events. `whole` is the health of all pools together, `rows` the catalog's tiers."""
     seen = {pool: each.inputs.observation for pool, each in judged.items()}
     stats = {row.name: _stats(row.name, seen.values()) for row in rows}
@@ -122,7 +135,7 @@ def state(judged: Mapping[str, Judged], whole: Health, rows: Sequence[TierRow], 
         dlq=whole["dlq"],
         audit_lag_ms=whole["audit_lag_ms"],
         tiers=tiers,
-        workers=[_worker(pool, each) for pool, look in seen.items() if look for each in _in_order(look)],
+        workers=[each for pool, one in judged.items() for each in _workers(pool, one, cordoned)],
         gateways=sorted({each.gateway_id for look in seen.values() if look for each in look.gateways}),
         events=[],
     )
@@ -164,11 +177,23 @@ def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps:
     )
 
 
-def _in_order(look: Observation) -> list[WorkerView]:
-    return sorted(look.workers, key=lambda worker: worker.id)
+def _workers(pool: str, judged: Judged, cordoned: Collection[str]) -> list[WorkerState]:
+    look = judged.inputs.observation
+    workers = sorted(look.workers, key=lambda worker: worker.id) if look else []
+    parts = parts_of(judged.inputs.capacity_rps, workers)
+    return [_worker(pool, each, parts.get(each.id, 0.0), cordoned) for each in workers]
 
 
-def _worker(pool: str, worker: WorkerView) -> WorkerState:
+def parts_of(capacity_rps: float, workers: Sequence[WorkerView]) -> dict[str, float]:
+    """What each healthy worker adds to the capacity, requests/s; one that is not measured counts as the mean of the others."""
+    rates = {worker.id: worker.rps for worker in workers if worker.healthy}
+    measured = [rate for rate in rates.values() if rate > 0]
+    assumed = sum(measured) / len(measured) if measured else 1.0
+    total = sum(rate or assumed for rate in rates.values())
+    return {each: round(capacity_rps * (rate or assumed) / total, 1) for each, rate in rates.items()}
+
+
+def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collection[str]) -> WorkerState:
     return WorkerState(
         id=worker.id,
         pool=pool,
@@ -182,6 +207,8 @@ def _worker(pool: str, worker: WorkerView) -> WorkerState:
         backend=worker.backend,
         version=worker.model_version,
         gpu=None if worker.gpu is None else _gpu(worker.gpu),
+        capacity_rps=capacity_rps,
+        cordoned=worker.id in cordoned,
     )
 
 

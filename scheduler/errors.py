@@ -45,6 +45,8 @@ class ErrorCode(StrEnum):
     INTERNAL_ERROR = "internal_error"
     IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"
     IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
+    CROSS_SITE = "cross_site"
+    CHANGED_MEANWHILE = "changed_meanwhile"
 
 
 class HttpError(NamedTuple):
@@ -98,6 +100,8 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.IDEMPOTENCY_KEY_REUSED: HttpError(
         422, "idempotency_error", "This Idempotency-Key was used with another body.", retry=False
     ),
+    ErrorCode.CROSS_SITE: HttpError(403, "permission_error", "This was not sent by the page itself.", retry=False),
+    ErrorCode.CHANGED_MEANWHILE: HttpError(409, _INVALID, "It is not any more as it was confirmed.", retry=False),
 }
 
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,7 @@ from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.endless import end_all
 from ledger.api_key import NewKey, mint, verify
+from ledger.postgres import Connection, closing, connect
 from ledger.requests import RequestRow
 from ledger.snapshot import Identity, Key, Model, Snapshot, Tier
 from scheduler.batches import Batches, ClaimedRequest, Outcome
@@ -219,6 +221,14 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
+async def connected(database_url: str) -> AsyncIterator[Connection]:
+    """A short connection, as the role opens it."""
+    connection = await connect(database_url, name="tests", connect_timeout_s=1.0, statement_timeout_ms=5000)
+    async with closing(connection):
+        yield connection
+
+
+@contextlib.asynccontextmanager
 async def running_stack(
     client: Redis,
     redis_url: str,
@@ -226,9 +236,13 @@ async def running_stack(
     worker: bool = True,
     doors: Mapping[str, str] = {},
     catalog: LiteralCatalog | None = None,
+    database_url: str = "",
     **changes: Any,
 ) -> AsyncIterator[Stack]:
-    """A ready gateway; `changes` go into its configuration, `doors` are workers with a direct endpoint."""
+    """A ready gateway; `changes` go into its configuration, `doors` are workers with a direct endpoint.
+
+    `database_url` is where the actions of the page for on-call are done.
+    """
     settings: dict[str, Any] = {
         "gateway_id": "g1",
         "redis_url": redis_url,
@@ -250,7 +264,8 @@ async def running_stack(
     async def find_stored(request_id: str) -> RequestRow | None:
         return stored.get(request_id)
 
-    gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored)
+    desk = partial(connected, database_url) if database_url else None
+    gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored, connect=desk)
     await gateway.start()
     tasks = [asyncio.create_task(hands.run())] if worker else []
     try:

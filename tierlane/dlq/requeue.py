@@ -4,30 +4,19 @@ Their customers are neither charged nor answered: the requests enter as ones tha
 one is told; it is taken back where nothing was queued.
 """
 
-import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import typer
 
-from ledger.dead_letters import (
-    DeadLetterRow,
-    RequeueTerms,
-    find_letter,
-    mark_requeued,
-    read_body,
-    requeue_terms,
-    unmark_requeued,
-)
+from gateway.reruns import AT_ONCE, Candidate, NoSuchLetter, NotRerun, candidate
+from ledger.dead_letters import mark_requeued, unmark_requeued
 from ledger.postgres import Connection
-from scheduler.admission import Submission
 from scheduler.connections import command_client
 from scheduler.errors import RedisUnavailable
 from scheduler.keys import Keys
-from scheduler.payload import decode_payload
 from scheduler.replies import Reply
-from scheduler.request_id import new_request_id
 from scheduler.states import State
 from tierlane.dlq.listing import no_such
 from tierlane.dlq.reach import DlqError, database, run
@@ -35,16 +24,6 @@ from tierlane.dlq.small_gateway import SmallGateway
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
-
-AT_ONCE = 32
-"""So many run together: an operator's thousand letters must not stand before customers as one block."""
-
-
-class Candidate(NamedTuple):
-    """A dead letter that may run again, and what it would run as."""
-
-    letter: DeadLetterRow
-    submission: Submission
 
 
 def requeue_all(settings: "Settings", ids: Sequence[str], *, again: bool) -> int:
@@ -76,56 +55,13 @@ async def _requeue(settings: "Settings", ids: Sequence[str], *, again: bool) -> 
 
 async def _candidate(connection: Connection, settings: "Settings", request_id: str, *, again: bool) -> Candidate | None:
     """What is to run, or None, with one sentence why not."""
-    letter = await find_letter(connection, request_id)
-    if letter is None:
+    try:
+        return await candidate(connection, request_id, settings.pool, settings.total_request_ms, again=again)
+    except NoSuchLetter:
         typer.echo(no_such(request_id), err=True)
-        return None
-    body = await read_body(connection, request_id)
-    terms = await requeue_terms(connection, request_id, settings.pool)
-    try:
-        return Candidate(letter, submission_for(letter, body, terms, settings.total_request_ms, again=again))
-    except DlqError as error:
+    except NotRerun as error:
         typer.echo(f"{request_id}: {error}", err=True)
-        return None
-
-
-def submission_for(
-    letter: DeadLetterRow, body: bytes | None, terms: RequeueTerms | None, total_ms: int, *, again: bool
-) -> Submission:
-    """What a dead letter runs as. Raises DlqError where it cannot."""
-    if letter.requeued_as is not None and not again:
-        raise DlqError(f"It was requeued already, as {letter.requeued_as}; --again does so once more.")
-    if body is None:
-        raise DlqError("Its input was not kept.")
-    if terms is None:
-        raise DlqError("Its customer is gone.")
-    if not terms.active:
-        raise DlqError("Its customer is suspended.")
-    if not terms.model_served:
-        raise DlqError(f"No enabled model of this pool is called {letter.model!r}; --pool names another one.")
-    return _submission(letter, body, terms, total_ms)
-
-
-def _submission(letter: DeadLetterRow, body: bytes, terms: RequeueTerms, total_ms: int) -> Submission:
-    try:
-        payload = decode_payload(body)
-    except ValueError:
-        raise DlqError("Its input cannot be read.") from None
-    return Submission(
-        id=new_request_id(),
-        tier=terms.tier,
-        customer_id=letter.customer_id or "",
-        api_key_id="",  # None was used.
-        nonce=secrets.token_hex(8),
-        model=payload.model,
-        input_bytes=len(payload.input.encode()),
-        total_ms=total_ms,
-        queue_ms=min(terms.queue_ms, total_ms),
-        rate=1.0,
-        burst=1.0,
-        again=True,  # It was accepted and paid for when it came first.
-        body=body,
-    )
+    return None
 
 
 async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Sequence[Candidate]) -> int:
@@ -138,10 +74,10 @@ async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Seque
     except RedisUnavailable as error:
         ids = ", ".join(c.submission.id for c in marked)
         raise DlqError(f"Whether these run is not known: {ids} ({error}).") from error
-    for candidate in marked:
-        if candidate.submission.id not in entered:
-            await unmark_requeued(connection, candidate.letter, candidate.submission.id)
-            typer.echo(f"{candidate.letter.request_id}: Redis has no memory left for it.", err=True)
+    for each in marked:
+        if each.submission.id not in entered:
+            await unmark_requeued(connection, each.letter, each.submission.id)
+            typer.echo(f"{each.letter.request_id}: Redis has no memory left for it.", err=True)
     running = [c for c in marked if c.submission.id in entered]
     try:
         await gateway.forget_dead([c.letter.request_id for c in running])
@@ -156,10 +92,10 @@ async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Seque
     return completed
 
 
-async def _marked(connection: Connection, candidate: Candidate) -> bool:
-    if await mark_requeued(connection, candidate.letter, candidate.submission.id):
+async def _marked(connection: Connection, found: Candidate) -> bool:
+    if await mark_requeued(connection, found.letter, found.submission.id):
         return True
-    typer.echo(f"{candidate.letter.request_id}: Somebody else has just requeued or deleted it.", err=True)
+    typer.echo(f"{found.letter.request_id}: Somebody else has just requeued or deleted it.", err=True)
     return False
 
 

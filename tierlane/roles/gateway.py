@@ -17,7 +17,7 @@ from gateway.config import GatewayConfig
 from gateway.identities import Tokens
 from gateway.jobs_config import JobConfig
 from ledger.catalog import Catalog
-from ledger.postgres import Connection, connect
+from ledger.postgres import Connection, closing, connect
 from ledger.requests import RequestRow, find_request
 from ledger.usage import Usage, find_usage
 from tierlane.roles.log_output import configure_logs
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LOOK_TIMEOUT_MS = 500
 """For the one look at the audit that `GET /internal/requests/{id}` or `GET /v1/me` may need."""
 
+DESK_CONNECT_TIMEOUT_S = 1.0
+DESK_STATEMENT_TIMEOUT_MS = 5000
 
 SPARE_FILES = 64
 """Beside the connections: servers, logs, the event loop."""
@@ -119,6 +121,7 @@ async def _serve(settings: "Settings") -> int:
             find_stored=functools.partial(_find, settings),
             find_usage=functools.partial(_usage, settings),
             tokens=tokens_of(settings, catalog),
+            connect=functools.partial(_desk, settings),
         )
     finally:
         await catalog.stop()
@@ -133,6 +136,19 @@ async def _find(settings: "Settings", request_id: str) -> RequestRow | None:
 async def _usage(settings: "Settings", customer_id: str) -> Usage:
     async with _look(settings) as connection:
         return await find_usage(connection, customer_id)
+
+
+@contextlib.asynccontextmanager
+async def _desk(settings: "Settings") -> AsyncIterator[Connection]:
+    """One connection for an action of the page for on-call, which may be about thousands of dead letters."""
+    connection = await connect(
+        settings.database_url,
+        name="tierlane-dashboard",
+        connect_timeout_s=DESK_CONNECT_TIMEOUT_S,
+        statement_timeout_ms=DESK_STATEMENT_TIMEOUT_MS,
+    )
+    async with closing(connection):
+        yield connection
 
 
 @contextlib.asynccontextmanager
