@@ -13,14 +13,17 @@ CSS = "text/css; charset=utf-8"
 ICON = "image/svg+xml"
 SCRIPT = "text/javascript; charset=utf-8"
 ASSETS = {
+    "ask.js": SCRIPT,
     "dashboard.css": CSS,
     "dashboard.js": SCRIPT,
     "charts.js": SCRIPT,
     "icon.svg": ICON,
+    "letters.js": SCRIPT,
     "login.js": SCRIPT,
     "uplot.css": CSS,
     "uplot.js": SCRIPT,
     "words.js": SCRIPT,
+    "workers.js": SCRIPT,
 }
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
 

@@ -73,8 +73,8 @@ async def letter_groups(connection: Connection, pools: Sequence[str]) -> LetterG
     rows = await connection.fetch(statement("dead_letter_groups"), MOST_GROUPS, list(pools))
     if not rows:
         return LetterGroups(0, 0, 0, [])
-    groups = [LetterGroup(*row[:6]) for row in map(tuple, rows)]
-    return LetterGroups(*tuple(rows[0])[6:], groups)
+    up_to, count, requeueable = tuple(rows[0])[6:]
+    return LetterGroups(up_to, count, requeueable, [LetterGroup(*tuple(row)[:6]) for row in rows])
 
 
 async def purge_seen(connection: Connection, seen: Seen, count: int) -> list[str]:

@@ -26,7 +26,14 @@ UNSAID = {"Date", "Content-Type", "Content-Length", "Connection"}
 SAY_NOTHING = {"/livez", "/readyz", "/metrics", "/", "/docs", "/openapi.json", "/internal/dashboard/assets/{id}"}
 """Addresses that need no token."""
 
-ASKED = {"X-Forwarded-Proto", "Transfer-Encoding", "Content-Encoding", "Idempotency-Key", "If-None-Match"}
+ASKED = {
+    "X-Forwarded-Proto",
+    "Transfer-Encoding",
+    "Content-Encoding",
+    "Idempotency-Key",
+    "If-None-Match",
+    "Sec-Fetch-Site",
+}
 """Headers that the gateway reads."""
 
 

@@ -71,6 +71,21 @@ async def test_admin_looks_and_repairs(client: Redis, users: dict[str, Redis]) -
     assert await refused(client) == []
 
 
+async def test_a_gateway_takes_dead_letters_off_their_list_and_puts_none_there(
+    client: Redis, users: dict[str, Redis]
+) -> None:
+    """For the page for on-call, in every pool: LREM on this one key is all that its user may write of another's."""
+    for keys in (Keys(), Keys("other")):
+        await client.lpush(keys.dlq, "req_x", "req_y")
+        await DeadList(users["gateway"], keys).remove(["req_x"])
+        assert await users["gateway"].lrange(keys.dlq, 0, -1) == [b"req_y"]
+        for words in ("LPUSH", "RPUSH", "DEL", "LTRIM"):
+            with pytest.raises(NoPermissionError):
+                await users["gateway"].execute_command(
+                    words, keys.dlq, *(("0", "1") if words == "LTRIM" else ("req_z",))
+                )
+
+
 async def test_the_scaler_reads_lengths(users: dict[str, Redis]) -> None:
     """KEDA's trigger needs one command."""
     assert await users["scaler"].llen("queue:enterprise") == 0

@@ -7,7 +7,6 @@
   const SILENT_MS = 3000;
   const OLD_LOOK_S = 2;
   const MOST_EVENTS = 200;
-  const MOST_WORKERS = 200;
 
   const by = (id) => document.getElementById(id);
   let source = null;
@@ -185,35 +184,6 @@
     Charts.show(points, names, choice.value);
   }
 
-  function workerTile(worker) {
-    const tile = element("div", undefined, worker.healthy ? "worker" : "worker ill");
-    tile.dataset.worker = worker.id;
-    const lost = !worker.healthy && (worker.status === "ready" || worker.status === "busy");
-    const busy = element("progress");
-    busy.max = 1;
-    busy.value = worker.healthy ? worker.utilization : 0;
-    tile.append(element("b", worker.id), element("p", lost ? "lost" : worker.status, worker.healthy ? "good" : "bad"));
-    const rate = worker.rps ? ` · can do ${count(worker.rps)}/s` : "";
-    const ageMs = worker.age_ms + (state.look_age_s ?? 0) * 1000;
-    if (worker.healthy) tile.append(busy, element("p", `${percent(worker.utilization)} busy · ${worker.in_flight} in flight${rate}`));
-    tile.append(element("p", `heartbeat ${time(ageMs)} ago`, ageMs > 1500 ? "bad" : "soft"));
-    const gpu = worker.gpu;
-    if (gpu) {
-      tile.append(element("p", `GPU ${percent(gpu.utilization)} · ${gpu.memory_used_mb}/${gpu.memory_total_mb} MiB · ${gpu.temperature_c} °C`));
-      if (gpu.fault) tile.append(element("p", gpu.fault, "bad"));
-    }
-    tile.append(element("p", [worker.pool, worker.backend, worker.version].filter(Boolean).join(" · "), "soft"));
-    return tile;
-  }
-
-  function showWorkers() {
-    const ordered = [...state.workers].sort((a, b) => a.healthy - b.healthy);
-    const tiles = ordered.slice(0, MOST_WORKERS).map(workerTile);
-    if (!tiles.length) tiles.push(element("p", "no data: no worker is known", "bad"));
-    if (ordered.length > MOST_WORKERS) tiles.push(element("p", `and ${ordered.length - MOST_WORKERS} more`));
-    by("workers").replaceChildren(...tiles);
-  }
-
   function showEvents() {
     const latest = [...events].sort((a, b) => b[0] - a[0]).slice(0, MOST_EVENTS);
     const lines = latest.map(([at, level, text]) => {
@@ -229,8 +199,8 @@
     showAge();
     showKpis();
     showTiers();
-    showWorkers();
-    by("dlq").textContent = count(state.dlq);
+    Workers.show(state);
+    Letters.show(state);
     by("source").textContent = `As ${state.gateway} sees it, at ${clock(state.at_ms)}. Gateways: ${state.gateways.join(", ") || "none known"}.`;
   }
 

@@ -1,0 +1,138 @@
+// A tile for each worker. What it says is written anew each second; its button stays, so that neither a click nor the focus is lost.
+"use strict";
+
+const Workers = (() => {
+  const MOST = 200;
+  const { element, count, percent, time } = Words;
+  const tiles = new Map();
+  let state = null;
+
+  const place = () => document.getElementById("workers");
+  const key = (worker) => `${worker.pool} ${worker.id}`;
+  const gpus = (number) => (number === 1 ? "1 healthy GPU" : `${count(number)} healthy GPUs`);
+
+  // --- what an action means -------------------------------------------------------------------------------------------
+
+  function others(worker) {
+    return state.workers.filter((each) => each.pool === worker.pool && each.healthy && each.id !== worker.id).length;
+  }
+
+  function impact(worker) {
+    const left = others(worker);
+    const capacity = Math.max(0, state.capacity_rps - worker.capacity_rps);
+    const lines = [];
+    if (worker.healthy) {
+      lines.push([`${left} of ${gpus(left + 1)} would remain in pool ${worker.pool}: capacity ${count(state.capacity_rps)}/s → ` +
+        `${count(capacity)}/s under demand ${count(state.demand_rps)}/s.`, ""]);
+      if (!left) lines.push([`Nobody would serve pool ${worker.pool}.`, "bad"]);
+      else if (capacity < state.demand_rps) lines.push(["That is less than the demand: lower tiers are shed first.", "warn"]);
+      lines.push([`It finishes what it has (${worker.in_flight} in flight), and claims nothing more until it is uncordoned.`, "soft"]);
+    } else {
+      lines.push([`It serves nothing now. ${gpus(left)} in pool ${worker.pool}; it gets no work when it is back, either.`, ""]);
+    }
+    if (state.redis_problem !== null) lines.push(["Redis does not answer: these figures are old.", "bad"]);
+    return lines;
+  }
+
+  function askToCordon(worker) {
+    const body = { worker: worker.id, healthy_left: others(worker) };
+    Ask.open({
+      title: `Cordon ${worker.id}?`,
+      lines: impact(worker),
+      verb: `Cordon ${worker.id}`,
+      reason: true,
+      act: async (reason) => {
+        const said = await Ask.post("/workers/cordon", { ...body, reason });
+        return said.changed ? `${worker.id} is cordoned.` : `${worker.id} was cordoned already.`;
+      },
+    });
+  }
+
+  function askToUncordon(worker) {
+    Ask.open({
+      title: `Uncordon ${worker.id}?`,
+      lines: [[`It may claim work again. Pool ${worker.pool} has ${gpus(others(worker))} beside it.`, ""]],
+      verb: `Uncordon ${worker.id}`,
+      act: async () => {
+        const said = await Ask.post("/workers/uncordon", { worker: worker.id });
+        return said.changed ? `${worker.id} is uncordoned.` : `${worker.id} was not cordoned.`;
+      },
+    });
+  }
+
+  // --- tiles ----------------------------------------------------------------------------------------------------------
+
+  function status(worker) {
+    if (!worker.healthy && (worker.status === "ready" || worker.status === "busy")) return ["lost", "bad"];
+    if (worker.cordoned && worker.status !== "cordoned") return [`${worker.status}, being cordoned`, "warn"];
+    if (worker.status === "cordoned") return [worker.in_flight ? "cordoned, finishing" : "cordoned", "warn"];
+    return [worker.status, worker.healthy ? "good" : "bad"];
+  }
+
+  function facts(worker) {
+    const lines = [element("b", worker.id), element("p", ...status(worker))];
+    const busy = element("progress");
+    busy.max = 1;
+    busy.value = worker.healthy ? worker.utilization : 0;
+    const rate = worker.rps ? ` · can do ${count(worker.rps)}/s` : "";
+    const ageMs = worker.age_ms + (state.look_age_s ?? 0) * 1000;
+    if (worker.healthy) lines.push(busy, element("p", `${percent(worker.utilization)} busy · ${worker.in_flight} in flight${rate}`));
+    lines.push(element("p", `heartbeat ${time(ageMs)} ago`, ageMs > 1500 ? "bad" : "soft"));
+    const gpu = worker.gpu;
+    if (gpu) {
+      lines.push(element("p", `GPU ${percent(gpu.utilization)} · ${gpu.memory_used_mb}/${gpu.memory_total_mb} MiB · ${gpu.temperature_c} °C`));
+      if (gpu.fault) lines.push(element("p", gpu.fault, "bad"));
+    }
+    lines.push(element("p", [worker.pool, worker.backend, worker.version].filter(Boolean).join(" · "), "soft"));
+    return lines;
+  }
+
+  function made(worker) {
+    const tile = element("div");
+    const said = element("div");
+    const button = element("button");
+    tile.dataset.worker = worker.id;
+    button.type = "button";
+    button.addEventListener("click", () => {
+      const now = state.workers.find((each) => key(each) === key(worker));
+      if (now) (now.cordoned ? askToUncordon : askToCordon)(now);
+    });
+    tile.append(said, button);
+    return { tile, said, button };
+  }
+
+  function shown(worker) {
+    if (!tiles.has(key(worker))) tiles.set(key(worker), made(worker));
+    const { tile, said, button } = tiles.get(key(worker));
+    const onPurpose = worker.cordoned || worker.status === "cordoned";
+    tile.className = worker.healthy ? "worker" : onPurpose ? "worker ill cordoned" : "worker ill";
+    said.replaceChildren(...facts(worker));
+    const verb = worker.cordoned ? "Uncordon" : "Cordon";
+    if (button.textContent !== verb) {
+      button.textContent = verb;
+      button.setAttribute("aria-label", `${verb} ${worker.id}`);
+    }
+    return tile;
+  }
+
+  function forget() {
+    const known = new Set(state.workers.map(key));
+    for (const each of tiles.keys()) if (!known.has(each)) tiles.delete(each);
+  }
+
+  function show(document_) {
+    state = document_;
+    forget();
+    const ordered = [...state.workers].sort((a, b) => a.healthy - b.healthy);
+    const nodes = ordered.slice(0, MOST).map(shown);
+    if (!nodes.length) nodes.push(element("p", "no data: no worker is known", "bad"));
+    if (ordered.length > MOST) nodes.push(element("p", `and ${ordered.length - MOST} more`));
+    const now = [...place().children];
+    if (now.length === nodes.length && now.every((node, at) => node === nodes[at])) return;
+    const held = place().contains(document.activeElement) ? document.activeElement : null;
+    place().replaceChildren(...nodes);
+    if (held && held.isConnected) held.focus();
+  }
+
+  return { show };
+})();
