@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.action_bodies import CordonBody, Cordoned, PurgeBody, Purged, RequeueBody, Requeued, UncordonBody
-from gateway.actions import LETTERS, WORKERS
 from gateway.openapi_door import Door
 from gateway.openapi_kinds import inside
 from ledger.letter_groups import LetterGroups
 from scheduler.errors import ErrorCode
 
+WORKERS = "/internal/dashboard/workers"
+LETTERS = "/internal/dashboard/dead-letters"
 REFUSED = (
     ErrorCode.CROSS_SITE,
     ErrorCode.CATALOG_UNAVAILABLE,

@@ -10,10 +10,6 @@ from gateway.desk import Connect, Desk
 from gateway.letter_actions import LetterActions
 from gateway.logged_in import LoggedIn
 from gateway.pools import Pools
-from gateway.routes import Routes
-
-WORKERS = "/internal/dashboard/workers"
-LETTERS = "/internal/dashboard/dead-letters"
 
 
 class Actions:
@@ -22,16 +18,8 @@ class Actions:
     def __init__(self, logged_in: LoggedIn, connect: Connect | None, pools: Pools) -> None:
         self._door = ActionDoor(logged_in)
         desk = Desk(connect)
-        self._cordons = CordonActions(self._door, desk, pools)
-        self._letters = LetterActions(self._door, desk, pools)
-
-    def add_to(self, routes: Routes) -> None:
-        """Each is described in gateway/action_doors.py."""
-        routes.add("POST", f"{WORKERS}/cordon", self._cordons.cordon)
-        routes.add("POST", f"{WORKERS}/uncordon", self._cordons.uncordon)
-        routes.add("GET", LETTERS, self._letters.groups)
-        routes.add("POST", f"{LETTERS}/requeue", self._letters.requeue)
-        routes.add("POST", f"{LETTERS}/purge", self._letters.purge)
+        self.cordons = CordonActions(self._door, desk, pools)
+        self.letters = LetterActions(self._door, desk, pools)
 
     async def close(self) -> None:
         """Let what is under way end, but not for long."""

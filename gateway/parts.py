@@ -93,7 +93,7 @@ class Parts(PoolParts):
         self._routes = build_routes(self.inference, self.internal, self.me, models, self.jobs, dashboard=dashboard)
         for method in ("GET", "HEAD"):
             self._routes.add(method, "/metrics", self.metrics)
-        self.actions.add_to(self._routes)
+        add_actions(self._routes, self.actions)
         self._lane = FastLane(self.inference, self.doors)
 
     def _doorman(self, auth_failures: str) -> Doorman:
@@ -164,3 +164,13 @@ def build_routes(
         routes.add(method, "/docs", pages.reference)
         routes.add(method, "/openapi.json", pages.description)
     return routes
+
+
+def add_actions(routes: Routes, actions: Actions) -> None:
+    """What the page for on-call can do; described in gateway/action_doors.py."""
+    cordons, letters = actions.cordons, actions.letters
+    routes.add("POST", "/internal/dashboard/workers/cordon", cordons.cordon)
+    routes.add("POST", "/internal/dashboard/workers/uncordon", cordons.uncordon)
+    routes.add("GET", "/internal/dashboard/dead-letters", letters.groups)
+    routes.add("POST", "/internal/dashboard/dead-letters/requeue", letters.requeue)
+    routes.add("POST", "/internal/dashboard/dead-letters/purge", letters.purge)

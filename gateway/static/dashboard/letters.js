@@ -31,7 +31,7 @@ const Letters = (() => {
     Ask.open({
       title: `Purge ${letters(number)}?`,
       lines: [[`${letters(number)} ${words(group)} would be deleted for good, inputs included.`, "bad"],
-        ["Letters that come from now on stay. They cannot be run again, nor looked at, afterwards.", "soft"]],
+        ["What is deleted can be neither looked at nor run again. Letters that come from now on stay.", "soft"]],
       verb: `Purge ${letters(number)}`,
       act: async () => {
         const said = await Ask.post("/dead-letters/purge", { ...meant(seen, group), count: number });
@@ -91,7 +91,12 @@ const Letters = (() => {
     const figures = group ?? seen;
     const cells = group ? [named(group.tier), named(group.model), group.error_code] : ["all", "", ""];
     cells.push(count(figures.count), count(figures.requeueable), group ? day(Date.parse(group.oldest)) : "");
-    line.append(...cells.map((text) => element("td", text)));
+    const units = ["", "", "", "in all", "can run again", "the oldest"];
+    line.append(...cells.map((text, at) => {
+      const cell = element("td", text);
+      if (text) cell.dataset.unit = units[at]; // Shown where there is no room for headings.
+      return cell;
+    }));
     const actions = element("td");
     const [requeue, purge] = [
       button("Requeue", figures.requeueable, () => askToRequeue(seen, group)),
