@@ -12,6 +12,7 @@ import pytest
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
 from ledger.catalog_changes import MOST_CHANGES, load_changes
 from ledger.catalog_load import Picture, load, load_whole
+from ledger.letter_groups import Seen, note
 from ledger.snapshot import Snapshot
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -232,3 +233,16 @@ async def test_a_change_that_commits_late_is_not_missed(database_url: str, db: C
 
     assert [customer.burst for customer in picture.snapshot.customers.values()] == [3]
     assert content(picture.snapshot) == content(await load(db))
+
+
+async def test_what_is_done_to_dead_letters_is_no_change_of_the_catalog(db: Connection) -> None:
+    """It stands in the same record, and makes nobody read everything anew."""
+    before = await load_whole(db)
+    await note(db, Seen(None, None, None, 7), {"count": 1}, None)
+    await db.execute("INSERT INTO models (name) VALUES ('other')")
+
+    after = await load_changes(db, before)
+
+    assert after is not None
+    assert after.snapshot == await load(db)
+    assert await db.fetchval("SELECT row_key FROM config_changes WHERE table_name = 'dead_letters'") == "all up to 7"
