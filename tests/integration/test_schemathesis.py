@@ -16,6 +16,9 @@ from redis.asyncio import Redis
 
 from gateway.openapi_doors import DOORS
 from integration.gateway_fixtures import SERVICE_TOKEN, TIERS, Stack, model, reverse_or_vector, running_stack, tier
+from integration.ledger_fixtures import database_url, postgres_server
+
+__all__ = ["database_url", "postgres_server"]
 
 EXAMPLES = 20  # Of each operation and phase.
 SEED = 1
@@ -37,9 +40,11 @@ expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "422", "429", "5x
 
 
 @pytest.fixture
-async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
+async def stack(client: Redis, redis_url: str, database_url: str) -> AsyncIterator[Stack]:
     """A ready gateway that bears many requests without a key, and a machine that has other work: no deadline is near."""
-    async with running_stack(client, redis_url, auth_failures="off", total_ms=LONG_MS, gone_ms=LONG_MS) as running:
+    async with running_stack(
+        client, redis_url, database_url=database_url, auth_failures="off", total_ms=LONG_MS, gone_ms=LONG_MS
+    ) as running:
         tiers = tuple(tier(name, at + 1, 0.1, max_queue_ms=LONG_MS) for at, name in enumerate(TIERS))
         running.worker.answerer = reverse_or_vector
         running.catalog.set(tiers=tiers, models=(model(), model("org/small")))
