@@ -12,7 +12,7 @@ from gateway.action_bodies import RequeueBody, Requeued, Rerun
 from gateway.desk import Desk
 from gateway.faults import Refusal
 from gateway.pools import Pools
-from gateway.reruns import AT_ONCE, Candidate, NotRerun, Reruns, candidate
+from gateway.reruns import AT_ONCE, Candidate, NotRerun, Reruns, candidate, named
 from ledger.dead_letters import mark_requeued, unmark_requeued
 from ledger.letter_groups import CountDiffers, Requeueable, Seen, note, seen_to_requeue
 from ledger.postgres import Connection
@@ -78,7 +78,7 @@ class Requeuing:
             async with self._desk.acting(by) as connection:
                 for each in refused:
                     await unmark_requeued(connection, each.letter, each.submission.id)
-                await note(connection, seen, {"requeued_as": _names(refused)}, {"requeued_as": None})
+                await note(connection, seen.words(), {"requeued_as": named(refused)}, {"requeued_as": None})
         except RequestError:
             return f"{full}, and PostgreSQL is away: they are noted as requeued, but do not run: {_ids(refused)}."
         return f"{full}; these stay as they were."
@@ -102,11 +102,11 @@ async def _begin(
     picked = rows[:AT_ONCE]
     await _check_workers([reruns[pool] for pool in sorted({row.pool for row in picked})])
     by_pool: dict[str, list[Candidate]] = {}
-    for row in picked:
+    for row in sorted(picked, key=lambda row: row.request_id):  # One order for all, or two could wait for each other.
         by_pool.setdefault(row.pool, []).append(await _noted(connection, row, totals[row.pool]))
     chosen = [each for several in by_pool.values() for each in several]
-    told = {"count": len(chosen), "requeued_as": _names(chosen)}
-    await note(connection, body.seen(), {"count": len(chosen), "requeued_as": None}, told)
+    told = {"count": len(chosen), "requeued_as": named(chosen)}
+    await note(connection, body.seen().words(), {"count": len(chosen), "requeued_as": None}, told)
     return Begun(by_pool, len(rows) - len(picked), picked[-1].number)
 
 
@@ -138,10 +138,6 @@ async def _ends(reruns: Reruns, running: Sequence[Candidate]) -> list[Rerun]:
         ended = None if reply is None else "completed" if reply.state == State.COMPLETED else reply.error_code
         ends.append(Rerun(old[new_id], new_id, ended))
     return ends
-
-
-def _names(candidates: Sequence[Candidate]) -> dict[str, str]:
-    return {each.letter.request_id: each.submission.id for each in candidates}
 
 
 def _ids(candidates: Sequence[Candidate]) -> str:

@@ -48,6 +48,11 @@ class Candidate(NamedTuple):
     submission: Submission
 
 
+def named(candidates: Sequence[Candidate]) -> dict[str, str]:
+    """From each dead letter's id to that of the new request, for the record."""
+    return {each.letter.request_id: each.submission.id for each in candidates}
+
+
 async def candidate(
     connection: Connection, request_id: str, pool: str, total_ms: int, *, again: bool = False
 ) -> Candidate:

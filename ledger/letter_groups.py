@@ -83,7 +83,7 @@ async def purge_seen(connection: Connection, seen: Seen, count: int) -> list[str
     ids = sorted(row[0] for row in rows)
     if len(ids) != count:
         raise CountDiffers(len(ids))
-    await note(connection, seen, {"count": count, "request_ids": ids}, None)
+    await note(connection, seen.words(), {"count": count, "request_ids": ids}, None)
     return ids
 
 
@@ -98,8 +98,8 @@ async def seen_to_requeue(
 
 
 async def note(
-    connection: Connection, seen: Seen, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None
+    connection: Connection, which: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None
 ) -> None:
-    """Write down what was done to letters, under the name that the transaction has."""
+    """Write down what was done to letters, under the name that the transaction has; `which` says it in words."""
     told = [None if each is None else msgspec.json.encode(each).decode() for each in (old, new)]
-    await connection.execute(statement("note_letter_change"), seen.words(), *told)
+    await connection.execute(statement("note_letter_change"), which, *told)

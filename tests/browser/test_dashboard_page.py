@@ -9,8 +9,11 @@ from redis.asyncio import Redis
 from chromium import Tab, chromium
 from eventually import eventually
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
+from integration.ledger_fixtures import database_url, postgres_server
 from scheduler.connections import command_client
 from tierlane.embedded.redis_server import EmbeddedRedis
+
+__all__ = ["database_url", "postgres_server"]
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 
@@ -21,9 +24,9 @@ ILL = "[...document.querySelectorAll('.worker.ill')].map(tile => tile.dataset.wo
 
 
 @pytest.fixture
-async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
+async def stack(client: Redis, redis_url: str, database_url: str) -> AsyncIterator[Stack]:
     """A ready gateway with a worker behind it."""
-    async with running_stack(client, redis_url) as running:
+    async with running_stack(client, redis_url, database_url=database_url) as running:
         yield running
 
 

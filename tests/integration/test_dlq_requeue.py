@@ -10,6 +10,7 @@ import pytest
 
 from eventually import eventually
 from integration.auditor_bench import auditor_for, running
+from integration.dashboard_bench import record
 from integration.dlq_bench import command, customer, letter, worker
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
 from ledger.dead_letters import find_letter, mark_requeued, unmark_requeued
@@ -55,6 +56,21 @@ async def test_it_runs_again_under_a_new_id(pool: Pool, redis_url: str, database
     row = await find_request(db, new)
     assert row is not None
     assert (row.customer_id, row.tier, row.status, row.api_key_id) == (acme, "enterprise", "completed", None)
+
+
+async def test_it_is_on_record(pool: Pool, redis_url: str, database_url: str, db: Connection) -> None:
+    """Who made which request of which letter; and of a purge, what is gone. In the transaction of the deed."""
+    old = await letter(db, customer_id=await customer(db))
+
+    async with worker(pool, done):
+        await command("requeue", old, "--actor", "ann", redis_url=redis_url, database_url=database_url)
+    new = await db.fetchval("SELECT requeued_as FROM dead_letters")
+    await command("purge", old, "--actor", "bob", redis_url=redis_url, database_url=database_url)
+
+    assert await record(db, "dead_letters") == [
+        ("ann", "by id", {"requeued_as": {old: None}}, {"requeued_as": {old: new}}),
+        ("bob", "by id", {"count": 1, "request_ids": [old]}, None),
+    ]
 
 
 async def test_what_fails_again_is_told(pool: Pool, redis_url: str, database_url: str, db: Connection) -> None:

@@ -238,7 +238,7 @@ async def test_a_change_that_commits_late_is_not_missed(database_url: str, db: C
 async def test_what_is_done_to_dead_letters_is_no_change_of_the_catalog(db: Connection) -> None:
     """It stands in the same record, and makes nobody read everything anew."""
     before = await load_whole(db)
-    await note(db, Seen(None, None, None, 7), {"count": 1}, None)
+    await note(db, Seen(None, None, None, 7).words(), {"count": 1}, None)
     await db.execute("INSERT INTO models (name) VALUES ('other')")
 
     after = await load_changes(db, before)

@@ -64,7 +64,12 @@ async def changed(call: Call, make: Callable[[Connection], Awaitable[Done]]) -> 
 
 def actor_of(call: Call) -> str:
     """Whom config_changes is to name. Raises UsageError for what is no name."""
-    actor = (call.actor if call.actor is not None else _os_user()).strip()
+    return actor_named(call.actor)
+
+
+def actor_named(given: str | None) -> str:
+    """Whom config_changes is to name: who was given, else the user of this machine. Raises UsageError for what is no name."""
+    actor = (given if given is not None else _os_user()).strip()
     if not 0 < len(actor) <= MOST_ACTOR_CHARS or not actor.isprintable():
         raise UsageError(f"--actor: must be a name of 1 to {MOST_ACTOR_CHARS} printable characters, got {actor!r}")
     return actor

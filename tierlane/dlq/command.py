@@ -5,6 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
+from tierlane.admin.options import Actor
 from tierlane.verbs import (
     Config,
     DataDir,
@@ -84,6 +85,7 @@ def requeue(
     *,
     ids: Ids,
     again: Annotated[bool, no_variable("--again", "Also what was requeued before.", "off")] = False,
+    actor: Actor = None,
     config: Config = None,
     data_dir: DataDir = None,
     pool: Pool = None,
@@ -93,7 +95,7 @@ def requeue(
     def prepare() -> Verb:
         from tierlane.dlq.requeue import requeue_all
 
-        return lambda settings: requeue_all(settings, ids, again=again)
+        return lambda settings: requeue_all(settings, ids, again=again, actor=actor)
 
     carry_out(prepare, config, data_dir=data_dir, pool=pool)
 
@@ -107,6 +109,7 @@ def purge(
     ] = None,
     all_: Annotated[bool, no_variable("--all", "All of them.", "off")] = False,
     yes: Annotated[bool, no_variable("--yes", "Do not ask.", "off")] = False,
+    actor: Actor = None,
     config: Config = None,
     data_dir: DataDir = None,
     pool: Pool = None,
@@ -117,6 +120,6 @@ def purge(
         from tierlane.dlq.purge import Selection, purge_selected
 
         selection = Selection.of(ids or [], older_than, everything=all_)
-        return lambda settings: purge_selected(settings, selection, sure=yes)
+        return lambda settings: purge_selected(settings, selection, sure=yes, actor=actor)
 
     carry_out(prepare, config, data_dir=data_dir, pool=pool)

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import typer
 
 from ledger.dead_letters import count_letters, purge_letters
+from ledger.letter_groups import note
+from ledger.operating import as_actor
 from scheduler.connections import command_client
 from scheduler.dead_list import DeadList
 from scheduler.errors import RedisUnavailable
 from scheduler.keys import Keys
+from tierlane.admin.conduct import actor_named
 from tierlane.dlq.listing import no_such
 from tierlane.dlq.reach import UsageError, database, run
 
@@ -26,6 +29,12 @@ class Selection(NamedTuple):
 
     ids: list[str] | None
     age_s: float | None
+
+    def words(self) -> str:
+        """For the record."""
+        if self.ids is not None:
+            return "by id"
+        return "all" if self.age_s is None else f"older than {self.age_s:.0f} s"
 
     @classmethod
     def of(cls, ids: Sequence[str], older_than: str | None, *, everything: bool) -> Self:
@@ -43,17 +52,22 @@ def age_s(text: str) -> float:
     return float(int(form[1]) * _SECONDS[form[2]])
 
 
-def purge_selected(settings: "Settings", selection: Selection, *, sure: bool) -> int:
+def purge_selected(settings: "Settings", selection: Selection, *, sure: bool, actor: str | None) -> int:
     """Delete, and ask before unless `sure` or told which ids; the exit code: 1 where an id was not there."""
-    return run(lambda: _purge(settings, selection, sure=sure))
+    by = actor_named(actor)
+    return run(lambda: _purge(settings, selection, by, sure=sure))
 
 
-async def _purge(settings: "Settings", selection: Selection, *, sure: bool) -> int:
+async def _purge(settings: "Settings", selection: Selection, by: str, *, sure: bool) -> int:
     async with database(settings) as connection:
         if selection.ids is None and not sure:
             count = await count_letters(connection, None, selection.age_s)
             typer.confirm(f"Delete {_counted(count)} for good?", abort=True)
-        purged = await purge_letters(connection, selection.ids, selection.age_s)
+        async with as_actor(connection, by):
+            purged = await purge_letters(connection, selection.ids, selection.age_s)
+            if purged:
+                told = {"count": len(purged), "request_ids": sorted(purged)}
+                await note(connection, selection.words(), told, None)
     typer.echo(f"Deleted {_counted(len(purged))}.")
     await _forget(settings, purged)
     missing = [request_id for request_id in selection.ids or [] if request_id not in set(purged)]

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gateway.reruns import AT_ONCE, Candidate, NoSuchLetter, NotRerun, candidate
+from gateway.reruns import AT_ONCE, Candidate, NoSuchLetter, NotRerun, candidate, named
 from ledger.dead_letters import mark_requeued, unmark_requeued
+from ledger.letter_groups import note
+from ledger.operating import as_actor
 from ledger.postgres import Connection
 from scheduler.connections import command_client
 from scheduler.errors import RedisUnavailable
 from scheduler.keys import Keys
 from scheduler.replies import Reply
 from scheduler.states import State
+from tierlane.admin.conduct import actor_named
 from tierlane.dlq.listing import no_such
 from tierlane.dlq.reach import DlqError, database, run
 from tierlane.dlq.small_gateway import SmallGateway
@@ -25,15 +28,18 @@ from tierlane.dlq.small_gateway import SmallGateway
 if TYPE_CHECKING:
     from tierlane.settings import Settings
 
+BY_ID = "by id"
 
-def requeue_all(settings: "Settings", ids: Sequence[str], *, again: bool) -> int:
+
+def requeue_all(settings: "Settings", ids: Sequence[str], *, again: bool, actor: str | None) -> int:
     """Requeue each; the exit code: 0 where all of them completed. Raises DlqError where none can be."""
     if not settings.redis_url:
         raise DlqError("TIERLANE_REDIS_URL is not set, and without Redis nothing can be queued.")
-    return run(lambda: _requeue(settings, list(dict.fromkeys(ids)), again=again))
+    by = actor_named(actor)
+    return run(lambda: _requeue(settings, list(dict.fromkeys(ids)), by, again=again))
 
 
-async def _requeue(settings: "Settings", ids: Sequence[str], *, again: bool) -> int:
+async def _requeue(settings: "Settings", ids: Sequence[str], by: str, *, again: bool) -> int:
     client = command_client(settings.redis_url)
     try:
         async with database(settings) as connection:
@@ -45,7 +51,7 @@ async def _requeue(settings: "Settings", ids: Sequence[str], *, again: bool) -> 
                         await _candidate(connection, settings, request_id, again=again)
                         for request_id in ids[at : at + AT_ONCE]
                     ]
-                    completed += await _run_batch(connection, gateway, [c for c in batch if c is not None])
+                    completed += await _run_batch(connection, gateway, [c for c in batch if c is not None], by)
     except RedisUnavailable as error:
         raise DlqError(f"Nothing more was requeued: {error}.") from error
     finally:
@@ -64,9 +70,9 @@ async def _candidate(connection: Connection, settings: "Settings", request_id: s
     return None
 
 
-async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Sequence[Candidate]) -> int:
+async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Sequence[Candidate], by: str) -> int:
     """Queue them and wait; how many completed."""
-    marked = [c for c in batch if await _marked(connection, c)]
+    marked = await _mark(connection, batch, by)
     if not marked:
         return 0
     try:
@@ -74,10 +80,7 @@ async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Seque
     except RedisUnavailable as error:
         ids = ", ".join(c.submission.id for c in marked)
         raise DlqError(f"Whether these run is not known: {ids} ({error}).") from error
-    for each in marked:
-        if each.submission.id not in entered:
-            await unmark_requeued(connection, each.letter, each.submission.id)
-            typer.echo(f"{each.letter.request_id}: Redis has no memory left for it.", err=True)
+    await _take_back(connection, [c for c in marked if c.submission.id not in entered], by)
     running = [c for c in marked if c.submission.id in entered]
     try:
         await gateway.forget_dead([c.letter.request_id for c in running])
@@ -92,11 +95,32 @@ async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Seque
     return completed
 
 
-async def _marked(connection: Connection, found: Candidate) -> bool:
-    if await mark_requeued(connection, found.letter, found.submission.id):
-        return True
-    typer.echo(f"{found.letter.request_id}: Somebody else has just requeued or deleted it.", err=True)
-    return False
+async def _mark(connection: Connection, batch: Sequence[Candidate], by: str) -> list[Candidate]:
+    """Note them as requeued, in the letters and on record; those that nobody else had noted meanwhile."""
+    async with as_actor(connection, by):
+        ordered = sorted(
+            batch, key=lambda c: c.letter.request_id
+        )  # One order for all, or two could wait for each other.
+        marked = [c for c in ordered if await mark_requeued(connection, c.letter, c.submission.id)]
+        if marked:
+            before = {c.letter.request_id: c.letter.requeued_as for c in marked}
+            await note(connection, BY_ID, {"requeued_as": before}, {"requeued_as": named(marked)})
+    for each in batch:
+        if each not in marked:
+            typer.echo(f"{each.letter.request_id}: Somebody else has just requeued or deleted it.", err=True)
+    return marked
+
+
+async def _take_back(connection: Connection, refused: Sequence[Candidate], by: str) -> None:
+    if not refused:
+        return
+    async with as_actor(connection, by):
+        for each in refused:
+            await unmark_requeued(connection, each.letter, each.submission.id)
+        before = {each.letter.request_id: each.letter.requeued_as for each in refused}
+        await note(connection, BY_ID, {"requeued_as": named(refused)}, {"requeued_as": before})
+    for each in refused:
+        typer.echo(f"{each.letter.request_id}: Redis has no memory left for it.", err=True)
 
 
 def ending(reply: Reply | None, waited_s: float) -> str:
