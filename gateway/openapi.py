@@ -162,7 +162,7 @@ def _says_errors(door: Door, codes: Sequence[ErrorCode]) -> Says:
     if door.wants == "key" and status not in (401, 403, 405):
         (sometimes if BEFORE_IDENTITY.intersection(codes) else headers).extend(LIMITS)
         sometimes += TOKEN_LIMITS
-    if door.body is not None and codes != [code for code in codes if code in BEFORE_IDENTITY]:
+    if door.wants == "key" and door.body is not None and not BEFORE_IDENTITY.issuperset(codes):
         sometimes.append("Idempotent-Replayed")
     sentence = " ".join(f"`{code}`: {HTTP[code].message}" for code in codes)
     content = {JSON: ErrorBody, PROBLEM_JSON: Problem}

@@ -1,4 +1,4 @@
-"""Whatever is sent as a body, at every door that takes one: a 4xx that names the fault, as described, and never a 500."""
+"""Whatever is sent as a body, at every door of customers that takes one: a 4xx that names the fault, as described, and never a 500."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -13,7 +13,7 @@ from gateway.openapi_doors import DOORS
 from gateway.parts import DOORS as SPEAKING
 from integration.gateway_fixtures import Stack, reverse_or_vector, running_stack
 
-ASKED = {door.path: dict(door.example or {}) for door in DOORS if door.body is not None}
+ASKED = {door.path: dict(door.example or {}) for door in DOORS if door.body is not None and door.wants == "key"}
 TEXT = {path: dialect.input_field for path, dialect in SPEAKING.items()}
 WRAPPED = {"messages": '[{"role": "user", "content": "@"}]'}
 """What a text stands in, by the field that is no text itself."""
