@@ -84,9 +84,9 @@ async def page(stack: Stack, home: Path) -> AsyncIterator[Tab]:
     """The page, logged in, with all three workers on it."""
     async with chromium(home, f"{stack.url}/internal/dashboard") as tab:
         await tab.until("document.readyState === 'complete' && !!document.getElementById('token')", "the form")
-        tab.faults.clear()
         await tab.value(TYPE.format(token=SERVICE_TOKEN))
         await tab.until("document.querySelectorAll('.worker button').length === 3", "three workers")
+        tab.faults.clear()  # A browser counts every 401 as one; the first page was one, too.
         yield tab
 
 
@@ -107,7 +107,9 @@ async def test_a_worker_is_cordoned_by_the_page_and_obeys(stack: Stack, db: Conn
         await tab.until("!document.getElementById('ask').open", "it is closed")
         assert await db.fetchval("SELECT count(*) FROM cordons") == 0
 
-        await press(tab, "Enter")
+        # Closed and asked again at once: the browser tells of the close only afterwards.
+        again = f"{tile}.querySelector('button').click()"
+        await tab.value(f"{again}; document.getElementById('ask-cancel').click(); {again}; true")
         await tab.until(ASKED, "it asks again")
         await tab.value("document.getElementById('ask-reason').value = 'its fan is loud'; true")
         began = time.monotonic()

@@ -67,7 +67,10 @@ const Ask = (() => {
   by("ask-do").addEventListener("click", carryOut);
   by("ask-reason").addEventListener("keydown", (event) => event.key === "Enter" && carryOut());
   by("ask-cancel").addEventListener("click", () => by("ask").close());
-  by("ask").addEventListener("close", () => (under = null));
+  // The browser tells of a close later: by then the next question may stand there.
+  by("ask").addEventListener("close", () => {
+    if (!by("ask").open) under = null;
+  });
 
   return { BASE, open, post };
 })();
