@@ -44,7 +44,7 @@ class GpuState(msgspec.Struct, frozen=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One worker; `age_ms` since its last heartbeat."""
+    """One worker; `age_ms` since its last heartbeat. `pausing`: not healthy for a moment, as it says itself."""
 
     id: str
     pool: str
@@ -58,6 +58,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     backend: str
     version: str
     gpu: GpuState | None
+    pausing: bool = False
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -182,6 +183,7 @@ def _worker(pool: str, worker: WorkerView) -> WorkerState:
         backend=worker.backend,
         version=worker.model_version,
         gpu=None if worker.gpu is None else _gpu(worker.gpu),
+        pausing=worker.pausing,
     )
 
 

@@ -48,7 +48,7 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     """
 
     id: str
-    status: str  # starting | ready | busy | paused | cordoned | draining | down | quarantined | failed
+    status: str  # starting | ready | busy | paused | away | cordoned | draining | down | quarantined | failed
     utilization: float
     in_flight: int
     rps: float
@@ -64,7 +64,10 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker as others see it: its last beat, how old that is, and whether it counts as healthy."""
+    """A worker as others see it: its last beat, how old that is, and whether it counts as healthy.
+
+    `pausing`: it takes nothing for a moment, and says so. It has no capacity now, and nobody needs to be called for it.
+    """
 
     id: str
     status: str
@@ -82,6 +85,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     seen_batch: float = 0.0
     gpu: GpuReading | None = None
     padding_waste: float = 0.0
+    pausing: bool = False
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

@@ -65,7 +65,7 @@ async def test_a_worker_whose_endpoint_is_busy_counts_for_nothing_meanwhile(
 
     ids = await batch(pool, "hello", "world")
     paused = await worker.reaches("paused")
-    assert not paused.healthy
+    assert (paused.healthy, paused.pausing) == (False, True)
     found = await replies(pool, ids)
 
     assert [(reply.output, reply.attempts) for reply in found] == [("olleh", 1), ("dlrow", 1)]
@@ -86,9 +86,9 @@ async def test_a_worker_outlives_its_endpoint(pool: Pool, start_worker: StartWor
         if await pool.depth("free"):
             await pool.form([("free", 1)])
         view = await worker.view()
-        return view is not None and view.status == "paused"
+        return view is not None and view.status == "away"
 
-    await eventually(shut, "the worker pauses", 20.0)
+    await eventually(shut, "the worker says that it is away", 20.0)
     with serving(server):
         (reply,) = await replies(pool, ids)
         await worker.reaches("ready")
