@@ -41,6 +41,7 @@ class GpuState(msgspec.Struct, frozen=True):
     memory_total_mb: int
     temperature_c: int
     fault: str
+    note: str = ""
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -188,4 +189,4 @@ def _worker(pool: str, worker: WorkerView) -> WorkerState:
 
 
 def _gpu(gpu: GpuReading) -> GpuState:
-    return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault)
+    return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)

@@ -30,7 +30,7 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
     """What the driver says of a worker's GPU: `utilization` 0..1, memory in MiB, temperature in degrees Celsius.
 
     `ecc_uncorrected` counts errors of its memory since the driver was loaded. `fault` is why it must get no more work, "" where
-    it may.
+    it may; `note` what whoever looks after the machine should know of its memory, though it works.
     """
 
     utilization: float
@@ -39,6 +39,7 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
     temperature_c: int
     ecc_uncorrected: int
     fault: str = ""
+    note: str = ""
 
 
 class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):

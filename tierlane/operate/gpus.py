@@ -26,6 +26,7 @@ COLUMNS = (
     Column("seen_s", "SEEN S AGO"),
     Column("backend", "BACKEND"),
     Column("fault", "FAULT"),
+    Column("note", "NOTE"),
     Column("reason", "CORDONED FOR"),
 )
 
@@ -66,13 +67,16 @@ def _row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Row:
         "seen_s": round(worker.age_ms / 1000, 1),
         "backend": worker.backend,
         "fault": (worker.gpu.fault or None) if worker.gpu else None,
+        "note": (worker.gpu.note or None) if worker.gpu else None,
         "cordoned": worker.id in reasons,
         "reason": _reason(reasons[worker.id]) if worker.id in reasons else None,
     }
 
 
 def _away(worker: str, reason: str) -> Row:
-    nothing: dict[str, Any] = dict.fromkeys(("pool", "utilization", "in_flight", "rps", "seen_s", "backend", "fault"))
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("pool", "utilization", "in_flight", "rps", "seen_s", "backend", "fault", "note")
+    )
     return {
         "worker": worker,
         **nothing,

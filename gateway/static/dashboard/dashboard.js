@@ -201,6 +201,7 @@
     if (gpu) {
       tile.append(element("p", `GPU ${percent(gpu.utilization)} · ${gpu.memory_used_mb}/${gpu.memory_total_mb} MiB · ${gpu.temperature_c} °C`));
       if (gpu.fault) tile.append(element("p", gpu.fault, "bad"));
+      else if (gpu.note) tile.append(element("p", gpu.note));
     }
     tile.append(element("p", [worker.pool, worker.backend, worker.version].filter(Boolean).join(" · "), "soft"));
     return tile;
