@@ -31,11 +31,11 @@ SHARED = {
     "redis_url": Text(
         "",
         "Redis or Valkey to use, as redis://, rediss://, unix://, or redis+sentinel://host:port,host:port/service. "
-        "`tierlane up` starts its own server when unset.",
+        "TLS: docs/deploy.md. `tierlane up` starts its own server when unset.",
     ),
     "database_url": Text(
         "",
-        "PostgreSQL to use; must begin with postgresql+asyncpg://. `tierlane up` starts its own server when unset.",
+        "PostgreSQL to use; must begin with postgresql+asyncpg://. TLS: docs/deploy.md. `tierlane up` starts its own server when unset.",
     ),
     "service_token": Text(
         "",

@@ -154,6 +154,7 @@ def test_the_charts_values_fit_its_schema() -> None:
         {"gateway": {"replicas": 0, "terminationGracePeriodSeconds": 30}},
         {"gateway": {"replicas": 1, "terminationGracePeriodSeconds": 1}},
         {"images": {"edge": "", "worker": "w"}},
+        {"tls": {"secret": "", "endpoint": True}},
     ):
         assert list(check.iter_errors(values | wrong)), wrong
 
