@@ -10,6 +10,7 @@ from tierlane.batch_sizes import default_batch_size
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.process import run_role
 from tierlane.roles.start_checks import check_redis
+from tierlane.torch_threads import default_torch_threads
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -28,7 +29,7 @@ def run(settings: "Settings") -> int:
         backend=settings.backend,
         pool=settings.pool,
         device=settings.device,
-        torch_threads=settings.torch_threads or max(1, os.cpu_count() or 1),
+        torch_threads=settings.torch_threads or default_torch_threads(settings.backend),
         dtype=settings.dtype,
         max_batch_size=settings.max_batch_size or default_batch_size(settings.backend),
         heartbeat_ms=settings.heartbeat_ms,
