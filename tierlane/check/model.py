@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpu_pool.config import WorkerConfig
-from gpu_pool.endpoint.access import secrets_of
+from gpu_pool.endpoint.access import Access, secrets_of
 from gpu_pool.model_launch import ModelLaunch
 from ledger.admin.change import alter, changing, find
 from ledger.catalog_tables import models
@@ -81,9 +80,9 @@ def _kept(finding: Finding) -> None:
 
 
 async def _report(settings: "Settings", wishes: Wishes, tell: Callable[[Finding], None]) -> Report:
-    config = WorkerConfig("", "check", wishes.spec, **settings.endpoint_values)
+    secrets = secrets_of(wishes.spec, Access(**settings.endpoint_values))
     threads = settings.torch_threads or default_torch_threads(wishes.spec)
-    launch = ModelLaunch(wishes.spec, settings.device, threads, settings.dtype, secrets_of(config))
+    launch = ModelLaunch(wishes.spec, settings.device, threads, settings.dtype, secrets)
     parameters: dict[str, object] = {"temperature": 0, "max_tokens": wishes.max_tokens}
     asked = Asked(parameters if wishes.task == "complete" else {}, TASKS[wishes.task], float(settings.gpu_timeout_ms))
     probe = Probe(launch, asked, LOAD_TIMEOUT_S)

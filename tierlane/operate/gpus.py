@@ -11,8 +11,8 @@ from ledger.postgres import Connection
 from scheduler.observation import Observation, WorkerView
 from tierlane.admin.conduct import APPLICATION, Done, changed
 from tierlane.admin.options import Call, Work
-from tierlane.operate.redis_reach import look_at, pool_names
-from tierlane.reach import VerbError, database
+from tierlane.operate.redis_reach import look_at, look_everywhere, pool_names
+from tierlane.reach import database
 from tierlane.screen import Column, print_rows, printable
 
 COLUMNS = (
@@ -123,12 +123,10 @@ def uncordon(worker: str) -> Work:
 
 async def _impact(call: Call, worker: str) -> tuple[str, bool]:
     """What cordoning means now, in a sentence; and whether nothing healthy is left in the worker's pool."""
-    async with database(call.settings, APPLICATION) as connection:
-        names = await pool_names(connection, call.settings, None)
-    try:
-        return impact(worker, await look_at(call.settings, names, []))
-    except VerbError:
+    seen = await look_everywhere(call, [])
+    if seen is None:
         return "Redis does not answer: what the worker does now is not known.", False
+    return impact(worker, seen)
 
 
 def impact(worker: str, seen: Mapping[str, Observation]) -> tuple[str, bool]:

@@ -5,6 +5,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from gpu_pool.endpoint.access import Access
 from gpu_pool.worker import WorkerConfig, run_worker
 from tierlane.batch_sizes import default_batch_size
 from tierlane.roles.log_output import configure_logs
@@ -39,7 +40,7 @@ def run(settings: "Settings") -> int:
         direct_host="" if settings.direct_host == "off" else settings.direct_host,
         direct_port=settings.direct_port,
         service_token=settings.service_token.get_secret_value(),
-        **settings.endpoint_values,
+        endpoint=Access(**settings.endpoint_values),
     )
     return run_role(lambda: _serve(config))
 
