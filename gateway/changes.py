@@ -58,19 +58,24 @@ def _workers(before: State, now: State) -> Iterator[Event]:
         yield from _worker(earlier.get(key), worker, now.at_ms)
     for key, worker in earlier.items():
         if key not in later:
-            yield Event(now.at_ms, "news", f"{worker.id} {'left' if worker.healthy else 'is forgotten'}.")
+            yield Event(now.at_ms, "news", f"{worker.id} {'left' if _serves(worker) else 'is forgotten'}.")
 
 
 def _worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterator[Event]:
     if was is None:
         yield Event(at_ms, "news", f"{worker.id} is here: {worker.status}.")
-    elif was.healthy and not worker.healthy and worker.status in SILENT:
+    elif _serves(was) and not _serves(worker) and worker.status in SILENT:
         yield Event(at_ms - worker.age_ms, "bad", f"{worker.id} was lost: its last heartbeat.")
-    elif was.healthy and not worker.healthy:
+    elif _serves(was) and not _serves(worker):
         fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
         yield Event(at_ms, "news" if worker.status in ON_PURPOSE else "bad", f"{worker.id} is {worker.status}{fault}.")
-    elif worker.healthy and not was.healthy:
+    elif _serves(worker) and not _serves(was):
         yield Event(at_ms, "good", f"{worker.id} serves.")
+
+
+def _serves(worker: WorkerState) -> bool:
+    """A pause of a moment is no news: an endpoint at its limit asks for several a minute."""
+    return worker.healthy or worker.pausing
 
 
 def _gateways(before: State, now: State) -> Iterator[Event]:

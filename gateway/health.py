@@ -14,7 +14,7 @@ from gateway.health_document import Health, HealthFigures
 from gateway.health_shedding import flows, shedding
 from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, tier_figures
 from gateway.limits import MEMORY_EASED
-from gateway.losses import Loss
+from gateway.losses import SILENT, Loss
 from scheduler.observation import Observation, WorkerView
 
 STALE_LOOK_S = 2.0
@@ -104,7 +104,8 @@ def _gpus(inputs: HealthInputs) -> Finding:
     if total == 0:
         level, reason = "down", "No GPU is known: no worker has said that it lives."
     elif ill:
-        level = "down" if len(ill) == total else "degraded"
+        # One that pauses is back before anybody would be refused for want of GPUs.
+        level = "down" if len(ill) == total and not any(worker.pausing for worker in ill) else "degraded"
         verb = "is" if len(ill) == 1 else "are"
         named = "; ".join(_illness(worker) for worker in ill[:NAMED_WORKERS])
         more = f"; and {len(ill) - NAMED_WORKERS} more" if len(ill) > NAMED_WORKERS else ""
@@ -113,7 +114,9 @@ def _gpus(inputs: HealthInputs) -> Finding:
 
 
 def _illness(worker: WorkerView) -> str:
-    if worker.status in ("ready", "busy"):
+    if worker.pausing:
+        return f"{worker.id} pauses for a moment"
+    if worker.status in SILENT:
         return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"
     fault = f" ({worker.gpu.fault})" if worker.gpu is not None and worker.gpu.fault else ""
     return f"{worker.id} is {worker.status}{fault}, last seen {worker.age_ms / 1000:.1f} s ago"

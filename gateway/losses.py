@@ -11,7 +11,7 @@ from scheduler.observation import WorkerView
 
 ON_PURPOSE = ("cordoned", "draining")  # Somebody wanted it so.
 KEEP_MS = 15 * 60_000
-SILENT = ("ready", "busy")  # The last word of a worker that did not know that it would be lost.
+SILENT = ("ready", "busy", "paused")  # The last word of a worker that did not know that it would be lost.
 
 
 class Loss(NamedTuple):
@@ -22,7 +22,7 @@ class Loss(NamedTuple):
 
 
 class Losses:
-    """Those of one pool. `note` is called with every fresh look."""
+    """Those of one pool. `note` is called with every fresh look. One that pauses for a moment serves."""
 
     def __init__(self) -> None:
         self._serving: frozenset[str] = frozenset()
@@ -30,8 +30,8 @@ class Losses:
 
     def note(self, workers: Sequence[WorkerView], now_ms: int) -> None:
         """Remember who serves no more, and forget who is back, or was lost long ago."""
-        serving = frozenset(worker.id for worker in workers if worker.healthy)
-        ill = {worker.id: worker for worker in workers if not worker.healthy}
+        serving = frozenset(worker.id for worker in workers if worker.healthy or worker.pausing)
+        ill = {worker.id: worker for worker in workers if worker.id not in serving}
         for worker_id, worker in ill.items():
             if worker.status in ON_PURPOSE:
                 continue

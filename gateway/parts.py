@@ -38,6 +38,7 @@ from gateway.routes import Routes
 from gateway.snapshots import Snapshots
 from scheduler.history import History
 from scheduler.limit_state import LimitState
+from scheduler.unfinished import Unfinished
 
 DOORS = {
     "/v1/inference": INFERENCE,
@@ -78,7 +79,11 @@ class Parts(PoolParts):
         )
         super().__init__(config, shared)
         self.pools = Pools(
-            catalog, self, lambda pool: PoolParts(of_pool(config, pool), shared), only_own=config.only_own
+            catalog,
+            self,
+            lambda pool: PoolParts(of_pool(config, pool), shared),
+            only_own=config.only_own,
+            unfinished=Unfinished(self._client).pools,
         )
         self.snapshots = self._snapshots()
         self.internal = self._internal(find_stored)

@@ -1,12 +1,13 @@
 """The pools of one gateway: its own, and each other one that a model names, from when the catalog first does.
 
 A request joins the queues of the pool that has its model. A pool that no model names any more stays until the gateway
-ends, and that of a model which is switched off is served by a new gateway, too: somebody may still wait there, and jobs
-must have their end.
+ends, and is served by a new gateway, too, as long as schedulers say that something is unfinished there (the same with that of
+a model which is switched off): somebody may still wait there, and jobs must have their end.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
@@ -15,24 +16,34 @@ from gateway.inference import Inference
 from gateway.jobs_result import Result
 from gateway.jobs_submit import Submit
 from gateway.pool_parts import PoolParts
-from scheduler.errors import ErrorCode, RequestError
+from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.keys import is_pool_name, pools_of, pools_to_serve
 
 LOOK_S = 0.1
+LEFT_EVERY = 10  # Looks: so often Redis is asked which pools have something unfinished.
 
 log = structlog.get_logger("gateway")
 
 
 class Pools:
-    """`make` builds the parts of another pool. With `only_own` there are no others."""
+    """`make` builds the parts of another pool; `unfinished` names those in which somebody may wait, and may raise
+    RedisUnavailable. With `only_own` there are no others.
+    """
 
     def __init__(
-        self, catalog: CatalogView, own: PoolParts, make: Callable[[str], PoolParts], *, only_own: bool = False
+        self,
+        catalog: CatalogView,
+        own: PoolParts,
+        make: Callable[[str], PoolParts],
+        *,
+        only_own: bool = False,
+        unfinished: Callable[[], Awaitable[set[str]]] | None = None,
     ) -> None:
         self._catalog = catalog
         self._own = own
         self._make = make
         self._only_own = only_own
+        self._unfinished = unfinished
         self._others: dict[str, PoolParts] = {}
         self._looked_at: Mapping[str, ModelRow] | None = None
         self._subscribed = False
@@ -103,10 +114,18 @@ class Pools:
     async def run(self) -> None:
         """Begin to serve pools as they are named; ends only with a loop that fails."""
         async with asyncio.TaskGroup() as group:
-            while True:
-                for pool in self._new():
+            for turn in itertools.count():
+                for pool in self._new() if turn % LEFT_EVERY else sorted({*self._new(), *await self._left()}):
                     await self._begin(pool, group)
                 await asyncio.sleep(LOOK_S)
+
+    async def _left(self) -> set[str]:
+        if self._only_own or self._unfinished is None:
+            return set()
+        try:
+            return await self._unfinished() - {parts.config.pool for parts in self.all}
+        except RedisUnavailable:
+            return set()
 
     def _new(self) -> list[str]:
         snapshot = self._catalog.snapshot

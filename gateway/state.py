@@ -41,10 +41,11 @@ class GpuState(msgspec.Struct, frozen=True):
     memory_total_mb: int
     temperature_c: int
     fault: str
+    note: str = ""
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One worker; `age_ms` since its last heartbeat.
+    """One worker; `age_ms` since its last heartbeat. `pausing`: not healthy for a moment, as it says itself.
 
     `capacity_rps` is its part of its pool's capacity; `cordoned`: PostgreSQL says that it is to claim nothing.
     """
@@ -63,6 +64,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     gpu: GpuState | None
     capacity_rps: float = 0.0
     cordoned: bool = False
+    pausing: bool = False
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -209,8 +211,9 @@ def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collec
         gpu=None if worker.gpu is None else _gpu(worker.gpu),
         capacity_rps=capacity_rps,
         cordoned=worker.id in cordoned,
+        pausing=worker.pausing,
     )
 
 
 def _gpu(gpu: GpuReading) -> GpuState:
-    return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault)
+    return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from gpu_pool.endpoint.access import Access
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
@@ -36,13 +38,5 @@ class WorkerConfig:
     """0: any free one; the heartbeat tells which."""
     service_token: str = field(default="", repr=False)
     """What a gateway must show to be served directly; without one there is no direct endpoint."""
-    endpoint_api_key: str = field(default="", repr=False)
-    endpoint_ca_file: str = ""
-    endpoint_cert_file: str = ""
-    endpoint_key_file: str = ""
-    endpoint_connect_ms: int = 1000
-    endpoint_first_byte_ms: int = 0
-    endpoint_total_ms: int = 0
-    endpoint_max_calls: int = 64
-    endpoint_max_batches: int = 8
-    """These are for `openai:URL`, and mean what `Access` in gpu_pool/endpoint/access.py says."""
+    endpoint: Access = field(default_factory=Access)
+    """For `openai:URL`."""

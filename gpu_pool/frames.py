@@ -102,10 +102,11 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag="refused"):
 
 
 class Available(msgspec.Struct, array_like=True, frozen=True, tag="available"):
-    """Whether batches are wanted from now on, and if not, why; they are after Ready."""
+    """Whether batches are wanted from now on, and if not, why, and whether for a moment only; they are after Ready."""
 
     wanted: bool
     reason: str = ""
+    brief: bool = False
 
 
 class Fatal(msgspec.Struct, array_like=True, frozen=True, tag="fatal"):

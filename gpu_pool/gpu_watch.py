@@ -1,7 +1,7 @@
 """Looks at a worker's GPU once a second, in a thread: the driver may take its time, and the event loop has none.
 
 A GPU with a fault stays out until the worker is started anew: what it computes cannot be trusted, and that it answers
-again proves nothing.
+again proves nothing. Whether a new start is enough is for the driver to say (`gpu_memory`).
 """
 
 import asyncio
@@ -60,6 +60,8 @@ class GpuWatch:
     def _take(self, reading: GpuReading) -> None:
         if reading == self.reading:
             return
+        if reading.note and (self.reading is None or reading.note != self.reading.note):
+            log.warning("gpu wants to be looked after", note=reading.note)
         self.reading = reading
         falls_out = bool(reading.fault) and self.well.is_set()
         if falls_out:

@@ -37,7 +37,6 @@ LAST_FRAMES_S = 0.02  # From the end of the process to what it said last.
 Hear = Callable[[Sequence[Piece]], None]
 """Told what a batch adds to its streams while it runs."""
 
-
 Begun = Callable[[Callable[[Sequence[int]], None]], None]
 """Told, when a batch begins, how to say that nobody waits any more for some of its places."""
 
@@ -73,6 +72,8 @@ class ModelProcess:
         self._availability = availability
         self.unavailable = ""
         """Why it wants no batch now; "": it wants them."""
+        self.brief = False
+        """That it wants none is for a moment only."""
         self._loaded: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, asyncio.Future[Said]] = {}
         self._hears: dict[int, Hear] = {}
@@ -221,6 +222,7 @@ class ModelProcess:
             self._fatal = said
         elif isinstance(said, Available):
             self.unavailable = "" if said.wanted else said.reason or "It does not say why."
+            self.brief = said.brief
             self._availability()
         elif not self._loaded.done():
             self._loaded.set_result(said)

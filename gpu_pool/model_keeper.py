@@ -19,7 +19,8 @@ from scheduler.errors import StartError
 
 REAPED_WITHIN_S = 5.0  # After SIGKILL; what takes longer hangs in the kernel, and its device with it.
 
-ModelStatus = Literal["starting", "ready", "paused", "down", "quarantined", "failed"]
+ModelStatus = Literal["starting", "ready", "paused", "away", "down", "quarantined", "failed"]
+_LOADED = ("ready", "paused", "away")
 log = structlog.get_logger()
 
 
@@ -65,7 +66,7 @@ class ModelKeeper:
         """Its process was killed or lost in the middle of a batch. Until its end is noticed it must get no other one,
         which would be lost with it and would count that as an attempt.
         """
-        if self.status in ("ready", "paused"):
+        if self.status in _LOADED:
             self._set("down")
 
     def stop(self) -> None:
@@ -101,7 +102,7 @@ class ModelKeeper:
                 self.version = await process.ready()
             ready_at = time.monotonic()
             self._respawn.loaded()
-            self._set("paused" if process.unavailable else "ready")
+            self._set(_availability(process))
             log.info("model ready", backend=self._launch.backend, version=self.version, pid=process.pid)
             await process.lost.wait()
         except StartError as error:
@@ -136,10 +137,10 @@ class ModelKeeper:
     def _availability_changed(self) -> None:
         """The model process wants batches, or no more of them for now; before it is ready that is asked there."""
         process = self._process
-        if process is None or self.status not in ("ready", "paused"):
+        if process is None or self.status not in _LOADED:
             return
         log.info("model wants batches" if not process.unavailable else "model pauses", reason=process.unavailable)
-        self._set("paused" if process.unavailable else "ready")
+        self._set(_availability(process))
 
     def _set(self, status: ModelStatus) -> None:
         if status == "ready":
@@ -148,3 +149,9 @@ class ModelKeeper:
             self.ready.clear()
         self.status = status
         self._changed()
+
+
+def _availability(process: ModelProcess) -> Literal["ready", "paused", "away"]:
+    if not process.unavailable:
+        return "ready"
+    return "paused" if process.brief else "away"

@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from gpu_pool.gpu_memory import Counts, fault_of, note_of
 from scheduler.observation import GpuReading
 
 FATAL_XIDS = {
@@ -22,7 +23,7 @@ FATAL_XIDS = {
 """What the driver says of a GPU that must get no more work. Other Xids are about the program that ran, not the GPU."""
 
 OFF_THE_BUS = "it fell off the bus; its machine is out until it restarts"
-ECC = "its memory has errors that ECC cannot correct"
+UNTIL_RESET = "the driver takes no work for it before it is reset"
 _MIB = 1 << 20
 _NOT_THE_GPU = ("simulated", "openai")  # Backends whose work is done elsewhere.
 
@@ -50,6 +51,7 @@ class NvmlGpu:
         self._nvml = nvml
         self._handle = nvml.nvmlDeviceGetHandleByIndex(int(place)) if place.isdigit() else _by_uuid(nvml, place)
         self._fault = ""
+        self._began: Counts | None = None
         self._events = self._listen()
 
     def read(self) -> GpuReading:
@@ -58,18 +60,26 @@ class NvmlGpu:
         memory = self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         busy = self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         warmth = self._told(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-        kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        errors = self._told(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since)) or 0
-        if errors:
-            self._fault = self._fault or ECC
+        counts = self._counts()
+        self._began = self._began or counts
+        self._fault = self._fault or fault_of(self._began, counts)
         return GpuReading(
             utilization=round((busy or 0) / 100, 2),
             memory_used_mb=memory.used // _MIB if memory else 0,
             memory_total_mb=memory.total // _MIB if memory else 0,
             temperature_c=warmth or 0,
-            ecc_uncorrected=errors,
+            ecc_uncorrected=counts.errors,
             fault=self._fault,
+            note=note_of(counts),
         )
+
+    def _counts(self) -> Counts:
+        nvml, handle = self._nvml, self._handle
+        kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        errors = self._told(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since))
+        retiring = self._told(lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+        _, _, pending, failed = self._told(lambda: nvml.nvmlDeviceGetRemappedRows(handle)) or (0, 0, 0, 0)
+        return Counts(errors or 0, bool(retiring), bool(pending), bool(failed))
 
     def wait(self, seconds: float, pause: Callable[[float], object]) -> None:
         """Wait so long, or until the driver says something; where it says nothing at all, by `pause`."""
@@ -104,6 +114,8 @@ class NvmlGpu:
     def _judge(self, error: Any) -> None:
         if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
             self._fault = self._fault or OFF_THE_BUS
+        elif error.value == self._nvml.NVML_ERROR_RESET_REQUIRED:
+            self._fault = self._fault or UNTIL_RESET
 
     def _listen(self) -> Any:
         nvml = self._nvml

@@ -89,7 +89,8 @@ class Worker:
         self._resting = False
         """Nothing runs, ran lately, or changes before somebody says so: what was said last holds."""
         self._batches_said = 0
-        launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype, secrets_of(config))
+        secrets = secrets_of(config.backend, config.endpoint)
+        launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype, secrets)
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = Execution(config, self._keeper)
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)

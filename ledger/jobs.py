@@ -112,6 +112,11 @@ async def open_jobs(
     return [OpenJob(*row) for row in await connection.fetch(statement("jobs_open"), pool, *after, limit)]
 
 
+async def job_pools(connection: Connection) -> set[str]:
+    """The pools whose jobs still want something: their end, to be told, audited or deleted."""
+    return {row["pool"] for row in await connection.fetch(statement("jobs_pools"))}
+
+
 async def open_bodies(connection: Connection, ids: Sequence[str]) -> list[NewJob]:
     """What is needed to queue these again; those that have ended are left out."""
     rows = await connection.fetch(statement("jobs_bodies"), ids)

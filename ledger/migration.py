@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
@@ -15,7 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ledger.postgres import place_of
+from ledger.postgres import SCHEME, asyncpg_dsn, place_of
+from ledger.postgres import Connection as Raw
 from ledger.tables import metadata
 from scheduler.errors import StartError
 
@@ -85,7 +87,8 @@ async def is_current(database_url: str) -> bool:
 @asynccontextmanager
 async def _connected(database_url: str, purpose: str) -> AsyncIterator[AsyncConnection]:
     try:
-        engine = create_async_engine(database_url, poolclass=NullPool, connect_args={"timeout": CONNECT_TIMEOUT_S})
+        # Not by SQLAlchemy's reading of the URL: parameters mean the same here as for the roles, those of TLS among them.
+        engine = create_async_engine(f"{SCHEME}://", poolclass=NullPool, async_creator=lambda: _raw(database_url))
         try:
             async with engine.connect() as connection:
                 yield connection
@@ -93,6 +96,10 @@ async def _connected(database_url: str, purpose: str) -> AsyncIterator[AsyncConn
             await engine.dispose()
     except (OSError, TimeoutError, SQLAlchemyError) as error:
         raise StartError(f"Cannot {purpose} PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
+
+
+async def _raw(database_url: str) -> Raw:
+    return await asyncpg.connect(asyncpg_dsn(database_url), timeout=CONNECT_TIMEOUT_S)
 
 
 def _config() -> Config:

@@ -24,6 +24,7 @@ PERMANENT = frozenset(
         "outbox_bad",
         "quotas_told",
         "cordoned",
+        "pools",
     }
 )
 """Keys that may stand without a TTL: each is a short list, an index that is swept, or durable work. Beside them only
@@ -81,6 +82,7 @@ class Keys:
         self.refusal_lists = self.prefix + "refusal_lists"
         self.sharing = self.prefix + "sharing"
         self.same_kept = self.prefix + "same_kept"
+        self.pools = "pools"  # One for all pools, like customers' limits.
         self.history = self.prefix + "history"
         self.history_turn = self.prefix + "history_turn"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"

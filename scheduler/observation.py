@@ -30,7 +30,7 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
     """What the driver says of a worker's GPU: `utilization` 0..1, memory in MiB, temperature in degrees Celsius.
 
     `ecc_uncorrected` counts errors of its memory since the driver was loaded. `fault` is why it must get no more work, "" where
-    it may.
+    it may; `note` what whoever looks after the machine should know of its memory, though it works.
     """
 
     utilization: float
@@ -39,6 +39,7 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
     temperature_c: int
     ecc_uncorrected: int
     fault: str = ""
+    note: str = ""
 
 
 class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
@@ -48,7 +49,7 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     """
 
     id: str
-    status: str  # starting | ready | busy | paused | cordoned | draining | down | quarantined | failed
+    status: str  # starting | ready | busy | paused | away | cordoned | draining | down | quarantined | failed
     utilization: float
     in_flight: int
     rps: float
@@ -64,7 +65,10 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker as others see it: its last beat, how old that is, and whether it counts as healthy."""
+    """A worker as others see it: its last beat, how old that is, and whether it counts as healthy.
+
+    `pausing`: it takes nothing for a moment, and says so. It has no capacity now, and nobody needs to be called for it.
+    """
 
     id: str
     status: str
@@ -82,6 +86,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     seen_batch: float = 0.0
     gpu: GpuReading | None = None
     padding_waste: float = 0.0
+    pausing: bool = False
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):

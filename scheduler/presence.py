@@ -31,7 +31,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _beat = msgspec.msgpack.Decoder(WorkerBeat)
 _stats = msgspec.msgpack.Decoder(GatewayStats)
 _observed = msgspec.msgpack.Decoder(
-    tuple[Queues, list[tuple[str, float, bool, msgspec.Raw]], list[msgspec.Raw], int, int]
+    tuple[Queues, list[tuple[str, float, bool, bool, msgspec.Raw]], list[msgspec.Raw], int, int]
 )
 
 
@@ -142,11 +142,12 @@ def decode_observation(packed: bytes) -> Observation:
     )
 
 
-def _view(row: tuple[str, float, bool, msgspec.Raw]) -> WorkerView:
-    worker_id, age_ms, healthy, raw = row
+def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
+    worker_id, age_ms, healthy, pausing, raw = row
     beat = _unpacked(_beat, raw)
     if beat is None:
-        beat, healthy = WorkerBeat(worker_id, "unknown", 0.0, 0, 0.0, 0.0, "", ""), False
+        beat = WorkerBeat(worker_id, "unknown", 0.0, 0, 0.0, 0.0, "", "")
+        healthy = pausing = False
     return WorkerView(
         id=worker_id,
         status=beat.status,
@@ -164,6 +165,7 @@ def _view(row: tuple[str, float, bool, msgspec.Raw]) -> WorkerView:
         seen_batch=beat.seen_batch,
         gpu=beat.gpu,
         padding_waste=beat.padding_waste,
+        pausing=pausing,
     )
 
 

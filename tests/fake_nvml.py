@@ -18,11 +18,15 @@ class FakeNvml:
 
     NVMLError = NVMLError
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = 3, 10, 15
+    NVML_ERROR_RESET_REQUIRED = 16
     NVML_TEMPERATURE_GPU, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 0, 1, 0
     nvmlEventTypeXidCriticalError = 8  # noqa: N815 - its name in the library
 
     def __init__(self) -> None:
         self.ecc = 0
+        self.retiring = 0
+        self.rows = [0, 0, 0, 0]
+        """Rows remapped for correctable errors, for others, whether some are to be, whether that ever failed."""
         self.xids: list[int] = []
         self.failing: dict[str, int] = {}
         self.calls: list[str] = []
@@ -49,6 +53,8 @@ class FakeNvml:
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=97),
             "nvmlDeviceGetTemperature": 61,
             "nvmlDeviceGetTotalEccErrors": self.ecc,
+            "nvmlDeviceGetRetiredPagesPendingStatus": self.retiring,
+            "nvmlDeviceGetRemappedRows": list(self.rows),
             "nvmlEventSetCreate": "events",
         }
 

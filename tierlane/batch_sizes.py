@@ -6,4 +6,9 @@ BATCH_SIZE = 32
 
 def default_batch_size(backend: str) -> int:
     """The size for the backend of `--backend`."""
-    return TINY_BATCH_SIZE if backend.partition(":")[0] == "tiny" else BATCH_SIZE
+    return TINY_BATCH_SIZE if is_tiny(backend) else BATCH_SIZE
+
+
+def is_tiny(backend: str) -> bool:
+    """Whether it is the small model that ships with the project."""
+    return backend.partition(":")[0] == "tiny"

@@ -24,9 +24,9 @@ class EndpointSettings(BaseSettings):
 
     @property
     def endpoint_values(self) -> dict[str, Any]:
-        """These as `WorkerConfig` has them."""
+        """These as `Access` in gpu_pool has them."""
         names = (name for name in EndpointSettings.model_fields if getattr(self, name) is not None)
-        return {name: _plain(getattr(self, name)) for name in names}
+        return {name.removeprefix("endpoint_"): _plain(getattr(self, name)) for name in names}
 
     @field_validator("endpoint_api_key")
     @classmethod

@@ -31,11 +31,11 @@ SHARED = {
     "redis_url": Text(
         "",
         "Redis or Valkey to use, as redis://, rediss://, unix://, or redis+sentinel://host:port,host:port/service. "
-        "`tierlane up` starts its own server when unset.",
+        "TLS: docs/deploy.md. `tierlane up` starts its own server when unset.",
     ),
     "database_url": Text(
         "",
-        "PostgreSQL to use; must begin with postgresql+asyncpg://. `tierlane up` starts its own server when unset.",
+        "PostgreSQL to use; must begin with postgresql+asyncpg://. TLS: docs/deploy.md. `tierlane up` starts its own when unset.",
     ),
     "service_token": Text(
         "",
@@ -182,7 +182,7 @@ WORKER = {
         "Numbers that an hf: model computes with: float32, bfloat16, float16, or auto (those of the weights on CUDA, float32 "
         "on CPU). Shorter is faster; only float32 gives a row the same text in every batch.",
     ),
-    "torch_threads": number("", "CPU threads of the model. Unset: torch's choice, too many when workers share a host."),
+    "torch_threads": number("", "CPU threads of the model. Unset: 1 for tiny, else all: too many for a shared host."),
     "max_batch_size": number(
         "",
         "Requests in a full batch, as in the model's row. Unset: 8 for tiny, else 32. Larger is faster but later.",

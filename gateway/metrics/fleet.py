@@ -9,7 +9,10 @@ from scheduler.observation import Observation, WorkerView
 STALE_S = 10.0
 MOST_WORKERS = 512
 MEBIBYTE = 1 << 20
-STATES = ("starting", "ready", "busy", "paused", "cordoned", "draining", "down", "quarantined", "failed", "unknown")
+STATES = (
+    *("starting", "ready", "busy", "paused", "away", "cordoned"),
+    *("draining", "down", "quarantined", "failed", "unknown"),
+)
 CIRCUIT = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 Gauge = tuple[str, tuple[str, ...], float]

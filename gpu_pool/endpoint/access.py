@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gpu_pool.config import WorkerConfig
 from gpu_pool.endpoint.address import PREFIX
 from scheduler.errors import StartError
 
@@ -47,21 +46,9 @@ class Access:
         return context
 
 
-def secrets_of(config: WorkerConfig) -> dict[str, str]:
+def secrets_of(backend: str, access: Access) -> dict[str, str]:
     """What the model process needs beyond its command line: nothing for other backends."""
-    if not config.backend.startswith(PREFIX):
-        return {}
-    return Access(
-        config.endpoint_api_key,
-        config.endpoint_ca_file,
-        config.endpoint_cert_file,
-        config.endpoint_key_file,
-        config.endpoint_connect_ms,
-        config.endpoint_first_byte_ms,
-        config.endpoint_total_ms,
-        config.endpoint_max_calls,
-        config.endpoint_max_batches,
-    ).environment()
+    return access.environment() if backend.startswith(PREFIX) else {}
 
 
 def take_access() -> Access:

@@ -10,13 +10,13 @@ from typing import Any
 
 from gpu_pool.endpoint.pauses import Pauses
 
-Tell = Callable[[bool, str], None]
-"""Told whether batches are wanted, and if not, why in one sentence."""
+Tell = Callable[[bool, str, bool], None]
+"""Told whether batches are wanted, and if not, why in one sentence, and whether for a moment only."""
 
 BUSY = "The endpoint takes no more requests for now."
 
 
-def _nobody(wanted: bool, why: str) -> None:  # noqa: FBT001 - one who is told
+def _nobody(wanted: bool, why: str, brief: bool) -> None:  # noqa: FBT001 - one who is told
     """Whoever has no supervisor to tell."""
 
 
@@ -38,7 +38,8 @@ class Door:
     def busy(self, asked_s: float | None) -> None:
         """The server wants to be left alone, for so many seconds if it said so."""
         if not self.shut:
-            self._shut(BUSY, self._wait(self._pauses.busy_s(asked_s)))
+            wait_s = self._pauses.busy_s(asked_s)
+            self._shut(BUSY, self._wait(wait_s), brief=self._pauses.brief(wait_s))
 
     def failed(self, reason: str) -> None:
         """A batch was lost, or reached nobody."""
@@ -48,7 +49,7 @@ class Door:
     def broken(self, reason: str) -> None:
         """Nothing will go well before something changes there."""
         if not self.shut:
-            self._shut(reason, self._wait_for_it())
+            self._shut(reason, self._wait_for_it(), brief=False)
 
     async def close(self) -> None:
         """Stop waiting."""
@@ -56,10 +57,10 @@ class Door:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
 
-    def _shut(self, reason: str, work: Coroutine[Any, Any, None]) -> None:
+    def _shut(self, reason: str, work: Coroutine[Any, Any, None], *, brief: bool) -> None:
         self.shut = reason
         self._work = asyncio.create_task(work, name="door")
-        self.tell(False, reason)  # noqa: FBT003 - one of two words
+        self.tell(False, reason, brief)  # noqa: FBT003 - one of two words
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -81,4 +82,4 @@ class Door:
 
     def _open(self) -> None:
         self.shut = ""
-        self.tell(True, "")  # noqa: FBT003 - see above
+        self.tell(True, "", False)  # noqa: FBT003 - see above

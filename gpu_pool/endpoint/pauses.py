@@ -3,6 +3,10 @@
 STRIKES = 3
 """So many batches in a row that reached nobody, and no more are tried until a look at the endpoint succeeds."""
 FIRST_S, LONGEST_BUSY_S, LONGEST_LOOK_S = 0.25, 8.0, 5.0
+BRIEF_S = 1.5
+"""An endpoint that answered and then asked to be left alone for so long in all, and no longer, is busy; beyond that it is as
+good as away. Gateways wait for two seconds (gateway/limits.py) before they refuse for want of GPUs: they hear of it earlier.
+"""
 
 
 class Pauses:
@@ -15,6 +19,7 @@ class Pauses:
         """A batch was answered."""
         self._failed = 0
         self._busy_s = self._look_s = FIRST_S
+        self._left_alone_s = 0.0
 
     def failed(self) -> bool:
         """A batch reached nobody; whether that is enough."""
@@ -27,6 +32,11 @@ class Pauses:
             return asked_s
         wait_s, self._busy_s = self._busy_s, min(LONGEST_BUSY_S, 2 * self._busy_s)
         return wait_s
+
+    def brief(self, wait_s: float) -> bool:
+        """The server is left alone for so long again; whether all of it since the last answer is but a short pause."""
+        self._left_alone_s += wait_s
+        return self._left_alone_s <= BRIEF_S
 
     def look_s(self) -> float:
         """Until the next look at an endpoint that is away."""

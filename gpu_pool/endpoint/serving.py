@@ -51,7 +51,7 @@ class Desk:
         self._running: dict[int, tuple[Listeners, asyncio.Task[None]]] = {}
         self._progress = ProgressCounter(self._send)
         self.line = FrameLine(self._take, _end, read_asked)
-        endpoint.door.tell = lambda wanted, why: self._send(Available(wanted, why))
+        endpoint.door.tell = lambda *told: self._send(Available(*told))
         endpoint.replaced = partial(_end, "The endpoint serves another model now; it is loaded anew.")
 
     def _take(self, asked: Asked) -> None:

@@ -31,17 +31,18 @@ class Embedded(NamedTuple):
 def embed(
     network: Network, device: torch.device, texts: Sequence[str], on_step: Callable[[], None], padding: Padding
 ) -> list[Embedded]:
-    """A vector for each text, in order; `on_step` is called after each pass through the network, `padding` counts it."""
+    """A vector for each text, in order; `on_step` is called after each layer of each pass, `padding` counts the passes."""
     pieces = [(place, piece) for place, text in enumerate(texts) for piece in _pieces(text, network.shape.context)]
     sums = torch.zeros(len(texts), network.shape.width, dtype=torch.float64)
     counts = [0] * len(texts)
     for first in range(0, len(pieces), LARGEST_BATCH):
         part = pieces[first : first + LARGEST_BATCH]
         padding.passed([len(piece) for _, piece in part])
-        for (place, piece), total in zip(part, _sums(network, device, [piece for _, piece in part]), strict=True):
+        for (place, piece), total in zip(
+            part, _sums(network, device, [piece for _, piece in part], on_step), strict=True
+        ):
             sums[place] += total
             counts[place] += len(piece)
-        on_step()
     vectors = functional.normalize(sums, dim=-1)
     return [Embedded(values, count - 1) for values, count in zip(vectors.tolist(), counts, strict=True)]
 
@@ -51,11 +52,11 @@ def _pieces(text: str, context: int) -> list[list[int]]:
     return [tokens[start : start + context] for start in range(0, len(tokens), context)]
 
 
-def _sums(network: Network, device: torch.device, pieces: Sequence[list[int]]) -> Tensor:
+def _sums(network: Network, device: torch.device, pieces: Sequence[list[int]], on_step: Callable[[], None]) -> Tensor:
     """The sum of each piece's hidden states (pieces, width). Padding stands behind a piece, where nothing looks at it."""
     widest = max(map(len, pieces))
     padded = [piece + [vocabulary.PAD] * (widest - len(piece)) for piece in pieces]
-    states = network.hidden(torch.tensor(padded, device=device)).to("cpu", torch.float64)
+    states = network.hidden(torch.tensor(padded, device=device), on_step).to("cpu", torch.float64)
     lengths = torch.tensor([len(piece) for piece in pieces]).unsqueeze(1)
     real = torch.arange(widest).unsqueeze(0) < lengths
     return (states * real.unsqueeze(-1)).sum(dim=1)

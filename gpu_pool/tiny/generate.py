@@ -16,7 +16,7 @@ from gpu_pool.backend import Listener
 from gpu_pool.padding import Padding
 from gpu_pool.tiny import vocabulary
 from gpu_pool.tiny.embed import Embedded, embed
-from gpu_pool.tiny.model import Cache, Network
+from gpu_pool.tiny.model import Cache, Network, nothing
 from gpu_pool.tiny.parameters import Generation, GenerationParameters
 from gpu_pool.tiny.row import Row
 from gpu_pool.tiny.sampling import choose
@@ -56,7 +56,9 @@ class TinyModel:
         on_step: Callable[[], None] | None = None,
         listeners: Sequence[Listener | None] | None = None,
     ) -> list[Generation]:
-        """Return the continuation of each prompt, in order; `on_step` is called after each pass through the network.
+        """Return the continuation of each prompt, in order; `on_step` is called after each layer of each pass.
+
+        One pass over long prompts takes seconds on a busy CPU, and whoever waits must not take that for a hang.
 
         `listeners`, one a prompt or None, hear each continuation as it grows; one that is gone ends it. A prompt too long for the context keeps its last bytes. Raises `ValueError` when the two lists differ in length,
         `FloatingPointError` when the network computes NaN or infinity.
@@ -66,46 +68,48 @@ class TinyModel:
             for prompt, wish, listener in zip(prompts, parameters, listeners or [None] * len(prompts), strict=True)
         ]
         for first in range(0, len(rows), LARGEST_BATCH):
-            self._run(rows[first : first + LARGEST_BATCH], on_step or _nothing)
+            self._run(rows[first : first + LARGEST_BATCH], on_step or nothing)
         return [row.result() for row in rows]
 
     def embed(self, texts: Sequence[str], on_step: Callable[[], None] | None = None) -> list[Embedded]:
         """Return a vector for each text, in order, with the tokens that were read (`gpu_pool.tiny.embed`)."""
-        return embed(self._network, self._device, texts, on_step or _nothing, self.padding)
+        return embed(self._network, self._device, texts, on_step or nothing, self.padding)
 
     @torch.inference_mode()
     def _run(self, rows: list[Row], on_step: Callable[[], None]) -> None:
         """Draw tokens for all rows until each is finished."""
         slots = max(row.longest for row in rows)
         cache = Cache(self._network.shape, len(rows), slots, self._device)
-        scores = self._read_prompts(rows, cache)
+        scores = self._read_prompts(rows, cache, on_step)
         while True:
-            self._draw(rows, scores)
+            self._draw(rows, scores, on_step)
             for row in rows:
                 row.speak()
             on_step()
             rows = _leave(rows, cache, self._device)
             if not rows:
                 return
-            scores = self._read_last(rows, cache)
+            scores = self._read_last(rows, cache, on_step)
 
-    def _read_prompts(self, rows: list[Row], cache: Cache) -> Tensor:
+    def _read_prompts(self, rows: list[Row], cache: Cache, on_step: Callable[[], None]) -> Tensor:
         lengths = [len(row.tokens) for row in rows]
         self.padding.passed(lengths)
         widest = max(lengths)
         tokens = [row.tokens + [vocabulary.PAD] * (widest - len(row.tokens)) for row in rows]
         positions = torch.arange(widest, device=self._device).expand(len(rows), widest)
         last = torch.tensor(lengths, device=self._device) - 1
-        return self._network.step(torch.tensor(tokens, device=self._device), positions, widest, cache, last)
+        return self._network.step(
+            torch.tensor(tokens, device=self._device), positions, widest, cache, last, on_layer=on_step
+        )
 
-    def _read_last(self, rows: list[Row], cache: Cache) -> Tensor:
+    def _read_last(self, rows: list[Row], cache: Cache, on_step: Callable[[], None]) -> Tensor:
         self.padding.stepped(sum(not row.finished for row in rows), len(rows))
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self._device)
         positions = torch.tensor([[len(row.tokens) - 1] for row in rows], device=self._device)
         reach = max(len(row.tokens) for row in rows)
-        return self._network.step(tokens, positions, reach, cache, torch.zeros_like(positions[:, 0]))
+        return self._network.step(tokens, positions, reach, cache, torch.zeros_like(positions[:, 0]), on_layer=on_step)
 
-    def _draw(self, rows: list[Row], scores: Tensor) -> None:
+    def _draw(self, rows: list[Row], scores: Tensor, on_step: Callable[[], None]) -> None:
         """Let each unfinished row take its next token; a choice that noise could turn is made from the row alone."""
         live = [index for index, row in enumerate(rows) if not row.finished]
         drawing = [rows[index] for index in live]
@@ -113,6 +117,7 @@ class TinyModel:
         for row, token, settled in zip(drawing, tokens, clear, strict=True):
             if not settled and row.repeatable:
                 token = _choose([row], self._score_alone(row))[0][0]
+                on_step()
             row.take(token)
 
     def _score_alone(self, row: Row) -> Tensor:
@@ -140,7 +145,3 @@ def _leave(rows: list[Row], cache: Cache, device: torch.device) -> list[Row]:
     if staying:
         cache.keep(torch.tensor(staying, device=device))
     return [rows[index] for index in staying]
-
-
-def _nothing() -> None:
-    """Stands in for an absent `on_step`."""

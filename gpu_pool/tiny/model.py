@@ -7,6 +7,7 @@ has padding before it: the rule "my own slot and the nearest ones behind it" is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -89,6 +90,10 @@ def norm(x: Tensor) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],))
 
 
+def nothing() -> None:
+    """Stands in for somebody who wants to be called after each layer."""
+
+
 class Attention(nn.Module):
     """Causal self-attention with normalised queries and keys."""
 
@@ -148,22 +153,32 @@ class Network(nn.Module):
         """Score whole windows (rows, tokens) that start at position 0; returns (rows, tokens, vocabulary)."""
         return cast("Tensor", self.scores(self.hidden(tokens)))
 
-    def hidden(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, on_layer: Callable[[], None] = nothing) -> Tensor:
         """What the last layer knows of each token of such windows; returns (rows, tokens, width)."""
         reach = tokens.shape[1]
         positions = torch.arange(reach, device=tokens.device)
         place = Place(self.cos[:reach], self.sin[:reach], positions, self._visible(positions, reach), None)
-        return norm(self._through(tokens, place))
+        return norm(self._through(tokens, place, on_layer))
 
-    def step(self, tokens: Tensor, positions: Tensor, reach: int, cache: Cache, last: Tensor) -> Tensor:
+    def step(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        reach: int,
+        cache: Cache,
+        last: Tensor,
+        *,
+        on_layer: Callable[[], None] = nothing,
+    ) -> Tensor:
         """Score the token after each row's `last` one, with what the cache knows of the tokens before.
 
         `tokens` and `positions` are (rows, tokens); `reach` is the number of cache slots that may be looked at;
-        `last` (rows) indexes each row's last real token within this call. Returns (rows, vocabulary).
+        `last` (rows) indexes each row's last real token within this call; `on_layer` is called after each layer. Returns
+        (rows, vocabulary).
         """
         mask = self._visible(positions, reach).unsqueeze(1)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        x = self._through(tokens, Place(cos, sin, positions, mask, cache))
+        x = self._through(tokens, Place(cos, sin, positions, mask, cache), on_layer)
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         return cast("Tensor", self.scores(norm(x[rows, last])))
 
@@ -172,8 +187,9 @@ class Network(nn.Module):
         behind = positions.unsqueeze(-1) - torch.arange(reach, device=positions.device)
         return (behind >= 0) & (behind < self.shape.window)
 
-    def _through(self, tokens: Tensor, place: Place) -> Tensor:
+    def _through(self, tokens: Tensor, place: Place, on_layer: Callable[[], None]) -> Tensor:
         x = norm(self.embedding(tokens))
         for layer, block in enumerate(self.blocks):
             x = block(x, place, layer)
+            on_layer()
         return x

@@ -155,12 +155,14 @@ def test_kustomizations_name_what_is_there(path: Path) -> None:
     """Every resource and file exists; every file of the folder is named; every patch and count has its target."""
     document = documents(path)[0]
     files = [file for made in document.get("configMapGenerator", []) for file in made["files"]]
+    targets = {(found["kind"], found["metadata"]["name"]) for _, found in objects()}
     here = {file.name for file in path.parent.glob("*.yaml")} - {path.name}
 
     assert [name for name in (*document["resources"], *files) if not (path.parent / name).exists()] == []
     assert here <= set(document["resources"])
     for patch in document.get("patches", []):
-        assert named(patch["target"]["kind"], patch["target"]["name"])
+        assert (patch["target"]["kind"], patch["target"]["name"]) in targets
+        assert "patch" in patch or (path.parent / patch["path"]).exists()
     for count in document.get("replicas", []):
         assert named("Deployment", count["name"])
 

@@ -181,12 +181,12 @@ async def test_a_crash_in_any_gap_loses_nothing(gap_stack: Stack, gaps: Path) ->
 
 
 WORKER = """
-import json, sys, uvloop
+import msgspec, sys, uvloop
 from pathlib import Path
 from gpu_pool.worker import WorkerConfig, run_worker
 from scheduler.failpoints import arm
 arm(Path(sys.argv[2]))
-sys.exit(uvloop.run(run_worker(WorkerConfig(**json.loads(sys.argv[1])))))
+sys.exit(uvloop.run(run_worker(msgspec.json.decode(sys.argv[1], type=WorkerConfig))))
 """
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import asyncpg
 import pytest
+from redis.asyncio import Redis
 
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
@@ -165,6 +166,80 @@ async def test_a_pool_that_is_named_later_is_served(stack: Stack, tmp_path: Path
         await eventually(gone, "the model is gone")
 
 
+async def test_a_pool_that_no_row_names_any_more_comes_to_its_end(stack: Stack, tmp_path: Path) -> None:
+    """Its row goes while jobs and a request wait there, and gateway and scheduler start anew: each has its end and its row."""
+    where = {"TIERLANE_POOL": "fourth", "TIERLANE_BACKEND": "simulated:1000"}
+    async with aiohttp.ClientSession(headers=stack.headers("paid")) as session:
+        with worker(stack, tmp_path, "fourth-1", **where):
+            async with model_row(stack, "renamed", "fourth"):
+                await eventually(lambda: _healthy(stack, 1, "fourth"), "the pool serves", 20.0)
+                await eventually(lambda: noted(stack, "fourth"), "whoever starts later could know")
+                tasks = await asyncio.gather(*(submit(session, stack, f"text-{n}") for n in range(40)))
+                asking = asyncio.create_task(one(stack, "renamed"))
+                await eventually(lambda: waits(stack, "fourth"), "more wait than run")
+            for role in ("gateway", "scheduler"):
+                await restarted(stack, role)
+            await asyncio.gather(asking, return_exceptions=True)
+
+            async def ended() -> list[str] | None:
+                found = [await result(session, stack, task) for task in tasks]
+                return None if "PENDING" in found else found
+
+            ends = await eventually(ended, "all jobs end", 30.0)
+
+    assert ends == ["SUCCESS"] * 40
+    states = await eventually(lambda: closed(stack, 41), "each has its row, and the row its end", 15.0)
+    assert states.count("completed") >= 40  # The gateway of the last one died, perhaps before it ran.
+
+
+async def submit(session: aiohttp.ClientSession, stack: Stack, text: str) -> str:
+    """A job for the model whose row goes; its id."""
+    wish = {"input": text, "model": "renamed"}
+    async with session.post(f"{stack.url}/v1/inference", json=wish, headers={"Prefer": "respond-async"}) as taken:
+        assert taken.status == 202, await taken.text()
+        return str((await taken.json())["task_id"])
+
+
+async def result(session: aiohttp.ClientSession, stack: Stack, task: str) -> str:
+    """How a job stands, as far as it can be told now."""
+    try:
+        async with session.get(f"{stack.url}/v1/result/{task}") as told:
+            return str((await told.json()).get("status", "PENDING"))
+    except aiohttp.ClientError:
+        return "PENDING"
+
+
+async def noted(stack: Stack, pool: str) -> bool:
+    """Whether schedulers have noted the pool."""
+    async with Redis.from_url(stack.redis_url) as client:
+        return bool(await client.sismember("pools", pool))
+
+
+async def waits(stack: Stack, pool: str) -> bool:
+    """Whether many are in the pool's queue."""
+    async with Redis.from_url(stack.redis_url) as client:
+        return bool(await client.llen(f"{{{pool}}}:queue:paid") > 5)
+
+
+async def restarted(stack: Stack, role: str) -> None:
+    """Kill all of a role; the supervisor starts them again."""
+    before = stack.pids(role)
+    for pid in before.values():
+        os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: all(stack.pids(role).get(n, p) != p for n, p in before.items()), f"{role} is back", 20.0)
+
+
+async def closed(stack: Stack, count: int) -> list[str] | None:
+    """How the requests for the model whose row went stand, once there are so many and none is open."""
+    connection = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
+    try:
+        rows = await connection.fetch("SELECT status FROM requests WHERE model = 'renamed'")
+    finally:
+        await connection.close()
+    states = [row["status"] for row in rows]
+    return states if len(states) == count and {*states} <= {"completed", "failed"} else None
+
+
 async def test_a_version_changes_without_a_lost_request(stack: Stack, tmp_path: Path) -> None:
     """Workers of two versions share a pool, each by their number; then the old ones leave, and nobody notices."""
     (tmp_path / "versioned.py").write_text(VERSIONED)
@@ -202,6 +277,6 @@ async def model_row(stack: Stack, name: str, pool: str) -> AsyncIterator[None]:
         await sql(stack, "DELETE FROM models WHERE name = $1", name)
 
 
-async def _healthy(stack: Stack, count: int) -> bool:
-    """In the pool whose version changes."""
-    return bool((await stack.health()).get("pools", {}).get("rolling", {}).get("healthy_gpus") == count)
+async def _healthy(stack: Stack, count: int, pool: str = "rolling") -> bool:
+    """In the pool whose version changes, if not in another."""
+    return bool((await stack.health()).get("pools", {}).get(pool, {}).get("healthy_gpus") == count)

@@ -20,12 +20,12 @@ from scheduler.payload import Payload, encode_payload
 from scheduler.replies import Reply
 
 WORKER = """
-import json, sys, structlog, uvloop
+import msgspec, sys, structlog, uvloop
 from gpu_pool.worker import WorkerConfig, run_worker
 from scheduler.errors import StartError
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 try:
-    sys.exit(uvloop.run(run_worker(WorkerConfig(**json.loads(sys.argv[1])))))
+    sys.exit(uvloop.run(run_worker(msgspec.json.decode(sys.argv[1], type=WorkerConfig))))
 except StartError as error:
     sys.exit(f"refused: {error}")
 """

@@ -246,7 +246,7 @@ Judged = Callable[[Endpoint, list[str]], Awaitable[None]]
 async def judged(server: StandIn, scene: Judged) -> None:
     """An endpoint whose door tells what it does."""
     endpoint, told = Endpoint(read_address(f"openai:{server.url}"), Access(connect_ms=200)), []
-    endpoint.door.tell = lambda wanted, why: told.append("open" if wanted else why)
+    endpoint.door.tell = lambda wanted, why, brief: told.append("open" if wanted else why)
     await endpoint.load()
     try:
         await scene(endpoint, told)

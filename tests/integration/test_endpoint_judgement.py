@@ -27,7 +27,7 @@ def stand_in() -> Iterator[StandIn]:
 async def loaded(server: StandIn) -> AsyncIterator[tuple[Endpoint, list[str]]]:
     """The endpoint, and what its door tells."""
     endpoint, told = Endpoint(read_address(f"openai:{server.url}"), Access(connect_ms=200)), []
-    endpoint.door.tell = lambda wanted, why: told.append("open" if wanted else why)
+    endpoint.door.tell = lambda wanted, why, brief: told.append("open" if wanted else why)
     await endpoint.load()
     try:
         yield endpoint, told
@@ -94,7 +94,7 @@ async def test_a_look_that_raises_does_not_leave_the_door_shut() -> None:
 
     told: list[bool] = []
     door = Door(look)
-    door.tell = lambda wanted, why: told.append(wanted)
+    door.tell = lambda wanted, why, brief: told.append(wanted)
     door.broken("away")
     await eventually(lambda: told == [False, True], "the door is open")
     await door.close()

@@ -9,6 +9,7 @@ import pytest
 
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
+from gpu_pool.endpoint.access import Access
 from integration.gateway_fixtures import Stack
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here, told
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, start_worker
@@ -43,7 +44,7 @@ async def test_a_batch_is_answered_in_the_name_of_the_endpoint_s_model(
 async def test_the_key_is_in_no_command_line(pool: Pool, start_worker: StartWorker, stand_in: StandIn) -> None:
     """Of the worker it is a setting, of its model process the environment."""
     stand_in.api_key = "sk-for-nobody-s-eyes"
-    worker = await start_worker(backend=f"openai:{stand_in.url}", endpoint_api_key=stand_in.api_key)
+    worker = await start_worker(backend=f"openai:{stand_in.url}", endpoint=Access(stand_in.api_key))
     await worker.reaches("ready")
 
     (reply,) = await replies(pool, await batch(pool, "hello"))
@@ -65,7 +66,7 @@ async def test_a_worker_whose_endpoint_is_busy_counts_for_nothing_meanwhile(
 
     ids = await batch(pool, "hello", "world")
     paused = await worker.reaches("paused")
-    assert not paused.healthy
+    assert (paused.healthy, paused.pausing) == (False, True)
     found = await replies(pool, ids)
 
     assert [(reply.output, reply.attempts) for reply in found] == [("olleh", 1), ("dlrow", 1)]
@@ -77,7 +78,7 @@ async def test_a_worker_outlives_its_endpoint(pool: Pool, start_worker: StartWor
     server = StandIn()
     with ExitStack() as up:
         up.enter_context(serving(server))
-        worker = await start_worker(backend=f"openai:{server.url}", endpoint_connect_ms=200)
+        worker = await start_worker(backend=f"openai:{server.url}", endpoint=Access(connect_ms=200))
         await worker.reaches("ready")
         model_pid = worker.model_pid
     ids = await batch(pool, "hello")
@@ -86,9 +87,9 @@ async def test_a_worker_outlives_its_endpoint(pool: Pool, start_worker: StartWor
         if await pool.depth("free"):
             await pool.form([("free", 1)])
         view = await worker.view()
-        return view is not None and view.status == "paused"
+        return view is not None and view.status == "away"
 
-    await eventually(shut, "the worker pauses", 20.0)
+    await eventually(shut, "the worker says that it is away", 20.0)
     with serving(server):
         (reply,) = await replies(pool, ids)
         await worker.reaches("ready")
@@ -174,7 +175,7 @@ async def test_batches_run_together_while_the_endpoint_gets_no_slower(
 ) -> None:
     """One worker, one call a batch: more of them at a time after each round, never more than allowed, none twice."""
     stand_in.slow_s = 0.05
-    worker = await start_worker(backend=f"openai:{stand_in.url}", endpoint_max_batches=4)
+    worker = await start_worker(backend=f"openai:{stand_in.url}", endpoint=Access(max_batches=4))
     await worker.reaches("ready")
     batches = [await batch(pool, f"a{n}", f"b{n}") for n in range(40)]
 
@@ -192,7 +193,7 @@ async def test_each_of_several_batches_has_its_own_end(
     """One is turned away while others run: it is handed back, they are answered, nothing is run twice that was answered."""
     stand_in.slow_s = 0.05
     stand_in.fault = lambda route, body: "429" if "c" in str(body.get("prompt")) and len(stand_in.calls) < 20 else ""
-    worker = await start_worker(backend=f"openai:{stand_in.url}", endpoint_max_batches=4)
+    worker = await start_worker(backend=f"openai:{stand_in.url}", endpoint=Access(max_batches=4))
     await worker.reaches("ready")
     ids = [(await batch(pool, f"{'c' if n in (9, 13) else 'a'}{n}"))[0] for n in range(30)]
 

@@ -17,6 +17,7 @@ from scheduler.keys import Keys
 from scheduler.limit_state import LimitsInForce, LimitState
 from scheduler.outbox import name_of
 from scheduler.quota_restore import QuotaRestore, QuotaSpent
+from scheduler.unfinished import Unfinished
 
 __all__ = ["faulty_models", "redis_url", "socket", "start_worker", "users"]
 
@@ -64,6 +65,7 @@ async def test_each_role_does_its_job(client: Redis, users: dict[str, Redis], na
     await batches_come_back(gateway, scheduler, worker)
     await a_gateway_ends_its_own(gateway)
     await the_audit_is_written(scheduler)
+    await pools_are_noted(gateway, scheduler)
     await everybody_leaves(gateway, worker)
 
     assert await refused(client) == []
@@ -106,6 +108,13 @@ async def a_batch_runs(gateway: Pool, scheduler: Pool, worker: Pool) -> None:
     ids = [each.id for each in claimed.requests]
     assert all(await gateway.results.fetch(ids))
     assert (await gateway.results.request_detail(ids[0])).state == "completed"  # type: ignore[union-attr]
+
+
+async def pools_are_noted(gateway: Pool, scheduler: Pool) -> None:
+    noted = Unfinished(scheduler.client)
+    await noted.note(["left"], ["over"])
+    await noted.is_empty(scheduler.keys, TIERS)
+    assert await Unfinished(gateway.client).pools() == {"left"}
 
 
 async def batches_come_back(gateway: Pool, scheduler: Pool, worker: Pool) -> None:

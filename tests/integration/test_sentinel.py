@@ -124,9 +124,31 @@ async def test_no_sentinel_at_all_is_redis_away() -> None:
 def test_a_sentinel_url_is_taken_apart() -> None:
     """Several Sentinels, the default port, credentials, service and database."""
     assert parse("redis+sentinel://us%40er:pass@a:1,b,[::1]:3/primary/2") == SentinelUrl(
-        [("a", 1), ("b", 26379), ("::1", 3)], "primary", 2, {"username": "us@er", "password": "pass"}, tls=False
+        [("a", 1), ("b", 26379), ("::1", 3)],
+        "primary",
+        2,
+        {"username": "us@er", "password": "pass"},
+        tls=False,
+        tls_files={},
+        sentinel_tls=False,
     )
     assert parse("rediss+sentinel://a/primary").tls
+
+
+def test_a_sentinel_url_names_certificates() -> None:
+    """For the servers, and for the Sentinels where these speak TLS."""
+    url = "rediss+sentinel://a/primary?ssl_ca_certs=/tls/ca.crt&ssl_certfile=/tls/tls.crt&ssl_keyfile=/tls/tls.key"
+    files = {"ssl_ca_certs": "/tls/ca.crt", "ssl_certfile": "/tls/tls.crt", "ssl_keyfile": "/tls/tls.key"}
+
+    asked = {}
+    for text, tls in ((url, False), (url + "&sentinel_tls=on", True)):
+        where = parse(text)
+        assert (where.tls_files, where.sentinel_tls) == (files, tls)
+        pool = command_client(text).connection_pool
+        assert files.items() <= pool.connection_kwargs.items()
+        asked[tls] = pool._sentinel.sentinels[0].connection_pool.connection_kwargs
+    assert files.items() <= asked[True].items()
+    assert not files.keys() & asked[False].keys()
 
 
 @pytest.mark.parametrize(
@@ -136,6 +158,9 @@ def test_a_sentinel_url_is_taken_apart() -> None:
         ("redis+sentinel://a:1/primary/x", "'x'"),
         ("redis+sentinel://a:1,:2/primary", "':2'"),
         ("redis+sentinel://a:z/primary", "'a:z'"),
+        ("redis+sentinel://a/primary?ssl_certfile=x", "'ssl_certfile'"),
+        ("rediss+sentinel://a/primary?ssl_cert=x", "'ssl_cert'"),
+        ("rediss+sentinel://a/primary?sentinel_tls=yes", "'yes'"),
     ],
 )
 def test_a_bad_sentinel_url_is_refused_with_the_part_at_fault(url: str, names: str) -> None:

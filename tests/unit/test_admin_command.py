@@ -1,8 +1,6 @@
 """The admin verbs without servers: their help, their options, their words."""
 
 import re
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta, timezone
 from importlib import import_module
 from typing import Any
@@ -11,6 +9,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from quick_help import shown_by
 from tierlane.admin.conduct import actor_of
 from tierlane.admin.fields import CUSTOMER, TIER
 from tierlane.admin.keys import key_id
@@ -29,16 +28,6 @@ GROUPS = {
 }
 READS = {"list", "show"}
 VERBS = [(group, verb) for group, verbs in GROUPS.items() for verb in sorted(verbs)]
-HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
-IMPORTED = """
-import sys
-from tierlane.cli import app
-try:
-    app(sys.argv[1:])
-except SystemExit:
-    pass
-print("IMPORTED", *sorted({name.partition(".")[0] for name in sys.modules}))
-"""
 
 
 def help_of(group: str, verb: str) -> str:
@@ -51,14 +40,10 @@ def help_of(group: str, verb: str) -> str:
 )
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     """It is shown at once: what the verbs need is loaded when they run."""
-    shown = subprocess.run(
-        [sys.executable, "-c", IMPORTED, *arguments], capture_output=True, text=True, check=True, timeout=30
-    )
+    shown = shown_by(*arguments)
 
-    *text, imported = shown.stdout.splitlines()
-    assert any(line.startswith(f"Usage: tierlane {arguments[0]}") for line in [*text, *shown.stderr.splitlines()])
-    assert imported.startswith("IMPORTED ")
-    assert not HEAVY & set(imported.split())
+    assert any(line.startswith(f"Usage: tierlane {arguments[0]}") for line in [*shown.out, *shown.err])
+    assert shown.heavy == set()
 
 
 @pytest.mark.parametrize("group", GROUPS)

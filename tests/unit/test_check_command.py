@@ -1,12 +1,11 @@
 """`tierlane check model` without a model: its help, its usage, and what it prints."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from quick_help import shown_by
 from tierlane.check.finding import fails, holds, untold
 from tierlane.check.model import sizes_of
 from tierlane.check.report import Report, document, lines_of, summary
@@ -14,13 +13,6 @@ from tierlane.check.suggestion import Timed, suggest
 from tierlane.cli import app
 from tierlane.reach import UsageError
 
-HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
-IMPORTED = """
-import sys
-from tierlane.check.command import main
-main(["model", "--help"])
-print("IMPORTED", *sorted({name.partition(".")[0] for name in sys.modules}))
-"""
 TIMED = [Timed(1, 10.0), Timed(8, 20.0)]
 REPORT = Report(
     "shout:shout",
@@ -33,11 +25,10 @@ REPORT = Report(
 
 def test_help_imports_nothing_heavy() -> None:
     """It is shown at once: what it needs is loaded when it runs."""
-    shown = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, timeout=30)
+    shown = shown_by("check", "model", "--help")
 
-    *text, imported = shown.stdout.splitlines()
-    assert text[0].startswith("Usage: tierlane check model [OPTIONS] {SPEC}")
-    assert not HEAVY & set(imported.split())
+    assert shown.out[0].startswith("Usage: tierlane check model [OPTIONS] {SPEC}")
+    assert shown.heavy == set()
 
 
 def test_every_option_shows_its_variable_and_default() -> None:

@@ -1,11 +1,9 @@
 """The command line: quick help, complete flags, exit codes."""
 
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
+from quick_help import shown_by
 from tierlane.cli import app
 from tierlane.setting_texts import TEXTS, flag, variable
 
@@ -25,29 +23,15 @@ TOOLS = (
     "bench",
     "chaos",
 )
-HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
-IMPORTED = """
-import sys
-from tierlane.cli import app
-try:
-    app(sys.argv[1:], standalone_mode=False)
-except SystemExit:
-    pass
-print("IMPORTED", *sorted({name.partition(".")[0] for name in sys.modules}))
-"""
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["worker", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     """Building and showing the help loads none of the libraries that the verbs need."""
-    shown = subprocess.run(
-        [sys.executable, "-c", IMPORTED, *arguments], capture_output=True, text=True, check=True, timeout=30
-    )
+    shown = shown_by(*arguments)
 
-    *text, imported = shown.stdout.splitlines()
-    assert text
-    assert imported.startswith("IMPORTED ")
-    assert not HEAVY & set(imported.split())
+    assert shown.out
+    assert shown.heavy == set()
 
 
 def test_the_help_lists_every_verb() -> None:

@@ -11,6 +11,7 @@ from gateway.state import Event, GpuState, State, TierState, WorkerState
 FREE = TierState("free", 0.1, 0, 0.0, 10.0, 10.0, 0.0, 10.0, 10.0, 1.0, 1.0, None, None, None)
 ONE = WorkerState("gpu-1", "default", "ready", True, 0.5, 1, 100, 10.0, 5.0, "tiny", "v1", None)
 TWO = replace(ONE, id="gpu-2")
+PAUSING = replace(TWO, status="paused", healthy=False, pausing=True)
 NOW_MS = 50_000
 
 
@@ -49,6 +50,18 @@ WELL = document()
             {},
             {"workers": [ONE, replace(TWO, healthy=False, status="cordoned")]},
             [(NOW_MS, "news", "gpu-2 is cordoned.")],
+        ),
+        ({}, {"workers": [ONE, PAUSING]}, []),
+        ({"workers": [ONE, PAUSING]}, {}, []),
+        (
+            {"workers": [ONE, PAUSING]},
+            {"workers": [ONE, replace(PAUSING, pausing=False, age_ms=1200)]},
+            [(NOW_MS - 1200, "bad", "gpu-2 was lost: its last heartbeat.")],
+        ),
+        (
+            {"workers": [ONE, PAUSING]},
+            {"workers": [ONE, replace(TWO, healthy=False, status="away")]},
+            [(NOW_MS, "bad", "gpu-2 is away.")],
         ),
         ({"workers": [ONE, replace(TWO, healthy=False)]}, {}, [(NOW_MS, "good", "gpu-2 serves.")]),
         ({"workers": [ONE]}, {}, [(NOW_MS, "news", "gpu-2 is here: ready.")]),

@@ -1,12 +1,11 @@
 """`tierlane dlq` without servers: its help, its choices, its words."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from quick_help import shown_by
 from scheduler.replies import Reply
 from tierlane.dlq.command import app
 from tierlane.dlq.listing import printable
@@ -14,27 +13,16 @@ from tierlane.dlq.purge import Selection, age_s
 from tierlane.dlq.reach import UsageError
 from tierlane.dlq.requeue import ending
 
-HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
-IMPORTED = """
-import sys
-from tierlane.dlq.command import main
-main(sys.argv[1:])
-print("IMPORTED", *sorted({name.partition(".")[0] for name in sys.modules}))
-"""
 VERBS = ("list", "show", "requeue", "purge")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["purge", "-h"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     """It is shown at once: what the verbs need is loaded when they run."""
-    shown = subprocess.run(
-        [sys.executable, "-c", IMPORTED, *arguments], capture_output=True, text=True, check=True, timeout=30
-    )
+    shown = shown_by("dlq", *arguments)
 
-    *text, imported = shown.stdout.splitlines()
-    assert text[0].startswith("Usage: tierlane dlq")
-    assert imported.startswith("IMPORTED ")
-    assert not HEAVY & set(imported.split())
+    assert shown.out[0].startswith("Usage: tierlane dlq")
+    assert shown.heavy == set()
 
 
 @pytest.mark.parametrize("verb", VERBS)

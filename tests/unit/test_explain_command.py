@@ -1,31 +1,20 @@
 """`tierlane explain` without servers: its help and its usage."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
 
+from quick_help import shown_by
 from tierlane.explain.command import app
-
-HEAVY = {"pydantic", "pydantic_settings", "redis", "aiohttp", "torch", "sqlalchemy", "asyncpg", "rich", "psutil"}
-IMPORTED = """
-import sys
-from tierlane.explain.command import main
-main(["--help"])
-print("IMPORTED", *sorted({name.partition(".")[0] for name in sys.modules}))
-"""
 
 
 def test_help_imports_nothing_heavy() -> None:
     """It is shown at once: what it needs is loaded when it runs."""
-    shown = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, timeout=30)
+    shown = shown_by("explain", "--help")
 
-    *text, imported = shown.stdout.splitlines()
-    assert text[0].startswith("Usage: tierlane explain [OPTIONS] {CUSTOMER_OR_REQUEST}")
-    assert imported.startswith("IMPORTED ")
-    assert not HEAVY & set(imported.split())
+    assert shown.out[0].startswith("Usage: tierlane explain [OPTIONS] {CUSTOMER_OR_REQUEST}")
+    assert shown.heavy == set()
 
 
 def test_every_option_shows_its_variable_and_default() -> None:

@@ -87,6 +87,7 @@ def test_padding_is_the_mean_of_the_healthy() -> None:
 
 LOST = worker(2, healthy=False, age_ms=1400.0)
 OUT = msgspec.structs.replace(worker(4, healthy=False, status="down"), gpu=GpuReading(0.0, 0, 0, 0, 0, "Xid 95"))
+PAUSING = msgspec.structs.replace(worker(5, healthy=False, status="paused"), pausing=True)
 STARTING = worker(3, healthy=False, status="starting", age_ms=50.0)
 
 
@@ -115,6 +116,21 @@ STARTING = worker(3, healthy=False, status="starting", age_ms=50.0)
             {"observation": looking(OUT)},
             "down",
             "1 of 1 GPUs is not healthy: worker-4 is down (Xid 95), last seen 0.1 s ago.",
+        ),
+        (
+            {"observation": looking(PAUSING, LOST)},
+            "degraded",
+            "2 of 2 GPUs are not healthy: worker-5 pauses for a moment; worker-2 was last seen 1.4 s ago.",
+        ),
+        (
+            {"observation": looking(worker(5, healthy=False, status="paused", age_ms=1400.0))},
+            "down",
+            "1 of 1 GPUs is not healthy: worker-5 was last seen 1.4 s ago.",
+        ),
+        (
+            {"observation": looking(worker(5, healthy=False, status="away"))},
+            "down",
+            "1 of 1 GPUs is not healthy: worker-5 is away, last seen 0.1 s ago.",
         ),
         ({"observation": looking()}, "down", "No GPU is known: no worker has said that it lives."),
         (

@@ -8,7 +8,7 @@ import pytest
 
 from eventually import eventually
 from gateway.pools import Pools
-from scheduler.errors import ErrorCode, RequestError
+from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from tierlane.roles.scheduler import wanted_pools
 
 
@@ -50,6 +50,30 @@ async def test_the_pool_of_a_model_that_is_switched_off_is_served_and_nothing_is
     assert [each.config.pool for each in pools.named] == ["default", "large"]
     assert pools.subscribed
     assert pools.serving("old") is None
+
+
+async def test_a_pool_in_which_something_is_unfinished_is_served() -> None:
+    """Though no row names it; with one pool of its own a gateway looks at no other. Redis may be away when it is asked."""
+    told = iter([RedisUnavailable("away"), {"default", "left"}])
+
+    async def unfinished() -> set[str]:
+        found = next(told, set())
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    pools = Pools(CATALOG, parts("default"), parts, unfinished=unfinished)
+    alone = Pools(CATALOG, parts("default"), parts, unfinished=unfinished, only_own=True)
+    running = [asyncio.create_task(each.run()) for each in (alone, pools)]
+    try:
+        await eventually(lambda: "left" in {p.config.pool for p in pools.all}, "it is served")
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    assert [each.config.pool for each in pools.named] == ["default", "large"]
+    assert len(alone.all) == 1
 
 
 def test_a_model_whose_pool_was_just_named_is_not_unknown() -> None:

@@ -77,6 +77,30 @@ def test_pauses_grow_until_a_batch_goes_well() -> None:
 
 
 @pytest.mark.parametrize(
+    ("waits_s", "brief"),
+    [
+        ([0.25], [True]),
+        ([1.5], [True]),
+        ([1.6], [False]),
+        ([30.0, 0.25], [False, False]),
+        ([0.25, 0.5, 1.0], [True, True, False]),
+        ([1.0, 1.0], [True, False]),
+        ([1.0, None, 1.0, 0.5, 0.05], [True, True, True, False]),
+    ],
+)
+def test_how_long_an_endpoint_is_only_busy(waits_s: list[float | None], brief: list[bool]) -> None:
+    """A second and a half in all since it last answered (None), in one pause or in many; then it is as good as away."""
+    pauses, found = Pauses(), list[bool]()
+    for wait_s in waits_s:
+        if wait_s is None:
+            pauses.worked()
+        else:
+            found.append(pauses.brief(wait_s))
+
+    assert found == brief
+
+
+@pytest.mark.parametrize(
     ("failures", "takes_lists"),
     [
         ([(True, True)], False),

@@ -4,8 +4,9 @@ import threading
 
 from eventually import eventually
 from fake_nvml import FakeNvml
+from gpu_pool.gpu_memory import ECC
 from gpu_pool.gpu_watch import GpuWatch
-from gpu_pool.nvml import ECC, NvmlGpu
+from gpu_pool.nvml import NvmlGpu
 
 
 def without_events() -> FakeNvml:

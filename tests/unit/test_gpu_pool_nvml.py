@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from fake_nvml import FakeNvml
-from gpu_pool.nvml import ECC, FATAL_XIDS, OFF_THE_BUS, NvmlGpu, gpu_of, gpu_place
+from gpu_pool.gpu_memory import BEFORE, ECC, NOT_REMAPPED, TO_REMAP, WANTS_RESET, Counts, fault_of, note_of
+from gpu_pool.nvml import FATAL_XIDS, OFF_THE_BUS, UNTIL_RESET, NvmlGpu, gpu_of, gpu_place
 from scheduler.observation import GpuReading
 
 
@@ -42,21 +43,71 @@ def test_a_reading() -> None:
 def test_what_a_gpu_does_not_tell_is_zero() -> None:
     """Consumer cards have no ECC, some virtual ones no utilisation; that is no fault."""
     nvml = FakeNvml()
-    names = ("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo")
-    nvml.failing = dict.fromkeys(names, nvml.NVML_ERROR_NOT_SUPPORTED)
+    names = ("TotalEccErrors", "UtilizationRates", "MemoryInfo", "RetiredPagesPendingStatus", "RemappedRows")
+    nvml.failing = {f"nvmlDeviceGet{name}": nvml.NVML_ERROR_NOT_SUPPORTED for name in names}
 
     assert NvmlGpu(nvml, "GPU-1").read() == GpuReading(0.0, 0, 0, 61, 0, "")
 
 
 def test_an_uncorrectable_error_puts_it_out_for_good() -> None:
-    """Even where the counter is set back."""
+    """One since the worker began, and even where the counter is set back."""
     nvml = FakeNvml()
     gpu = NvmlGpu(nvml, "0")
+    assert gpu.read().fault == ""
     nvml.ecc = 2
 
     assert (gpu.read().ecc_uncorrected, gpu.read().fault) == (2, ECC)
     nvml.ecc = 0
     assert gpu.read().fault == ECC
+
+
+def test_an_error_from_before_its_start_is_told_a_worker_and_no_more() -> None:
+    """Only the driver's next load sets the count back: a new start would never help. The next error does put it out."""
+    nvml = FakeNvml()
+    nvml.ecc = 2
+    gpu = NvmlGpu(nvml, "0")
+
+    assert gpu.read() == GpuReading(0.97, 3072, 81920, 61, 2, "", BEFORE)
+    nvml.ecc = 3
+    assert gpu.read().fault == ECC
+
+
+def test_what_the_driver_says_of_repairs_is_told() -> None:
+    """Rows that are to be remapped, and pages that are to be retired."""
+    nvml = FakeNvml()
+    nvml.rows = [0, 1, 1, 0]
+    gpu = NvmlGpu(nvml, "0")
+
+    assert (gpu.read().fault, gpu.read().note) == ("", TO_REMAP)
+    nvml.retiring = 1
+    assert gpu.read().fault == WANTS_RESET
+
+
+@pytest.mark.parametrize(
+    ("began", "now", "fault", "note"),
+    [
+        (Counts(), Counts(), "", ""),
+        (Counts(), Counts(1), ECC, BEFORE),
+        (Counts(2), Counts(2), "", BEFORE),
+        (Counts(2), Counts(), "", ""),
+        (Counts(2), Counts(3, remapping=True), ECC, TO_REMAP),
+        (Counts(1, remapping=True), Counts(1, remapping=True), "", TO_REMAP),
+        (Counts(1, retiring=True), Counts(1, retiring=True), WANTS_RESET, BEFORE),
+        (Counts(1), Counts(1, remapping=True, not_remapped=True), "", NOT_REMAPPED),
+    ],
+)
+def test_what_counts_of_broken_memory_mean(began: Counts, now: Counts, fault: str, note: str) -> None:
+    """For the worker that began with these, and for whoever looks after the machine."""
+    assert (fault_of(began, now), note_of(now)) == (fault, note)
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceRegisterEvents"])
+def test_a_gpu_that_the_driver_wants_reset(name: str) -> None:
+    """It says so with every call."""
+    nvml = FakeNvml()
+    nvml.failing[name] = nvml.NVML_ERROR_RESET_REQUIRED
+
+    assert NvmlGpu(nvml, "0").read().fault == UNTIL_RESET
 
 
 @pytest.mark.parametrize("name", ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTemperature", "nvmlDeviceRegisterEvents"])

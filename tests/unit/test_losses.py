@@ -1,5 +1,7 @@
 """Which workers are missed: who counts as lost, since when, and when it is forgotten."""
 
+from msgspec.structs import replace
+
 from gateway.losses import KEEP_MS, Loss, Losses
 from scheduler.observation import WorkerView
 
@@ -39,6 +41,18 @@ def test_one_that_was_cordoned_is_not_lost() -> None:
     losses.note([worker("gpu-1"), worker("gpu-2", healthy=False, status="cordoned")], 2000)
 
     assert losses.all == ()
+
+
+def test_one_that_pauses_for_a_moment_is_not_lost() -> None:
+    """Unless it falls silent meanwhile."""
+    losses = Losses()
+    pausing = replace(worker("gpu-1", healthy=False, status="paused"), pausing=True)
+    losses.note([worker("gpu-1")], 1000)
+    losses.note([pausing], 2000)
+    assert losses.all == ()
+    losses.note([replace(pausing, pausing=False, age_ms=1100.0)], 3100)
+
+    assert losses.all == (Loss("gpu-1", 2000),)
 
 
 def test_who_came_later_sees_the_loss_as_well() -> None:

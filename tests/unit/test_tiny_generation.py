@@ -7,6 +7,7 @@ import re
 import pytest
 
 from gpu_pool.tiny import TinyModel
+from gpu_pool.tiny.model import Shape
 from gpu_pool.tiny.parameters import Generation, GenerationParameters
 from gpu_pool.tiny.row import Row
 from gpu_pool.tiny.vocabulary import BEGIN, END
@@ -134,11 +135,13 @@ def test_hot_draws_are_still_valid_text(model: TinyModel) -> None:
 
 
 def test_each_pass_is_reported(model: TinyModel) -> None:
-    """on_step is called once a byte of the longest row, which is what a watchdog reads as progress."""
+    """on_step is called after each layer and for each byte of the longest row, which a watchdog reads as progress."""
     steps = list[int]()
     wishes = [GenerationParameters(max_tokens=count) for count in (2, 9)]
     answers = model.generate(PROMPTS[1:3], wishes, on_step=lambda: steps.append(1))
-    assert len(steps) == max(text.tokens_out for text in answers) == 9
+    layers = Shape().layers
+    assert max(text.tokens_out for text in answers) == 9
+    assert len(steps) == 9 * (layers + 1)
 
 
 def test_a_batch_of_nothing_is_nothing(model: TinyModel) -> None:

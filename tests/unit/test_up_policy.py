@@ -8,6 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from tierlane.settings import Settings
+from tierlane.torch_threads import default_torch_threads
 from tierlane.up.backoff import Backoff
 from tierlane.up.demo import demo_model
 from tierlane.up.leash import Held
@@ -63,13 +64,24 @@ def test_secrets_reach_roles_by_environment_only() -> None:
 
 def test_roles_get_their_own_directory_and_workers_their_name() -> None:
     """One writer for each spool; the worker in Redis is called as in stack.json."""
-    roles = RoleEnvironment(Settings(data_dir=Path("/data"), workers=2))
+    roles = RoleEnvironment(Settings(data_dir=Path("/data"), workers=2, backend="simulated"))
 
     assert roles.for_role("gateway", "gateway-2")["TIERLANE_DATA_DIR"] == "/data/gateway-2"
     assert roles.for_role("gateway", "gateway-2")["TIERLANE_METRICS_DIR"] == "/data/metrics"
     worker = roles.for_role("worker", "worker-1")
     assert worker["TIERLANE_WORKER_ID"] == "worker-1"
     assert worker["TIERLANE_TORCH_THREADS"] == str(max(1, (os.cpu_count() or 1) // 2))
+    assert roles.for_role("worker", "w", {"backend": "tiny"})["TIERLANE_TORCH_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("backend", "workers", "threads"), [("tiny", 1, 1), ("hf:x", 1, 8), ("hf:x", 3, 2), ("m:f", 9, 1)]
+)
+def test_threads_of_a_model(monkeypatch: pytest.MonkeyPatch, backend: str, workers: int, threads: int) -> None:
+    """The host's, shared; of `tiny` one."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+
+    assert default_torch_threads(backend, workers) == threads
 
 
 def test_what_a_role_is_given_is_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,12 @@
 """`tierlane check model`: load, examine, time, suggest, and on request write the suggestion into the model's row."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
 
-from gpu_pool.config import WorkerConfig
-from gpu_pool.endpoint.access import secrets_of
+from gpu_pool.endpoint.access import Access, secrets_of
 from gpu_pool.model_launch import ModelLaunch
 from ledger.admin.change import alter, changing, find
 from ledger.catalog_tables import models
@@ -24,6 +22,7 @@ from tierlane.check.suggestion import Suggestion, suggest
 from tierlane.check.timing import measure
 from tierlane.reach import UsageError, database
 from tierlane.screen import print_json
+from tierlane.torch_threads import default_torch_threads
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -81,9 +80,9 @@ def _kept(finding: Finding) -> None:
 
 
 async def _report(settings: "Settings", wishes: Wishes, tell: Callable[[Finding], None]) -> Report:
-    config = WorkerConfig("", "check", wishes.spec, **settings.endpoint_values)
-    threads = settings.torch_threads or max(1, os.cpu_count() or 1)
-    launch = ModelLaunch(wishes.spec, settings.device, threads, settings.dtype, secrets_of(config))
+    secrets = secrets_of(wishes.spec, Access(**settings.endpoint_values))
+    threads = settings.torch_threads or default_torch_threads(wishes.spec)
+    launch = ModelLaunch(wishes.spec, settings.device, threads, settings.dtype, secrets)
     parameters: dict[str, object] = {"temperature": 0, "max_tokens": wishes.max_tokens}
     asked = Asked(parameters if wishes.task == "complete" else {}, TASKS[wishes.task], float(settings.gpu_timeout_ms))
     probe = Probe(launch, asked, LOAD_TIMEOUT_S)

@@ -11,8 +11,8 @@ from ledger.postgres import Connection
 from scheduler.observation import Observation, WorkerView
 from tierlane.admin.conduct import APPLICATION, Done, changed
 from tierlane.admin.options import Call, Work
-from tierlane.operate.redis_reach import look_at, pool_names
-from tierlane.reach import VerbError, database
+from tierlane.operate.redis_reach import look_at, look_everywhere, pool_names
+from tierlane.reach import database
 from tierlane.screen import Column, print_rows, printable
 
 COLUMNS = (
@@ -26,6 +26,7 @@ COLUMNS = (
     Column("seen_s", "SEEN S AGO"),
     Column("backend", "BACKEND"),
     Column("fault", "FAULT"),
+    Column("note", "NOTE"),
     Column("reason", "CORDONED FOR"),
 )
 
@@ -66,13 +67,16 @@ def _row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Row:
         "seen_s": round(worker.age_ms / 1000, 1),
         "backend": worker.backend,
         "fault": (worker.gpu.fault or None) if worker.gpu else None,
+        "note": (worker.gpu.note or None) if worker.gpu else None,
         "cordoned": worker.id in reasons,
         "reason": _reason(reasons[worker.id]) if worker.id in reasons else None,
     }
 
 
 def _away(worker: str, reason: str) -> Row:
-    nothing: dict[str, Any] = dict.fromkeys(("pool", "utilization", "in_flight", "rps", "seen_s", "backend", "fault"))
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("pool", "utilization", "in_flight", "rps", "seen_s", "backend", "fault", "note")
+    )
     return {
         "worker": worker,
         **nothing,
@@ -119,12 +123,10 @@ def uncordon(worker: str) -> Work:
 
 async def _impact(call: Call, worker: str) -> tuple[str, bool]:
     """What cordoning means now, in a sentence; and whether nothing healthy is left in the worker's pool."""
-    async with database(call.settings, APPLICATION) as connection:
-        names = await pool_names(connection, call.settings, None)
-    try:
-        return impact(worker, await look_at(call.settings, names, []))
-    except VerbError:
+    seen = await look_everywhere(call, [])
+    if seen is None:
         return "Redis does not answer: what the worker does now is not known.", False
+    return impact(worker, seen)
 
 
 def impact(worker: str, seen: Mapping[str, Observation]) -> tuple[str, bool]:

@@ -12,8 +12,8 @@ from ledger.postgres import Connection
 from scheduler.observation import Observation
 from tierlane.admin.conduct import APPLICATION, Done, changed
 from tierlane.admin.options import Call, Work
-from tierlane.operate.redis_reach import look_at, pool_names
-from tierlane.reach import VerbError, database
+from tierlane.operate.redis_reach import look_at, look_everywhere, pool_names
+from tierlane.reach import database
 from tierlane.screen import Column, print_rows, printable
 
 COLUMNS = (
@@ -93,11 +93,8 @@ async def _impact(call: Call, name: str) -> str:
 
 async def _waiting(call: Call, name: str) -> str:
     """How many wait in the tier, over all pools, in a sentence."""
-    async with database(call.settings, APPLICATION) as connection:
-        names = await pool_names(connection, call.settings, None)
-    try:
-        seen = await look_at(call.settings, names, [name])
-    except VerbError:
+    seen = await look_everywhere(call, [name])
+    if seen is None:
         return "Redis does not answer: how many wait is not known."
     depth = sum(look.tiers[name].depth for look in seen.values())
     return f"{depth:,} {'request waits' if depth == 1 else 'requests wait'} in tier {printable(name)}."

@@ -14,7 +14,9 @@ from scheduler.errors import RedisUnavailable
 from scheduler.keys import Keys, is_pool_name, pools_of
 from scheduler.observation import Observation
 from scheduler.presence import Presence
-from tierlane.reach import UsageError, VerbError
+from tierlane.admin.conduct import APPLICATION
+from tierlane.admin.options import Call
+from tierlane.reach import UsageError, VerbError, database
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -50,6 +52,16 @@ async def pool_names(connection: Connection, settings: "Settings", only: str | N
     except BadCatalogRow as error:
         raise VerbError(f"The models cannot be read: {error}") from error
     return sorted(named | {settings.pool})
+
+
+async def look_everywhere(call: Call, tiers: Sequence[str]) -> dict[str, Observation] | None:
+    """One look at each pool that a person may mean; None where Redis does not answer. Raises VerbError."""
+    async with database(call.settings, APPLICATION) as connection:
+        names = await pool_names(connection, call.settings, None)
+    try:
+        return await look_at(call.settings, names, tiers)
+    except VerbError:
+        return None
 
 
 async def look_at(settings: "Settings", pools: Sequence[str], tiers: Sequence[str]) -> dict[str, Observation]:

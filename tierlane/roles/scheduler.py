@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from ledger.catalog import Catalog
 from scheduler.connections import command_client
 from scheduler.keys import pools_to_serve
+from tierlane.roles.left_pools import LeftPools
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.pool_loops import run_pool
 from tierlane.roles.process import run_role, stop_on_signals
@@ -41,24 +42,28 @@ async def _serve(settings: "Settings") -> int:
         await catalog.start()
         gc.collect()
         gc.freeze()  # What is here stays: it need not be looked over again and again.
-        await _serve_pools(settings, stop, catalog, client)
+        await serve_pools(settings, stop, catalog, client)
     finally:
         await catalog.stop()
         await client.aclose()
     return 0
 
 
-async def _serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis) -> None:
+async def serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis) -> None:
     """A pool is served from when it is first named until the process ends: somebody may still wait in it."""
     served: set[str] = set()
+    left = LeftPools(client, catalog, settings.database_url, served)
     async with asyncio.TaskGroup() as group:
+        looking = group.create_task(left.run()) if settings.serve_pools == "all" else None
         while not stop.is_set():
-            for pool in sorted(wanted_pools(settings, catalog) - served):
+            for pool in sorted((wanted_pools(settings, catalog) | left.names) - served):
                 log.info("pool served", pool=pool)
                 served.add(pool)
                 of_pool = settings.model_copy(update={"pool": pool})
                 group.create_task(run_pool(of_pool, stop, catalog, client), name=f"pool {pool}")
             await _asked_to_stop(stop, LOOK_S)
+        if looking is not None:
+            looking.cancel()
 
 
 def wanted_pools(settings: "Settings", catalog: Catalog) -> set[str]:

@@ -5,11 +5,13 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from gpu_pool.endpoint.access import Access
 from gpu_pool.worker import WorkerConfig, run_worker
 from tierlane.batch_sizes import default_batch_size
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.process import run_role
 from tierlane.roles.start_checks import check_redis
+from tierlane.torch_threads import default_torch_threads
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -28,7 +30,7 @@ def run(settings: "Settings") -> int:
         backend=settings.backend,
         pool=settings.pool,
         device=settings.device,
-        torch_threads=settings.torch_threads or max(1, os.cpu_count() or 1),
+        torch_threads=settings.torch_threads or default_torch_threads(settings.backend),
         dtype=settings.dtype,
         max_batch_size=settings.max_batch_size or default_batch_size(settings.backend),
         heartbeat_ms=settings.heartbeat_ms,
@@ -38,7 +40,7 @@ def run(settings: "Settings") -> int:
         direct_host="" if settings.direct_host == "off" else settings.direct_host,
         direct_port=settings.direct_port,
         service_token=settings.service_token.get_secret_value(),
-        **settings.endpoint_values,
+        endpoint=Access(**settings.endpoint_values),
     )
     return run_role(lambda: _serve(config))
 

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from tierlane.setting_texts import CONFIG_VARIABLE, UP, variable
 from tierlane.settings import Settings
+from tierlane.torch_threads import default_torch_threads
 from tierlane.up.other_pools import parse_pools
 
 NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in UP)}
@@ -39,9 +40,11 @@ class RoleEnvironment:
     def for_role(self, role: str, name: str, other: Mapping[str, object] | None = None) -> dict[str, str]:
         """Return the environment of the process `name`; `other`: settings in which it differs."""
         env = {key: value for key, value in os.environ.items() if key not in NOT_A_ROLES}
-        env |= {
-            variable(setting): _text(value) for setting, value in (self._values(role, name) | dict(other or {})).items()
-        }
+        values = self._values(role, name) | dict(other or {})
+        if role == "worker":
+            backend = str(values.get("backend", ""))
+            values.setdefault("torch_threads", default_torch_threads(backend, self._workers()))
+        env |= {variable(setting): _text(value) for setting, value in values.items()}
         env["PYTHONUNBUFFERED"] = "1"  # Or what a role printed before it was killed would be lost.
         return env
 
@@ -55,7 +58,6 @@ class RoleEnvironment:
         values["drain_ms"] = min(self.settings.drain_ms, DRAIN_MS)
         if role == "worker":
             values["worker_id"] = name
-            values.setdefault("torch_threads", max(1, (os.cpu_count() or 1) // self._workers()))
         return values
 
     def _workers(self) -> int:

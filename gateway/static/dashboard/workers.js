@@ -82,6 +82,7 @@ const Workers = (() => {
     if (gpu) {
       lines.push(element("p", `GPU ${percent(gpu.utilization)} · ${gpu.memory_used_mb}/${gpu.memory_total_mb} MiB · ${gpu.temperature_c} °C`));
       if (gpu.fault) lines.push(element("p", gpu.fault, "bad"));
+      else if (gpu.note) lines.push(element("p", gpu.note));
     }
     lines.push(element("p", [worker.pool, worker.backend, worker.version].filter(Boolean).join(" · "), "soft"));
     return lines;

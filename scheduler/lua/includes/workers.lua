@@ -1,5 +1,5 @@
 -- workers: who beats, and who counts as healthy (needs prelude).
--- workers(gone_ms) -> {{id, age_ms, healthy, beat}...}; `beat` is the packed heartbeat, as the worker sent it.
+-- workers(gone_ms) -> {{id, age_ms, healthy, pausing, beat}...}; `beat` is the packed heartbeat, as the worker sent it.
 -- count_workers(gone_ms) -> healthy, known: the same counted, at half the price.
 -- A worker silent for REMEMBER_MS is forgotten; until then health shows it as lost.
 local REMEMBER_MS = 300000
@@ -19,7 +19,8 @@ local function workers(gone_ms)
   for i = 1, #seen, 2 do
     local row = call('HMGET', P .. 'gpu:' .. seen[i], 'status', 'beat')
     local age = math.max(0, now - seen[i + 1])
-    rows[#rows + 1] = {seen[i], age, age <= gone_ms and well(row[1]), row[2] or ''}
+    local beats = age <= gone_ms
+    rows[#rows + 1] = {seen[i], age, beats and well(row[1]), beats and row[1] == 'paused', row[2] or ''}
   end
   return rows
 end

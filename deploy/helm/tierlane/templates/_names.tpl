@@ -22,6 +22,17 @@ securityContext:
   fsGroup: 10001
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
+{{- define "tierlane.tlsVolume" -}}
+{{- if .Values.tls.secret }}
+- name: tls
+  secret: {secretName: {{ .Values.tls.secret }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+{{- define "tierlane.tlsMount" -}}
+{{- if .Values.tls.secret }}
+- {name: tls, mountPath: /etc/tls, readOnly: true}
+{{- end }}
+{{- end }}
 {{- define "tierlane.locked" -}}
 securityContext:
   allowPrivilegeEscalation: false

@@ -1,0 +1,106 @@
+"""TLS to Redis and PostgreSQL with a certificate of ours, by the parameters of their URLs, as deploy/k8s/overlays/tls has them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from redis.asyncio import Redis
+
+from certificates import Certificates, certificates
+from integration.ledger_fixtures import database_url, postgres_server
+from ledger.migration import is_current
+from ledger.postgres import AWAY, closing, connect
+from scheduler.connections import blocking_client, blocking_read, bounded, command_client, subscriber_client
+from scheduler.errors import RedisUnavailable, StartError
+from scheduler.keys import Keys
+from scheduler.presence import Presence
+from tls_front import tls_before_postgres, tls_before_redis
+
+__all__ = ["database_url", "postgres_server"]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Certificates:
+    """Of an authority that no system knows."""
+    return certificates(tmp_path)
+
+
+def with_files(url: str, names: Sequence[str], made: Certificates, *, shown: bool = True) -> str:
+    """The URL with the parameters of these names: the authority, and where one is shown our certificate and its key."""
+    files = [made.authority.cert, made.client.cert, made.client.key] if shown else [made.authority.cert]
+    return url + "&".join(f"{name}={file}" for name, file in zip(names, files, strict=False))
+
+
+REDIS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+POSTGRES_FILES = ("sslrootcert", "sslcert", "sslkey")
+
+
+def redis_socket(redis_url: str) -> Path:
+    return Path(redis_url.removeprefix("unix://"))
+
+
+async def test_every_kind_of_client_shows_its_certificate_to_redis(
+    redis_url: str, client: Redis, made: Certificates
+) -> None:
+    """Commands, scripts, blocking reads, subscriptions."""
+    await client.lpush("l", "x")
+    async with tls_before_redis(redis_socket(redis_url), made.demanding()) as port:
+        url = with_files(f"rediss://127.0.0.1:{port}/0?", REDIS_FILES, made)
+        commands, blocking, subscriber = command_client(url, 2.0), blocking_client(url), subscriber_client(url)
+        try:
+            async with bounded(2.0):
+                assert await commands.ping()
+            assert await Presence(commands, Keys()).census() == (0, 0)
+            assert await blocking_read(blocking, b"BLPOP", b"l", b"1", block_s=1.0) == [b"l", b"x"]
+            async with subscriber.pubsub() as listening:
+                await listening.subscribe("c")
+                assert (await listening.get_message(timeout=2.0) or {})["type"] == "subscribe"
+        finally:
+            for each in (commands, blocking, subscriber):
+                await each.aclose()
+
+
+async def test_redis_turns_away_who_shows_none(redis_url: str, made: Certificates) -> None:
+    """And a server of another authority is not spoken to."""
+    async with tls_before_redis(redis_socket(redis_url), made.demanding()) as port:
+        for url in (
+            with_files(f"rediss://127.0.0.1:{port}/0?", REDIS_FILES, made, shown=False),
+            f"rediss://127.0.0.1:{port}/0",
+        ):
+            without = command_client(url, 2.0)
+            with pytest.raises(RedisUnavailable):
+                await Presence(without, Keys()).census()
+            await without.aclose()
+
+
+def place(database_url: str, port: int) -> str:
+    """The same database behind the port."""
+    parts = urlsplit(database_url)
+    return f"{parts.scheme}://{parts.username}@127.0.0.1:{port}{parts.path}?ssl=verify-full&"
+
+
+def postgres_socket(database_url: str) -> Path:
+    query = parse_qs(urlsplit(database_url).query)
+    return Path(query["host"][0]) / f".s.PGSQL.{query['port'][0]}"
+
+
+async def test_roles_and_migrations_show_their_certificate_to_postgresql(database_url: str, made: Certificates) -> None:
+    """By the same URL."""
+    async with tls_before_postgres(postgres_socket(database_url), made.demanding()) as port:
+        url = with_files(place(database_url, port), POSTGRES_FILES, made)
+        async with closing(
+            await connect(url, name="t", connect_timeout_s=5.0, statement_timeout_ms=1000)
+        ) as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+        assert await is_current(url)
+
+
+async def test_postgresql_turns_away_who_shows_none(database_url: str, made: Certificates) -> None:
+    """Both ways of connecting say so."""
+    async with tls_before_postgres(postgres_socket(database_url), made.demanding()) as port:
+        url = with_files(place(database_url, port), POSTGRES_FILES, made, shown=False)
+        with pytest.raises(AWAY):
+            await (await connect(url, name="t", connect_timeout_s=5.0, statement_timeout_ms=1000)).fetchval("SELECT 1")
+        with pytest.raises(StartError, match=r"127\.0\.0\.1"):
+            await is_current(url)
