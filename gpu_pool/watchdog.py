@@ -2,6 +2,9 @@
 
 A hung kernel and a hung interpreter look alike from outside: no progress. So a batch that shows none for its cap is
 killed; one that shows progress may go on, but never beyond the timeout of any batch.
+
+A watcher that stood still itself (SIGSTOP, a frozen machine) has seen nothing meanwhile, and the answer may lie unread: then
+the batch gets its time anew. Else a moment's standstill would cost every model that runs, and minutes to load it again.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 
 from gpu_pool.frames import Done
 from gpu_pool.model_handle import Begun, Hear, ModelProcess, hear_nothing, unheard
+from gpu_pool.standstill import GAP_S
 from scheduler.errors import TierlaneError
 
 
@@ -49,17 +53,24 @@ class _Watch:
         self._cap_ms = cap_ms
         self._timeout_ms = timeout_ms
         self._started = time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(min(cap_ms, timeout_ms) / 1000, self._look)
+        self._look_after(min(cap_ms, timeout_ms) / 1000)
 
     def stop(self) -> None:
         self._timer.cancel()
 
+    def _look_after(self, seconds: float) -> None:
+        self._due = time.monotonic() + seconds
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
     def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._due > GAP_S:
+            self._started = now
         seen = max(self._started, self._model.progress_at)
         limit = min(self._started + self._timeout_ms / 1000, seen + self._cap_ms / 1000)
-        left_s = limit - time.monotonic()
+        left_s = limit - now
         if left_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._look)
+            self._look_after(left_s)
             return
         said = f"The model showed no progress for {self._cap_ms:.0f} ms, or ran for {self._timeout_ms:.0f} ms."
         self._model.give_up(ModelHung(said))
