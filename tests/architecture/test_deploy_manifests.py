@@ -2,16 +2,21 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 
 from deploy_files import COMPOSE, DEPLOY, DOCKERFILES, KUSTOMIZATIONS, documents, named, objects, text_of
+from gateway.autoscale import PoolScale, scale_document
+from gateway.openapi_doors import DOORS
 
 VERSIONS = ("1.29", "1.33")
 OBJECTS = [
@@ -47,7 +52,7 @@ SCALED = closed(
             "minItems": 1,
             "items": closed(
                 {
-                    "type": {"enum": ["prometheus", "redis"]},
+                    "type": {"enum": ["metrics-api", "prometheus", "redis"]},
                     "name": TEXT,
                     "metadata": MAP,
                     "authenticationRef": REFERENCE,
@@ -148,6 +153,52 @@ def test_what_is_scaled_is_there() -> None:
     assert named("Deployment", scaled["spec"]["scaleTargetRef"]["name"])
     assert {t["authenticationRef"]["name"] for t in triggers} == {login["metadata"]["name"] for login in logins}
     assert all(trigger["name"] in formula for trigger in triggers)
+
+
+def test_scalers_ask_the_gateways_for_their_advice() -> None:
+    """An address that gateways answer at the port of their service, a number in what they say, and the service token."""
+    scaled, *logins = documents(DEPLOY / "k8s" / "keda" / "scaled-object.yaml")
+    chart = text_of(DEPLOY / "helm" / "tierlane" / "templates" / "scaled-object.yaml")
+    trigger = next(t for t in scaled["spec"]["triggers"] if t["type"] == "metrics-api")
+    login = next(each for each in logins if each["metadata"]["name"] == trigger["authenticationRef"]["name"])
+    (secret,) = login["spec"]["secretTargetRef"]
+    url = urlsplit(trigger["metadata"]["url"])
+    found: Any = scale_document({"default": advice(7)})
+    for name in trigger["metadata"]["valueLocation"].split("."):
+        found = found[name]
+
+    assert found == 7
+    assert url.path in {door.path for door in DOORS}
+    assert (url.hostname or "").split(".")[0] == "gateway"
+    assert [(url.port or 80)] == [port["port"] for port in named("Service", "gateway")["spec"]["ports"]]
+    assert (trigger["metadata"]["authMode"], secret["parameter"], secret["key"]) == ("bearer", "token", "service-token")
+    for name in ("valueLocation", "authMode", "targetValue"):
+        assert f"{name}: {trigger['metadata'][name]}" in chart.replace('"', "")
+    assert url.path in chart
+
+
+def test_operators_take_the_charts_scaler() -> None:
+    """As far as a chart can be read without Helm: every value is a 1, every condition holds."""
+    chart = text_of(DEPLOY / "helm" / "tierlane" / "templates" / "scaled-object.yaml")
+    rendered = re.sub(r"{{ [^}]* }}", "1", re.sub(r"{{-[^}]*}}\n", "", chart))
+    found = list(yaml.safe_load_all(rendered))
+
+    assert [each["kind"] for each in found] == ["ScaledObject", "TriggerAuthentication"]
+    for each in found:
+        schema = closed(OURS | {"spec": SPECS[each["kind"]]}, ["apiVersion", "kind", "metadata", "spec"])
+        assert [error.message for error in Draft202012Validator(schema).iter_errors(each)] == []
+
+
+def advice(workers: int) -> PoolScale:
+    return {
+        "current_workers": 1,
+        "recommended_workers": workers,
+        "min_workers": 1,
+        "max_workers": 9,
+        "reason": "",
+        "last_step": None,
+        "inputs": None,
+    }
 
 
 @pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda p: str(p.parent.relative_to(DEPLOY)))
