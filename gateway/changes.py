@@ -71,6 +71,8 @@ def _worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterato
         yield Event(at_ms, "news" if worker.status in ON_PURPOSE else "bad", f"{worker.id} is {worker.status}{fault}.")
     elif _serves(worker) and not _serves(was):
         yield Event(at_ms, "good", f"{worker.id} serves.")
+    elif worker.healthy and was.model_pid and worker.model_pid not in (0, was.model_pid):
+        yield Event(at_ms, "bad", f"{worker.id} has another model process: the one before was lost.")
 
 
 def _serves(worker: WorkerState) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 from gateway.asking import Asking
 from gateway.catalog_view import IdentityView
+from gateway.meter import Meter
 from gateway.metrics.tally import ACCEPTED, UNKNOWN, Tally
+from gateway.our_fault import OUR_FAULT
 from gateway.request_log import RequestLog
 from gateway.waiters import Waiter
 from scheduler.errors import ErrorCode, RequestError
@@ -17,10 +19,11 @@ from scheduler.replies import Reply
 class Ends:
     """Of one pool. `endpoint` is the address that was called; `seconds` is since the call arrived."""
 
-    __slots__ = ("_log", "_pool", "_tally")
+    __slots__ = ("_log", "_meter", "_pool", "_tally")
 
-    def __init__(self, tally: Tally, log: RequestLog | None, pool: str) -> None:
+    def __init__(self, tally: Tally, log: RequestLog | None, pool: str, meter: Meter) -> None:
         self._tally = tally
+        self._meter = meter
         self._log = log
         self._pool = pool
 
@@ -40,6 +43,8 @@ class Ends:
     ) -> None:
         """It was answered with an error; `waiter` where it came so far."""
         self._tally.failed(identity.tier, endpoint, error.code, waiter.verdict if waiter else None)
+        if error.code in OUR_FAULT:
+            self._meter.failed(identity.tier)
         if self._log is not None:
             self._log.failed(endpoint, request_id, identity, waiter, error)
 

@@ -47,7 +47,7 @@ class Inference:
         self.waiters = parts.waiters
         self.clock = parts.clock
         self.identify = self._doorman.identify
-        self.ends = Ends(parts.tally, parts.request_log, parts.config.pool)
+        self.ends = Ends(parts.tally, parts.request_log, parts.config.pool, parts.meter)
         self.doors = parts.doors
         self.faults = parts.faults
         self.max_body_bytes = parts.config.max_body_bytes
@@ -102,7 +102,7 @@ class Inference:
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream:
             let_share(submission, payload, sharing, parts.model_version())
-        parts.meter.arrived(identity.tier)
+        parts.meter.arrived(identity.tier, identity.customer_name)
         if is_retry(asking.headers):
             parts.meter.retried(identity.tier)
             parts.tally.retried(identity.tier)

@@ -1,18 +1,21 @@
 """Health of every pool as this gateway sees it now: what each of its parts knows, gathered for the pure judgement."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from gateway.catalog_view import CatalogView
 from gateway.doors import Doors
+from gateway.gateway_losses import GatewayLosses, silent
 from gateway.health import HealthInputs, health
 from gateway.health_document import Health
+from gateway.health_roles import scheduling_level
 from gateway.identities import Identities
 from gateway.losses import Losses
 from gateway.pool_parts import PoolParts
 from gateway.pools import Pools
+from gateway.restarts import Restarts
 from scheduler.errors import RedisUnavailable
 
 
@@ -22,6 +25,14 @@ class Judged(NamedTuple):
     inputs: HealthInputs
     status: int
     document: Health
+
+
+class Memory(NamedTuple):
+    """What is remembered of one pool, since a single look does not show it."""
+
+    losses: Losses
+    gateways: GatewayLosses
+    restarts: Restarts
 
 
 class Judging:
@@ -40,7 +51,7 @@ class Judging:
         self._doors = doors
         self._identities = identities
         self._wall = wall
-        self._losses: dict[str, Losses] = {}
+        self._memories: dict[str, Memory] = {}
 
     async def judge(self) -> dict[str, Judged]:
         """Every pool that a model names, by name; the gateway's own first."""
@@ -59,24 +70,33 @@ class Judging:
                     parts.config.pool,
                     parts.beat.redis_problem is None,
                     _healthy(parts),
+                    _roles(parts),
+                    parts.direct.active,
                     parts.subscriber.subscribed.is_set(),
                 )
                 for parts in self._pools.named
             ],
             catalog.snapshot.cordoned if catalog.snapshot is not None else None,
-            (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._doors.leaving),
+            (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._doors.leaving, self._paused()),
         )
 
-    def _lost(self, parts: PoolParts) -> Losses:
-        losses = self._losses.setdefault(parts.config.pool, Losses())
+    def _paused(self) -> Sequence[str]:
+        snapshot = self._catalog.snapshot
+        return [tier.name for tier in snapshot.tiers if tier.paused] if snapshot else ()
+
+    def _remembered(self, parts: PoolParts) -> Memory:
+        memory = self._memories.setdefault(parts.config.pool, Memory(Losses(), GatewayLosses(), Restarts()))
         seen = parts.beat.observation
         if seen is not None and parts.beat.redis_problem is None:
-            losses.note(seen.workers, seen.now_ms)
-        return losses
+            memory.losses.note(seen.workers, seen.now_ms)
+            memory.gateways.note(seen.gateway_ages_ms, seen.now_ms)
+            memory.restarts.note(seen.workers, seen.now_ms)
+        return memory
 
     async def _inputs(self, parts: PoolParts) -> HealthInputs:
         catalog = self._catalog
         snapshot = catalog.snapshot
+        memory = self._remembered(parts)
         return HealthInputs(
             observation=parts.beat.observation,
             look_age_s=parts.beat.age_s(),
@@ -91,11 +111,13 @@ class Judging:
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
-            paused=[tier.name for tier in snapshot.tiers if tier.paused] if snapshot else (),
+            paused=self._paused(),
             audit_lag_ms=await audit_lag_ms(parts),
             direct=parts.direct.view(),
             tokens_problem=self._identities.problem,
-            losses=self._lost(parts).all,
+            losses=memory.losses.all,
+            restarts=memory.restarts.all,
+            lost_gateways=memory.gateways.all,
             time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
         )
 
@@ -111,6 +133,15 @@ async def audit_lag_ms(parts: PoolParts) -> int | None:
     return 0 if oldest_ms is None else max(0, int(time.time() * 1000) - oldest_ms)
 
 
-def _healthy(parts: PoolParts) -> frozenset[str]:
+def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
+    """Who is, with which model process."""
     seen = parts.beat.observation
-    return frozenset(worker.id for worker in seen.workers if worker.healthy) if seen else frozenset()
+    return (
+        frozenset((worker.id, worker.model_pid) for worker in seen.workers if worker.healthy) if seen else frozenset()
+    )
+
+
+def _roles(parts: PoolParts) -> object:
+    """Whether schedulers pass, and which gateways are silent."""
+    seen = parts.beat.observation
+    return (scheduling_level(seen), silent(seen.gateway_ages_ms)) if seen else None

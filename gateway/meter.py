@@ -8,8 +8,10 @@ that wait as told would vanish with their retries, the limits would open, and cl
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
+from gateway.busiest import Busiest
 from gateway.latency_window import LatencyWindow
 from scheduler.observation import GatewayStats, TierStats
 
@@ -29,12 +31,24 @@ class Counts(NamedTuple):
     answered: float = 0
     retries: float = 0
     shadowed: float = 0
+    failed: float = 0
 
 
 class TierMeter:
     """One tier's counters since the last beat, those of the beats before it, and its latencies."""
 
-    __slots__ = ("answered", "arrived", "demand", "guessed", "latency", "retries", "shadowed", "shed", "window")
+    __slots__ = (
+        "answered",
+        "arrived",
+        "demand",
+        "failed",
+        "guessed",
+        "latency",
+        "retries",
+        "shadowed",
+        "shed",
+        "window",
+    )
 
     def __init__(self) -> None:
         self.latency = LatencyWindow()
@@ -43,7 +57,7 @@ class TierMeter:
 
     def _begin(self) -> None:
         self.arrived, self.shed, self.answered, self.retries, self.shadowed = 0, 0, 0, 0, 0
-        self.demand, self.guessed = 0.0, 0.0
+        self.demand, self.guessed, self.failed = 0.0, 0.0, 0
 
     def close(self) -> Counts:
         """End the beat; what was counted in the whole window."""
@@ -56,6 +70,7 @@ class TierMeter:
                 answered=self.answered,
                 retries=self.retries,
                 shadowed=self.shadowed,
+                failed=self.failed,
             )
         )
         self._begin()
@@ -71,10 +86,18 @@ def fill(remaining: float, burst: float) -> float:
 
 
 class Meter:
-    """Counters of all tiers; `beat` turns them into what is published."""
+    """Counters of all tiers; `beat` turns them into what is published.
 
-    def __init__(self, gateway_id: str, now: float) -> None:
+    `batches` gives what was counted of batches so far: how many, and how many full ones they come to.
+    """
+
+    def __init__(
+        self, gateway_id: str, now: float, batches: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+    ) -> None:
         self._gateway_id = gateway_id
+        self._batches = batches
+        self._batches_were: deque[tuple[float, float]] = deque([(0.0, 0.0)] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
+        self._busiest = Busiest()
         self._tiers: dict[str, TierMeter] = {}
         self._spans: deque[float] = deque([0.0] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._beat_at = now
@@ -85,9 +108,10 @@ class Meter:
             meter = self._tiers[name] = TierMeter()
         return meter
 
-    def arrived(self, tier: str) -> None:
-        """A valid request of a known key came in."""
+    def arrived(self, tier: str, customer: str) -> None:
+        """A valid request of a known key of this customer, by name, came in."""
         self._tier(tier).arrived += 1
+        self._busiest.asked(customer, tier)
 
     def retried(self, tier: str) -> None:
         """It says that it was tried before."""
@@ -111,6 +135,10 @@ class Meter:
         """It was refused for want of capacity."""
         self._tier(tier).shed += 1
 
+    def failed(self, tier: str) -> None:
+        """It ended badly by our fault; one that was shed is told so as well."""
+        self._tier(tier).failed += 1
+
     def shadowed(self, tier: str) -> None:
         """It entered, and would have been refused were its tier's limits in force."""
         self._tier(tier).shadowed += 1
@@ -124,12 +152,28 @@ class Meter:
     def beat(self, tiers: list[str], now: float) -> GatewayStats:
         """Close the beat and give the rates. Tiers that are not in `tiers` any more are forgotten."""
         self._tiers = {name: self._tier(name) for name in tiers}
-        self._spans.append(max(0.0, now - self._beat_at))
+        elapsed_s = max(0.0, now - self._beat_at)
+        self._spans.append(elapsed_s)
         self._beat_at = now
         span_s = max(sum(self._spans), 0.001)
         stats = {name: _rates(meter, span_s, now) for name, meter in self._tiers.items()}
         total = sum(each.arrived_rps for each in stats.values())
-        return GatewayStats(self._gateway_id, round(total, 3), stats)
+        batches, filled = self._batch_rates(span_s)
+        return GatewayStats(
+            self._gateway_id,
+            round(total, 3),
+            stats,
+            batches_per_second=batches,
+            filled_per_second=filled,
+            busiest=self._busiest.beat(elapsed_s),
+        )
+
+    def _batch_rates(self, span_s: float) -> tuple[float, float]:
+        """Of the window, as all other rates."""
+        before, now = self._batches_were[0], self._batches()
+        self._batches_were.append(now)
+        # What the model's row says a full batch is may change: then what was counted before counts otherwise.
+        return round(max(0.0, now[0] - before[0]) / span_s, 3), round(max(0.0, now[1] - before[1]) / span_s, 3)
 
 
 def _rates(meter: TierMeter, span_s: float, now: float) -> TierStats:
@@ -146,4 +190,5 @@ def _rates(meter: TierMeter, span_s: float, now: float) -> TierStats:
         shadowed_rps=rates.shadowed,
         p50_ms=p50_ms,
         p99_ms=p99_ms,
+        failed_rps=rates.failed,
     )

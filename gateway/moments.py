@@ -25,6 +25,7 @@ class TierMoment(msgspec.Struct, frozen=True, array_like=True):
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
+    failed_rps: float = 0.0  # Older gateways keep none.
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +57,7 @@ def moment(state: State, events: list[Event]) -> Moment:
             tier.p50_ms,
             tier.p95_ms,
             tier.p99_ms,
+            tier.failed_rps,
         )
         for tier in state.tiers
     ]

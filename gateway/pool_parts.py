@@ -75,7 +75,7 @@ class PoolParts:
         admissions = Admissions(self._client, keys, config.gateway_id)
         adoption, ends = Adoption(self._client, keys), LastEnds(config.gateway_id)
         self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
-        self._meter = Meter(config.gateway_id, time.monotonic())
+        self._meter = Meter(config.gateway_id, time.monotonic(), partial(shared.tally.batches, config.pool))
         self.refusals = Refusals()
         self.waiters = Waiters(self._ended)
         self.cancels = Cancels(endings)

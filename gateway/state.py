@@ -9,13 +9,16 @@ import msgspec
 
 from gateway.catalog_view import TierRow
 from gateway.finding import Status
+from gateway.fleet_rates import batch_fill, busiest
 from gateway.health_document import Health
 from gateway.judging import Judged
-from scheduler.observation import GpuReading, Observation, TierStats, WorkerView
+from scheduler.observation import GpuReading, TierStats, WorkerView
 
 
 class TierState(msgspec.Struct, frozen=True):
-    """One tier over all pools and gateways. `share` is its part of all answers, `limit_ratio` what of its limits holds."""
+    """One tier over all pools and gateways. `share` is its part of all answers, `limit_ratio` what of its limits holds,
+    `failed_rps` the calls that ended badly by our fault.
+    """
 
     name: str
     guaranteed_share: float
@@ -31,6 +34,7 @@ class TierState(msgspec.Struct, frozen=True):
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
+    failed_rps: float = 0.0
 
 
 class GpuState(msgspec.Struct, frozen=True):
@@ -42,6 +46,14 @@ class GpuState(msgspec.Struct, frozen=True):
     temperature_c: int
     fault: str
     note: str = ""
+
+
+class CustomerState(msgspec.Struct, frozen=True):
+    """One of the customers that ask most now, over all pools and gateways."""
+
+    name: str
+    tier: str
+    rps: float
 
 
 class WorkerState(msgspec.Struct, frozen=True):
@@ -65,6 +77,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     capacity_rps: float = 0.0
     cordoned: bool = False
     pausing: bool = False
+    model_pid: int = 0
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -76,7 +89,9 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole. `look_age_s`: how old what was seen in Redis is, null where nothing ever was."""
+    """The whole. `look_age_s`: how old what was seen in Redis is, null where nothing ever was. `batch_fill`: how full batches
+    are, 0..1, null where none ran.
+    """
 
     at_ms: int
     gateway: str
@@ -94,10 +109,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     total_gpus: int
     gpu_utilization: float
     padding_waste: float
+    batch_fill: float | None
     dlq: int
     audit_lag_ms: int | None
     tiers: list[TierState]
     workers: list[WorkerState]
+    customers: list[CustomerState]
     gateways: list[str]
     events: list[Event]
 
@@ -113,7 +130,8 @@ def state(
 ) -> State:
     """The document, without events. `whole` is the health of all pools together, `rows` the catalog's tiers."""
     seen = {pool: each.inputs.observation for pool, each in judged.items()}
-    stats = {row.name: _stats(row.name, seen.values()) for row in rows}
+    gateways = [gateway for look in seen.values() if look for gateway in look.gateways]
+    stats = {row.name: [gateway.tiers[row.name] for gateway in gateways if row.name in gateway.tiers] for row in rows}
     answered = sum(each.answered_rps for several in stats.values() for each in several)
     tiers = [_tier(row, stats[row.name], whole, answered) for row in rows]
     problems = [each.inputs.redis_problem for each in judged.values() if each.inputs.redis_problem is not None]
@@ -134,11 +152,13 @@ def state(
         total_gpus=whole["total_gpus"],
         gpu_utilization=whole["gpu_utilization"],
         padding_waste=whole["padding_waste"],
+        batch_fill=batch_fill(gateways),
         dlq=whole["dlq"],
         audit_lag_ms=whole["audit_lag_ms"],
         tiers=tiers,
         workers=[each for pool, one in judged.items() for each in _workers(pool, one, cordoned)],
-        gateways=sorted({each.gateway_id for look in seen.values() if look for each in look.gateways}),
+        customers=[CustomerState(*each) for each in busiest(gateways)],
+        gateways=sorted({each.gateway_id for each in gateways}),
         events=[],
     )
 
@@ -150,11 +170,6 @@ def _total(rates: Iterable[float]) -> float:
 def _oldest_s(ages_s: Sequence[float | None]) -> float | None:
     known = [age_s for age_s in ages_s if age_s is not None]
     return round(max(known), 2) if known and len(known) == len(ages_s) else None
-
-
-def _stats(name: str, looks: Iterable[Observation | None]) -> list[TierStats]:
-    gateways = (gateway for look in looks if look for gateway in look.gateways)
-    return [gateway.tiers[name] for gateway in gateways if name in gateway.tiers]
 
 
 def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps: float) -> TierState:
@@ -176,6 +191,7 @@ def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps:
         p50_ms=max((each.p50_ms for each in stats), default=0.0) or None,
         p95_ms=max((each.p95_ms for each in stats), default=0.0) or None,
         p99_ms=max((each.p99_ms for each in stats), default=0.0) or None,
+        failed_rps=_total(each.failed_rps for each in stats),
     )
 
 
@@ -212,6 +228,7 @@ def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collec
         capacity_rps=capacity_rps,
         cordoned=worker.id in cordoned,
         pausing=worker.pausing,
+        model_pid=worker.model_pid,
     )
 
 

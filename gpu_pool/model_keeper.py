@@ -49,6 +49,11 @@ class ModelKeeper:
         """The process, while it is ready for a batch."""
         return self._process if self.ready.is_set() and self._process and not self._process.lost.is_set() else None
 
+    @property
+    def pid(self) -> int:
+        """Of the process that is there, ready or not; 0 while there is none."""
+        return 0 if self._process is None else self._process.pid
+
     def start(self) -> None:
         """Begin to keep a model alive."""
         self._task = asyncio.create_task(self._keep(), name="model-keeper")

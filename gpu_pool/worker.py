@@ -222,7 +222,7 @@ class Worker:
         self._batches_said = execution.batches
         share = execution.busy.share(time.monotonic())
         version, address = self._keeper.version, self._endpoint.address
-        seen = Seen(self._status(), share, in_flight, version, address, self._gpu.reading)
+        seen = Seen(self._status(), share, in_flight, version, address, self._gpu.reading, self._keeper.pid)
         changing = (execution.batches, seen)
         if self._said is None or changing != self._changing:
             self._changing, self._said = changing, worker_beat(self._config, execution, seen)

@@ -16,6 +16,7 @@ class Seen(NamedTuple):
     version: str
     address: str
     gpu: GpuReading | None
+    model_pid: int
 
 
 def worker_beat(config: WorkerConfig, execution: Execution, seen: Seen) -> WorkerBeat:
@@ -36,4 +37,5 @@ def worker_beat(config: WorkerConfig, execution: Execution, seen: Seen) -> Worke
         seen_batch=round(execution.service.seen_batch, 1),
         gpu=seen.gpu,
         padding_waste=round(execution.padding_waste, 3),
+        model_pid=seen.model_pid,
     )

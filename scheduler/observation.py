@@ -62,6 +62,7 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     seen_batch: float = 0.0
     gpu: GpuReading | None = None  # None: on no GPU, or on one that nothing is known of.
     padding_waste: float = 0.0  # Share of what its late batches computed that was padding.
+    model_pid: int = 0  # Of its model process on its host; 0: there is none now.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -87,6 +88,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     gpu: GpuReading | None = None
     padding_waste: float = 0.0
     pausing: bool = False
+    model_pid: int = 0
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
@@ -94,7 +96,8 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
 
     `factor` (0..1) is the part of its base limits that each customer of the tier has at this gateway, `allocated_rps` the
     tier's part of the capacity. `answered_rps` is the measured drain, `retries_rps` how many of the offered requests said
-    that they were tried before, `shadowed_rps` what would have been refused were the tier's limits in force.
+    that they were tried before, `shadowed_rps` what would have been refused were the tier's limits in force. `failed_rps` are
+    calls that ended badly by our fault, refusals for want of capacity among them.
     """
 
     demand_rps: float
@@ -108,19 +111,33 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
     shadowed_rps: float = 0.0
     p50_ms: float = 0.0
     p99_ms: float = 0.0
+    failed_rps: float = 0.0
+
+
+class CustomerRate(msgspec.Struct, array_like=True, frozen=True):
+    """One of the customers that ask most at a gateway, by name, and its valid requests/s."""
+
+    name: str
+    tier: str
+    rps: float
 
 
 class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
-    """What a gateway says of itself with every beat."""
+    """What a gateway says of itself with every beat. Batches are those that it had answers of, `filled_per_second` how many
+    full ones they come to: one that is half full is half a batch.
+    """
 
     gateway_id: str
     requests_per_second: float
     tiers: dict[str, TierStats]
     capacity_rps: float = 0.0  # What it shares out now.
+    batches_per_second: float = 0.0
+    filled_per_second: float = 0.0
+    busiest: list[CustomerRate] = []
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """One atomic look at a pool."""
+    """One atomic look at a pool. Ages: of each gateway's last heartbeat, and of the last pass of any scheduler (None: unknown)."""
 
     now_ms: int
     tiers: dict[str, TierDepth]
@@ -130,6 +147,8 @@ class Observation(msgspec.Struct, frozen=True):
     leased_batches: int
     outbox: int
     dlq: int
+    gateway_ages_ms: dict[str, float] = {}
+    scheduler_age_ms: float | None = 0.0
 
     @property
     def healthy_gpus(self) -> int:

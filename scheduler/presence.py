@@ -31,7 +31,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _beat = msgspec.msgpack.Decoder(WorkerBeat)
 _stats = msgspec.msgpack.Decoder(GatewayStats)
 _observed = msgspec.msgpack.Decoder(
-    tuple[Queues, list[tuple[str, float, bool, bool, msgspec.Raw]], list[msgspec.Raw], int, int]
+    tuple[Queues, list[tuple[str, float, bool, bool, msgspec.Raw]], list[tuple[float, msgspec.Raw]], int, int, float]
 )
 
 
@@ -129,16 +129,19 @@ class Presence:
 
 def decode_observation(packed: bytes) -> Observation:
     """From the observe script's reply. A beat that cannot be read leaves its worker unhealthy, never the look undone."""
-    queues, workers, gateways, outbox, dlq = _observed.decode(packed)
+    queues, workers, gateways, outbox, dlq, passed_ms = _observed.decode(packed)
+    told = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
     return Observation(
         now_ms=queues.now_ms,
         tiers={tier.name: tier for tier in queues.tiers},
         workers=[_view(row) for row in workers],
-        gateways=[stats for stats in map(_gateway, gateways) if stats],
+        gateways=[stats for _, stats in told],
         ready_batches=queues.ready_batches,
         leased_batches=queues.leased_batches,
         outbox=outbox,
         dlq=dlq,
+        gateway_ages_ms={stats.gateway_id: age_ms for age_ms, stats in told},
+        scheduler_age_ms=passed_ms if passed_ms >= 0 else None,
     )
 
 
@@ -166,6 +169,7 @@ def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
         gpu=beat.gpu,
         padding_waste=beat.padding_waste,
         pausing=pausing,
+        model_pid=beat.model_pid,
     )
 
 

@@ -55,11 +55,12 @@ class Stack:
             return await r.json(content_type=None)
 
     async def healthy(self, gpus: int, timeout_s: float = 20.0) -> None:
-        """Wait until health counts so many GPUs and no reason to worry."""
+        """Wait until health counts so many GPUs and no reason to worry; a gateway that the test killed stays missed."""
 
         async def well() -> bool:
             seen = await self.health()
-            return bool(seen["healthy_gpus"] == gpus and seen["status"] == "healthy")
+            worries = [reason for reason in seen["reasons"] if "gateway is lost" not in reason]
+            return bool(seen["healthy_gpus"] == gpus and not worries)
 
         await eventually(well, f"{gpus} healthy GPUs", timeout_s)
 

@@ -143,6 +143,13 @@ SEEN: tuple[Metric, ...] = (
         "What the base limits would let through, over all gateways.",
     ),
     Metric("tierlane_workers", "gauge", ("pool", "state"), "workers", "Workers by what they say of themselves."),
+    Metric(
+        "tierlane_recommended_workers",
+        "gauge",
+        ("pool",),
+        "workers",
+        "How many workers the pool should have, as /internal/autoscale says.",
+    ),
     Metric("tierlane_gpu_healthy", "gauge", ("pool", "gpu"), "0 or 1", "Whether the worker counts as healthy."),
     Metric("tierlane_gpu_utilization_ratio", "gauge", ("pool", "gpu"), "ratio", "How busy the worker's model is."),
     Metric(

@@ -129,6 +129,7 @@ async def pool_look(parts: PoolParts) -> PoolLook:
         demand={name: limits.demand(name) for name in tiers},
         memory_share=limits.memory_share,
         audit_lag_ms=await audit_lag_ms(parts),
+        recommended_workers=parts.scale.recommended,
         breakers=parts.direct.view().breakers,
     )
 

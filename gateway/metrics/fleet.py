@@ -31,6 +31,7 @@ class PoolLook:
     demand: Mapping[str, float]
     memory_share: float
     audit_lag_ms: int | None
+    recommended_workers: int
     breakers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -38,6 +39,7 @@ def gauges(look: PoolLook) -> Iterator[Gauge]:
     """All of one pool."""
     pool = look.pool
     yield "tierlane_capacity_requests_per_second", (pool,), look.capacity_rps
+    yield "tierlane_recommended_workers", (pool,), look.recommended_workers
     for tier, part in look.factors.items():
         yield "tierlane_effective_limit_ratio", (pool, tier), part
     for target, state in list(look.breakers.items())[:MOST_WORKERS]:

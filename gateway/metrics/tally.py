@@ -151,6 +151,18 @@ class Tally:
             counted.full = sizes.get(key, counted.full)
             counted.sizes.setdefault(counted.full, {})
 
+    def batches(self, pool: str) -> tuple[float, float]:
+        """Batches so far whose size and full size are known, as told by their answers, and how many full ones they come to."""
+        rows = [
+            (full, size, requests)
+            for (name, _), model in self._models.items()
+            if name == pool
+            for full, sizes in model.sizes.items()
+            for size, requests in sizes.items()
+            if full > 0 and size > 0
+        ]
+        return sum(count / size for _, size, count in rows), sum(count / max(full, size) for full, size, count in rows)
+
     def _tier(self, name: str) -> TierTally:
         tier = self._tiers.get(name)
         if tier is None:

@@ -1,12 +1,16 @@
 #!lua flags=allow-oom
 -- observe: everything that health, limits and the scheduler look at, in one atomic look.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 ms of silence after which a worker is gone.
--- Returns packed {queues, workers, gateway stats, outbox length, dlq length}.
+-- Returns packed {queues, workers, {ms since its last heartbeat, stats} of each gateway, outbox length, dlq length, ms since a
+--   scheduler last passed or -1 where none is known}.
 -- include: prelude, queues, workers
 local gateways = {}
-for _, id in ipairs(redis.call('ZRANGE', P .. 'gateways', 0, -1)) do
-  local stats = redis.call('HGET', P .. 'gateway:' .. id, 'stats')
-  if stats then gateways[#gateways + 1] = stats end
+local beating = redis.call('ZRANGE', P .. 'gateways', 0, -1, 'WITHSCORES')
+for i = 1, #beating, 2 do
+  local stats = redis.call('HGET', P .. 'gateway:' .. beating[i], 'stats')
+  if stats then gateways[#gateways + 1] = {math.max(0, now - beating[i + 1]), stats} end
 end
 local rows = workers(tonumber(ARGV[3]))
-return cmsgpack.pack({queues(cmsgpack.unpack(ARGV[2])), rows, gateways, redis.call('LLEN', P .. 'outbox'), redis.call('LLEN', P .. 'dlq')})
+local passed = redis.call('GET', P .. 'reaped_at')
+return cmsgpack.pack({queues(cmsgpack.unpack(ARGV[2])), rows, gateways, redis.call('LLEN', P .. 'outbox'),
+  redis.call('LLEN', P .. 'dlq'), passed and math.max(0, now - passed) or -1})

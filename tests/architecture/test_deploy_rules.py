@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from deploy_files import DASHBOARDS, DEPLOY, documents, text_of
+from gateway.our_fault import OUR_FAULT
 from scheduler.errors import ErrorCode
 
 ROOT = DEPLOY.parent
@@ -100,6 +101,14 @@ def test_the_outcomes_that_are_named_exist() -> None:
 
     assert len(named) > 10
     assert named - {code.value for code in ErrorCode} - ENDS == set()
+
+
+def test_the_page_for_on_call_counts_the_same_failures() -> None:
+    """What burns the budget there is what the page tells as failed."""
+    rates = [e for e in expressions() if "tierlane_requests_total{outcome=~" in e]
+    named = {frozenset(part.split("|")) for e in rates for part in re.findall(r'outcome=~"([^"]+)"', e)}
+
+    assert {code.value for code in OUR_FAULT} in named
 
 
 def test_both_kinds_of_prometheus_get_the_same_rules() -> None:

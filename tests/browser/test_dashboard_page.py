@@ -1,5 +1,6 @@
 """The page for on-call in a real browser: it loads without a fault, shows a lost worker in time, and bears lost Redis."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 TYPE = "document.getElementById('token').value = {token!r}; document.querySelector('#login button').click(); true"
 LEVEL = "document.getElementById('level')?.textContent"
 AWAY = "document.getElementById('outage')?.textContent.startsWith('Redis does not answer')"
+FIRST_ROW = "document.querySelector('#tiers tbody tr').textContent"
+KPIS = "document.getElementById('kpis').textContent"
 ILL = "[...document.querySelectorAll('.worker.ill')].map(tile => tile.dataset.worker).join()"
 
 
@@ -58,6 +61,25 @@ async def test_from_the_form_to_a_lost_worker(stack: Stack, tmp_path: Path) -> N
         assert tab.faults == []
         await tab.value("document.getElementById('leave').click(); true")
         await tab.until("!!document.getElementById('token')", "logged out")
+
+
+async def test_who_asks_most_and_what_was_kept(stack: Stack, tmp_path: Path) -> None:
+    """Customers by name with their rate, how full batches are, and the share of calls that was answered in time."""
+    async with chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab:
+        await log_in(tab)
+        await tab.until("document.getElementById('customers')?.textContent === 'Nobody asks.'", "nobody asks yet")
+
+        async def shown() -> bool:
+            """More requests come, so that the page has something to show whenever the next picture is taken."""
+            for tier in ("enterprise", "free"):
+                assert (await stack.infer(tier_name=tier))[0] == 200
+            return bool(await tab.value(f"{FIRST_ROW}.includes('100.00 %') && /batch fill\\d+ %/.test({KPIS})"))
+
+        await eventually(shown, "what was kept and how full batches are", 8.0)
+        customers = await tab.value("document.getElementById('customers').textContent")
+
+        assert re.fullmatch(r"(enterprise|free) \1 · [\d.]+/s(enterprise|free) \2 · [\d.]+/s", customers)
+        assert tab.faults == [] or all("401" in fault for fault in tab.faults)
 
 
 async def test_with_redis_away_the_last_picture_stays_and_says_its_age(tmp_path: Path) -> None:

@@ -137,6 +137,22 @@ async def test_observe_shows_everything_in_one_look(pool: Pool) -> None:
     assert (seen.ready_batches, seen.leased_batches, seen.outbox, seen.dlq) == (1, 1, 1, 0)
 
 
+async def test_observe_tells_how_long_schedulers_and_gateways_are_silent(pool: Pool) -> None:
+    """By Redis' own clock; a scheduler that never passed, or not for a minute, is not known."""
+    assert (await pool.presence.observe(TIERS)).scheduler_age_ms is None
+    await pool.endings.reap(0)
+    now_ms = await pool.now_ms()
+    await pool.client.zadd(pool.keys.gateways, {"g1": now_ms - 1500})
+    await pool.client.set(pool.keys.reaped_at, now_ms - 2500, px=1000)
+
+    seen = await pool.presence.observe(TIERS)
+
+    assert seen.scheduler_age_ms is not None
+    assert 2500 <= seen.scheduler_age_ms < 12_500
+    assert seen.gateway_ages_ms.keys() == {"g1"}
+    assert 1500 <= seen.gateway_ages_ms["g1"] < 11_500
+
+
 async def test_a_heartbeat_that_cannot_be_read_spoils_nothing(pool: Pool) -> None:
     """One bad worker is shown as unknown; the others stay visible."""
     await pool.worker_beats("good")

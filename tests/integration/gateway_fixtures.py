@@ -152,6 +152,7 @@ class TestWorker:
         """Say that a worker lives."""
         beat = WorkerBeat(worker_id, status, 0.5, 0, 1000.0, 5.0, "simulated", "v1", self.direct)
         await self.presence.worker_beat(beat)
+        await self._client.set(self._keys.reaped_at, now_ms(), px=60_000)  # As if a scheduler had just passed.
 
     async def run(self) -> None:
         while True:

@@ -47,6 +47,12 @@ WELL = document()
             [(NOW_MS, "bad", "gpu-2 is down, Xid 79.")],
         ),
         (
+            {"workers": [ONE, replace(TWO, model_pid=7)]},
+            {"workers": [ONE, replace(TWO, model_pid=8)]},
+            [(NOW_MS, "bad", "gpu-2 has another model process: the one before was lost.")],
+        ),
+        ({"workers": [ONE, TWO]}, {"workers": [ONE, replace(TWO, model_pid=8)]}, []),
+        (
             {},
             {"workers": [ONE, replace(TWO, healthy=False, status="cordoned")]},
             [(NOW_MS, "news", "gpu-2 is cordoned.")],

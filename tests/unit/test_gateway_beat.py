@@ -67,7 +67,7 @@ async def test_a_beat_tells_what_was_metered_and_what_is_shared_out() -> None:
     """What is published now is what was allocated with the last look, and the next look makes new limits of it."""
     beat, pool, limits, meter, listener, now = beating()
     for _ in range(200):
-        meter.arrived("free")
+        meter.arrived("free", "acme")
         meter.passed("free", 1.0, 1.0)
     now[0] = 1.0
     await beat.beat()

@@ -129,7 +129,7 @@ class Play:
         """Seconds until trying again pays; 0 where it entered."""
         tier, limits, meter = customer.tier, self.gateways[number], self._meters[number]
         factor, (rate, burst) = limits.factor(tier), BASE[tier]
-        meter.arrived(tier)
+        meter.arrived(tier, "acme")
         base_allows = customer.base[number].has(rate, burst, self.now)
         customer.base[number].tokens -= base_allows
         if not customer.bucket.has(rate * factor, max(1.0, burst * factor), self.now):

@@ -45,7 +45,7 @@ def test_the_meter_publishes_rates_over_two_seconds() -> None:
     meter = Meter("g1", 0.0)
     for beat in range(1, 9):
         for _ in range(10):
-            meter.arrived("free")
+            meter.arrived("free", "acme")
         for _ in range(4):
             meter.retried("free")
         for _ in range(2):
@@ -54,6 +54,8 @@ def test_the_meter_publishes_rates_over_two_seconds() -> None:
         for _ in range(3):
             meter.shadowed("free")
         meter.shed("free")
+        meter.failed("free")
+        meter.failed("free")
         stats = meter.beat(["free"], beat * 0.25)
 
     assert stats.requests_per_second == pytest.approx(40.0)
@@ -67,15 +69,18 @@ def test_the_meter_publishes_rates_over_two_seconds() -> None:
         arrived_rps=40.0,
         retries_rps=16.0,
         shadowed_rps=12.0,
+        failed_rps=8.0,
     )
+    assert [(each.name, each.tier) for each in stats.busiest] == [("acme", "free")]
     assert meter.beat(["paid"], 2.25).tiers.keys() == {"paid"}
 
 
 def test_what_was_counted_is_forgotten_after_the_window() -> None:
     """Two seconds without a request, and every rate is 0 again."""
     meter = Meter("g1", 0.0)
-    for count in (meter.arrived, meter.retried, meter.shed, meter.shadowed):
+    for count in (meter.retried, meter.shed, meter.shadowed, meter.failed):
         count("free")
+    meter.arrived("free", "acme")
     meter.passed("free", 1.0)
     meter.answered("free", 50.0, 0.0)
     published = [meter.beat(["free"], beat * 0.25).tiers["free"] for beat in range(1, WINDOW_BEATS + 2)]
@@ -102,7 +107,7 @@ def test_one_request_stands_for_what_its_base_limit_would_let_through(
 ) -> None:
     """1 / factor where the lowered limit holds its customer back, else one."""
     meter = Meter("g1", 0.0)
-    meter.arrived("free")
+    meter.arrived("free", "acme")
     meter.passed("free", factor, filled)
 
     assert meter.beat(["free"], 1.0).tiers["free"].demand_rps == pytest.approx(demand)

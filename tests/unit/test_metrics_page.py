@@ -56,6 +56,7 @@ def look(age_s: float | None = 0.1, *, seen: bool = True) -> PoolLook:
         demand={"free": 480.0},
         memory_share=0.25,
         audit_lag_ms=400,
+        recommended_workers=5,
         breakers={"redis": "open"},
     )
 
@@ -150,6 +151,7 @@ def test_batches_are_counted_from_their_requests() -> None:
     [
         ("tierlane_queue_depth", {"pool": "default", "tier": "free"}, 7),
         ("tierlane_queue_oldest_age_seconds", {"pool": "default", "tier": "free"}, 1.5),
+        ("tierlane_recommended_workers", {"pool": "default"}, 5),
         ("tierlane_gpu_healthy", {"pool": "default", "gpu": "w1"}, 1),
         ("tierlane_gpu_healthy", {"pool": "default", "gpu": "w2"}, 0),
         ("tierlane_gpu_memory_bytes", {"pool": "default", "gpu": "w1"}, 1024 << 20),

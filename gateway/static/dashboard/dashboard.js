@@ -22,7 +22,7 @@
   function pointOf(document) {
     const tiers = {};
     for (const tier of document.tiers) {
-      tiers[tier.name] = { depth: tier.depth, in: tier.in_rps, out: tier.out_rps, shed: tier.shed_rps, ratio: tier.limit_ratio,
+      tiers[tier.name] = { depth: tier.depth, in: tier.in_rps, out: tier.out_rps, shed: tier.shed_rps, failed: tier.failed_rps, ratio: tier.limit_ratio,
         p50: tier.p50_ms, p95: tier.p95_ms, p99: tier.p99_ms };
     }
     return { at: document.at_ms, demand: document.demand_rps, capacity: document.capacity_rps, tiers };
@@ -30,8 +30,8 @@
 
   function pointOfMoment([at, , demand, capacity, rows]) {
     const tiers = {};
-    for (const [name, depth, , into, out, shed, ratio, p50, p95, p99] of rows) {
-      tiers[name] = { depth, in: into, out, shed, ratio, p50, p95, p99 };
+    for (const [name, depth, , into, out, shed, ratio, p50, p95, p99, failed] of rows) {
+      tiers[name] = { depth, in: into, out, shed, failed, ratio, p50, p95, p99 };
     }
     return { at, demand, capacity, tiers };
   }
@@ -116,6 +116,7 @@
     ["GPUs healthy", "Workers that make progress, of all known", (s) => (s.total_gpus ? `${s.healthy_gpus}/${s.total_gpus}` : null),
       (s) => (s.healthy_gpus < s.total_gpus ? "bad" : "good")],
     ["GPU busy", "Share of the last two seconds in which the models ran", (s) => (s.healthy_gpus ? percent(s.gpu_utilization) : null)],
+    ["batch fill", "How full batches are, of what the model takes at once", (s) => (s.batch_fill === null ? "–" : percent(s.batch_fill))],
     ["waiting", "Requests in all tier queues", (s) => count(s.queue_depth)],
     ["dead letters", "Requests that were given up for good", (s) => count(s.dlq), (s) => (s.dlq ? "warn" : "")],
     ["audit lag", "Age of the oldest entry that PostgreSQL does not have", (s) => (s.audit_lag_ms === null ? null : time(s.audit_lag_ms)),
@@ -163,6 +164,7 @@
       [count(tier.in_rps), ""],
       [count(tier.out_rps), ""],
       [percent(shed), shed > 0.02 ? "warn" : "soft"],
+      Promises.cell(points, tier.name),
       [percent(tier.limit_ratio), tier.limit_ratio < 0.995 ? "warn" : ""],
       percentile(tier, tier.p50_ms), percentile(tier, tier.p95_ms), percentile(tier, tier.p99_ms),
       [`${percent(tier.share)} / ${percent(tier.guaranteed_share)}`, ""],
@@ -201,6 +203,7 @@
     showTiers();
     Workers.show(state);
     Letters.show(state);
+    Customers.show(state.customers);
     by("source").textContent = `As ${state.gateway} sees it, at ${clock(state.at_ms)}. Gateways: ${state.gateways.join(", ") || "none known"}.`;
   }
 

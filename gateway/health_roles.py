@@ -1,0 +1,53 @@
+"""Health of those that a pool stands on beside its workers: schedulers that pass, and the other gateways. Pure."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from gateway.finding import Finding, Status
+from gateway.gateway_losses import LostGateway
+from scheduler.observation import Observation
+
+SILENT_MS = 1000.0
+"""A scheduler passes ten times a second."""
+
+STOPPED_MS = 2000.0
+"""By now what waits has run out of its time in the queue, as tiers have it by default."""
+
+NAMED = 3
+
+
+def scheduling(seen: Observation | None) -> Finding:
+    """Whether any scheduler still passes: without one no batch is formed, and nothing that is accepted is served."""
+    if seen is None:  # That nothing is seen is said by the check of Redis.
+        return Finding("scheduler:pass_age", "component", "healthy", None, "ms")
+    age_ms, level = seen.scheduler_age_ms, scheduling_level(seen)
+    if level == "healthy":
+        return Finding("scheduler:pass_age", "component", level, round(age_ms or 0.0), "ms")
+    since = "No scheduler is known" if age_ms is None else f"No scheduler has passed for {age_ms / 1000:.1f} s"
+    reason = f"{since}: no batches are formed, and requests wait until their time is up."
+    return Finding("scheduler:pass_age", "component", level, age_ms, "ms", reason)
+
+
+def scheduling_level(seen: Observation) -> Status:
+    """How bad it is."""
+    age_ms = seen.scheduler_age_ms
+    if age_ms is None or age_ms >= STOPPED_MS:
+        return "down"
+    return "healthy" if age_ms < SILENT_MS else "degraded"
+
+
+def other_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> Finding:
+    """Whether all gateways beat that did before."""
+    missing = {each.gateway for each in lost}
+    beating = len([each for each in seen.gateways if each.gateway_id not in missing]) if seen else 0
+    if not lost:
+        return Finding("gateways:beating", "component", "healthy", beating, "gateways")
+    named = ", ".join(f"{each.gateway} (last heard at {_at(each)} UTC)" for each in lost[:NAMED])
+    more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    verb = "gateway is" if len(lost) == 1 else "gateways are"
+    reason = f"{len(lost)} {verb} lost: {named}{more}; {beating} beat."
+    return Finding("gateways:beating", "component", "degraded", beating, "gateways", reason)
+
+
+def _at(lost: LostGateway) -> str:
+    return f"{datetime.fromtimestamp(lost.at_ms / 1000, tz=UTC):%H:%M:%S}"

@@ -1,0 +1,131 @@
+"""What health says of schedulers and of other gateways: from which age on, how bad it is, and who is missed for how long."""
+
+import pytest
+
+from gateway.gateway_losses import KEEP_MS, GatewayLosses, LostGateway, silent
+from gateway.health_roles import other_gateways, scheduling
+from scheduler.observation import GatewayStats, Observation
+
+STOPPED = "no batches are formed, and requests wait until their time is up."
+
+
+def looking(scheduler_age_ms: float | None = 50.0, **ages_ms: float) -> Observation:
+    gateways = [GatewayStats(name, 0.0, {}) for name in ages_ms]
+    return Observation(0, {}, [], gateways, 0, 0, 0, 0, ages_ms, scheduler_age_ms)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "level", "reason"),
+    [
+        (0.0, "healthy", None),
+        (999.0, "healthy", None),
+        (1000.0, "degraded", f"No scheduler has passed for 1.0 s: {STOPPED}"),
+        (1999.0, "degraded", f"No scheduler has passed for 2.0 s: {STOPPED}"),
+        (2000.0, "down", f"No scheduler has passed for 2.0 s: {STOPPED}"),
+        (None, "down", f"No scheduler is known: {STOPPED}"),
+    ],
+)
+def test_a_scheduler_that_stopped_is_told(age_ms: float | None, level: str, reason: str | None) -> None:
+    """After a second, since it passes ten times in one; after two whatever waited has run out of time."""
+    found = scheduling(looking(age_ms))
+
+    assert (found.level, found.reason) == (level, reason)
+
+
+def test_where_nothing_was_seen_nothing_is_said_of_schedulers() -> None:
+    """Redis has a check of its own."""
+    found = scheduling(None)
+
+    assert (found.level, found.value) == ("healthy", None)
+
+
+def test_a_lost_gateway_is_named_with_its_last_heartbeat() -> None:
+    """And those that are left are counted."""
+    found = other_gateways(looking(g1=0.0, g2=1200.0), [LostGateway("g2", 3_600_000)])
+
+    assert (found.level, found.value) == ("degraded", 1)
+    assert found.reason == "1 gateway is lost: g2 (last heard at 01:00:00 UTC); 1 beat."
+
+
+def test_of_many_lost_gateways_three_are_named() -> None:
+    """A sentence has an end."""
+    lost = [LostGateway(f"g{n}", 0) for n in range(5)]
+    reason = other_gateways(looking(g9=0.0), lost).reason or ""
+
+    assert reason.startswith("5 gateways are lost: g0 (")
+    assert reason.endswith(" and 2 more; 1 beat.")
+
+
+def test_all_gateways_that_beat_are_well() -> None:
+    """However many there are."""
+    found = other_gateways(looking(g1=0.0, g2=999.0), [])
+
+    assert (found.level, found.value, found.reason) == ("healthy", 2, None)
+
+
+def test_a_gateway_that_falls_silent_is_lost_until_another_takes_its_place() -> None:
+    """Redis forgets it after two seconds; that explains nothing, so it stays lost."""
+    losses = GatewayLosses()
+    losses.note({"g1": 0.0, "g2": 100.0}, 10_000)
+    losses.note({"g1": 0.0, "g2": 1100.0}, 11_000)
+    losses.note({"g1": 0.0}, 12_000)
+    assert losses.all == (LostGateway("g2", 9_900),)
+    losses.note({"g1": 0.0, "g3": 0.0}, 13_000)
+
+    assert losses.all == ()
+
+
+def test_a_gateway_that_comes_back_is_lost_no_more() -> None:
+    """It, or Redis, stood still for a moment."""
+    losses = GatewayLosses()
+    losses.note({"g1": 0.0, "g2": 100.0, "g3": 100.0}, 10_000)
+    losses.note({"g1": 0.0, "g2": 3100.0, "g3": 3100.0}, 13_000)
+    losses.note({"g1": 0.0, "g2": 100.0, "g3": 3350.0}, 13_250)
+
+    assert losses.all == (LostGateway("g3", 9_900),)
+
+
+def test_one_that_was_replaced_at_once_is_told_until_it_is_off_the_list() -> None:
+    """Though as many beat as before: its requests were lost with it. A newcomer takes one place, not two."""
+    losses = GatewayLosses()
+    losses.note({"g1": 0.0, "g2": 100.0, "g3": 100.0}, 10_000)
+    losses.note({"g1": 0.0, "g2": 900.0, "g3": 100.0, "g4": 0.0}, 10_800)
+    assert losses.all == ()
+    losses.note({"g1": 0.0, "g2": 1900.0, "g3": 1100.0, "g4": 0.0}, 11_800)
+    assert losses.all == (LostGateway("g3", 10_700), LostGateway("g2", 9_900))
+    losses.note({"g1": 0.0, "g3": 1500.0, "g4": 0.0}, 12_200)
+    assert losses.all == (LostGateway("g3", 10_700),)
+    losses.note({"g1": 0.0, "g4": 0.0}, 13_000)
+    assert losses.all == (LostGateway("g3", 10_700),)
+    losses.note({"g1": 0.0, "g4": 0.0, "g5": 0.0}, 14_000)
+
+    assert losses.all == ()
+
+
+def test_a_gateway_that_leaves_in_order_is_not_lost() -> None:
+    """It takes itself off the list, and is never seen silent; then one less is all there are."""
+    losses = GatewayLosses()
+    losses.note({"g1": 0.0, "g2": 100.0, "g3": 100.0}, 10_000)
+    losses.note({"g1": 0.0, "g3": 100.0}, 11_000)
+    assert losses.all == ()
+    losses.note({"g1": 0.0, "g3": 1100.0}, 12_000)
+    losses.note({"g1": 0.0, "g4": 100.0}, 13_000)
+
+    assert losses.all == ()
+
+
+def test_a_gateway_that_nobody_replaces_is_forgotten_after_five_minutes() -> None:
+    """Whoever took it away wanted so."""
+    losses = GatewayLosses()
+    losses.note({"g1": 0.0, "g2": 100.0}, 10_000)
+    losses.note({"g1": 0.0, "g2": 1000.0}, 11_000)
+    losses.note({"g1": 0.0}, 9_999 + KEEP_MS)
+    assert len(losses.all) == 1
+    losses.note({"g1": 0.0}, 10_001 + KEEP_MS)
+
+    assert losses.all == ()
+
+
+def test_who_is_silent_is_told_in_order() -> None:
+    """From a second on."""
+    assert silent({"g3": 1000.0, "g2": 999.0, "g1": 5000.0}) == ["g1", "g3"]
