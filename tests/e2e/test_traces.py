@@ -62,7 +62,7 @@ async def whole(collector: Receiver, request_id: str, names: set[str]) -> dict[s
 
 
 async def test_one_request_is_one_tree_that_goes_on_from_its_caller(stack: Stack, collector: Receiver) -> None:
-    """request under the caller's span, enqueue and queue wait under it, batch under it with a link to it, infer in the batch."""
+    """Request under the caller's span, enqueue and queue wait under it, batch under it with a link to it, infer in the batch."""
     await stack.healthy(1)
 
     status, request_id, _ = await ask(stack, **traced(CALLER))

@@ -54,8 +54,8 @@ class OtlpSpans:
         self._wall_ns = wall_ns
         self._clock = clock
         _keep_quiet()
-        exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=PATIENCE_S)
-        self._processor = BatchSpanProcessor(Noted(exporter, endpoint), QUEUE, EVERY_MS, AT_A_TIME)
+        self._exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=PATIENCE_S)
+        self._processor = BatchSpanProcessor(Noted(self._exporter, endpoint), QUEUE, EVERY_MS, AT_A_TIME)
 
     def __call__(self, spans: Sequence[Span]) -> None:
         """As `Spans` says: it is a matter of microseconds. The wall clock is read here alone, for all of them."""
@@ -64,10 +64,12 @@ class OtlpSpans:
             self._processor.on_end(self._readable(span, began_ns))
 
     def close(self) -> None:
-        """Send what is left, for FLUSH_S at most; nothing is taken any more."""
+        """Send what is left, for FLUSH_S at most; nothing is taken any more. The processor's own bound is 30 s."""
         flush = threading.Thread(target=self._processor.shutdown, name="traces-end", daemon=True)
         flush.start()
         flush.join(FLUSH_S)
+        if flush.is_alive():
+            self._exporter.shutdown()  # Which ends the tries that are under way.
 
     def _readable(self, span: Span, began_ns: int) -> ReadableSpan:
         """`began_ns`: the wall clock's time at 0 of the monotonic one."""
