@@ -91,7 +91,8 @@ class RequestTraces:
         if waiter.trace is not None:
             first = replies[0]
             end = _End(endpoint, first.id, 200, waiter.started + seconds, first)
-            self._tell(identity, waiter, waiter.trace, end, {"tierlane.inputs": len(replies)})
+            more = {"tierlane.inputs": len(replies)} if len(replies) > 1 else {}
+            self._tell(identity, waiter, waiter.trace, end, more)
 
     def failed(
         self, endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None, error: RequestError
@@ -152,8 +153,10 @@ def _part(name: str, trace: RequestTrace, began: float, ended: float) -> Span:
 
 
 def _run(reply: Reply) -> Attributes:
-    """Who did the work, as far as it ran."""
-    told: dict[str, str | int | float] = {"tierlane.attempts": reply.attempts}
+    """Who did the work, as far as it ran. Encoding is most of what a span costs, so what is mostly 1 is told where it is not."""
+    told: dict[str, str | int | float] = {}
+    if reply.attempts > 1:
+        told["tierlane.attempts"] = reply.attempts
     if reply.batch_id:
         told |= {"tierlane.batch_id": reply.batch_id, "tierlane.batch_size": reply.batch_size}
     if reply.served_from:

@@ -108,6 +108,7 @@ def test_the_callers_trace_goes_on() -> None:
     scene.traces.completed("/v1/inference", identity(), waiter, [reply(id="req_1")], 0.2)
 
     request = scene.told()["request"]
+    assert not {"tierlane.inputs", "tierlane.attempts"} & request.attributes.keys()
     context = context_in(waiter.submission.body)
     assert request.context == context
     assert (request.context.trace_id, waiter.submission.trace_id) == (TRACE, TRACE)
@@ -134,7 +135,7 @@ def test_the_spans_of_a_completed_request() -> None:
     waiter.accepted = True
     scene.now = 100.9
 
-    scene.traces.completed("/v1/inference", identity(), waiter, [reply(id="req_1"), reply()], 0.2)
+    scene.traces.completed("/v1/inference", identity(), waiter, [reply(id="req_1", attempts=2), reply()], 0.2)
 
     spans = scene.told()
     assert {name: (span.began, round(span.ended, 6)) for name, span in spans.items()} == {
@@ -143,7 +144,7 @@ def test_the_spans_of_a_completed_request() -> None:
     assert spans["request"].attributes == {
         "http.request.method": "POST", "http.route": "/v1/inference", "http.response.status_code": 200,
         "tierlane.request_id": "req_1", "tierlane.tier": "free", "tierlane.model": "tiny", "tierlane.inputs": 2,
-        "tierlane.attempts": 1, "tierlane.batch_id": "b", "tierlane.batch_size": 4,
+        "tierlane.attempts": 2, "tierlane.batch_id": "b", "tierlane.batch_size": 4,
     }  # fmt: skip
     assert {spans[name].parent for name in ("enqueue", "queue wait")} == {spans["request"].context}
     assert not spans["request"].failed
