@@ -57,7 +57,7 @@ server.serve_forever()
 """
 
 
-say = Console(highlight=False).print
+say = Console(highlight=False, width=120).print
 
 
 class OneCustomer:
@@ -97,15 +97,19 @@ class Client:
         raise RuntimeError(f"{request_id} failed ({problem=})") from error
 
 
-def ways(key: NewKey, spans: OtlpSpans) -> dict[str, Gateway]:
-    """A gateway without traces, and one for each share."""
-    config = GatewayConfig(gateway_id="g1", redis_url="unix:///nowhere", service_token="x" * 16)
-    made = {"off": Gateway(config, OneCustomer(key))}
-    for share in SHARES:
-        made[f"{share:.0%}"] = Gateway(config, OneCustomer(key), traces=RequestTraces(spans, share))
-    for gateway in made.values():
-        gateway.limits.no_gpu = lambda _: False  # type: ignore[method-assign]
-    return made
+def one_gateway(key: NewKey) -> Gateway:
+    """Which believes that there are workers."""
+    gateway = Gateway(
+        GatewayConfig(gateway_id="g1", redis_url="unix:///nowhere", service_token="x" * 16), OneCustomer(key)
+    )
+    gateway.limits.no_gpu = lambda _: False  # type: ignore[method-assign]
+    return gateway
+
+
+def switch(gateway: Gateway, traces: RequestTraces | None) -> None:
+    """The same gateway with traces, or without: two of them would differ by where they lie in memory."""
+    object.__setattr__(gateway.inference._parts, "traces", traces)
+    gateway.inference.ends._log = traces
 
 
 def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
@@ -174,20 +178,23 @@ def paired(off: Callable[[], None], on: Callable[[], None], pairs: int, count: i
     )
 
 
-def measured_gateways(spans: OtlpSpans, pairs: int, count: int) -> None:
-    """Print a line for each share."""
+def measured_gateway(spans: OtlpSpans, pairs: int, count: int) -> None:
+    """Say a line for each share."""
     key = mint()
     head = {"Authorization": f"Bearer {key.text}", "Content-Type": "application/json"}
-    headers, gateways = CIMultiDictProxy(CIMultiDict(head)), ways(key, spans)
-    for gateway in gateways.values():
-        serve(gateway, headers, 2000)  # Whatever is made on first use.
-    off = partial(serve, gateways.pop("off"), headers, count)
-    for name, gateway in gateways.items():
-        on = partial(serve, gateway, headers, count)
-        say(f"gateway, {name:>3} sampled: {paired(off, partial(sent, spans, on), pairs, count)}")
+    headers, gateway = CIMultiDictProxy(CIMultiDict(head)), one_gateway(key)
+
+    def turn(traces: RequestTraces | None) -> None:
+        switch(gateway, traces)
+        serve(gateway, headers, count)
+
+    turn(None)  # Whatever is made on first use.
+    for share in SHARES:
+        on = partial(sent, spans, partial(turn, RequestTraces(spans, share)))
+        say(f"gateway, {share:>3.0%} sampled: {paired(partial(turn, None), on, pairs, count)}")
 
 
-def measured_workers(spans: OtlpSpans, pairs: int, count: int) -> None:
+def measured_worker(spans: OtlpSpans, pairs: int, count: int) -> None:
     """The same for what a worker does about traces, and nothing else."""
     outcomes = [Outcome(f"r{number}", "", 1.0, 1, "v", "out") for number in range(BATCH)]
     for share in SHARES:
@@ -201,8 +208,8 @@ async def measure(port: str, pairs: int, count: int) -> None:
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)  # As a gateway has it.
     spans = OtlpSpans(f"http://127.0.0.1:{port}", "gateway", "g1")
-    measured_gateways(spans, pairs, count)
-    measured_workers(spans, pairs, count)
+    measured_gateway(spans, pairs, count)
+    measured_worker(spans, pairs, count)
     spans.close()
 
 

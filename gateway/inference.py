@@ -206,11 +206,9 @@ class Inference:
         dialect: Dialect,
     ) -> Answer:
         """The 200. Of those that were admitted together the last one's verdict tells what is left."""
-        lines = self.standing.lines(identity, waiters[-1].verdict)
+        lines, model = self.standing.lines(identity, waiters[-1].verdict), waiters[0].submission.model
         seconds = self.clock() - waiters[0].started
-        answer = dialect.write(
-            Served(replies, asked, waiters[0].submission.model, identity.tier, seconds * 1000, lines)
-        )
+        answer = dialect.write(Served(replies, asked, model, identity.tier, seconds * 1000, lines))
         self.ends.completed(dialect.endpoint, identity, waiters, replies, seconds)
         return answer
 
