@@ -39,6 +39,8 @@ def _demand(schema: Mapping[str, Any]) -> str:
     match schema:
         case {"type": "integer"}:
             return f"must be an integer from {schema['minimum']} to {schema['maximum']}"
+        case {"type": "number", "minimum": least, "maximum": most}:
+            return f"must be a number from {least:g} to {most:g}"
         case {"type": "boolean"}:
             return "must be true or false"
         case {"enum": choices}:

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings
 class TraceSettings(BaseSettings):
     """A part of `Settings`."""
 
-    traces_endpoint: str = ""
+    traces_endpoint: Annotated[str, Field(repr=False)] = ""  # Somebody may try to put a password into it.
     traces_sample: Annotated[float, Field(ge=0, le=1)] = 0.01
     traces_trust_callers: Literal["on", "off"] = "off"
 

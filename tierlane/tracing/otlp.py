@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from typing import Any
 
 import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -25,8 +26,10 @@ AT_A_TIME = 512
 EVERY_MS = 1000
 PATIENCE_S = 5.0
 """For one export with all its tries."""
-FLUSH_S = 2.0
-"""For what is left when the process ends."""
+FLUSH_S = 1.0
+"""For what is left when the process ends; `tierlane up` gives a role no more than 1.5 s in all."""
+LAST_TRY_S = 0.25
+"""The same, where the last export has failed."""
 
 log = structlog.get_logger("traces")
 
@@ -55,7 +58,8 @@ class OtlpSpans:
         self._clock = clock
         _keep_quiet()
         self._exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=PATIENCE_S)
-        self._processor = BatchSpanProcessor(Noted(self._exporter, endpoint), QUEUE, EVERY_MS, AT_A_TIME)
+        self._noted = Noted(self._exporter, log.bind(endpoint=endpoint, role=role, name=name))
+        self._processor = BatchSpanProcessor(self._noted, QUEUE, EVERY_MS, AT_A_TIME)
 
     def __call__(self, spans: Sequence[Span]) -> None:
         """As `Spans` says: it is a matter of microseconds. The wall clock is read here alone, for all of them."""
@@ -64,10 +68,10 @@ class OtlpSpans:
             self._processor.on_end(self._readable(span, began_ns))
 
     def close(self) -> None:
-        """Send what is left, for FLUSH_S at most; nothing is taken any more. The processor's own bound is 30 s."""
+        """Send what is left, within a bound; nothing is taken any more. The processor's own bound is 30 s."""
         flush = threading.Thread(target=self._processor.shutdown, name="traces-end", daemon=True)
         flush.start()
-        flush.join(FLUSH_S)
+        flush.join(FLUSH_S if self._noted.arriving else LAST_TRY_S)
         if flush.is_alive():
             self._exporter.shutdown()  # Which ends the tries that are under way.
 
@@ -91,21 +95,27 @@ class OtlpSpans:
 class Noted(SpanExporter):
     """An exporter whose first failure in a row is logged, and its end; it runs in the thread that exports."""
 
-    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+    def __init__(self, exporter: SpanExporter, log: Any) -> None:
+        """`log` says by itself whose spans they are: what is bound in another thread is not known in this one."""
         self._exporter = exporter
-        self._endpoint = endpoint
+        self._log = log
         self._lost = 0
+
+    @property
+    def arriving(self) -> bool:
+        """Whether the last export went well, as far as there was one."""
+        return not self._lost
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send these; they are lost where that is not possible."""
         result = self._exporter.export(spans)
         if result is SpanExportResult.SUCCESS:
             if self._lost:
-                log.info("traces arrive again", endpoint=self._endpoint, lost_spans=self._lost)
+                self._log.info("traces arrive again", lost_spans=self._lost)
             self._lost = 0
             return result
         if not self._lost:
-            log.warning("traces do not arrive", endpoint=self._endpoint)
+            self._log.warning("traces do not arrive")
         self._lost += len(spans)
         return result
 
