@@ -50,6 +50,4 @@ def _item(body: bytes, place: int, listen: Listen, deadline: float) -> Item | No
     except (ValueError, RecursionError):
         return None
     listener = listen(place, payload.stream) if payload.stream else None
-    return Item(
-        payload.input, payload.parameters, payload.task, listener, deadline, payload.priority, context_in(body)
-    )
+    return Item(payload.input, payload.parameters, payload.task, listener, deadline, payload.priority, context_in(body))

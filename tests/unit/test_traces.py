@@ -1,5 +1,6 @@
 """Trace contexts: which traceparents are read, and how they travel at the end of a stored body."""
 
+import msgspec
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -13,7 +14,8 @@ SPAN = "00f067aa0ba902b7"
 PAYLOADS = [
     Payload("tiny", "hello", {}),
     Payload("tiny", "é" * 70_000, {"seed": 1, "stop": ["a"]}, Task.CHAT, "gw 0123"),
-    Payload("tiny", "", {"traceparent": f"00-{TRACE}-{SPAN}-01"}, Task.EMBED, f"00-{TRACE}-{SPAN}-01"),
+    Payload("tiny", "", {"traceparent": f"00-{TRACE}-{SPAN}-01"}, Task.EMBED, "", 3),
+    Payload("tiny", f"00-{TRACE}-{SPAN}-01", {}, Task.COMPLETE, "gw 0123", 200),
 ]
 
 
@@ -93,15 +95,24 @@ def test_a_body_carries_a_context_without_being_another_payload(payload: Payload
     assert context_in(add_context(traced, second)) == second
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"\x95", b"\x96", b"junk", b"\x96" + b"\xd9\x37" + b"\xff" * 55, b"\x96" + b"x" * 90]
-)
+def test_a_body_of_another_version_carries_a_context_too() -> None:
+    """Rows of before and after an update are read by workers of both: one element more, whatever their number."""
+    older = msgspec.msgpack.encode(["tiny", "hello", {}, 0, ""])
+
+    traced = add_context(older, Context(TRACE, SPAN))
+
+    assert context_in(traced) == Context(TRACE, SPAN)
+    assert msgspec.msgpack.decode(traced)[:5] == msgspec.msgpack.decode(older)
+    assert len(msgspec.msgpack.decode(traced)) == 6
+
+
+@pytest.mark.parametrize("body", [b"", b"\x96", b"junk", b"\x97\xd9\x37" + b"\xff" * 55, b"\x97" + b"x" * 90])
 def test_a_body_that_is_no_payload_has_no_context(body: bytes) -> None:
     """What is damaged is found out by whoever decodes it, not here."""
     assert context_in(body) is None
 
 
-@pytest.mark.parametrize("body", [b"", b"junk", b"\x96" + b"x" * 90])
+@pytest.mark.parametrize("body", [b"", b"junk", b"\xc1", b"\x9f" + b"x" * 90])
 def test_a_body_that_is_no_payload_stays_what_it_is(body: bytes) -> None:
     """Nothing is added to what cannot be read."""
     assert add_context(body, Context(TRACE, SPAN)) == body
