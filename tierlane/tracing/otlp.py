@@ -57,8 +57,8 @@ class OtlpSpans:
         self._wall_ns = wall_ns
         self._clock = clock
         _keep_quiet()
-        self._exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=PATIENCE_S)
-        self._noted = Noted(self._exporter, log.bind(endpoint=endpoint, role=role, name=name))
+        exporter = OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=PATIENCE_S)
+        self._noted = Noted(exporter, log.bind(endpoint=endpoint, role=role, name=name))
         self._processor = BatchSpanProcessor(self._noted, QUEUE, EVERY_MS, AT_A_TIME)
 
     def __call__(self, spans: Sequence[Span]) -> None:
@@ -73,7 +73,7 @@ class OtlpSpans:
         flush.start()
         flush.join(FLUSH_S if self._noted.arriving else LAST_TRY_S)
         if flush.is_alive():
-            self._exporter.shutdown()  # Which ends the tries that are under way.
+            self._noted.shutdown()  # Which ends the tries that are under way.
 
     def _readable(self, span: Span, began_ns: int) -> ReadableSpan:
         """`began_ns`: the wall clock's time at 0 of the monotonic one."""
