@@ -65,10 +65,10 @@ LOCK_INPUT := pyproject.toml requirements/torch-needs.in requirements/build.in r
 
 lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.toml
 	$(PIP) install --quiet 'pip-tools>=7.5'
-	$(PIP_COMPILE) --extra local --extra hf --output-file requirements/lock.txt $(LOCK_INPUT)
-	$(PIP_COMPILE) --constraint requirements/lock.txt --output-file requirements/lock-edge.txt \
+	$(PIP_COMPILE) --extra local --extra hf --extra tracing --output-file requirements/lock.txt $(LOCK_INPUT)
+	$(PIP_COMPILE) --extra tracing --constraint requirements/lock.txt --output-file requirements/lock-edge.txt \
 		pyproject.toml requirements/build.in requirements/older-python.in
-	$(PIP_COMPILE) --extra local --extra hf --extra test --constraint requirements/lock.txt \
+	$(PIP_COMPILE) --extra local --extra hf --extra tracing --extra test --constraint requirements/lock.txt \
 		--output-file requirements/lock-test.txt $(LOCK_INPUT)
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew

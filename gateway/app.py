@@ -17,6 +17,7 @@ from gateway.identities import Tokens
 from gateway.internal import FindStored
 from gateway.me import FindUsage
 from gateway.parts import Parts
+from gateway.request_traces import RequestTraces
 from scheduler.connections import check_server
 from scheduler.errors import ErrorCode, RedisUnavailable
 
@@ -39,8 +40,9 @@ class Gateway(Parts):
         tokens: Tokens | None = None,
         *,
         connect: Connect | None = None,
+        traces: RequestTraces | None = None,
     ) -> None:
-        super().__init__(config, catalog, find_stored, find_usage, tokens, connect=connect)
+        super().__init__(config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces)
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.ServerRunner | None = None
         self._edge: EdgeServer | None = None
@@ -133,6 +135,7 @@ async def run_gateway(
     find_usage: FindUsage | None = None,
     tokens: Tokens | None = None,
     connect: Connect | None = None,
+    traces: RequestTraces | None = None,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `catalog` is running already and is stopped by the caller.
@@ -144,7 +147,7 @@ async def run_gateway(
     loop = asyncio.get_running_loop()
     for sign in SIGNALS:
         loop.add_signal_handler(sign, leave.set)
-    gateway = Gateway(config, catalog, find_stored, find_usage, tokens, connect=connect)
+    gateway = Gateway(config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces)
     try:
         await gateway.start()
         await _serve_until(gateway, leave, on_ready)

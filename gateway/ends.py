@@ -4,16 +4,67 @@ What is called here stands between an answer and its writing: it only adds, and 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from gateway.asking import Asking
 from gateway.catalog_view import IdentityView
 from gateway.meter import Meter
 from gateway.metrics.tally import ACCEPTED, UNKNOWN, Tally
 from gateway.our_fault import OUR_FAULT
-from gateway.request_log import RequestLog
 from gateway.waiters import Waiter
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.replies import Reply
+
+
+class Told(Protocol):
+    """Who is told each call's end, where that was asked for: the log, the traces."""
+
+    def completed(
+        self, endpoint: str, identity: IdentityView, waiter: Waiter, replies: Sequence[Reply], seconds: float, /
+    ) -> None: ...
+
+    def failed(
+        self,
+        endpoint: str,
+        request_id: str,
+        identity: IdentityView | None,
+        waiter: Waiter | None,
+        error: RequestError,
+        /,
+    ) -> None: ...
+
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter, /) -> None: ...
+
+
+class Both:
+    """Two who are told."""
+
+    def __init__(self, one: Told, other: Told) -> None:
+        self._two = one, other
+
+    def completed(
+        self, endpoint: str, identity: IdentityView, waiter: Waiter, replies: Sequence[Reply], seconds: float
+    ) -> None:
+        """As `Told` says."""
+        for each in self._two:
+            each.completed(endpoint, identity, waiter, replies, seconds)
+
+    def failed(
+        self, endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None, error: RequestError
+    ) -> None:
+        """As `Told` says."""
+        for each in self._two:
+            each.failed(endpoint, request_id, identity, waiter, error)
+
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter) -> None:
+        """As `Told` says."""
+        for each in self._two:
+            each.accepted(endpoint, request_id, identity, waiter)
+
+
+def told_to(one: Told | None, other: Told | None) -> Told | None:
+    """Those of the two that are there, as one: a call's end costs one look, whoever is told."""
+    return Both(one, other) if one is not None and other is not None else one or other
 
 
 class Ends:
@@ -21,7 +72,7 @@ class Ends:
 
     __slots__ = ("_log", "_meter", "_pool", "_tally")
 
-    def __init__(self, tally: Tally, log: RequestLog | None, pool: str, meter: Meter) -> None:
+    def __init__(self, tally: Tally, log: Told | None, pool: str, meter: Meter) -> None:
         self._tally = tally
         self._meter = meter
         self._log = log

@@ -125,7 +125,8 @@ class Exchange:
             member = Member(new_request_id() if place else call.request_id, call.headers, call.remote)
             own_key = None if key is None else member_key(key, place)
             one = payload.with_input(text)
-            waiter = inference.waiter(member, identity, one, own_key, started, future=_new_future())
+            first = together[0] if together else None
+            waiter = inference.waiter(member, identity, one, own_key, started, future=_new_future(), first=first)
             if key is not None:
                 waiter.submission.fingerprint = with_more(waiter.submission.fingerprint, str(count))
             waiter.together = together

@@ -1,7 +1,6 @@
 """The steps of `POST /v1/inference` and its like: who, what, may it, and what has become of it. No Redis call, task or timer.
 
-Two take them: the fast lane, which answers where the waiting ends (gateway/fast_lane.py), and the handler of all doors,
-which awaits it (gateway/exchange.py).
+Two take them: gateway/fast_lane.py, which answers where the waiting ends, and gateway/exchange.py, which awaits it.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from gateway.asking import Asking
 from gateway.catalog_view import IdentityView, ServedModels
 from gateway.dialect import INFERENCE, Dialect
 from gateway.doorman import Doorman
-from gateway.ends import Ends
+from gateway.ends import Ends, told_to
 from gateway.identities import Identities
 from gateway.inference_parts import InferenceParts
 from gateway.problem import wants_problem
@@ -24,7 +23,8 @@ from gateway.replays import stored_reply
 from gateway.same import let_share
 from gateway.service_tier import served_as
 from gateway.standing import Standing
-from gateway.submissions import build_submission, is_retry, trace_id
+from gateway.submissions import build_submission, is_retry
+from gateway.trace_headers import trace_id
 from gateway.verdicts import for_want_of_capacity
 from gateway.waiters import Ending, Outcome, Waiter
 from scheduler.admission import Verdict
@@ -47,7 +47,7 @@ class Inference:
         self.waiters = parts.waiters
         self.clock = parts.clock
         self.identify = self._doorman.identify
-        self.ends = Ends(parts.tally, parts.request_log, parts.config.pool, parts.meter)
+        self.ends = Ends(parts.tally, told_to(parts.request_log, parts.traces), parts.config.pool, parts.meter)
         self.doors = parts.doors
         self.faults = parts.faults
         self.max_body_bytes = parts.config.max_body_bytes
@@ -86,8 +86,9 @@ class Inference:
         *,
         future: "asyncio.Future[Outcome] | Ending",
         stream: bool = False,
+        first: Waiter | None = None,
     ) -> Waiter:
-        """What waits for the answer to this, not entered yet. `stream`: somebody reads along."""
+        """What waits for the answer to this, not entered yet. `stream`: somebody reads along. `first`: of its list."""
         parts = self._parts
         submission = build_submission(
             asking.request_id,
@@ -106,7 +107,8 @@ class Inference:
         if is_retry(asking.headers):
             parts.meter.retried(identity.tier)
             parts.tally.retried(identity.tier)
-        return Waiter(submission, started, future)
+        waiter = Waiter(submission, started, future)
+        return waiter if parts.traces is None else parts.traces.followed(waiter, asking.headers, first)
 
     def enter(self, waiter: Waiter) -> None:
         """Ask for admission of it and of all that are to enter together with it; whoever knows the outcome ends them.
@@ -204,9 +206,8 @@ class Inference:
         dialect: Dialect,
     ) -> Answer:
         """The 200. Of those that were admitted together the last one's verdict tells what is left."""
-        lines = self.standing.lines(identity, waiters[-1].verdict)
+        lines, model = self.standing.lines(identity, waiters[-1].verdict), waiters[0].submission.model
         seconds = self.clock() - waiters[0].started
-        model = waiters[0].submission.model
         answer = dialect.write(Served(replies, asked, model, identity.tier, seconds * 1000, lines))
         self.ends.completed(dialect.endpoint, identity, waiters, replies, seconds)
         return answer

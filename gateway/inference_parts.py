@@ -17,6 +17,7 @@ from gateway.meter import Meter
 from gateway.metrics.tally import Tally
 from gateway.replays import FetchResults
 from gateway.request_log import RequestLog
+from gateway.request_traces import RequestTraces
 from gateway.waiters import Waiters
 from scheduler.admission import Verdict
 from scheduler.errors import RequestError
@@ -49,4 +50,5 @@ class InferenceParts:
     model_version: Callable[[], str] = str  # The one that all healthy workers run; "" where that is not known.
     tally: Tally = field(default_factory=Tally)
     request_log: RequestLog | None = None
+    traces: RequestTraces | None = None
     clock: Callable[[], float] = time.monotonic

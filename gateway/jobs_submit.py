@@ -140,12 +140,14 @@ class Submit:
             raise invalid("callback_url", problem)
         payload = self._inference.payload(asked, INFERENCE)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        submission = self._inference.waiter(call, identity, payload, key, started, future=future).submission
+        waiter = self._inference.waiter(call, identity, payload, key, started, future=future)
+        submission = waiter.submission
         # Nobody stands and waits: the tier's patience is not a job's.
         submission.total_ms = submission.queue_ms = self._config.total_ms
         if url is not None and submission.idempotency:
             submission.fingerprint = with_more(submission.fingerprint, url)
-        return Waiter(submission, started, future)
+        waiter.deadline = started + submission.total_ms / 1000
+        return waiter
 
     async def _taken(self, call: Call, identity: IdentityView, job: Job) -> Answer:
         """The 202, or what the request's key has already. Raises RequestError for everything else."""

@@ -34,6 +34,7 @@ from gateway.pool_parts import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.predict import PLAIN, PREDICT
 from gateway.request_log import RequestLog
+from gateway.request_traces import RequestTraces
 from gateway.routes import Routes
 from gateway.snapshots import Snapshots
 from scheduler.history import History
@@ -63,6 +64,7 @@ class Parts(PoolParts):
         tokens: Tokens | None = None,
         *,
         connect: Connect | None = None,
+        traces: RequestTraces | None = None,
     ) -> None:
         self.doors = Doors()
         self.identities = Identities(catalog, tokens)
@@ -76,6 +78,7 @@ class Parts(PoolParts):
             faults=faults,
             tally=tally,
             request_log=RequestLog() if config.request_log else None,
+            traces=traces,
         )
         super().__init__(config, shared)
         self.pools = Pools(

@@ -34,6 +34,7 @@ from gateway.metrics.tally import Tally
 from gateway.redis_watch import RedisWatch, ping
 from gateway.refusals import Refusals
 from gateway.request_log import RequestLog
+from gateway.request_traces import RequestTraces
 from gateway.reruns import Reruns
 from gateway.subscriber import Subscriber
 from gateway.sweep import DeadlineSweep
@@ -59,6 +60,7 @@ class Shared:
     faults: Faults
     tally: Tally = field(default_factory=Tally)
     request_log: RequestLog | None = None
+    traces: RequestTraces | None = None
 
 
 class PoolParts:
@@ -208,6 +210,7 @@ class PoolParts:
             model_version=lambda: self.beat.model_version,
             tally=shared.tally,
             request_log=shared.request_log,
+            traces=shared.traces,
         )
         inference, limits, client = Inference(parts), self._limits_now, self._client
         return inference, Jobs(

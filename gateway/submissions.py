@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 
 from multidict import CIMultiDictProxy
 
@@ -18,7 +17,6 @@ NONCE_BYTES = 8
 DEFAULT_OUTPUT_TOKENS = 16
 MOST_OUTPUT_TOKENS = 2**31  # Larger wishes would only lose digits in a bucket that is kept as a float.
 _OUTPUT_FIELDS = ("max_tokens", "max_new_tokens")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Nonces:
@@ -102,15 +100,6 @@ def _output_tokens(payload: Payload) -> int:
         if type(wanted) is int:  # True is an int as well.
             return min(max(0, wanted), MOST_OUTPUT_TOKENS)
     return DEFAULT_OUTPUT_TOKENS
-
-
-def trace_id(headers: CIMultiDictProxy[str]) -> str:
-    """The trace id of a W3C `traceparent`, or "" where there is none that is valid."""
-    value = headers.get("traceparent")
-    found = _TRACEPARENT.fullmatch(value) if value else None
-    if found is None or set(found[1]) == {"0"} or found[0].startswith("ff"):
-        return ""
-    return found[1]
 
 
 def is_retry(headers: CIMultiDictProxy[str]) -> bool:

@@ -12,6 +12,7 @@ from scheduler.admission import Submission, Verdict
 from scheduler.errors import ErrorCode
 from scheduler.increments import Increment
 from scheduler.replies import Reply
+from scheduler.traces import Context
 
 Outcome = Reply | Verdict | ErrorCode
 """How waiting ends: with the stored reply, with admission's refusal, or with a code of the gateway's own."""
@@ -43,8 +44,21 @@ OUT_OF_ORDER_S = 0.25
 """A request whose body took its time is registered in its turn, but its deadline is a little later than its neighbours'."""
 
 
+class RequestTrace:
+    """The trace of one call that is sampled: its own span, and its caller's. `entered`: when Redis kept it."""
+
+    __slots__ = ("caller", "context", "entered")
+
+    def __init__(self, context: Context, caller: Context | None) -> None:
+        self.context = context
+        self.caller = caller
+        self.entered: float | None = None  # Monotonic seconds.
+
+
 class Waiter:
     """One waiting request. Times are monotonic seconds."""
+
+    trace: RequestTrace | None = None  # Of the class, and so free of cost: only TracedWaiter has one of its own.
 
     __slots__ = (
         "accepted",

@@ -15,6 +15,7 @@ import msgspec
 
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Task
+from scheduler.traces import Context
 
 
 class Listener(Protocol):
@@ -40,6 +41,7 @@ class Item:
     `until`: its deadline in seconds of `time.monotonic`. What is not done by then is of no use to anybody, and a batch
     that takes longer may be ended with its process. A backend that works in steps may end the item there, with TOO_LATE.
     `priority`: its tier's, 1 first, 0 where it is not known; the order in which batches come here obeys it already.
+    `trace`: the span that this run is, where its request is sampled; for a backend that asks others.
     """
 
     input: str
@@ -48,6 +50,7 @@ class Item:
     listener: Listener | None = None
     until: float = math.inf
     priority: int = 0
+    trace: Context | None = None
 
 
 class ItemResult(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from gpu_pool.batch_traces import BatchTrace, BatchTraces
 from gpu_pool.execution import Execution, NotStarted
 from gpu_pool.model_handle import ModelLost, RunRefused
 from gpu_pool.model_keeper import ModelKeeper
@@ -31,10 +32,13 @@ class NotTaken(TierlaneError):
 class DirectBatches:
     """Runs direct batches of all connections; at most MOST_WAITING wait for the model."""
 
-    def __init__(self, execution: Execution, keeper: ModelKeeper, draining: Callable[[], bool]) -> None:
+    def __init__(
+        self, execution: Execution, keeper: ModelKeeper, draining: Callable[[], bool], traces: BatchTraces
+    ) -> None:
         self._execution = execution
         self._keeper = keeper
         self._draining = draining
+        self._traces = traces
         self._waiting = 0
         self._works: set[asyncio.Task[list[Outcome]]] = set()
         self.in_flight = 0
@@ -93,7 +97,7 @@ class DirectBatches:
         Whoever calls this has counted them among those that wait.
         """
         try:
-            return await self._execution.run(requests, read_at, self._leave_line)
+            return await self._run(requests, read_at)
         except ModelHung:
             return _ended(requests, ErrorCode.GPU_TIMEOUT)
         except RunRefused as error:
@@ -117,8 +121,15 @@ class DirectBatches:
             outcomes += await self._attempt(part, read_at, losses)
         return outcomes
 
-    def _leave_line(self) -> bool:
+    async def _run(self, requests: Sequence[ClaimedRequest], read_at: float) -> list[Outcome]:
+        with self._traces.of("", requests, read_at) as trace:
+            outcomes = await self._execution.run(trace.requests, read_at, lambda: self._leave_line(trace), trace.over)
+            trace.ended(outcomes)
+            return outcomes
+
+    def _leave_line(self, trace: BatchTrace) -> bool:
         self._waiting -= 1
+        trace.begins()
         return True
 
     async def _model_back(self, requests: Sequence[ClaimedRequest], read_at: float) -> bool:

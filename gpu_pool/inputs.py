@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from gpu_pool.backend import Item, ItemResult, Listener
 from scheduler.errors import ErrorCode
 from scheduler.payload import decode_payload
+from scheduler.traced_body import context_in
 
 UNREADABLE = ItemResult("The stored request cannot be read.", 0, ErrorCode.INVALID_REQUEST)
 
@@ -49,4 +50,4 @@ def _item(body: bytes, place: int, listen: Listen, deadline: float) -> Item | No
     except (ValueError, RecursionError):
         return None
     listener = listen(place, payload.stream) if payload.stream else None
-    return Item(payload.input, payload.parameters, payload.task, listener, deadline, payload.priority)
+    return Item(payload.input, payload.parameters, payload.task, listener, deadline, payload.priority, context_in(body))

@@ -20,6 +20,7 @@ import structlog
 
 from gpu_pool.ahead import Ahead, Place
 from gpu_pool.batch_streams import BatchStreams
+from gpu_pool.batch_traces import BatchTrace, BatchTraces
 from gpu_pool.config import WorkerConfig
 from gpu_pool.execution import Execution, NotStarted
 from gpu_pool.lease import Lease
@@ -51,10 +52,13 @@ class BatchPipeline:
         execution: Execution,
         outgoing: Outgoing,
         sending: Callable[[], None],
+        *,
+        traces: BatchTraces,
     ) -> None:
         self._config = config
         self._outgoing = outgoing
         self._sending = sending
+        self._traces = traces
         self._batches = batches
         self._execution = execution
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,7 +87,7 @@ class BatchPipeline:
             streams = BatchStreams(batch.requests, self._outgoing)
             lease = Lease(self._batches, batch.batch_id, batch.token, self._config.renew_ms / 1000, streams)
             place = self._ahead.place(ahead=pressed)
-            self._start(self._serve(batch, lease, streams, place, asked_at), len(batch.requests))
+            self._start(self._traced(batch, lease, streams, place, asked_at), len(batch.requests))
 
     def drain(self) -> None:
         """Begin nothing more: what was claimed ahead is handed back."""
@@ -100,21 +104,30 @@ class BatchPipeline:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(
+    async def _traced(
         self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, asked_at: float
+    ) -> None:
+        with self._traces.of(batch.batch_id, batch.requests, asked_at) as trace:
+            await self._serve(batch._replace(requests=trace.requests), lease, streams, place, trace)
+
+    async def _serve(
+        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, trace: BatchTrace
     ) -> None:
         # Renewed from the claim on, so also while another batch or direct batches have the model. Not to claim meanwhile
         # would be no better: a stream of direct batches would shut the queue out. The wait is bounded: turns go by order
         # of coming, few batches wait, and the watchdog ends each.
-        give_up_at = asked_at + max(request.ms_left for request in batch.requests) / 1000
+        give_up_at = trace.began + max(request.ms_left for request in batch.requests) / 1000
         ending: Coroutine[Any, Any, None]
         try:
-            outcomes = await self._outcomes(batch, lease, streams, place, asked_at)
+            outcomes = await self._outcomes(batch, lease, streams, place, trace)
+            trace.ended(outcomes)
             failpoint("batch_ran")
             ending = self._finish(batch, lease, outcomes, give_up_at)
         except (ModelLost, ModelHung, RunRefused) as error:
             streams.lost()
-            ending = self._give_back(batch, lease, self._cause(error))
+            cause = self._cause(error)
+            trace.lost(cause)
+            ending = self._give_back(batch, lease, cause)
         except BaseException:
             lease.stop()  # A bug, or the end of the worker: the reaper finds the batch when its lease has run out.
             raise
@@ -123,15 +136,22 @@ class BatchPipeline:
         await self._settle(self._close(ending, lease))
 
     async def _outcomes(
-        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, asked_at: float
+        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, trace: BatchTrace
     ) -> list[Outcome]:
+        def over() -> None:
+            trace.over()
+            place.over()
+
         def begins() -> bool:
             place.begins(self._execution.service.predicted_ms(len(batch.requests)))
-            return not lease.lost
+            if lease.lost:
+                return False
+            trace.begins()
+            return True
 
         if not await place.granted:
             raise NotStarted("The worker is stopping.")
-        return await self._execution.run(batch.requests, asked_at, begins, place.over, streams)
+        return await self._execution.run(batch.requests, trace.began, begins, over, streams)
 
     def _cause(self, error: ModelLost | ModelHung | RunRefused) -> ErrorCode | None:
         """The cause to count against the batch; None where it is handed back uncounted."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 import structlog
 
 from gpu_pool.ahead import AHEAD_MS
+from gpu_pool.batch_traces import BatchTraces
 from gpu_pool.config import WorkerConfig
 from gpu_pool.direct_batches import DirectBatches
 from gpu_pool.direct_endpoint import DirectEndpoint
@@ -36,6 +37,7 @@ from scheduler.increments import IncrementChannel
 from scheduler.keys import Keys
 from scheduler.observation import WorkerBeat
 from scheduler.presence import Presence
+from scheduler.traces import Spans
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 
@@ -47,8 +49,8 @@ LAST_WORDS_S = 0.75
 log = structlog.get_logger()
 
 
-async def run_worker(config: WorkerConfig) -> int:
-    """Run one worker until SIGTERM or SIGINT; the exit code.
+async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
+    """Run one worker until SIGTERM or SIGINT; the exit code. `spans` is told of batches with sampled requests.
 
     Raises StartError for a backend that no restart can help: an unknown form, a module that is not there.
     """
@@ -57,7 +59,7 @@ async def run_worker(config: WorkerConfig) -> int:
     keys = Keys(config.pool)
     batches = Batches(commands, keys, lease_ms=config.lease_ms)
     ready, presence = ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
-    worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys))
+    worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys), spans=spans)
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, worker.drain)
@@ -78,6 +80,8 @@ class Worker:
         ready: ReadyBatches,
         presence: Presence,
         increments: IncrementChannel,
+        *,
+        spans: Spans | None = None,
     ) -> None:
         self._config = config
         self._batches = batches
@@ -94,12 +98,14 @@ class Worker:
         self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._state_changed)
         self._execution = Execution(config, self._keeper)
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
-        self._direct = DirectBatches(self._execution, self._keeper, self._takes_nothing)
+        traces = BatchTraces(spans, config.worker_id, config.pool)
+        self._direct = DirectBatches(self._execution, self._keeper, self._takes_nothing, traces)
         self._endpoint = DirectEndpoint(config, self._direct)
         beat_s = config.heartbeat_ms / 1000
         self._heartbeat = Heartbeat(presence, self._beat, beat_s, ready.hang_up, self._state_changed)
         self._outgoing = Outgoing(increments)
-        self._pipeline = BatchPipeline(config, batches, self._execution, self._outgoing, self._heartbeat.ride)
+        sending = self._heartbeat.ride
+        self._pipeline = BatchPipeline(config, batches, self._execution, self._outgoing, sending, traces=traces)
 
     def drain(self) -> None:
         """Take nothing new, and end when what runs is done."""

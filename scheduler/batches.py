@@ -42,7 +42,7 @@ class ClaimedBatch(NamedTuple):
 
     batch_id: str
     token: str
-    requests: list[ClaimedRequest]
+    requests: Sequence[ClaimedRequest]
 
 
 class Outcome(NamedTuple):

@@ -36,6 +36,8 @@ class StandIn:
     retry_after: str = "0.2"
     slow_s: float = 0.0
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    traced: list[str] = field(default_factory=list)
+    """The traceparent of each call, "" where it had none."""
     looks: int = 0
     """How often its models were asked for."""
     ended: int = 0
@@ -93,6 +95,7 @@ class StandIn:
         if not body.keys() & {"prompt", "messages", "input"}:
             return _error(400, "The input is missing.")
         self.calls.append((route, body))
+        self.traced.append(request.headers.get("traceparent", ""))
         self._at_once += 1
         self.most_at_once = max(self.most_at_once, self._at_once)
         try:

@@ -33,6 +33,7 @@ from tierlane.setting_texts import (
     flag,
     variable,
 )
+from tierlane.trace_texts import TRACES
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -166,7 +167,7 @@ def up(settings: "Settings") -> int:
 
 
 @verb(
-    flags=[*GATEWAY, *JOBS, *AUTOSCALE, *METRICS, *POOL_TIMES, "pool", "serve_pools", "data_dir", *LOGGING],
+    flags=[*GATEWAY, *JOBS, *AUTOSCALE, *METRICS, *TRACES, *POOL_TIMES, "pool", "serve_pools", "data_dir", *LOGGING],
     required=("redis_url", "database_url", "service_token"),
 )
 def gateway(settings: "Settings") -> int:
@@ -186,7 +187,7 @@ def scheduler(settings: "Settings") -> int:
     return run(settings)
 
 
-@verb(flags=[*WORKER, *ENDPOINT, *POOL_TIMES, "pool", *LOGGING], required=("redis_url",))
+@verb(flags=[*WORKER, *ENDPOINT, *POOL_TIMES, "traces_endpoint", "pool", *LOGGING], required=("redis_url",))
 def worker(settings: "Settings") -> int:
     """Run one worker, with its model process."""
     from tierlane.roles.worker import run

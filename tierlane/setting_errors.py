@@ -37,8 +37,8 @@ def unknown_name(name: str, similar: Sequence[str]) -> str:
 def _demand(schema: Mapping[str, Any]) -> str:
     schema = schema.get("anyOf", [schema])[0]  # An optional setting is written as "this type or null".
     match schema:
-        case {"type": "integer"}:
-            return f"must be an integer from {schema['minimum']} to {schema['maximum']}"
+        case {"type": "integer" | "number" as kind, "minimum": least, "maximum": most}:
+            return f"must be {'an' if kind == 'integer' else 'a'} {kind} from {least} to {most}"
         case {"type": "boolean"}:
             return "must be true or false"
         case {"enum": choices}:

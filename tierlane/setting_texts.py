@@ -1,13 +1,13 @@
 """What every setting means: its default as shown to people, its unit and the trade-off, grouped by who reads it.
 
-Only the standard library is used, because `--help` is built from these texts and must not wait for the imports that
-validation needs. `tierlane.settings` holds the types and ranges; a test keeps the two in step.
+Only the standard library is used, since `--help` is built from these. `tierlane.settings` has the types and ranges.
 """
 
 from tierlane.endpoint_texts import ENDPOINT
 from tierlane.metrics_texts import METRICS
 from tierlane.scale_texts import AUTOSCALE
 from tierlane.setting_text import Text, number
+from tierlane.trace_texts import TRACES
 
 PREFIX = "TIERLANE_"
 CONFIG_VARIABLE = "TIERLANE_CONFIG"
@@ -239,6 +239,7 @@ SECTIONS: dict[str, dict[str, Text]] = {
     "Asynchronous jobs (gateway)": JOBS,
     "Autoscaling (gateway, `tierlane up`)": AUTOSCALE,
     "Metrics and log lines (gateway)": METRICS,
+    "Traces (gateway, worker)": TRACES,
     "Scheduler": SCHEDULER,
     "Worker": WORKER,
     "Endpoint of `openai:URL` (worker)": ENDPOINT,

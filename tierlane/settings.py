@@ -22,6 +22,7 @@ from tierlane.scale_settings import ScaleSettings
 from tierlane.setting_errors import SettingsError, first_error, unknown_name
 from tierlane.setting_texts import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
 from tierlane.stack_settings import StackSettings
+from tierlane.trace_settings import TraceSettings
 
 # Variables that belong to the tools, not to a role; they read them by themselves.
 FOREIGN_PREFIXES = (
@@ -55,7 +56,7 @@ ORDERED = (
 )
 
 
-class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings):
+class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, TraceSettings):
     """All settings; a role uses those of its section. An empty URL or token means that it is not set."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)

@@ -81,6 +81,11 @@ def body_of(
     return body
 
 
+def traceparent_of(items: Sequence[Item]) -> str:
+    """The `traceparent` of a call for these items: that of the first which is sampled; "" where none is."""
+    return next((item.trace.traceparent() for item in items if item.trace is not None), "")
+
+
 def _inputs(items: Sequence[Item]) -> str | list[str]:
     return items[0].input if len(items) == 1 else [item.input for item in items]
 

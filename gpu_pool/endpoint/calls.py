@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpu_pool.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.endpoint.answers import read_answer
-from gpu_pool.endpoint.bodies import ROUTES, body_of
+from gpu_pool.endpoint.bodies import ROUTES, body_of, traceparent_of
 from gpu_pool.endpoint.growing import EventLines, Growing
 from gpu_pool.endpoint.habits import Habits
 from gpu_pool.endpoint.priority import refuses_priority
@@ -104,7 +104,7 @@ class Calls:
 
     async def _posted(self, items: Sequence[Item], left_s: float, *, ordered: bool) -> Reply:
         body = body_of(self._line.model(), items, priority=ordered)
-        return await self._line.transport.post(ROUTES[items[0].task], body, left_s)
+        return await self._line.transport.post(ROUTES[items[0].task], body, left_s, traceparent_of(items))
 
     def _read(self, reply: Reply, items: Sequence[Item]) -> list[End]:
         if reply.status == 200:
@@ -135,7 +135,9 @@ class Calls:
         try:
             async with asyncio.timeout(self._line.transport.patience_s(left_s)) as limit:
                 self._streams[id(item)] = item, limit
-                async with self._line.transport.begun(ROUTES[item.task], body, left_s) as opened:
+                async with self._line.transport.begun(
+                    ROUTES[item.task], body, left_s, traceparent_of([item])
+                ) as opened:
                     return await self._hear(opened, item, growing, ordered=ordered)
         except TimeoutError:
             return growing.result() if _gone(item) else TOO_SLOW

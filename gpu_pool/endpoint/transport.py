@@ -107,17 +107,22 @@ class Transport:
         async with self._limited(within_s), self._begun("GET", url, None, within_s) as opened:
             return await opened.whole()
 
-    async def post(self, route: str, body: Mapping[str, Any], within_s: float) -> Reply:
+    async def post(self, route: str, body: Mapping[str, Any], within_s: float, traceparent: str = "") -> Reply:
         """A whole answer. Raises NoAnswer, BrokenOff, TooSlow; InvalidOutput for one that is too large."""
-        async with self._limited(within_s), self.begun(route, body, within_s) as opened:
+        async with self._limited(within_s), self.begun(route, body, within_s, traceparent) as opened:
             return await opened.whole()
 
     @asynccontextmanager
-    async def begun(self, route: str, body: Mapping[str, Any], within_s: float) -> AsyncIterator[Opened]:
+    async def begun(
+        self, route: str, body: Mapping[str, Any], within_s: float, traceparent: str = ""
+    ) -> AsyncIterator[Opened]:
         """An answer whose body the caller reads; what is left of it when the block ends is not wanted, and the server
         is hung up on. Raises NoAnswer, TooSlow. How long the body may take is the caller's matter.
+        `traceparent`: the span that asks, "" where nobody traces it.
         """
-        async with self._begun("POST", self._base + route, msgspec.json.encode(body), within_s) as opened:
+        headers = {"traceparent": traceparent} if traceparent else None
+        sent = msgspec.json.encode(body)
+        async with self._begun("POST", self._base + route, sent, within_s, headers) as opened:
             yield opened
 
     def patience_s(self, within_s: float) -> float:
@@ -133,21 +138,25 @@ class Transport:
             raise TooSlow("The endpoint did not end its answer in time.") from None
 
     @asynccontextmanager
-    async def _begun(self, method: str, url: str, body: bytes | None, within_s: float) -> AsyncIterator[Opened]:
-        response = await self._head(method, url, body, within_s)
+    async def _begun(
+        self, method: str, url: str, body: bytes | None, within_s: float, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Opened]:
+        response = await self._head(method, url, body, within_s, headers)
         try:
             yield Opened(response)
         finally:
             response.close()  # Where all was read, the connection is back in the pool already.
 
-    async def _head(self, method: str, url: str, body: bytes | None, within_s: float) -> aiohttp.ClientResponse:
+    async def _head(
+        self, method: str, url: str, body: bytes | None, within_s: float, headers: Mapping[str, str] | None
+    ) -> aiohttp.ClientResponse:
         if self._session is None:
             raise RuntimeError("the transport is used before open(); this is a bug")
         first_s = min(within_s, self._access.first_byte_ms / 1000 or within_s)
         try:
             async with asyncio.timeout(first_s):
                 # A redirect would take the key to wherever it points.
-                return await self._session.request(method, url, data=body, allow_redirects=False)
+                return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NoAnswer(f"The endpoint cannot be reached: {type(error).__name__}.", sent=False) from None
         except (aiohttp.ClientError, ConnectionError) as error:

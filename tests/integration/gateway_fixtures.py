@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.endless import end_all
+from gateway.request_traces import RequestTraces
 from ledger.api_key import NewKey, mint, verify
 from ledger.postgres import Connection, closing, connect
 from ledger.requests import RequestRow
@@ -238,6 +239,7 @@ async def running_stack(
     doors: Mapping[str, str] = {},
     catalog: LiteralCatalog | None = None,
     database_url: str = "",
+    traces: RequestTraces | None = None,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
     """A ready gateway; `changes` go into its configuration, `doors` are workers with a direct endpoint.
@@ -266,7 +268,7 @@ async def running_stack(
         return stored.get(request_id)
 
     desk = partial(connected, database_url) if database_url else None
-    gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored, connect=desk)
+    gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored, connect=desk, traces=traces)
     await gateway.start()
     tasks = [asyncio.create_task(hands.run())] if worker else []
     try:

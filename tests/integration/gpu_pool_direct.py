@@ -30,6 +30,7 @@ from scheduler.increments import IncrementChannel
 from scheduler.keys import Keys
 from scheduler.payload import Payload, encode_payload
 from scheduler.presence import Presence
+from scheduler.traces import Spans
 
 TOKEN = "the token of this service"
 
@@ -42,14 +43,16 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
     started: list[tuple[Worker, asyncio.Task[int]]] = []
     clients = []
 
-    async def start(backend: str = "simulated:20", *, loads: bool = True, **changes: Any) -> Worker:
+    async def start(
+        backend: str = "simulated:20", *, loads: bool = True, spans: Spans | None = None, **changes: Any
+    ) -> Worker:
         values = {"redis_url": f"unix://{tmp_path}/nobody", "worker_id": "w1", "service_token": TOKEN} | changes
         config = WorkerConfig(backend=backend, **values)
         commands, blocking, keys = command_client(config.redis_url), blocking_client(config.redis_url), Keys()
         clients.extend([commands, blocking])
         ready = ReadyBatches(blocking, keys, BLOCK_S)
         batches, presence = Batches(commands, keys), Presence(commands, keys)
-        worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys))
+        worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys), spans=spans)
         running = asyncio.create_task(worker.run())
         await eventually(lambda: running.done() or worker._keeper.ready.is_set() or not loads, "the model loads", 30.0)
         if running.done():

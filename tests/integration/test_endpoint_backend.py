@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from gpu_pool.endpoint.endpoint import Endpoint
 from gpu_pool.endpoint_backend import EndpointBackend
 from integration.endpoint_scene import Reader, answers, chat, codes, items, outputs, stand_in
 from scheduler.payload import Task
+from scheduler.traces import Context
 from scheduler.vectors import read_vector
 
 __all__ = ["stand_in"]
@@ -28,6 +30,17 @@ async def test_texts_are_one_call_and_their_tokens_are_shared_out(stand_in: Stan
 
     assert found == [ItemResult("cba", 8, "", 4, "length"), ItemResult("ed", 6, "", 3, "length")]
     assert stand_in.asked("completions") == [{"model": MODEL, "max_tokens": 4, "prompt": ["abc", "de"]}]
+
+
+async def test_only_sampled_texts_tell_the_server_of_their_trace(stand_in: StandIn) -> None:
+    """The call says whose run it is, of several the first one's; without one it has no header."""
+    one, other = Context("a" * 32, "b" * 16), Context("c" * 32, "d" * 16)
+    plain, *traced = items("ab", "cd", "ef")
+    traced = [replace(item, trace=trace) for item, trace in zip(traced, (one, other), strict=True)]
+
+    await answers(stand_in, [plain], [plain, *traced], [replace(chat("hi"), trace=other, listener=Reader())])
+
+    assert stand_in.traced[-3:] == ["", one.traceparent(), other.traceparent()]
 
 
 async def test_a_mixed_batch_has_each_task_done(stand_in: StandIn) -> None:

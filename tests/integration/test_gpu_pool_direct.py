@@ -14,6 +14,9 @@ from integration.gpu_pool_direct import DirectClient, StartHere, item, start_her
 from integration.gpu_pool_fixtures import batch, faulty_models, replies
 from pool import Pool
 from scheduler.direct import DirectBatch, DirectBusy, DirectResults
+from scheduler.payload import Payload, encode_payload
+from scheduler.traced_body import add_context
+from scheduler.traces import Context, Span
 
 __all__ = ["faulty_models", "start_here"]
 
@@ -38,6 +41,27 @@ async def test_a_batch_is_answered_without_redis(start_here: StartHere) -> None:
         assert told(outcomes) == {"one two": "owt eno", "three": "eerht"}
         assert (outcomes["one two"].tokens_used, outcomes["one two"].model_version) == (2, "simulated-20ms")
         assert outcomes["three"].gpu_ms >= 20
+
+
+async def test_a_direct_batch_is_traced_like_any_other(start_here: StartHere, faulty_models: Path) -> None:
+    """A batch with its run under the sampled request; one whose model died is told as that, and its parts once more."""
+    spans: list[Span] = []
+    client = await DirectClient.welcomed(await start_here("faulty_models:dies_on_bad", spans=spans.extend))
+    good, bad = Context("a" * 32, "b" * 16), Context("c" * 32, "d" * 16)
+
+    await client.outcomes(item("plain"), item("a1", body=traced("a1", good)))
+    await client.outcomes(item("bad", body=traced("bad", bad)), item("b2"))
+
+    first, run, *lost = spans
+    assert [(span.name, span.failed) for span in (first, run)] == [("batch", False), ("infer", False)]
+    assert (first.parent, first.links, run.parent) == (good, [good], first.context)
+    assert first.attributes["tierlane.batch_size"] == 2
+    assert {span.context.trace_id for span in lost} == {bad.trace_id}
+    assert [span.failed for span in lost if span.name == "batch"] == [True] * 3
+
+
+def traced(text: str, context: Context) -> bytes:
+    return add_context(encode_payload(Payload("m", text, {})), context)
 
 
 async def test_one_bad_item_never_costs_its_neighbours(start_here: StartHere, faulty_models: Path) -> None:

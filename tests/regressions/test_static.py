@@ -18,6 +18,7 @@ WALL_CLOCK = {
     "gateway/judging.py": "what a person is shown: the time of the look, and the age of the audit",
     "gpu_pool/endpoint/calls.py": "a Retry-After that is a date, as the endpoint wrote it; what it asks for is bounded",
     "tierlane/check/system.py": "the clocks of Redis and PostgreSQL beside ours, whose difference is what is asked",
+    "tierlane/tracing/otlp.py": "when a span began, for people; laid behind this process's own monotonic times",
     "tierlane/bench/conduct.py": "when a measurement began, for its report",
 }
 

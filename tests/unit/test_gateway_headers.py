@@ -9,7 +9,7 @@ from gateway.answer import Answer
 from gateway.bearer import bearer_token, check_service_token
 from gateway.effective import Effective, Left
 from gateway.rate_headers import go_duration, rate_headers
-from gateway.submissions import trace_id
+from gateway.trace_headers import trace_id
 from scheduler.errors import ErrorCode, RequestError
 
 

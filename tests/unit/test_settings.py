@@ -70,6 +70,13 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
             "key.pem",
             "TIERLANE_ENDPOINT_CERT_FILE: must be set where TIERLANE_ENDPOINT_KEY_FILE is",
         ),
+        (
+            "TIERLANE_TRACES_ENDPOINT",
+            "collector:4317",
+            "TIERLANE_TRACES_ENDPOINT: must begin with http:// or https:// and name a host",
+        ),
+        ("TIERLANE_TRACES_SAMPLE", "1.5", "TIERLANE_TRACES_SAMPLE: must be a number from 0 to 1, got '1.5'"),
+        ("TIERLANE_TRACES_TRUST_CALLERS", "yes", "TIERLANE_TRACES_TRUST_CALLERS: must be one of on, off, got 'yes'"),
         ("TIERLANE_PROT", "1", "TIERLANE_PROT: is not a setting of Tierlane; did you mean TIERLANE_PORT?"),
         ("TIERLANE_XYZZY_PLUGH", "1", "TIERLANE_XYZZY_PLUGH: is not a setting of Tierlane"),
         ("TIERLANE_CONFIG", "absent.toml", "TIERLANE_CONFIG: cannot read absent.toml: No such file or directory"),
@@ -92,6 +99,8 @@ def test_a_bad_variable_is_one_line(monkeypatch: pytest.MonkeyPatch, name: str, 
         ("TIERLANE_DATABASE_URL", "postgresql://user:hunter2@host/db"),
         ("TIERLANE_SERVICE_TOKEN", "hunter2"),
         ("TIERLANE_ENDPOINT_API_KEY", "hunter2 hunter2"),
+        ("TIERLANE_TRACES_ENDPOINT", "http://user:hunter2@collector:4318"),
+        ("TIERLANE_TRACES_ENDPOINT", "http://collector:4318?key=hunter2"),
     ],
 )
 def test_a_bad_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:

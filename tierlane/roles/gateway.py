@@ -16,13 +16,16 @@ from gateway.app import run_gateway
 from gateway.config import GatewayConfig
 from gateway.identities import Tokens
 from gateway.jobs_config import JobConfig
+from gateway.request_traces import RequestTraces
 from ledger.catalog import Catalog
 from ledger.postgres import Connection, closing, connect
 from ledger.requests import RequestRow, find_request
 from ledger.usage import Usage, find_usage
+from scheduler.traces import Spans
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.process import run_role
 from tierlane.roles.start_checks import check_database
+from tierlane.tracing.session import spans_of
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -46,7 +49,7 @@ def run(settings: "Settings") -> int:
     """Run until SIGTERM; returns the exit code."""
     name = f"{socket.gethostname()}-{os.getpid()}"
     configure_logs(settings.log_format, settings.log_level, "gateway", name)
-    return run_role(lambda: _serve(settings))
+    return run_role(lambda: _serve(settings, name))
 
 
 def gateway_config(settings: "Settings") -> GatewayConfig:
@@ -106,26 +109,35 @@ def raise_file_limit(wanted: int) -> None:
         log.warning("few_files", allowed=allowed, wanted=wanted + SPARE_FILES)
 
 
-async def _serve(settings: "Settings") -> int:
+async def _serve(settings: "Settings", name: str) -> int:
     raise_file_limit(settings.max_connections)
     await check_database(settings.database_url)
     catalog = Catalog(settings.database_url)
-    await catalog.start()
-    gc.collect()
-    gc.freeze()  # What is here stays: looking it over again would stop every answer for 40 ms now and then.
-    gc.set_threshold(*COLLECT_AFTER)
-    try:
-        await run_gateway(
-            gateway_config(settings),
-            catalog,
-            find_stored=functools.partial(_find, settings),
-            find_usage=functools.partial(_usage, settings),
-            tokens=tokens_of(settings, catalog),
-            connect=functools.partial(_desk, settings),
-        )
-    finally:
-        await catalog.stop()
+    with spans_of(settings, "gateway", name) as spans:
+        await catalog.start()
+        gc.collect()
+        gc.freeze()  # What is here stays: looking it over again would stop every answer for 40 ms now and then.
+        gc.set_threshold(*COLLECT_AFTER)
+        try:
+            await run_gateway(
+                gateway_config(settings),
+                catalog,
+                find_stored=functools.partial(_find, settings),
+                find_usage=functools.partial(_usage, settings),
+                tokens=tokens_of(settings, catalog),
+                connect=functools.partial(_desk, settings),
+                traces=traces_of(settings, spans),
+            )
+        finally:
+            await catalog.stop()
     return 0
+
+
+def traces_of(settings: "Settings", spans: Spans | None) -> RequestTraces | None:
+    """Who samples; None where nobody wants spans."""
+    if spans is None:
+        return None
+    return RequestTraces(spans, settings.traces_sample, trust_callers=settings.traces_trust_callers == "on")
 
 
 async def _find(settings: "Settings", request_id: str) -> RequestRow | None:

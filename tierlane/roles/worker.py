@@ -12,6 +12,7 @@ from tierlane.roles.log_output import configure_logs
 from tierlane.roles.process import run_role
 from tierlane.roles.start_checks import check_redis
 from tierlane.torch_threads import default_torch_threads
+from tierlane.tracing.session import spans_of
 
 if TYPE_CHECKING:
     from tierlane.settings import Settings
@@ -42,12 +43,13 @@ def run(settings: "Settings") -> int:
         service_token=settings.service_token.get_secret_value(),
         endpoint=Access(**settings.endpoint_values),
     )
-    return run_role(lambda: _serve(config))
+    return run_role(lambda: _serve(config, settings))
 
 
-async def _serve(config: WorkerConfig) -> int:
+async def _serve(config: WorkerConfig, settings: "Settings") -> int:
     await check_redis(config.redis_url)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(RARELY)
-    return await run_worker(config)
+    with spans_of(settings, "worker", config.worker_id) as spans:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(RARELY)
+        return await run_worker(config, spans)

@@ -1,0 +1,231 @@
+"""What traces cost a gateway and a worker in CPU: off, at 1 % and at 10 %, in pairs of turns side by side.
+
+A gateway's own path (fast lane, admission's verdict, reply, answer) runs here without sockets and without Redis, so that
+little else is measured; a turn with traces ends when all of them are encoded and sent, and its collector is another process. A
+noisy machine disturbs neighbouring turns alike, so each is compared with the one beside it: the median pair is told, and
+what lies between the quickest turns of both kinds, since other work on the machine only ever makes a turn slower.
+"""
+# ruff: noqa: INP001, SLF001 - a folder of scripts, not a package; and an experiment on the inside of the gateway
+
+import argparse
+import asyncio
+import gc
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import cast
+
+from multidict import CIMultiDict, CIMultiDictProxy
+from rich.console import Console
+
+from gateway.answer import Answer
+from gateway.app import Gateway
+from gateway.config import GatewayConfig
+from gateway.fast_lane import Ride
+from gateway.request_traces import RequestTraces
+from gpu_pool.batch_traces import BatchTraces
+from ledger.api_key import NewKey, mint, verify
+from ledger.snapshot import Identity, Key, Model, Snapshot, Tier
+from scheduler.admission import Verdict
+from scheduler.batches import ClaimedRequest, Outcome
+from scheduler.payload import Payload, encode_payload
+from scheduler.replies import Reply
+from scheduler.states import Admission
+from scheduler.traced_body import add_context
+from scheduler.traces import Context, new_span_id, new_trace_id
+from tierlane.roles.gateway import COLLECT_AFTER
+from tierlane.tracing.otlp import OtlpSpans
+
+BODY = b'{"input": "Once upon a time there was a gateway"}'
+BATCH = 32
+SHARES = (0.0, 0.01, 0.1)
+"""0: with all of the machinery, and nobody sampled."""
+COLLECTOR = """
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Door(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
+    def log_message(self, *_): pass
+server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+
+say = Console(highlight=False, width=120).print
+
+
+class OneCustomer:
+    """A catalog of one tier, one model and one key."""
+
+    fresh = True
+    problem: str | None = None
+
+    def __init__(self, key: NewKey) -> None:
+        tier = Tier("paid", 1, 0.1, 1e6, 1e6, 10**6, None, 10**6, 2000, None, None)
+        identity = Identity(key.id, "customer-1", "one", "paid", 1e6, 1e6, 10**6, None, 2000)
+        model = Model("tiny", "default", 32, None, 40, 3000, 1e6, 0.8, 0, enabled=True, cache_scope="customer")
+        row = Key(identity, key.secret_hash, float("inf"), False, False)  # noqa: FBT003 - neither revoked nor suspended
+        self.snapshot: Snapshot | None = Snapshot(1, (tier,), {}, {key.id: row}, {"tiny": model}, ())
+
+    def age_s(self) -> float:
+        """Of now."""
+        return 0.0
+
+    def identify(self, presented: str, wall_now: float) -> Identity:
+        """Verified as in production. Raises RequestError."""
+        return verify(presented, cast("Snapshot", self.snapshot), wall_now, fresh=True)
+
+
+class Client:
+    """A connection that throws its answers away."""
+
+    remote = "127.0.0.1"
+    answered = 0
+
+    def arrive(self, answer: Answer) -> None:
+        """As a connection, up to the socket."""
+        self.answered += len(answer.head("") + answer.body) > 0
+
+    def fault(self, error: Exception, request_id: str, *, problem: bool) -> Answer:
+        """Nothing may go wrong here."""
+        raise RuntimeError(f"{request_id} failed ({problem=})") from error
+
+
+def one_gateway(key: NewKey) -> Gateway:
+    """Which believes that there are workers."""
+    gateway = Gateway(
+        GatewayConfig(gateway_id="g1", redis_url="unix:///nowhere", service_token="x" * 16), OneCustomer(key)
+    )
+    gateway.limits.no_gpu = lambda _: False  # type: ignore[method-assign]
+    return gateway
+
+
+def switch(gateway: Gateway, traces: RequestTraces | None) -> None:
+    """The same gateway with traces, or without: two of them would differ by where they lie in memory."""
+    object.__setattr__(gateway.inference._parts, "traces", traces)
+    gateway.inference.ends._log = traces
+
+
+def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
+    """So many requests, one after another, in batches of one."""
+    client, verdict = Client(), Verdict(Admission.ACCEPTED, 1e6, 0, 0, 1)
+    for _ in range(count):
+        ride = Ride(gateway._lane, client, headers)
+        ride.begin(BODY)
+        waiter = gateway.admitter._pending.popleft()
+        gateway.admitter._judged(waiter, verdict)
+        s = waiter.submission
+        answer = Reply(s.id, s.customer_id, s.nonce, "completed", "", 1, 1.0, "b1", 32, "w1", 50.0, 9, "v", "output")
+        gateway.waiters.resolve(answer)
+    if client.answered != count:
+        raise RuntimeError(f"{client.answered} of {count} were answered")
+
+
+def run(traces: BatchTraces, batches: Sequence[Sequence[ClaimedRequest]], outcomes: Sequence[Outcome]) -> None:
+    """What a worker does about traces for these batches."""
+    for requests in batches:
+        with traces.of("b1", requests, 1.0) as trace:
+            trace.begins()
+            trace.over()
+            trace.ended(outcomes)
+
+
+def claimed(share: float, count: int) -> list[list[ClaimedRequest]]:
+    """Batches of which every so many member is sampled."""
+    plain, every = encode_payload(Payload("tiny", "hello", {})), round(1 / share) if share else 0
+
+    def body(number: int) -> bytes:
+        if not every or number % every:
+            return plain
+        return add_context(plain, Context(new_trace_id(), new_span_id()))
+
+    numbers = [range(first, first + BATCH) for first in range(0, count, BATCH)]
+    return [[ClaimedRequest(f"r{number}", 1000, 1, body(number)) for number in each] for each in numbers]
+
+
+def sent(spans: OtlpSpans, work: Callable[[], None]) -> None:
+    """The work, and the export of what it told."""
+    work()
+    spans._processor.force_flush()
+
+
+def microseconds(work: Callable[[], None], count: int) -> float:
+    """CPU of the whole process, its threads included, for each of so many requests."""
+    began = time.process_time()
+    work()
+    return (time.process_time() - began) / count * 1e6
+
+
+def paired(off: Callable[[], None], on: Callable[[], None], pairs: int, count: int) -> str:
+    """What comes on top, in words; who goes first changes from pair to pair."""
+    base: list[float] = []
+    more: list[float] = []
+    for turn in range(pairs):
+        first, second = (off, on) if turn % 2 else (on, off)
+        one, other = microseconds(first, count), microseconds(second, count)
+        without, with_ = (one, other) if turn % 2 else (other, one)
+        base.append(without)
+        more.append(with_ - without)
+    quickest = min(one + other for one, other in zip(base, more, strict=True)) - min(base)
+    return (
+        f"{median(base):5.2f} us a request, {median(more):+5.2f} by the median pair, {quickest:+5.2f} by the quickest"
+    )
+
+
+def measured_gateway(spans: OtlpSpans, pairs: int, count: int) -> None:
+    """Say a line for each share."""
+    key = mint()
+    head = {"Authorization": f"Bearer {key.text}", "Content-Type": "application/json"}
+    headers, gateway = CIMultiDictProxy(CIMultiDict(head)), one_gateway(key)
+
+    def turn(traces: RequestTraces | None) -> None:
+        switch(gateway, traces)
+        serve(gateway, headers, count)
+
+    turn(None)  # Whatever is made on first use.
+    for share in SHARES:
+        on = partial(sent, spans, partial(turn, RequestTraces(spans, share)))
+        say(f"gateway, {share:>3.0%} sampled: {paired(partial(turn, None), on, pairs, count)}")
+
+
+def measured_worker(spans: OtlpSpans, pairs: int, count: int) -> None:
+    """The same for what a worker does about traces, and nothing else."""
+    outcomes = [Outcome(f"r{number}", "", 1.0, 1, "v", "out") for number in range(BATCH)]
+    for share in SHARES:
+        batches = claimed(share, count)
+        off, on = (partial(run, BatchTraces(each, "w1", "default"), batches, outcomes) for each in (None, spans))
+        say(f"worker,  {share:>3.0%} sampled: {paired(off, partial(sent, spans, on), pairs, count)}")
+
+
+async def measure(port: str, pairs: int, count: int) -> None:
+    """Within a loop, since a gateway's parts are made in one."""
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)  # As a gateway has it.
+    spans = OtlpSpans(f"http://127.0.0.1:{port}", "gateway", "g1")
+    measured_gateway(spans, pairs, count)
+    measured_worker(spans, pairs, count)
+    spans.close()
+
+
+def main() -> None:
+    """Measure as asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--requests", type=int, default=10_000, help="in each turn")
+    asked = parser.parse_args()
+    with subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True) as collector:
+        try:
+            port = (collector.stdout or sys.stdin).readline().strip()
+            asyncio.run(measure(port, asked.pairs, asked.requests))
+        finally:
+            collector.terminate()
+
+
+if __name__ == "__main__":
+    main()

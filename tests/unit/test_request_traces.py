@@ -1,0 +1,215 @@
+"""Who is sampled, and which spans a call leaves by how it ended."""
+
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.ends import Both, told_to
+from gateway.request_log import RequestLog
+from gateway.request_traces import RequestTraces
+from gateway.waiters import Waiter
+from integration.gateway_fixtures import LiteralCatalog
+from metrics_figures import reply
+from scheduler.admission import Submission, Verdict
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.payload import Payload, encode_payload
+from scheduler.replies import Reply
+from scheduler.states import Admission
+from scheduler.traced_body import context_in
+from scheduler.traces import Kind, Span
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SPAN = "00f067aa0ba902b7"
+BODY = encode_payload(Payload("tiny", "canary-5d1f", {}))
+
+
+class Ending:
+    """What a waiter is given for its future."""
+
+    def __init__(self) -> None:
+        self.outcome: Any = None
+
+    def done(self) -> bool:
+        return self.outcome is not None
+
+    def cancelled(self) -> bool:
+        return False
+
+    def result(self) -> Any:
+        return self.outcome
+
+    def set_result(self, outcome: Any) -> None:
+        self.outcome = outcome
+
+
+class Scene:
+    """Traces at 100 % whose clock stands where the test puts it; what was told is in `spans`."""
+
+    def __init__(self, share: float = 1.0, *, trust_callers: bool = False, chance: float = 0.5) -> None:
+        self.now = 100.0
+        self.spans: list[Span] = []
+        self.traces = RequestTraces(
+            self.spans.extend, share, trust_callers=trust_callers, clock=lambda: self.now, chance=lambda: chance
+        )
+
+    def waiter(self, traceparent: str = "", first: Waiter | None = None) -> Waiter:
+        submission = Submission(
+            id="req_1", tier="free", customer_id="c", api_key_id="k", nonce="n", model="tiny", input_bytes=11,
+            total_ms=4000, queue_ms=2000, rate=1.0, burst=1.0, body=BODY,
+        )  # fmt: skip
+        headers = CIMultiDictProxy(CIMultiDict([("traceparent", traceparent)] if traceparent else []))
+        return self.traces.followed(Waiter(submission, 100.0, Ending()), headers, first)
+
+    def told(self) -> dict[str, Span]:
+        return {span.name: span for span in self.spans}
+
+
+def identity() -> Any:
+    snapshot = LiteralCatalog().snapshot
+    assert snapshot is not None
+    return next(key.identity for key in snapshot.keys.values() if key.identity.tier == "free")
+
+
+@pytest.mark.parametrize(
+    ("share", "trusts", "flags", "chance", "sampled"),
+    [
+        (0.01, False, None, 0.009, True),
+        (0.01, False, None, 0.01, False),
+        (0.0, False, None, 0.0, False),
+        (1.0, False, None, 0.999, True),
+        (0.01, False, "01", 0.5, False),  # A stranger cannot have itself traced,
+        (0.01, False, "00", 0.009, True),  # nor keep itself out.
+        (0.0, True, "01", 0.5, True),
+        (1.0, True, "00", 0.0, False),
+        (0.01, True, None, 0.009, True),
+        (0.01, True, "junk", 0.009, True),
+        (0.01, True, "junk", 0.5, False),
+    ],
+)
+def test_who_is_sampled(share: float, trusts: bool, flags: str | None, chance: float, sampled: bool) -> None:
+    """The share decides, and a caller's flag in its place only where callers are trusted."""
+    scene = Scene(share, trust_callers=trusts, chance=chance)
+
+    waiter = scene.waiter(f"00-{TRACE}-{SPAN}-{flags}" if flags else "")
+
+    assert (waiter.trace is not None) == sampled
+    assert (context_in(waiter.submission.body) is not None) == sampled
+    if not sampled:
+        assert type(waiter) is Waiter
+        assert (waiter.submission.body, waiter.submission.trace_id) == (BODY, "")
+
+
+def test_the_callers_trace_goes_on() -> None:
+    """Its id is the request's, in the audit and in the body; its span is the parent, which stands elsewhere."""
+    scene = Scene()
+    waiter = scene.waiter(f"00-{TRACE}-{SPAN}-00")
+
+    scene.traces.completed("/v1/inference", identity(), waiter, [reply(id="req_1")], 0.2)
+
+    request = scene.told()["request"]
+    assert not {"tierlane.inputs", "tierlane.attempts"} & request.attributes.keys()
+    context = context_in(waiter.submission.body)
+    assert request.context == context
+    assert (request.context.trace_id, waiter.submission.trace_id) == (TRACE, TRACE)
+    assert request.parent is not None
+    assert (request.parent.span_id, request.remote, request.kind) == (SPAN, True, Kind.SERVER)
+
+
+def test_a_list_of_inputs_is_one_trace() -> None:
+    """Whoever belongs to a list goes with the first of it, sampled or not."""
+    scene = Scene()
+    first = scene.waiter()
+    assert context_in(scene.waiter(first=first).submission.body) == context_in(first.submission.body)
+
+    never = Scene(0.0)
+    never.traces._share = 1.0
+    assert never.waiter(first=Waiter(first.submission, 0.0, Ending())).trace is None
+
+
+def test_the_spans_of_a_completed_request() -> None:
+    """Until Redis kept it, in the queue as Redis measured it, and all of it; the attributes are these and no others."""
+    scene = Scene()
+    waiter = scene.waiter()
+    scene.now = 100.01
+    waiter.accepted = True
+    scene.now = 100.9
+
+    scene.traces.completed("/v1/inference", identity(), waiter, [reply(id="req_1", attempts=2), reply()], 0.2)
+
+    spans = scene.told()
+    assert {name: (span.began, round(span.ended, 6)) for name, span in spans.items()} == {
+        "request": (100.0, 100.2), "enqueue": (100.0, 100.01), "queue wait": (100.01, 100.03),
+    }  # fmt: skip
+    assert spans["request"].attributes == {
+        "http.request.method": "POST", "http.route": "/v1/inference", "http.response.status_code": 200,
+        "tierlane.request_id": "req_1", "tierlane.tier": "free", "tierlane.model": "tiny", "tierlane.inputs": 2,
+        "tierlane.attempts": 2, "tierlane.batch_id": "b", "tierlane.batch_size": 4,
+    }  # fmt: skip
+    assert {spans[name].parent for name in ("enqueue", "queue wait")} == {spans["request"].context}
+    assert not spans["request"].failed
+
+
+@pytest.mark.parametrize(
+    ("entered", "outcome", "code", "names", "failed"),
+    [
+        (False, Verdict(Admission.SHED, 0.0, 0, 0, 9), ErrorCode.SHED_FOR_PRIORITY, ["request"], True),
+        (False, None, ErrorCode.RATE_LIMIT_EXCEEDED, ["request"], False),
+        (True, None, ErrorCode.CANCELLED, ["request", "enqueue"], False),
+        (True, reply(id="req_1", error_code="queue_timeout"), ErrorCode.QUEUE_TIMEOUT, ["request", "enqueue", "queue wait"], True),
+        (True, reply(id="req_1", queue_ms=-1.0), ErrorCode.POISON_REQUEST, ["request", "enqueue"], False),
+        (True, reply(id="another"), ErrorCode.POISON_REQUEST, ["request", "enqueue"], False),
+    ],
+)  # fmt: skip
+def test_the_spans_of_a_failed_request(
+    entered: bool, outcome: Reply | Verdict | None, code: ErrorCode, names: list[str], failed: bool
+) -> None:
+    """As far as it came; a status of 5xx is a failure of ours, and the code says which."""
+    scene = Scene()
+    waiter = scene.waiter()
+    waiter.accepted = entered
+    if outcome is not None:
+        waiter.finish(outcome)
+    scene.now = 100.25
+
+    scene.traces.failed("/v1/inference", "req_1", identity(), waiter, RequestError(code, "canary-5d1f"))
+
+    assert [span.name for span in scene.spans] == names
+    request = scene.spans[0]
+    assert (request.attributes["error.type"], request.failed, request.ended) == (code.value, failed, 100.25)
+    assert "canary" not in repr(scene.spans)
+
+
+def test_a_job_is_told_at_its_promise() -> None:
+    """202, and its way into Redis."""
+    scene = Scene()
+    waiter = scene.waiter()
+    waiter.accepted = True
+
+    scene.traces.accepted("/v1/inference", "req_1", identity(), waiter)
+
+    assert [span.name for span in scene.spans] == ["request", "enqueue"]
+    assert scene.spans[0].attributes["http.response.status_code"] == 202
+
+
+def test_of_who_is_not_sampled_nothing_is_told() -> None:
+    """However its call ends, and whoever it is."""
+    scene = Scene(0.0)
+    waiter, error = scene.waiter(), RequestError(ErrorCode.INTERNAL_ERROR)
+
+    scene.traces.completed("/v1/inference", identity(), waiter, [reply()], 0.2)
+    scene.traces.accepted("/v1/inference", "req_1", identity(), waiter)
+    scene.traces.failed("/v1/inference", "req_1", identity(), waiter, error)
+    scene.traces.failed("/v1/inference", "req_1", None, None, error)
+
+    assert scene.spans == []
+
+
+def test_log_and_traces_are_told_as_one() -> None:
+    """Both where both are wanted, the one that is where there is one, nobody where there is none."""
+    log, traces = RequestLog(), Scene().traces
+
+    assert isinstance(told_to(log, traces), Both)
+    assert told_to(log, None) is log
+    assert told_to(None, traces) is traces
+    assert told_to(None, None) is None
