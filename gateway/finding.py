@@ -1,6 +1,8 @@
 """One check of health: what was seen, how bad it is, and its form in the health+json draft."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal, NotRequired, TypedDict
 
 Status = Literal["healthy", "degraded", "down"]
@@ -45,3 +47,14 @@ class Finding:
         if self.reason:
             check["output"] = self.reason
         return check
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the names for a sentence: the first `most` of them, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def clock(at_ms: int) -> str:
+    """Return a wall clock's milliseconds as its time of day, with the zone."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, tz=UTC):%H:%M:%S} UTC"

@@ -1,9 +1,8 @@
 """Health of those that a pool stands on beside its workers: schedulers that pass, and the other gateways. Pure."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
-from gateway.finding import Finding, Status
+from gateway.finding import Finding, Status, clock, first_of
 from gateway.gateway_losses import LostGateway
 from scheduler.observation import Observation
 
@@ -42,12 +41,7 @@ def other_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> Fin
     beating = len([each for each in seen.gateways if each.gateway_id not in missing]) if seen else 0
     if not lost:
         return Finding("gateways:beating", "component", "healthy", beating, "gateways")
-    named = ", ".join(f"{each.gateway} (last heard at {_at(each)} UTC)" for each in lost[:NAMED])
-    more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    named = first_of([f"{each.gateway} (last heard at {clock(each.at_ms)})" for each in lost], NAMED)
     verb = "gateway is" if len(lost) == 1 else "gateways are"
-    reason = f"{len(lost)} {verb} lost: {named}{more}; {beating} beat."
+    reason = f"{len(lost)} {verb} lost: {named}; {beating} beat."
     return Finding("gateways:beating", "component", "degraded", beating, "gateways", reason)
-
-
-def _at(lost: LostGateway) -> str:
-    return f"{datetime.fromtimestamp(lost.at_ms / 1000, tz=UTC):%H:%M:%S}"

@@ -4,10 +4,9 @@ A worker that leaves in order and comes again is another one: only who stayed on
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
-from gateway.finding import Finding
+from gateway.finding import Finding, clock, first_of
 from scheduler.observation import WorkerView
 
 TOLD_MS = 3000
@@ -49,11 +48,6 @@ def restarted(latest: Sequence[Restart]) -> Finding:
     """Whether any model process was replaced just now."""
     if not latest:
         return Finding("models:restarted", "component", "healthy", 0, "workers")
-    named = ", ".join(f"{each.worker} (at {_at(each)} UTC)" for each in latest[:NAMED])
-    more = f" and {len(latest) - NAMED} more" if len(latest) > NAMED else ""
-    reason = f"Another model process than before: {named}{more}."
+    named = first_of([f"{each.worker} (at {clock(each.at_ms)})" for each in latest], NAMED)
+    reason = f"Another model process than before: {named}."
     return Finding("models:restarted", "component", "degraded", len(latest), "workers", reason)
-
-
-def _at(restart: Restart) -> str:
-    return f"{datetime.fromtimestamp(restart.at_ms / 1000, tz=UTC):%H:%M:%S}"
