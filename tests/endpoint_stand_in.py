@@ -35,6 +35,8 @@ class StandIn:
     absent: frozenset[str] = frozenset()
     retry_after: str = "0.2"
     slow_s: float = 0.0
+    letter_s: float = 0.0
+    """Between two letters of a stream; without any, they may all arrive as one."""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     traced: list[str] = field(default_factory=list)
     """The traceparent of each call, "" where it had none."""
@@ -162,8 +164,8 @@ class StandIn:
                     return _hang_up(request)
                 if fault == "silent" and number == 1:
                     await asyncio.sleep(60)
-                if fault == "endless":
-                    await asyncio.sleep(0.02)
+                if self.letter_s or fault == "endless":
+                    await asyncio.sleep(self.letter_s or 0.02)
             await response.write(_event(route, "", _finish(body)))
             if body.get("stream_options"):
                 document = json.dumps({"choices": [], "usage": _usage([text])})

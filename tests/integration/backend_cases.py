@@ -63,7 +63,7 @@ class Served(EndpointBackend):
 
     def __init__(self) -> None:
         self._server = ExitStack()
-        super().__init__(f"openai:{self._server.enter_context(serving(StandIn())).url}")
+        super().__init__(f"openai:{self._server.enter_context(serving(StandIn(letter_s=0.01))).url}")
 
     def close(self) -> None:
         super().close()

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from endpoint_stand_in import StandIn, serving
 from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
-from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
+from integration.gpu_pool_fixtures import RunningWorker, StartWorker, faulty_models, start_worker
 from integration.streaming_fixtures import scheduling
 from pool import Pool
 
@@ -33,6 +33,18 @@ async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
         yield running
 
 
+async def ready(stack: Stack, worker: RunningWorker) -> RunningWorker:
+    """The worker, once it is ready and the gateway knows: one that has seen none for two seconds refuses."""
+    await worker.reaches("ready")
+
+    async def known() -> bool:
+        _, document = await stack.internal("/internal/health")
+        return bool(document["healthy_gpus"])
+
+    await eventually(known, "the gateway knows of the worker")
+    return worker
+
+
 async def said(stack: Stack, words: str) -> tuple[int, str]:
     """The HTTP status and the status of health, once a reason has these words."""
 
@@ -48,7 +60,7 @@ async def test_a_pause_of_a_moment_is_not_down(
 ) -> None:
     """Health calls it what it is, and the request that was turned away is answered after it."""
     stand_in.retry_after = "1"
-    await (await start_worker(backend=f"openai:{stand_in.url}")).reaches("ready")
+    await ready(stack, await start_worker(backend=f"openai:{stand_in.url}"))
 
     first, told = stack.infer({"input": "hello"}), said(stack, "w1 pauses for a moment")
     (status, answer, _), found = await asyncio.gather(first, told)
@@ -60,8 +72,7 @@ async def test_a_pause_of_a_moment_is_not_down(
 async def test_a_long_pause_is_down(pool: Pool, stack: Stack, start_worker: StartWorker, stand_in: StandIn) -> None:
     """As soon as the endpoint asks for it."""
     stand_in.retry_after = "20"
-    worker = await start_worker(backend=f"openai:{stand_in.url}")
-    await worker.reaches("ready")
+    worker = await ready(stack, await start_worker(backend=f"openai:{stand_in.url}"))
 
     status, answer, _ = await stack.infer({"input": "hello"})
     away = await worker.reaches("away")
