@@ -230,7 +230,7 @@ async def test_stop_writes_what_waits(client: Redis, database_url: str, db: Conn
     await eventually(lambda: auditor.lag() < 30, "it has looked once")
     await put_requests(client, new_ids(1000), step=10)
 
-    await auditor.stop()
+    await auditor.stop(grace_s=30.0)  # A slow machine needs more than the two seconds of a role.
     await task
 
     assert await drained(client)
