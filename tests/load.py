@@ -74,6 +74,11 @@ def verdict(answers: list[Answer]) -> dict[str, int]:
     }
 
 
+def unwell(answers: list[Answer]) -> list[Answer]:
+    """The answers that a verdict counts as failed, for the message of a test: a code says more than a number."""
+    return [a for a in answers if a.status != 200]
+
+
 ALL_WELL = dict.fromkeys(verdict([]), 0)
 
 

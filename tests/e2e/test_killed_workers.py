@@ -7,7 +7,7 @@ import time
 
 from eventually import eventually
 from faults import killed_mid_batch
-from load import ALL_WELL, Answer, load, one_row_each, verdict
+from load import ALL_WELL, Answer, load, one_row_each, unwell, verdict
 from stack import Stack
 
 TIERS = ("enterprise", "paid", "free")
@@ -24,7 +24,7 @@ async def test_killed_supervisors_lose_nothing(simulated: Stack) -> None:
     """Supervisor and model die together; the lease runs out and another worker takes the batch."""
     answers = await under_fire(simulated, "worker")
 
-    assert verdict(answers) == ALL_WELL
+    assert verdict(answers) == ALL_WELL, unwell(answers)
     assert await one_row_each(simulated, answers) > 0  # some really were in a killed worker's hands
 
 
@@ -32,7 +32,7 @@ async def test_killed_models_lose_nothing(simulated: Stack) -> None:
     """The model process dies alone; its supervisor sees it at once and releases the batch."""
     answers = await under_fire(simulated, "model")
 
-    assert verdict(answers) == ALL_WELL
+    assert verdict(answers) == ALL_WELL, unwell(answers)
     assert await one_row_each(simulated, answers) > 0
 
 
