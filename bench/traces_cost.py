@@ -116,7 +116,7 @@ def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
     """So many requests, one after another, in batches of one."""
     client, verdict = Client(), Verdict(Admission.ACCEPTED, 1e6, 0, 0, 1)
     for _ in range(count):
-        ride = Ride(gateway._lane, client, headers)
+        ride = Ride(gateway._lane, client, headers, headers.getall("Authorization"))
         ride.begin(BODY)
         waiter = gateway.admitter._pending.popleft()
         gateway.admitter._judged(waiter, verdict)

@@ -1,8 +1,7 @@
 """The token of a request: exactly one Authorization header, Bearer, short; what it says goes no further than `identify`."""
 
 import hmac
-
-from multidict import CIMultiDictProxy
+from collections.abc import Sequence
 
 from scheduler.errors import ErrorCode, RequestError
 
@@ -10,13 +9,12 @@ MAX_TOKEN_BYTES = 256
 _SCHEME = "bearer "
 
 
-def bearer_token(headers: CIMultiDictProxy[str], longest_jwt: int = 0) -> str:
-    """The token of the request. `longest_jwt`: bytes that a token may have which looks like a JWT; 0: none is taken.
+def bearer_token(values: Sequence[str], longest_jwt: int = 0) -> str:
+    """The token of a request with these Authorization headers. `longest_jwt`: bytes that one may have which looks like a JWT.
 
     Raises RequestError: `invalid_request` for more than one header, `invalid_api_key` for none, another scheme, or
     a token that cannot be one of ours.
     """
-    values = headers.getall("Authorization", [])
     if len(values) != 1:
         raise _missing() if not values else _twice()
     value = values[0]
@@ -35,9 +33,9 @@ def looks_like_jwt(token: str) -> bool:
     return token.count(".") == 2
 
 
-def check_service_token(headers: CIMultiDictProxy[str], expected: str) -> None:
+def check_service_token(values: Sequence[str], expected: str) -> None:
     """Raises RequestError unless the request carries the service token; takes the same time for every wrong one."""
-    presented = bearer_token(headers)
+    presented = bearer_token(values)
     if not expected or not hmac.compare_digest(presented.encode(), expected.encode()):
         raise RequestError(ErrorCode.INVALID_API_KEY, "The service token is missing or not valid.")
 

@@ -14,6 +14,7 @@ from aiohttp.web_protocol import RequestHandler
 from gateway.answer import Answer
 from gateway.event_stream import EventStream
 from gateway.fast_lane import Message, Ride
+from gateway.known_heads import Whole, taken_apart
 from gateway.problem import wants_problem
 from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError
@@ -24,17 +25,24 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gateway")
 
+PATIENCE = 16
+"""After so many heads in a row that were not known, none more is looked for on a connection: its client never repeats one."""
+
 
 class EdgeConnection(RequestHandler):
     """One connection."""
 
-    __slots__ = ("_early", "_edge", "_ride")
+    __slots__ = ("_early", "_edge", "_only_whole", "_patience", "_ride")
 
     def __init__(self, edge: "EdgeServer", **kwargs: Any) -> None:
         super().__init__(edge, **kwargs)
         self._edge = edge
         self._ride: Ride | None = None  # The request that is answered past aiohttp's task, if there is one.
         self._early = b""  # What came before its answer was written.
+        self._only_whole = (
+            True  # All that came were whole requests that rode, each by itself: the parser stands between two.
+        )
+        self._patience = PATIENCE
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._edge.open_connections += 1
@@ -56,14 +64,31 @@ class EdgeConnection(RequestHandler):
             self._early += data
             self._pause_transport_reading()  # Or a client that never reads could fill the memory.
             return
+        whole = taken_apart(data) if self._only_whole else None
+        if whole is None or not self._rides_unparsed(whole):
+            self._parse(data, whole)
+
+    def _rides_unparsed(self, whole: Whole) -> bool:
+        """Whether it was taken by the fast lane past the parser, which stays as it is: between two requests."""
+        lane, headers = self._edge.lane, self._edge.known_heads.headers(whole)
+        if headers is None or lane is None or not lane.open or self._paused or self._close or self._force_close:
+            return False
+        self._patience = PATIENCE
+        self._request_count += 1
+        self._begin(Ride(lane, self, headers, [whole.authorization]), whole.body)
+        return True
+
+    def _parse(self, data: bytes, whole: Whole | None) -> None:
+        """Have aiohttp parse it, and the fast lane or aiohttp's task answer what comes of it."""
         before, idle = self._request_count, self._is_idle()
         # Taken away for the moment, so that aiohttp's task is not woken for what a ride will answer.
         waiter, self._waiter = self._waiter, None
+        self._only_whole = False
         super().data_received(data)
         self._waiter = waiter
         if self._request_count != before:
             self._edge.headers_watch.stop(self)
-            if idle and len(self._messages) == 1 and self._rides():
+            if idle and len(self._messages) == 1 and self._rides(whole):
                 return
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
@@ -72,17 +97,25 @@ class EdgeConnection(RequestHandler):
         elif data and self._is_idle():
             self._edge.headers_watch.start(self, self._loop.time())
 
-    def _rides(self) -> bool:
-        """Whether the one request that is there was taken by the fast lane."""
+    def _rides(self, whole: Whole | None) -> bool:
+        """Whether the one request that is there was taken by the fast lane; the next one like it need not be parsed."""
         lane = self._edge.lane
         message, payload = cast("tuple[Message, StreamReader]", self._messages[0])
         if lane is None or self._paused or not lane.suits(message, payload):
             return False
         self._messages.clear()
         self._parser.message_consumed()  # type: ignore[union-attr]  # it parsed this a moment ago
-        self._ride = ride = Ride(lane, self, message.headers)
-        ride.begin(payload.read_nowait())
+        headers, body = message.headers, payload.read_nowait()
+        if whole is not None and whole.body == body:
+            self._edge.known_heads.learn(whole, headers)
+            self._patience -= 1
+            self._only_whole = self._patience > 0
+        self._begin(Ride(lane, self, headers, headers.getall("Authorization", [])), body)
         return True
+
+    def _begin(self, ride: Ride, body: bytes) -> None:
+        self._ride = ride  # First, because it may be answered before `begin` returns.
+        ride.begin(body)
 
     def arrive(self, answer: Answer) -> None:
         """The answer of the ride: write it, and go on with what came meanwhile."""

@@ -1,7 +1,7 @@
 """The one place where a request's header becomes an identity, and where those who fail too often are told to wait."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from multidict import CIMultiDictProxy
@@ -37,13 +37,17 @@ class Doorman:
         self._longest_jwt = identities.longest_jwt
 
     def identify(self, asking: Asking) -> IdentityView:
-        """Who sends this request. Raises RequestError.
+        """Who sends this request. Raises RequestError as `recognise` does."""
+        return self.recognise(asking.headers.getall("Authorization", []), asking)
+
+    def recognise(self, authorization: Sequence[str], asking: Asking) -> IdentityView:
+        """Who shows these values of the Authorization header. Raises RequestError.
 
         401 `invalid_api_key`, after too many of these from one address 429 `rate_limit_exceeded`; and what the catalog
         says: 403 `account_suspended`, 503 `catalog_unavailable`.
         """
         try:
-            token = bearer_token(asking.headers, self._longest_jwt)
+            token = bearer_token(authorization, self._longest_jwt)
             return self._identities.identify(token, self._wall())
         except RequestError as error:
             raise self._failure(error, asking) from error
@@ -51,7 +55,7 @@ class Doorman:
     def check_service(self, asking: Asking, expected: str) -> None:
         """Raises RequestError unless the request carries the service token, as often as `identify` allows."""
         try:
-            check_service_token(asking.headers, expected)
+            check_service_token(asking.headers.getall("Authorization", []), expected)
         except RequestError as error:
             raise self._failure(error, asking) from error
 

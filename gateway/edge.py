@@ -21,6 +21,7 @@ from gateway.doors import Doors
 from gateway.event_stream import PING_EVERY_S, EventStream
 from gateway.fast_lane import FastLane
 from gateway.faults import Faults
+from gateway.known_heads import KnownHeads
 from gateway.problem import wants_problem
 from gateway.routes import Call, Routes
 from gateway.watch import Watch
@@ -65,6 +66,7 @@ class EdgeServer(web.Server):
         self.faults = faults
         self.doors = doors
         self.lane = lane
+        self.known_heads = KnownHeads()
         self.headers_watch: Watch[EdgeConnection] = Watch(config.header_timeout_s)
         self.body_watch: Watch[EdgeConnection] = Watch(config.body_timeout_s)
         self.write_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)

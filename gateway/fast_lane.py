@@ -5,6 +5,7 @@ decides it decides with the steps of the handler (gateway/exchange.py), so both 
 ordinary (a body in pieces, an Idempotency-Key, a preference, direct mode, a gateway that leaves) is left to the handler.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from aiohttp import HttpVersion, HttpVersion11, StreamReader
@@ -73,6 +74,12 @@ class FastLane:
         self._doors = doors
         self._path = path
 
+    @property
+    def open(self) -> bool:
+        """Whether anything rides now."""
+        doors = self._doors
+        return not (doors.leaving or doors.closed or self.inference.past_redis)
+
     def suits(self, message: Message, payload: StreamReader) -> bool:
         """Whether a ride can answer this; aiohttp's parser has read it to its end."""
         if payload is EMPTY_PAYLOAD:  # Nothing, or an error in the place of a request.
@@ -88,9 +95,7 @@ class FastLane:
             and "Upgrade" not in headers
             and IDEMPOTENCY_KEY not in headers
             and PREFER not in headers
-            and not self._doors.leaving
-            and not self._doors.closed
-            and not self.inference.past_redis
+            and self.open
         )
 
 
@@ -99,6 +104,7 @@ class Ride:
 
     __slots__ = (
         "_asked",
+        "_authorization",
         "_connection",
         "_identity",
         "_inference",
@@ -109,7 +115,15 @@ class Ride:
         "request_id",
     )
 
-    def __init__(self, lane: FastLane, connection: Connection, headers: CIMultiDictProxy[str]) -> None:
+    def __init__(
+        self,
+        lane: FastLane,
+        connection: Connection,
+        headers: CIMultiDictProxy[str],
+        authorization: Sequence[str],
+    ) -> None:
+        """`authorization`: all values of that header, which need not be among `headers`."""
+        self._authorization = authorization
         self._inference = lane.inference
         self._connection = connection
         self.headers = headers
@@ -130,7 +144,7 @@ class Ride:
         inference = self._inference
         started = inference.clock()
         try:
-            identity = self._identity = inference.identify(self)
+            identity = self._identity = inference.recognise(self._authorization, self)
             check_media(self.headers, len(raw), inference.max_body_bytes)
             asked = self._asked = read_inference(raw, inference.max_input_bytes)
             if asked.service_tier is not None:

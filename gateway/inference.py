@@ -46,7 +46,7 @@ class Inference:
         self.standing = Standing(parts.limits, parts.meter, parts.clock)
         self.waiters = parts.waiters
         self.clock = parts.clock
-        self.identify = self._doorman.identify
+        self.identify, self.recognise = self._doorman.identify, self._doorman.recognise
         self.ends = Ends(parts.tally, told_to(parts.request_log, parts.traces), parts.config.pool, parts.meter)
         self.doors = parts.doors
         self.faults = parts.faults

@@ -1,0 +1,89 @@
+"""Heads that were parsed before: a client sends the same one again and again, but for its key and the length of its body.
+
+Such a request is taken past the parser, whose work is the larger part of reading a request. It must be whole, and but for
+these two values its head must be, byte for byte, one that the parser has read; both values are read anew each time.
+What is the least out of the ordinary is left to the parser, which is the one judge of what HTTP is.
+"""
+
+from typing import NamedTuple
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+MOST_HEADS = 1024
+"""As many are kept; a head of two headers takes about one kilobyte."""
+
+_END = b"\r\n\r\n"
+_KEY = (b"\r\nAuthorization: ", b"\r\nauthorization: ")
+_LENGTH = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
+_MOST_KEY_BYTES = 4096  # Less than the parser allows, so that it need not be asked.
+_MOST_DIGITS = 12
+
+
+class Whole(NamedTuple):
+    """One request and nothing else. `shape`: its head without the two values. `authorization`: as the parser gives it."""
+
+    shape: bytes
+    authorization: str
+    body: bytes
+
+
+def taken_apart(data: bytes) -> Whole | None:
+    """What came, where it may be one whole request with a body and has the two headers in their usual form; else None.
+
+    Without its two values a head says where they stood: neither of them can hold the end of a line.
+    """
+    end = data.find(_END)
+    key, length = _value_at(data, end, _KEY), _value_at(data, end, _LENGTH)
+    if key < 0 or length < 0:
+        return None
+    key_end, length_end, body = data.find(b"\r", key), data.find(b"\r", length), data[end + len(_END) :]
+    digits, authorization = data[length:length_end], data[key:key_end]
+    if not body or not digits.isdigit() or len(digits) > _MOST_DIGITS or int(digits) != len(body):
+        return None
+    if len(authorization) > _MOST_KEY_BYTES or not authorization.isascii():
+        return None
+    text = authorization.decode()
+    if not text.isprintable():
+        return None
+    if key < length:
+        shape = data[:key] + data[key_end:length] + data[length_end:end]
+    else:
+        shape = data[:length] + data[length_end:key] + data[key_end:end]
+    return Whole(shape, text.strip(" "), body)
+
+
+def _value_at(data: bytes, end: int, names: tuple[bytes, bytes]) -> int:
+    """Where the value begins of the first header that is written like one of these; -1 without any."""
+    for name in names:
+        at = data.find(name, 0, end)
+        if at >= 0:
+            return at + len(name)
+    return -1
+
+
+class KnownHeads:
+    """What the parser made of heads, without the two headers: whoever looked for one of them would find nobody's."""
+
+    def __init__(self, most: int = MOST_HEADS) -> None:
+        self._most = most
+        self._known: dict[bytes, CIMultiDictProxy[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def headers(self, whole: Whole) -> CIMultiDictProxy[str] | None:
+        """All headers but these two, where the parser has read such a head."""
+        return self._known.get(whole.shape)
+
+    def learn(self, whole: Whole, headers: CIMultiDictProxy[str]) -> None:
+        """The parser made `headers` of it. The one that has been kept for longest makes room."""
+        if (
+            headers.getall("Authorization", []) != [whole.authorization]
+            or len(headers.getall("Content-Length", [])) != 1
+        ):
+            return
+        if len(self._known) >= self._most:
+            del self._known[next(iter(self._known))]
+        kept = CIMultiDict(headers)
+        del kept["Authorization"], kept["Content-Length"]
+        self._known[whole.shape] = CIMultiDictProxy(kept)

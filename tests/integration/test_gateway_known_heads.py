@@ -1,0 +1,143 @@
+"""Requests whose head was parsed before: they go past the parser, and nobody can tell but by the time it takes."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from eventually import eventually
+from gateway.connection import PATIENCE, EdgeConnection
+from integration.gateway_fixtures import Stack, head_of, running_stack
+from integration.test_gateway_fast_lane import VARIANTS, VARYING, Client, handled, request
+
+
+@pytest.fixture
+async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
+    """A gateway and a worker behind it."""
+    async with running_stack(client, redis_url) as running:
+        yield running
+
+
+@pytest.fixture
+def parses(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What the parser is given."""
+    given: list[bytes] = []
+    parse = EdgeConnection._parse
+
+    def note(self: EdgeConnection, data: bytes, *rest: Any) -> None:
+        given.append(data)
+        parse(self, data, *rest)
+
+    monkeypatch.setattr(EdgeConnection, "_parse", note)
+    return given
+
+
+async def asked(client: Client, data: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
+    client.writer.write(data)
+    return await client.answer()
+
+
+async def test_the_second_request_is_not_parsed_whoever_sends_it(stack: Stack, parses: list[bytes]) -> None:
+    """On the same connection and on others, with another body, with another key, and with none that is known."""
+    one, other = await Client.of(stack), await Client.of(stack)
+    answers = [
+        await asked(one, request(stack)),
+        await asked(one, request(stack, body=b'{"input":"another"}')),
+        await asked(other, request(stack)),
+        await asked(other, request(stack, key=b"Bearer tl_abcdefghijkl_abcdefghijklmnopqrstuvwxyzAB000000")),
+        await asked(other, request(stack, key=b"Basic YTpi")),
+        await asked(one, request(stack)),
+    ]
+
+    assert [document.get("output") for _, _, document in answers] == ["olleh", "rehtona", "olleh", None, None, "olleh"]
+    assert [status for status, _, _ in answers] == [200, 200, 200, 401, 401, 200]
+    assert (len(parses), handled(stack.gateway)) == (1, 0)
+    for client in (one, other):
+        client.writer.close()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_what_is_not_parsed_is_answered_as_what_is(stack: Stack, variant: dict[str, Any]) -> None:
+    """Status, names of headers and the error are the same the second time, and after an ordinary one."""
+    lines = variant.get("lines", ())
+    data = request(stack, *lines, **{name: value for name, value in variant.items() if name != "lines"})
+    answers = []
+    for sent in (request(stack), data, data):
+        client = await Client.of(stack)  # Each its own, since some answers end theirs.
+        answers.append(await asked(client, sent))
+        client.writer.close()
+    fresh = head_of(await stack.raw(request(stack, b"Connection: close", *lines, **_but_lines(variant))))
+
+    for status, headers, document in answers[1:]:
+        assert (status, set(headers) - VARYING) == (fresh[0], set(fresh[1]) - VARYING)
+        assert document.get("error", document).get("code") == fresh[2].get("error", fresh[2]).get("code")
+
+
+def _but_lines(variant: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in variant.items() if name != "lines"}
+
+
+async def test_a_request_within_a_body_is_a_body(stack: Stack, parses: list[bytes]) -> None:
+    """What comes behind the beginning of a body is never taken for a request, however known its head is."""
+    client = await Client.of(stack)
+    inner = request(stack, body=b'{"input":"smuggled"}')
+    await asked(client, inner)
+    outer = request(stack, b"X-Outer: 1", body=inner)
+    begun = len(outer) - len(inner)
+    client.writer.write(outer[:begun])
+    await eventually(lambda: len(parses) == 2, "the beginning is there")
+    status, _, document = await asked(client, outer[begun:])
+
+    assert (status, document["error"]["code"]) == (400, "invalid_request")
+    client.writer.close()
+    assert len(stack.worker.seen) == 1
+
+
+async def test_half_a_head_and_the_rest_are_one_request(stack: Stack, parses: list[bytes]) -> None:
+    """The rest may look like a request of its own; and after it the connection is parsed to its end."""
+    client = await Client.of(stack)
+    known = request(stack)
+    await asked(client, known)
+    client.writer.write(b"POST /v1/other HTTP/1.1\r\nX-Begun: ")
+    await eventually(lambda: len(parses) == 2, "the beginning is there")
+    statuses = [(await asked(client, known))[0] for _ in range(3)]
+
+    assert (statuses, len(parses)) == ([404, 200, 200], 5)
+    client.writer.close()
+
+
+async def test_two_at_once_are_two(stack: Stack) -> None:
+    """Both are answered, in order, and those behind them."""
+    client = await Client.of(stack)
+    await asked(client, request(stack))
+    client.writer.write(request(stack, body=b'{"input":"one"}') + request(stack, body=b'{"input":"two"}'))
+    outputs = [(await client.answer())[2]["output"] for _ in range(2)]
+    outputs.append((await asked(client, request(stack)))[2]["output"])
+
+    assert outputs == ["eno", "owt", "olleh"]
+    client.writer.close()
+
+
+async def test_who_never_repeats_a_head_is_not_learnt_from_for_ever(stack: Stack) -> None:
+    """Each connection may fill so many places, no more."""
+    client = await Client.of(stack)
+    for number in range(PATIENCE + 5):
+        status, _, _ = await asked(client, request(stack, b"X-Number: %d" % number))
+        assert status == 200
+    client.writer.close()
+
+    edge = stack.gateway._edge
+    assert edge is not None
+    assert len(edge.known_heads) == PATIENCE
+
+
+async def test_a_gateway_that_leaves_parses_again(stack: Stack, parses: list[bytes]) -> None:
+    """What is known rides only while anything rides."""
+    client = await Client.of(stack)
+    await asked(client, request(stack))
+    stack.gateway.doors.leaving = True
+    status, headers, _ = await asked(client, request(stack))
+
+    assert (status, headers["connection"], len(parses), handled(stack.gateway)) == (200, "close", 2, 1)
+    client.writer.close()

@@ -1,0 +1,231 @@
+"""Heads that need no second parsing: which requests are recognised, and that the parser would have said the same."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import HttpRequestParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.known_heads import KnownHeads, Whole, taken_apart
+
+LINE = b"POST /v1/inference HTTP/1.1"
+BODY = b'{"input":"hello"}'
+
+
+def request(*lines: bytes, body: bytes = BODY) -> bytes:
+    return b"\r\n".join([LINE, *lines]) + b"\r\n\r\n" + body
+
+
+USUAL = (b"Host: a", b"Authorization: Bearer one", b"Accept: */*", b"Content-Length: 17", b"X-Last: b")
+LOWER = (b"content-length: 17", b"host: a", b"authorization: Bearer one")
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """For the parser, which wants one."""
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+class Parsed:
+    """What aiohttp's parser says of some bytes: one request and nothing else, or None."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def __call__(self, data: bytes) -> tuple[Any, bytes] | None:
+        parser = HttpRequestParser(
+            BaseProtocol(self._loop), self._loop, 2**16, max_line_size=8190, max_field_size=8190, auto_decompress=False
+        )
+        try:
+            messages, _, tail = parser.feed_data(data)
+        except HttpProcessingError:
+            return None
+        if len(messages) != 1 or tail or not messages[0][1].is_eof():
+            return None
+        message, payload = messages[0]
+        return message, payload.read_nowait()
+
+
+@pytest.fixture(scope="module")
+def parsed(loop: asyncio.AbstractEventLoop) -> Parsed:
+    """The judge of what HTTP is."""
+    return Parsed(loop)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request(*USUAL),
+        request(*LOWER),
+        request(b"Authorization: Bearer one  ", b"Content-Length: 17"),
+        request(b"Content-Length: 017", b"Authorization:   Bearer one"),
+    ],
+)
+def test_a_whole_request_is_taken_apart(data: bytes) -> None:
+    """Whichever header comes first, and with spaces as the parser drops them."""
+    whole = taken_apart(data)
+
+    assert whole is not None
+    assert (whole.authorization, whole.body) == ("Bearer one", BODY)
+    assert b"Bearer" not in whole.shape
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        request(*USUAL)[:-1],
+        request(*USUAL) + b"x",
+        request(*USUAL) * 2,
+        request(b"Authorization: Bearer one"),
+        request(b"Content-Length: 17"),
+        request(b"Authorization: Bearer one", b"Content-Length: 0", body=b""),
+        request(b"Authorization: Bearer one", b"Content-Length: +17"),
+        request(b"Authorization: Bearer one", b"Content-Length: 17 "),
+        request(b"Authorization: Bearer one", b"Content-Length: " + b"0" * 20 + b"17"),
+        request(b"Authorization: Bearer \xc3\xa9", b"Content-Length: 17"),
+        request(b"Authorization: Bearer\tone", b"Content-Length: 17"),
+        request(b"Authorization: Bearer \x00", b"Content-Length: 17"),
+        request(b"Authorization: Bearer " + b"x" * 5000, b"Content-Length: 17"),
+        request(b"Content-Length: 17", body=b"Authorization: Bearer"),
+        request(body=b"\r\nAuthorization: Bearer one\r\nContent-Length: 0\r\n\r\n"),
+    ],
+)
+def test_what_is_out_of_the_ordinary_is_left_to_the_parser(data: bytes) -> None:
+    """More or less than one request, a header of the two missing, or a value that needs judging."""
+    assert taken_apart(data) is None
+
+
+def learnt(heads: KnownHeads, parsed: Parsed, data: bytes) -> Whole:
+    whole, found = taken_apart(data), parsed(data)
+    assert whole is not None
+    assert found is not None
+    heads.learn(whole, found[0].headers)
+    return whole
+
+
+def test_a_head_is_known_whoever_sends_it_and_however_much(parsed: Parsed) -> None:
+    """The key and the length are not part of it; what is kept of it has neither."""
+    heads = KnownHeads()
+    learnt(heads, parsed, request(*USUAL))
+    other = taken_apart(
+        request(b"Host: a", b"Authorization: Basic x", *USUAL[2:3], b"Content-Length: 3", USUAL[4], body=b"abc")
+    )
+
+    assert other is not None
+    headers = heads.headers(other)
+    assert headers is not None
+    assert dict(headers) == {"Host": "a", "Accept": "*/*", "X-Last": "b"}
+    assert (other.authorization, other.body) == ("Basic x", b"abc")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"Host: b", *USUAL[1:]),
+        (*USUAL, b"X-More: c"),
+        USUAL[:-1],
+        (USUAL[1], USUAL[0], *USUAL[2:]),
+        (b"host: a", *USUAL[1:]),
+    ],
+)
+def test_any_other_head_is_not_known(parsed: Parsed, lines: tuple[bytes, ...]) -> None:
+    """Another value, one header more or less, another order, another spelling."""
+    heads = KnownHeads()
+    learnt(heads, parsed, request(*USUAL))
+    whole = taken_apart(request(*lines))
+
+    assert whole is not None
+    assert heads.headers(whole) is None
+
+
+@pytest.mark.parametrize("twice", [b"Authorization: Bearer two", b"authorization: Bearer one", b"AUTHORIZATION: x"])
+def test_two_keys_are_never_known(parsed: Parsed, twice: bytes) -> None:
+    """Else one of them would not be looked at."""
+    heads = KnownHeads()
+    learnt(heads, parsed, request(*USUAL, twice))
+
+    assert len(heads) == 0
+
+
+def test_no_more_heads_are_kept_than_may_be(parsed: Parsed) -> None:
+    """The oldest makes room."""
+    heads = KnownHeads(most=3)
+    wholes = [learnt(heads, parsed, request(*USUAL, b"X-Number: %d" % number)) for number in range(5)]
+
+    assert [heads.headers(whole) is not None for whole in wholes] == [False, False, True, True, True]
+    assert len(heads) == 3
+
+
+SPOTS = [b"\r", b"\n", b"\r\n", b" ", b"\t", b":", b"\x00", b"\xff", b"0", b"7", b",", b"Content-Length: 17\r\n"]
+SPOTS += [
+    b"Authorization: Bearer two\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"\r\n\r\n",
+    b"GET",
+    b"\r\nAuthorization: ",
+]
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(0, 3), st.sampled_from(SPOTS) | st.binary(max_size=3)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(base=st.sampled_from([USUAL, LOWER]), taught=CHANGES, changes=CHANGES, teach=st.booleans())
+@settings(max_examples=3000, deadline=None)
+def test_what_is_known_is_what_the_parser_would_say(
+    parsed: Parsed, base: tuple[bytes, ...], taught: Any, changes: Any, teach: bool
+) -> None:
+    """Of any bytes: recognised are only those of which the parser makes one request, with the same headers and body."""
+    heads, learnt_of = KnownHeads(), dict[bytes, Any]()
+    for data in [request(*base), changed(request(*base), taught)] if teach else [request(*base)]:
+        whole, found = taken_apart(data), parsed(data)
+        if whole is not None and found is not None and found[1] == whole.body:
+            heads.learn(whole, found[0].headers)
+            learnt_of[whole.shape] = line(found[0])
+    data = changed(request(*base), changes)
+    whole = taken_apart(data)
+    headers = heads.headers(whole) if whole is not None else None
+    if whole is None or headers is None:
+        return
+
+    found = parsed(data)
+    assert found is not None
+    message, body = found
+    again = CIMultiDict(headers)
+    again["Authorization"] = whole.authorization
+    assert int(message.headers["Content-Length"]) == len(whole.body)
+    without = CIMultiDict(message.headers)
+    del without["Content-Length"]
+    assert sorted(again.items()) == sorted(without.items())
+    assert (line(message), body) == (learnt_of[whole.shape], whole.body)
+
+
+def line(message: Any) -> tuple[Any, ...]:
+    """All that the parser says of a head beside its headers."""
+    flags = (message.should_close, message.upgrade, message.chunked, message.compression)
+    return (message.method, message.path, message.version, *flags)
+
+
+def changed(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
+    """`data` with pieces replaced: (where, how many bytes go, what comes)."""
+    for at, gone, come in changes:
+        data = data[:at] + come + data[at + gone :]
+    return data
+
+
+def test_the_kept_headers_cannot_be_changed(parsed: Parsed) -> None:
+    """They are shared by requests of different customers."""
+    heads = KnownHeads()
+    headers = heads.headers(learnt(heads, parsed, request(*USUAL)))
+
+    assert isinstance(headers, CIMultiDictProxy)
