@@ -11,6 +11,8 @@ from scheduler.connections import command_client
 from scheduler.keys import Keys
 from stack import Stack
 
+RESTART_S = 30.0
+
 
 async def busy_worker(client: Redis) -> str:
     """The name of a worker that runs a batch right now, or ""."""
@@ -21,15 +23,23 @@ async def busy_worker(client: Redis) -> str:
     return ""
 
 
-async def killed_mid_batch(stack: Stack, role: str, times: int, every_s: float) -> list[int]:
-    """SIGKILL a worker, or its model, while it runs a batch; again and again. Returns the pids."""
+async def killed_mid_batch(stack: Stack, role: str, times: int, every_s: float, *, healthy: int = 0) -> list[int]:
+    """SIGKILL a worker, or its model, while it runs a batch; again and again. Returns the pids.
+
+    The next one only while `healthy` GPUs or more are, of which health misses a dead one within two seconds.
+    """
     client = command_client(stack.redis_url)
     gone: list[int] = []
     for _ in range(times):
         await asyncio.sleep(every_s)
+        await eventually(lambda: _healthy(stack, healthy), f"{healthy} healthy GPUs", RESTART_S)
         gone.append(await eventually(lambda: _killed(client, stack, role, gone), f"a {role} is killed mid-batch"))
     await client.aclose()
     return gone
+
+
+async def _healthy(stack: Stack, least: int) -> bool:
+    return not least or bool((await stack.health())["healthy_gpus"] >= least)
 
 
 async def _killed(client: Redis, stack: Stack, role: str, gone: list[int]) -> int:

@@ -3,6 +3,8 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
+from itertools import count
 from typing import NamedTuple
 
 import aiohttp
@@ -47,15 +49,23 @@ async def ask(
 
 
 async def load(
-    stack: Stack, rate: float, seconds: float, tiers: tuple[str, ...], model: str | None = None
+    stack: Stack,
+    rate: float,
+    seconds: float,
+    tiers: tuple[str, ...],
+    model: str | None = None,
+    *,
+    done: Callable[[], bool] = lambda: True,
 ) -> list[Answer]:
-    """`rate` requests/s for so long, the tiers in turn; returns every answer, in the order of sending."""
+    """`rate` requests/s for so long, and on until `done`, the tiers in turn; returns every answer, in the order of sending."""
     url, keys = stack.url, {tier: stack.key(tier) for tier in tiers}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
         began = time.monotonic()
         asked: list[asyncio.Task[Answer]] = []
-        for i in range(int(rate * seconds)):
+        for i in count():
+            if i >= int(rate * seconds) and done():
+                break
             await asyncio.sleep(max(0.0, began + i / rate - time.monotonic()))
             tier = tiers[i % len(tiers)]
             asked.append(asyncio.create_task(ask(session, stack, tier, keys[tier], url, model)))
