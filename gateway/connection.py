@@ -106,11 +106,14 @@ class EdgeConnection(RequestHandler):
         self._messages.clear()
         self._parser.message_consumed()  # type: ignore[union-attr]  # it parsed this a moment ago
         headers, body = message.headers, payload.read_nowait()
-        if whole is not None and whole.body == body:
-            self._edge.known_heads.learn(whole, headers)
+        only_this = whole is not None and whole.body == body
+        if only_this:
             self._patience -= 1
             self._only_whole = self._patience > 0
-        self._begin(Ride(lane, self, headers, headers.getall("Authorization", [])), body)
+        ride = Ride(lane, self, headers, headers.getall("Authorization", []))
+        self._begin(ride, body)
+        if whole is not None and only_this and ride.recognised:
+            self._edge.known_heads.learn(whole, headers)
         return True
 
     def _begin(self, ride: Ride, body: bytes) -> None:

@@ -139,6 +139,11 @@ class Ride:
         """The client's address."""
         return self._connection.remote
 
+    @property
+    def recognised(self) -> bool:
+        """Whether it is known whose request it is."""
+        return self._identity is not None
+
     def begin(self, raw: bytes) -> None:
         """Ask for admission; what is refused at once is answered at once."""
         inference = self._inference

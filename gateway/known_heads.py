@@ -10,12 +10,12 @@ from typing import NamedTuple
 from multidict import CIMultiDict, CIMultiDictProxy
 
 MOST_HEADS = 1024
-"""As many are kept; a head of two headers takes about one kilobyte."""
+MOST_HEAD_BYTES = 4096
+"""So many of at most this size are kept: with the objects that the headers are, ten megabytes at most, mostly one."""
 
 _END = b"\r\n\r\n"
 _KEY = (b"\r\nAuthorization: ", b"\r\nauthorization: ")
 _LENGTH = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
-_MOST_KEY_BYTES = 4096  # Less than the parser allows, so that it need not be asked.
 _MOST_DIGITS = 12
 
 
@@ -32,7 +32,9 @@ def taken_apart(data: bytes) -> Whole | None:
 
     Without its two values a head says where they stood: neither of them can hold the end of a line.
     """
-    end = data.find(_END)
+    end = data.find(_END, 0, MOST_HEAD_BYTES)
+    if end < 0:
+        return None
     key, length = _value_at(data, end, _KEY), _value_at(data, end, _LENGTH)
     if key < 0 or length < 0:
         return None
@@ -40,10 +42,7 @@ def taken_apart(data: bytes) -> Whole | None:
     digits, authorization = data[length:length_end], data[key:key_end]
     if not body or not digits.isdigit() or len(digits) > _MOST_DIGITS or int(digits) != len(body):
         return None
-    if len(authorization) > _MOST_KEY_BYTES or not authorization.isascii():
-        return None
-    text = authorization.decode()
-    if not text.isprintable():
+    if not authorization.isascii() or not (text := authorization.decode()).isprintable():
         return None
     if key < length:
         shape = data[:key] + data[key_end:length] + data[length_end:end]
@@ -76,7 +75,10 @@ class KnownHeads:
         return self._known.get(whole.shape)
 
     def learn(self, whole: Whole, headers: CIMultiDictProxy[str]) -> None:
-        """The parser made `headers` of it. The one that has been kept for longest makes room."""
+        """The parser made `headers` of it. The one that has been kept for longest makes room.
+
+        To be told of those only whose key is known: else anybody could fill the room, or empty it of what is useful.
+        """
         if (
             headers.getall("Authorization", []) != [whole.authorization]
             or len(headers.getall("Content-Length", [])) != 1

@@ -107,6 +107,36 @@ async def test_half_a_head_and_the_rest_are_one_request(stack: Stack, parses: li
     client.writer.close()
 
 
+async def test_a_head_without_its_end_is_waited_for(stack: Stack, parses: list[bytes]) -> None:
+    """Though it is known so far, and its length fits what is there: what comes then is the body, and no request."""
+    client = await Client.of(stack)
+    inner = request(stack, body=b'{"input":"smuggled"}')
+    outer = request(stack, b"X-Long: " + b"x" * 100, body=inner)
+    await asked(client, outer)
+    piece = outer[: -len(inner) - 3]
+    length = len(piece) - 3
+    piece = piece.replace(b"Content-Length: %d" % len(inner), b"Content-Length: %d" % length)
+    client.writer.write(piece)
+    await eventually(lambda: len(parses) == 2, "the beginning is there")
+    status, _, document = await asked(client, b"\n\r\n" + inner + b" " * (length - len(inner)))
+
+    assert (status, document["error"]["code"]) == (400, "invalid_request")
+    assert stack.worker.seen == []
+    client.writer.close()
+
+
+async def test_strangers_teach_nothing(stack: Stack, parses: list[bytes]) -> None:
+    """Else anybody could fill the room that there is for heads."""
+    client = await Client.of(stack)
+    for _ in range(2):
+        status, _, _ = await asked(client, request(stack, key=b"Bearer nobody"))
+        assert status == 401
+    edge = stack.gateway._edge
+    assert edge is not None
+    assert (len(parses), len(edge.known_heads)) == (2, 0)
+    client.writer.close()
+
+
 async def test_two_at_once_are_two(stack: Stack) -> None:
     """Both are answered, in order, and those behind them."""
     client = await Client.of(stack)

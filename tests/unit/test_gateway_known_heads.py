@@ -82,6 +82,8 @@ def test_a_whole_request_is_taken_apart(data: bytes) -> None:
     "data",
     [
         b"",
+        b"\r\n".join([LINE, b"Authorization: Bearer one", b"Content-Length: 073\r"]),  # 73 and 3 bytes, and no end
+        request(*USUAL, b"X-Long: " + b"x" * 4096),
         request(*USUAL)[:-1],
         request(*USUAL) + b"x",
         request(*USUAL) * 2,
@@ -180,10 +182,17 @@ CHANGES = st.lists(
 )
 
 
-@given(base=st.sampled_from([USUAL, LOWER]), taught=CHANGES, changes=CHANGES, teach=st.booleans())
+@given(
+    base=st.sampled_from([USUAL, LOWER]),
+    taught=CHANGES,
+    changes=CHANGES,
+    teach=st.booleans(),
+    told=st.none() | st.integers(-2, 30),
+    end=st.booleans(),
+)
 @settings(max_examples=3000, deadline=None)
 def test_what_is_known_is_what_the_parser_would_say(
-    parsed: Parsed, base: tuple[bytes, ...], taught: Any, changes: Any, teach: bool
+    parsed: Parsed, base: tuple[bytes, ...], taught: Any, changes: Any, teach: bool, told: int | None, end: bool
 ) -> None:
     """Of any bytes: recognised are only those of which the parser makes one request, with the same headers and body."""
     heads, learnt_of = KnownHeads(), dict[bytes, Any]()
@@ -193,6 +202,10 @@ def test_what_is_known_is_what_the_parser_would_say(
             heads.learn(whole, found[0].headers)
             learnt_of[whole.shape] = line(found[0])
     data = changed(request(*base), changes)
+    if not end:  # As if the rest were still on its way.
+        data = data.partition(b"\r\n\r\n")[0] + b"\r"
+    if told is not None:  # A length that may be right by where somebody believes the head to end.
+        data = data.replace(b": 17", b": %03d" % (len(data) + 1 - told), 1)
     whole = taken_apart(data)
     headers = heads.headers(whole) if whole is not None else None
     if whole is None or headers is None:
