@@ -14,7 +14,7 @@ from aiohttp.web_protocol import RequestHandler
 from gateway.answer import Answer
 from gateway.event_stream import EventStream
 from gateway.fast_lane import Message, Ride
-from gateway.known_heads import Whole, taken_apart
+from gateway.known_heads import Whole, is_all, taken_apart
 from gateway.problem import wants_problem
 from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError
@@ -32,16 +32,14 @@ PATIENCE = 16
 class EdgeConnection(RequestHandler):
     """One connection."""
 
-    __slots__ = ("_early", "_edge", "_only_whole", "_patience", "_ride")
+    __slots__ = ("_between", "_early", "_edge", "_patience", "_ride")
 
     def __init__(self, edge: "EdgeServer", **kwargs: Any) -> None:
         super().__init__(edge, **kwargs)
         self._edge = edge
         self._ride: Ride | None = None  # The request that is answered past aiohttp's task, if there is one.
         self._early = b""  # What came before its answer was written.
-        self._only_whole = (
-            True  # All that came were whole requests that rode, each by itself: the parser stands between two.
-        )
+        self._between = True  # The parser stands between two requests: each came whole and by itself.
         self._patience = PATIENCE
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -64,14 +62,18 @@ class EdgeConnection(RequestHandler):
             self._early += data
             self._pause_transport_reading()  # Or a client that never reads could fill the memory.
             return
-        whole = taken_apart(data) if self._only_whole else None
+        whole = taken_apart(data) if self._between and self._patience else None
         if whole is None or not self._rides_unparsed(whole):
             self._parse(data, whole)
 
     def _rides_unparsed(self, whole: Whole) -> bool:
         """Whether it was taken by the fast lane past the parser, which stays as it is: between two requests."""
-        lane, headers = self._edge.lane, self._edge.known_heads.headers(whole)
-        if headers is None or lane is None or not lane.open or self._paused or self._close or self._force_close:
+        lane = self._edge.lane
+        if lane is None or not lane.open or self._paused or self._close or self._force_close or not self._is_idle():
+            return False
+        headers = self._edge.known_heads.headers(whole)
+        if headers is None:
+            self._patience -= 1
             return False
         self._patience = PATIENCE
         self._request_count += 1
@@ -83,11 +85,12 @@ class EdgeConnection(RequestHandler):
         before, idle = self._request_count, self._is_idle()
         # Taken away for the moment, so that aiohttp's task is not woken for what a ride will answer.
         waiter, self._waiter = self._waiter, None
-        self._only_whole = False
+        between, self._between = self._between, False
         super().data_received(data)
         self._waiter = waiter
         if self._request_count != before:
             self._edge.headers_watch.stop(self)
+            self._between = between and self._request_count == before + 1 and is_all(data, *self._messages[-1])
             if idle and len(self._messages) == 1 and self._rides(whole):
                 return
             if waiter is not None and not waiter.done():
@@ -105,14 +108,10 @@ class EdgeConnection(RequestHandler):
             return False
         self._messages.clear()
         self._parser.message_consumed()  # type: ignore[union-attr]  # it parsed this a moment ago
-        headers, body = message.headers, payload.read_nowait()
-        only_this = whole is not None and whole.body == body
-        if only_this:
-            self._patience -= 1
-            self._only_whole = self._patience > 0
+        headers, between = message.headers, self._between
         ride = Ride(lane, self, headers, headers.getall("Authorization", []))
-        self._begin(ride, body)
-        if whole is not None and only_this and ride.recognised:
+        self._begin(ride, payload.read_nowait())
+        if whole is not None and between and ride.recognised:
             self._edge.known_heads.learn(whole, headers)
         return True
 

@@ -7,6 +7,8 @@ What is the least out of the ordinary is left to the parser, which is the one ju
 
 from typing import NamedTuple
 
+from aiohttp import StreamReader
+from aiohttp.http import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 
 MOST_HEADS = 1024
@@ -58,6 +60,16 @@ def _value_at(data: bytes, end: int, names: tuple[bytes, bytes]) -> int:
         if at >= 0:
             return at + len(name)
     return -1
+
+
+def is_all(data: bytes, message: object, payload: StreamReader) -> bool:
+    """Whether this message, which the parser made of `data` and of nothing before it, is all of it: no byte waits for more."""
+    if not isinstance(message, RawRequestMessage) or not payload.is_eof():
+        return False
+    if message.upgrade or message.chunked or message.should_close:
+        return False
+    end = data.find(_END)
+    return end >= 0 and end + len(_END) + payload.total_bytes == len(data)
 
 
 class KnownHeads:

@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.connection import PATIENCE, EdgeConnection
+from gateway.fast_lane import FastLane
 from integration.gateway_fixtures import Stack, head_of, running_stack
 from integration.test_gateway_fast_lane import VARIANTS, VARYING, Client, handled, request
 
@@ -160,6 +161,53 @@ async def test_who_never_repeats_a_head_is_not_learnt_from_for_ever(stack: Stack
     edge = stack.gateway._edge
     assert edge is not None
     assert len(edge.known_heads) == PATIENCE
+
+
+@pytest.mark.parametrize("lines", [(), (b"Idempotency-Key: one",)])
+async def test_what_the_handler_answers_is_parsed_and_the_next_one_not(
+    stack: Stack, parses: list[bytes], lines: tuple[bytes, ...]
+) -> None:
+    """A look at the models, or a request that cannot ride, costs its connection nothing for later."""
+    client = await Client.of(stack)
+    await asked(client, request(stack))
+    other = request(stack, *lines) if lines else b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
+    statuses = [(await asked(client, each))[0] for each in (other, request(stack), other, request(stack))]
+
+    assert statuses == [200] * 4
+    assert (len(parses), handled(stack.gateway)) == (3, 2)
+    client.writer.close()
+
+
+async def test_what_comes_while_the_handler_is_at_work_waits_for_it(stack: Stack, parses: list[bytes]) -> None:
+    """Known or not, answers keep the order of their requests."""
+    client = await Client.of(stack)
+    await asked(client, request(stack))
+    stack.worker.hold = True
+    client.writer.write(request(stack, b"Idempotency-Key: two", body=b'{"input":"first"}'))
+    await eventually(lambda: len(stack.gateway.waiters) == 1, "the first waits")
+    client.writer.write(request(stack, body=b'{"input":"second"}'))
+    await eventually(lambda: len(parses) == 3, "the second is there")
+    stack.worker.hold = False
+    outputs = [(await client.answer())[2]["output"] for _ in range(2)]
+
+    assert outputs == ["tsrif", "dnoces"]
+    client.writer.close()
+
+
+async def test_what_was_known_before_an_outage_is_known_after_it(
+    stack: Stack, parses: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing rides all is parsed, and no connection is given up for that."""
+    client = await Client.of(stack)
+    await asked(client, request(stack))
+    with monkeypatch.context() as patch:
+        patch.setattr(FastLane, "open", False)
+        for _ in range(PATIENCE + 1):
+            assert (await asked(client, request(stack)))[0] == 200
+    await asked(client, request(stack))
+
+    assert (len(parses), handled(stack.gateway)) == (PATIENCE + 2, PATIENCE + 1)
+    client.writer.close()
 
 
 async def test_a_gateway_that_leaves_parses_again(stack: Stack, parses: list[bytes]) -> None:

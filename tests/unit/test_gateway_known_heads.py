@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.known_heads import KnownHeads, Whole, taken_apart
+from gateway.known_heads import KnownHeads, Whole, is_all, taken_apart
 
 LINE = b"POST /v1/inference HTTP/1.1"
 BODY = b'{"input":"hello"}'
@@ -34,6 +34,12 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
+def a_parser(loop: asyncio.AbstractEventLoop) -> HttpRequestParser:
+    """As the gateway has it."""
+    protocol = BaseProtocol(loop)
+    return HttpRequestParser(protocol, loop, 2**16, max_line_size=8190, max_field_size=8190, auto_decompress=False)
+
+
 class Parsed:
     """What aiohttp's parser says of some bytes: one request and nothing else, or None."""
 
@@ -41,11 +47,8 @@ class Parsed:
         self._loop = loop
 
     def __call__(self, data: bytes) -> tuple[Any, bytes] | None:
-        parser = HttpRequestParser(
-            BaseProtocol(self._loop), self._loop, 2**16, max_line_size=8190, max_field_size=8190, auto_decompress=False
-        )
         try:
-            messages, _, tail = parser.feed_data(data)
+            messages, _, tail = a_parser(self._loop).feed_data(data)
         except HttpProcessingError:
             return None
         if len(messages) != 1 or tail or not messages[0][1].is_eof():
@@ -190,7 +193,7 @@ CHANGES = st.lists(
     told=st.none() | st.integers(-2, 30),
     end=st.booleans(),
 )
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=2000, deadline=None)
 def test_what_is_known_is_what_the_parser_would_say(
     parsed: Parsed, base: tuple[bytes, ...], taught: Any, changes: Any, teach: bool, told: int | None, end: bool
 ) -> None:
@@ -227,6 +230,44 @@ def line(message: Any) -> tuple[Any, ...]:
     """All that the parser says of a head beside its headers."""
     flags = (message.should_close, message.upgrade, message.chunked, message.compression)
     return (message.method, message.path, message.version, *flags)
+
+
+WHOLES = [
+    request(*USUAL),
+    b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n",
+    request(b"Host: a", b"Transfer-Encoding: chunked", body=b"3\r\nabc\r\n0\r\n\r\n"),
+    request(b"Host: a", b"Connection: Upgrade", b"Upgrade: h2c"),
+    request(*USUAL) + b"POST",
+    b"\r\n" + request(*USUAL) + b"\r\n",
+]
+
+
+@given(base=st.sampled_from(WHOLES), changes=CHANGES | st.just([]))
+@settings(max_examples=2000, deadline=None)
+def test_what_is_all_of_it_leaves_the_parser_between_two(
+    loop: asyncio.AbstractEventLoop, base: bytes, changes: Any
+) -> None:
+    """A request that comes behind it is parsed as if it were the first."""
+    parser, data = a_parser(loop), changed(base, changes)
+    try:
+        messages, _, _ = parser.feed_data(data)
+    except HttpProcessingError:
+        return
+    if len(messages) != 1 or not is_all(data, *messages[0]):
+        return
+
+    parser.message_consumed()
+    ((message, payload),), upgraded, tail = parser.feed_data(request(*USUAL))
+    assert (message.path, payload.read_nowait(), upgraded, tail) == ("/v1/inference", BODY, False, b"")
+    assert [name for name, _ in message.raw_headers] == [each.split(b":")[0] for each in USUAL]
+
+
+@pytest.mark.parametrize(("data", "whole"), list(zip(WHOLES, [True, True, False, False, False, False], strict=True)))
+def test_only_what_has_no_more_behind_it_is_all(loop: asyncio.AbstractEventLoop, data: bytes, whole: bool) -> None:
+    """With a body or without; nothing that changes the protocol or comes in chunks."""
+    (found,) = a_parser(loop).feed_data(data)[0]
+
+    assert is_all(data, *found) is whole
 
 
 def changed(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
