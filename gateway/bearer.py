@@ -10,8 +10,9 @@ _SCHEME = "bearer "
 
 
 def bearer_token(values: Sequence[str], longest_jwt: int = 0) -> str:
-    """The token of a request with these Authorization headers. `longest_jwt`: bytes that one may have which looks like a JWT.
+    """The token of a request with these Authorization headers.
 
+    `longest_jwt`: bytes that a token may have which looks like a JWT; 0: none is taken.
     Raises RequestError: `invalid_request` for more than one header, `invalid_api_key` for none, another scheme, or
     a token that cannot be one of ours.
     """

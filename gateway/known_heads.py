@@ -5,6 +5,7 @@ these two values its head must be, byte for byte, one that the parser has read; 
 What is the least out of the ordinary is left to the parser, which is the one judge of what HTTP is.
 """
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 from aiohttp import StreamReader
@@ -77,7 +78,8 @@ class KnownHeads:
 
     def __init__(self, most: int = MOST_HEADS) -> None:
         self._most = most
-        self._known: dict[bytes, CIMultiDictProxy[str]] = {}
+        # A plain dict looks for its first entry over all that were deleted before it.
+        self._known: OrderedDict[bytes, CIMultiDictProxy[str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -97,7 +99,7 @@ class KnownHeads:
         ):
             return
         if len(self._known) >= self._most:
-            del self._known[next(iter(self._known))]
+            self._known.popitem(last=False)
         kept = CIMultiDict(headers)
         del kept["Authorization"], kept["Content-Length"]
         self._known[whole.shape] = CIMultiDictProxy(kept)
