@@ -27,7 +27,6 @@ from tierlane.bench.plan import Address, read_address
 from tierlane.bench.stack_info import StackInfo, read_stack
 from tierlane.bench.tally import Silence, TierTally
 from tierlane.bench.wire import Response
-from tierlane.up.ports import claim_port
 
 STACK = ("--backend", "simulated:50", "--workers", "2", "--max-batch-size", "64")
 ROLES = ("gateway", "redis")
@@ -190,8 +189,7 @@ def started(name: str, customers: int) -> Iterator[Subject]:
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--data-dir", f"{home}/data", *STACK]
         with (Path(home) / "up.log").open("wb") as log:
-            port = str(claim_port("127.0.0.1", 0))
-            up = subprocess.Popen([*command, "--port", port], stdout=log, stderr=log)
+            up = subprocess.Popen([*command, "--port", "0"], stdout=log, stderr=log)
         try:
             _wait_for(Path(home) / "data" / "stack.json", up, Path(home) / "up.log")
             yield Subject(name, customers, Path(home) / "data" / "stack.json")

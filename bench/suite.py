@@ -19,6 +19,7 @@ from cases import (
     batching,
     customers,
     depth,
+    disk,
     duration,
     idle,
     memory,
@@ -40,6 +41,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 CASES: Mapping[str, Callable[..., Outcome]] = {
     "throughput": throughput.run,
+    "disk": disk.run,
     "idle": idle.run,
     "saturation": saturation.run,
     "overload": overload.run,

@@ -10,7 +10,8 @@ from pathlib import Path
 import aiohttp
 
 from eventually import eventually
-from stack import Stack, free_port
+from stack import Stack
+from tierlane.up.ports import held_port
 
 
 def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
@@ -30,15 +31,15 @@ def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
 @asynccontextmanager
 async def second_gateway(stack: Stack, home: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
     """Another gateway on the same Redis and PostgreSQL: its process and its address."""
-    port = free_port()
-    process = _start(stack, home, port)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        await eventually(lambda: _ready(url), "the second gateway is ready", 30.0)
-        yield process, url
-    finally:
-        process.kill()
-        process.wait()
+    with held_port("127.0.0.1", 0) as port:
+        process = _start(stack, home, port)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            await eventually(lambda: _ready(url), "the second gateway is ready", 30.0)
+            yield process, url
+        finally:
+            process.kill()
+            process.wait()
 
 
 async def _ready(url: str) -> bool:

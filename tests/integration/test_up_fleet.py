@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from up_harness import RunningUp, free_port, working_in
+from up_harness import RunningUp, working_in
 
 
 class Scaled:
@@ -16,7 +16,7 @@ class Scaled:
     def __init__(self, home: Path, *flags: str) -> None:
         self._advice = home / "advice.json"
         self.advise(healthy=1, recommended=1)
-        self.up = RunningUp(home / "data", free_port(), *flags, env={"STAND_IN_ADVICE": str(self._advice)})
+        self.up = RunningUp(home / "data", 0, *flags, env={"STAND_IN_ADVICE": str(self._advice)})
 
     def advise(self, *, healthy: int, recommended: int) -> None:
         row = {"current_workers": healthy, "recommended_workers": recommended, "reason": "the test wants it"}

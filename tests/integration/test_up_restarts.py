@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from eventually import eventually
-from up_harness import RunningUp, free_port, running, working_in
+from up_harness import RunningUp, running, working_in
 
 
 @pytest.fixture
 async def up(tmp_path: Path) -> AsyncIterator[RunningUp]:
     """A ready stack with one worker."""
-    stack = RunningUp(tmp_path / "data", free_port(), "workers=1")
+    stack = RunningUp(tmp_path / "data", 0, "workers=1")
     await stack.ready()
     await eventually(lambda: "worker-1-model" in stack.pids(), "the model process")
     yield stack
@@ -109,7 +109,7 @@ async def test_a_start_right_after_a_kill_works_on_the_same_data(up: RunningUp) 
     up.process.wait()
     (up.data_dir / "stack.json").unlink()
 
-    again = RunningUp(up.data_dir, free_port(), "workers=1")
+    again = RunningUp(up.data_dir, 0, "workers=1")
 
     try:
         assert (await again.ready())["keys"] == before["keys"]
@@ -122,7 +122,7 @@ async def test_a_start_right_after_a_kill_works_on_the_same_data(up: RunningUp) 
 @pytest.mark.parametrize("delay_s", [0.15, 0.5, 1.0])
 async def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, delay_s: float) -> None:
     """At whatever moment of the start `up` is killed, its processes go with it."""
-    up = RunningUp(tmp_path / "data", free_port())
+    up = RunningUp(tmp_path / "data", 0)
     begun = time.monotonic()
     await eventually(lambda: time.monotonic() - begun > delay_s, "the moment of the kill")
     processes = up.all_processes()

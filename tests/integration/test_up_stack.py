@@ -65,11 +65,11 @@ async def test_a_ready_stack_describes_itself_and_stops_cleanly(tmp_path: Path, 
 
 async def test_a_later_start_has_the_same_keys_and_token(tmp_path: Path, stacks: list[RunningUp]) -> None:
     """Keys, token and data are those of the first start."""
-    first = RunningUp(tmp_path / "data", free_port())
+    first = RunningUp(tmp_path / "data", 0)
     stacks.append(first)
     before = await first.ready()
     await first.interrupt()
-    second = RunningUp(tmp_path / "data", free_port())
+    second = RunningUp(tmp_path / "data", 0)
     stacks.append(second)
 
     after = await second.ready()
@@ -81,10 +81,10 @@ async def test_a_later_start_has_the_same_keys_and_token(tmp_path: Path, stacks:
 
 async def test_a_second_up_on_one_data_dir_is_refused(tmp_path: Path, stacks: list[RunningUp]) -> None:
     """The second says who has the directory and exits with 1; the first is not disturbed."""
-    first = RunningUp(tmp_path / "data", free_port())
+    first = RunningUp(tmp_path / "data", 0)
     stacks.append(first)
     await first.ready()
-    second = RunningUp(tmp_path / "data", free_port())
+    second = RunningUp(tmp_path / "data", 0)
     stacks.append(second)
 
     assert await second.ended(within_s=10.0) == 1
@@ -111,7 +111,7 @@ async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, s
 
 async def test_an_ephemeral_stack_leaves_only_small_files(tmp_path: Path, stacks: list[RunningUp]) -> None:
     """Server data is in a temporary directory that is gone at the end; stack.json is in the data directory."""
-    up = RunningUp(tmp_path / "data", free_port(), "ephemeral=true")
+    up = RunningUp(tmp_path / "data", 0, "ephemeral=true")
     stacks.append(up)
     stack = await up.ready()
     home = Path(stack["redis_url"].removeprefix("unix://")).parent.parent
@@ -129,7 +129,7 @@ def _kept(directory: Path) -> set[str]:
 
 async def test_a_role_that_refuses_its_settings_ends_the_start(tmp_path: Path, stacks: list[RunningUp]) -> None:
     """Exit code 2 of a role is not retried: its message is shown and all is stopped."""
-    up = RunningUp(tmp_path / "data", free_port(), env={"STAND_IN_REFUSES": "1"})
+    up = RunningUp(tmp_path / "data", 0, env={"STAND_IN_REFUSES": "1"})
     stacks.append(up)
 
     assert await up.ended(within_s=20.0) == 1
@@ -140,7 +140,7 @@ async def test_a_role_that_refuses_its_settings_ends_the_start(tmp_path: Path, s
 
 async def test_roles_that_ignore_sigterm_do_not_delay_ctrl_c(tmp_path: Path, stacks: list[RunningUp]) -> None:
     """Hanging gateways, workers and schedulers are killed, and the whole still ends within 5 s."""
-    up = RunningUp(tmp_path / "data", free_port(), env={"STAND_IN_STUBBORN": "1"})
+    up = RunningUp(tmp_path / "data", 0, env={"STAND_IN_STUBBORN": "1"})
     stacks.append(up)
     await up.ready()
     processes = up.all_processes()
@@ -152,7 +152,7 @@ async def test_roles_that_ignore_sigterm_do_not_delay_ctrl_c(tmp_path: Path, sta
 
 async def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, stacks: list[RunningUp]) -> None:
     """Who is impatient does not wait for the grace of hanging roles."""
-    up = RunningUp(tmp_path / "data", free_port(), env={"STAND_IN_STUBBORN": "1"})
+    up = RunningUp(tmp_path / "data", 0, env={"STAND_IN_STUBBORN": "1"})
     stacks.append(up)
     await up.ready()
     processes = up.all_processes()
@@ -168,7 +168,7 @@ async def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, stacks: list[Runnin
 async def test_a_model_of_another_backend_is_disabled(tmp_path: Path, stacks: list[RunningUp]) -> None:
     """After a start with another backend, only the new model is enabled."""
     for backend in ("simulated", "tiny"):
-        up = RunningUp(tmp_path / "data", free_port(), f"backend={backend}")
+        up = RunningUp(tmp_path / "data", 0, f"backend={backend}")
         stacks.append(up)
         stack = await up.ready()
         connection = await asyncpg.connect(stack["database_url"].replace("+asyncpg", ""))

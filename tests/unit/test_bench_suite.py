@@ -4,7 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import customers, depth, duration, idle, memory, overload, peers, saturation, streams, throughput, workers
+from cases import (
+    customers,
+    depth,
+    disk,
+    duration,
+    idle,
+    memory,
+    overload,
+    peers,
+    saturation,
+    streams,
+    throughput,
+    workers,
+)
 from cases.outcome import Check, at_least, at_most, none_of
 from cases.page import TITLES, machine, write_page
 from suite import CASES, holds, measured
@@ -52,6 +65,33 @@ def test_throughput_is_judged_by_connections() -> None:
 def test_throughput_fails_by_each_figure(change: dict[str, Any]) -> None:
     """Whatever else is right."""
     assert False in verdicts(throughput.judge({"1000": found(**change)})).values()
+
+
+def test_on_disk_is_told_by_medians_beside_in_memory() -> None:
+    """One slow round does not speak for its kind."""
+    slow = found(rate=3_000, cpu_us={"gateway": 200.0, "redis": 100.0}, max_ms=900, rewrites=2)
+    in_memory, on_disk = (
+        found(max_ms=300, rewrites=0),
+        found(cpu_us={"gateway": 50.0, "redis": 40.0}, max_ms=400, rewrites=3),
+    )
+
+    told = {c.figure: c.measured for c in disk.judge({"memory": [in_memory] * 3, "disk": [on_disk, slow, on_disk]})}
+
+    assert told["on disk: requests/s"] == "12,000"
+    assert told["on disk: p50, p99, at most"] == "80.0, 200, 400 ms"
+    assert told["on disk: CPU of a request, all roles"] == "90.0 us (gateway 50.0, redis 40.0)"
+    assert told["in memory: Redis' CPU over the gateways'"] == "0.600"
+    assert told["on disk: Redis' CPU over the gateways'"] == "0.800"
+    assert told["on disk: times that Redis rewrote its file"] == "8"
+
+
+@pytest.mark.parametrize("change", [{"errors": 1}, {"rows_off": 1}])
+def test_on_disk_nothing_is_lost_in_any_round(change: dict[str, Any]) -> None:
+    """Where one round lost something, it fails, whatever the others did."""
+    well, ill = found(max_ms=300, rewrites=1), found(max_ms=300, rewrites=1, **change)
+
+    assert False not in verdicts(disk.judge({"memory": [well], "disk": [well]})).values()
+    assert False in verdicts(disk.judge({"memory": [well] * 3, "disk": [well, well, ill]})).values()
 
 
 def test_idle_counts_what_is_added_to_the_gpu() -> None:

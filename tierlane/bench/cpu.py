@@ -13,8 +13,12 @@ import psutil
 
 from tierlane.bench.stack_info import ProcessInfo
 
-WITH_CHILDREN = frozenset({"postgres"})
-"""Roles whose work is done in child processes that the stack file does not list."""
+WITH_CHILDREN = frozenset({"postgres", "redis"})
+"""Roles part of whose work is done in child processes that the stack file does not list: Redis rewrites its append-only
+file in one."""
+
+MEMORY_OF_CHILDREN = frozenset({"postgres"})
+"""Those whose children hold memory of their own; Redis' child is a copy that shares its parent's pages."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,10 @@ def read_cpu(processes: Iterable[ProcessInfo]) -> list[ProcessCpu]:
     for info in processes:
         with suppress(psutil.Error):
             process = psutil.Process(info.pid)
-            whole_tree = info.role in WITH_CHILDREN
-            seconds = _tree_seconds(process) if whole_tree else _seconds(process)
-            rss = process.memory_info().rss + (_own_memory_of_children(process) if whole_tree else 0)
+            seconds = _tree_seconds(process) if info.role in WITH_CHILDREN else _seconds(process)
+            rss = process.memory_info().rss
+            if info.role in MEMORY_OF_CHILDREN:
+                rss += _own_memory_of_children(process)
             readings.append(ProcessCpu(info.role, info.name, info.pid, process.create_time(), seconds, rss))
     return readings
 

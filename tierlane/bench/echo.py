@@ -21,7 +21,7 @@ from tierlane.bench.plan import Address, Plan
 from tierlane.bench.stack_info import ProcessInfo
 from tierlane.bench.tally import TierTally, new_tallies
 from tierlane.bench.traffic import Traffic
-from tierlane.up.ports import claim_port
+from tierlane.up.ports import held_port
 
 HOST = "127.0.0.1"
 WARMUP_S = 1.0
@@ -43,8 +43,8 @@ class EchoResult:
 
 async def measure_echo(plan: Plan, keys: Sequence[Sequence[str]], processes: int) -> EchoResult | None:
     """Start, load and stop so many echo processes; None when they do not start."""
-    port = claim_port(HOST, 0)
     async with AsyncExitStack() as stack:
+        port = stack.enter_context(held_port(HOST, 0))
         try:
             async with asyncio.timeout(START_S):
                 started = [await stack.enter_async_context(_started(port)) for _ in range(processes)]

@@ -8,6 +8,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -32,7 +33,7 @@ from tierlane.up.leash import Leash
 from tierlane.up.log_lines import LogLines
 from tierlane.up.members import Member, RoleMember, ServerMember
 from tierlane.up.models import ModelProcesses
-from tierlane.up.ports import claim_port
+from tierlane.up.ports import held_port
 from tierlane.up.roles import RoleEnvironment, role_command
 from tierlane.up.supervisor import Supervisor
 
@@ -61,6 +62,7 @@ class ChaosStack:
         self._proxies: dict[Place, list[FaultProxy]] = {Place.REDIS_PROXY: [], Place.POSTGRES_PROXY: []}
         self._aside = Aside()
         self._watching: asyncio.Task[None] | None = None
+        self._ports = ExitStack()
         self._urls: list[str] = []
         self._customers: tuple[Customer, ...] = ()
         self.runs = home.path / "runs"
@@ -111,6 +113,7 @@ class ChaosStack:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         self._aside.close()
+        self._ports.close()
 
     def kill(self) -> None:
         """Kill everything at once."""
@@ -206,7 +209,7 @@ class ChaosStack:
         for number in range(shape.workers):
             await self._start_role(Place.WORKER, number, database=False)
         for number in range(shape.gateways):
-            port = claim_port(HOST, 0)
+            port = self._ports.enter_context(held_port(HOST, 0))  # Also while it is killed.
             await self._start_role(Place.GATEWAY, number, database=True, port=port)
             self._urls.append(f"http://{HOST}:{port}")
 

@@ -16,7 +16,7 @@ from tierlane.up.data_dir import DataDir
 from tierlane.up.errors import StackError
 from tierlane.up.leash import MARK_VARIABLE, Leash
 from tierlane.up.log_lines import LogLines, standard_output
-from tierlane.up.ports import claim_port
+from tierlane.up.ports import held_port
 from tierlane.up.roles import Command, role_command
 from tierlane.up.stack import Stack
 
@@ -37,25 +37,23 @@ def run(settings: Settings, command: Command = role_command) -> int:
 def _run_locked(settings: Settings, lines: LogLines, command: Command) -> int:
     data_dir = DataDir(settings.data_dir)
     try:
-        settings = _completed(settings, data_dir)
-        # Inherited by every process that is started from here on.
-        os.environ[MARK_VARIABLE] = secrets.token_hex(16)
-        leash = Leash(data_dir.lock_fd)
-        try:
-            asyncio.run(_serve(Stack(settings, data_dir, leash, lines, command), lines))
-        finally:
-            leash.release()
+        with held_port(settings.host, settings.port) as port:
+            settings = _completed(settings, data_dir, port)
+            # Inherited by every process that is started from here on.
+            os.environ[MARK_VARIABLE] = secrets.token_hex(16)
+            leash = Leash(data_dir.lock_fd)
+            try:
+                asyncio.run(_serve(Stack(settings, data_dir, leash, lines, command), lines))
+            finally:
+                leash.release()
     finally:
         data_dir.release()
     return 0
 
 
-def _completed(settings: Settings, data_dir: DataDir) -> Settings:
+def _completed(settings: Settings, data_dir: DataDir, port: int) -> Settings:
     """Fill in what only `up` can: absolute path, a real port, a token."""
-    updates: dict[str, object] = {
-        "data_dir": data_dir.path,
-        "port": claim_port(settings.host, settings.port),
-    }
+    updates: dict[str, object] = {"data_dir": data_dir.path, "port": port}
     if not settings.service_token.get_secret_value():
         updates["service_token"] = SecretStr(data_dir.service_token())
     return settings.model_copy(update=updates)

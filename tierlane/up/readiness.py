@@ -1,8 +1,8 @@
 """When a stack is ready: a gateway says so, and at least one worker of each pool has its model loaded."""
 
 import asyncio
+import http.client
 import json
-import urllib.error
 import urllib.request
 from typing import Any
 
@@ -37,11 +37,11 @@ def _healthy_gpus(body: bytes) -> int:
 
 
 def _get(url: str, token: str | None) -> bytes | None:
-    """Return the body of a 200 answer, None for any other answer or none."""
+    """Return the body of a 200 answer, None for any other answer, for none, and for what is no answer at all."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the URL is always our own http://
     try:
         with _opener.open(request, timeout=CALL_TIMEOUT_S) as answer:
             return bytes(answer.read()) if answer.status == 200 else None
-    except (OSError, urllib.error.URLError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return None
