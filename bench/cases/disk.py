@@ -10,7 +10,7 @@ from typing import Any
 
 from cases.outcome import Check, Outcome, none_of, told
 from cases.stand import started
-from cases.throughput import by_role, loaded
+from cases.throughput import by_role, load_notes, loaded
 from redis.asyncio import Redis
 
 CONNECTIONS = 1000
@@ -25,7 +25,7 @@ def run(*, quick: bool) -> Outcome:
     for number in range(rounds):
         for kind in list(KINDS)[:: -1 if number % 2 else 1]:
             data[kind].append(_round(seconds, durable=kind == "disk"))
-    return Outcome(judge(data), data, [])
+    return Outcome(judge(data), data, load_notes())
 
 
 def judge(data: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:

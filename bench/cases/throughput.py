@@ -31,8 +31,12 @@ def run(*, quick: bool) -> Outcome:
     with started(workers=34, gateways=GATEWAYS) as stand:
         stand.raise_limits()
         data = {str(connections): measure(stand, connections, seconds, warm) for connections in CONNECTIONS}
-    notes = [] if wrk.installed() else ["wrk is not installed, so the load is that of `tierlane bench --mode closed`."]
-    return Outcome(judge(data), data, notes)
+    return Outcome(judge(data), data, load_notes())
+
+
+def load_notes() -> list[str]:
+    """What to say of the load, where it is not the usual one."""
+    return [] if wrk.installed() else ["wrk is not installed, so the load is that of `tierlane bench --mode closed`."]
 
 
 def judge(data: Mapping[str, Any]) -> list[Check]:
