@@ -12,7 +12,8 @@ from typing import Literal, TypedDict
 
 from gateway.beat import Beat
 from gateway.catalog_view import CatalogView, ModelRow, SnapshotView
-from gateway.limits import LiveLimits, healthy_rates
+from gateway.limits import LiveLimits
+from ratelimit.capacity import Evidence
 from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules
 from scheduler.observation import Observation
 
@@ -144,7 +145,7 @@ class ScaleAdvice:
         models = [model for model in snapshot.models.values() if model.enabled and model.pool == self._pool]
         workers = [worker for worker in seen.workers if worker.healthy]
         demand = sum(self._limits.demand(tier.name) for tier in snapshot.tiers)
-        rate, measured = self._rate(healthy_rates(seen, snapshot, self._pool), models)
+        rate, measured = self._rate(models)
         busy = sum(worker.utilization for worker in workers) / len(workers) if workers else 0.0
         used = min(busy, demand / (rate * len(workers))) if measured and workers else busy
         target = min((model.target_utilization for model in models), default=1.0)
@@ -162,11 +163,11 @@ class ScaleAdvice:
         }
         return Sample(len(workers), seen.total_gpus, backlog, demand, rate, target, used), inputs
 
-    def _rate(self, rates: Sequence[float], models: Sequence[ModelRow]) -> tuple[float, bool]:
+    def _rate(self, models: Sequence[ModelRow]) -> tuple[float, bool]:
         """What a worker does, requests/s, and whether that was ever measured; else it is what the models' rows say."""
-        measured = [rate for rate in rates if rate > 0]
-        if measured:
-            self._measured_rps = sum(measured) / len(measured)
+        estimate, gpus = self._limits.estimate, self._limits.healthy_gpus
+        if estimate.evidence in (Evidence.MEASURED, Evidence.FIXED) and gpus:
+            self._measured_rps = estimate.rps / gpus
         prior = min((model.rps_per_gpu for model in models), default=0.0)
         return self._measured_rps or prior, self._measured_rps > 0
 

@@ -18,6 +18,7 @@ from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, t
 from gateway.limits import MEMORY_EASED
 from gateway.losses import SILENT, Loss
 from gateway.restarts import Restart, restarted
+from ratelimit.capacity import Evidence
 from scheduler.observation import Observation, WorkerView
 
 STALE_LOOK_S = 2.0
@@ -39,6 +40,8 @@ class HealthInputs:
     subscribed: bool
     leaving: bool
     capacity_rps: float
+    capacity_evidence: Evidence = Evidence.PRIOR
+    capacity_confidence: float = 0.0
     memory_share: float = 0.0  # Of Redis' memory limit, 0..1.
     short_of_memory: bool = False  # New requests are refused for it.
     factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> part of its limits in force, all tiers.
@@ -92,6 +95,8 @@ def _figures(inputs: HealthInputs) -> HealthFigures:
         "healthy_gpus": len(workers),
         "total_gpus": seen.total_gpus if seen else 0,
         "capacity_rps": round(inputs.capacity_rps, 3) if workers else 0.0,
+        "capacity_evidence": inputs.capacity_evidence,
+        "capacity_confidence": round(inputs.capacity_confidence, 3),
         "tiers": {name: tier_figures(name, part, seen) for name, part in inputs.factors.items()},
         "dlq": seen.dlq if seen else 0,
         "audit_lag_ms": inputs.audit_lag_ms,

@@ -3,6 +3,7 @@
 from typing import Literal, NotRequired, TypedDict
 
 from gateway.finding import Check, Status
+from ratelimit.capacity import Evidence
 
 
 class TierHealth(TypedDict):
@@ -19,7 +20,11 @@ class TierHealth(TypedDict):
 
 
 class HealthFigures(TypedDict):
-    """What is counted. `gpu_utilization` and `padding_waste` are 0..1; `audit_lag_ms` is null where it cannot be read."""
+    """What is counted. `gpu_utilization` and `padding_waste` are 0..1; `audit_lag_ms` is null where it cannot be read.
+
+    `capacity_evidence` is what the capacity is derived from, `capacity_confidence` (0..1) how near to full the batches were
+    that were measured.
+    """
 
     gpu_utilization: float
     padding_waste: float
@@ -28,6 +33,8 @@ class HealthFigures(TypedDict):
     healthy_gpus: int
     total_gpus: int
     capacity_rps: float
+    capacity_evidence: Evidence
+    capacity_confidence: float
     tiers: dict[str, TierHealth]
     dlq: int
     audit_lag_ms: int | None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gateway.finding import LEVELS, Check, Status
 from gateway.health_document import Health, HealthFigures, HealthOfPools, PoolHealth, TierHealth
+from ratelimit.capacity import Evidence
 
 
 def together(found: Mapping[str, tuple[int, Health]]) -> tuple[int, Health]:
@@ -67,6 +68,8 @@ def _figures(documents: Sequence[Health]) -> HealthFigures:
         "healthy_gpus": gpus,
         "total_gpus": sum(each["total_gpus"] for each in documents),
         "capacity_rps": round(sum(each["capacity_rps"] for each in documents), 3),
+        "capacity_evidence": max((each["capacity_evidence"] for each in documents), key=list(Evidence).index),
+        "capacity_confidence": min(each["capacity_confidence"] for each in documents),
         # Each was made at a moment of its own: a tier that came or went in between is not in all.
         "tiers": {name: _tier([each["tiers"][name] for each in documents if name in each["tiers"]]) for name in names},
         "dlq": sum(each["dlq"] for each in documents),
@@ -98,6 +101,8 @@ def _pool(document: Health) -> PoolHealth:
         "healthy_gpus": document["healthy_gpus"],
         "total_gpus": document["total_gpus"],
         "capacity_rps": document["capacity_rps"],
+        "capacity_evidence": document["capacity_evidence"],
+        "capacity_confidence": document["capacity_confidence"],
         "tiers": document["tiers"],
         "dlq": document["dlq"],
         "audit_lag_ms": document["audit_lag_ms"],

@@ -108,6 +108,8 @@ class Judging:
             subscribed=parts.subscriber.subscribed.is_set(),
             leaving=self._doors.leaving,
             capacity_rps=parts.limits.capacity_rps,
+            capacity_evidence=parts.limits.estimate.evidence,
+            capacity_confidence=parts.limits.estimate.confidence,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},

@@ -1,7 +1,10 @@
 """The gateway's use of ratelimit/: observations and demand in, tier limits and each tier's factor out.
 
+The capacity is learnt (ratelimit/capacity.py). Before any GPU of the pool has run a batch there is only a guess, and no
+limit is built on it: the predicted wait, the shed rules and the depth of the queues decide.
+
 Stale input fails in a declared direction: the last capacity holds for 10 s, then it falls to what one GPU of the
-pool is said to do. A pool with no healthy GPU keeps its last capacity for the two seconds in which it may come back;
+pool does. A pool with no healthy GPU keeps its last capacity for the two seconds in which it may come back;
 then requests are refused outright.
 
 Everything is computed from what all gateways publish, this one's part of it as it was published: so all of them come
@@ -10,12 +13,13 @@ to the same, whichever of them a customer asks.
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import msgspec
 
 from gateway.admitter import Limits
 from gateway.catalog_view import ModelRow, SnapshotView, TierRow
-from ratelimit.capacity import capacity_rps, rate_rps
+from ratelimit.capacity import Capacity, CapacityEstimator, Evidence, GpuRate, PoolLoad
 from ratelimit.shares import TierShare, allocate, ceilings, factor
 from ratelimit.slew import relax
 from scheduler.admission import TierLimit
@@ -27,6 +31,12 @@ MEMORY_FULL = 0.8  # From this part of its memory limit on, Redis is given no ne
 MEMORY_EASED = 0.75  # until it is under this one: what is queued must always have room to end.
 TIER_BURST_S = 1.0  # A tier's bucket holds what its rate gives in so long.
 LONGEST_STEP_S = 1.0  # Limits relax by no more at once: time in which nobody looked was not seen to be calm.
+UNBOUNDED_RPS = 1e9  # Shared out while the capacity is only a guess: more than any pool serves.
+BACKLOG_RUNS = (
+    2.0  # A request that waits longer than so many runs is behind a backlog; without one it leaves with the next.
+)
+BACKLOG_LEAST_MS = 100.0  # Shorter waits are those of batch windows and timers.
+LIMITING_SHARE = 0.005  # Of what arrives; fewer refusals are not worth a probe.
 
 
 class LiveLimits:
@@ -46,6 +56,10 @@ class LiveLimits:
         self._limits = Limits((), 0.0)
         self._observed_at: float | None = None
         self._no_gpu_since: float | None = None
+        self._estimator = CapacityEstimator()
+        self._learnt_rps = 0.0  # Of each GPU, at the last look.
+        self.estimate = Capacity(0.0, Evidence.PRIOR, 0.0)
+        """What the GPUs can do, and how that is known."""
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
         self.memory_share = 0.0
@@ -55,9 +69,10 @@ class LiveLimits:
         """Take a fresh look at the pool and allocate anew."""
         if self._observed_at is None:  # Others may still be on their way back up: begin where they are.
             self._factors = _lowest(observation.gateways)
+            self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
-        self._count(healthy_rates(observation, snapshot, self._pool), snapshot, now)
+        self._count(observation, snapshot, now)
         self._demand = _total(observation.gateways, "demand_rps")
         self._drain = _total(observation.gateways, "answered_rps")
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
@@ -65,7 +80,8 @@ class LiveLimits:
     def lapse(self, snapshot: SnapshotView, now: float) -> None:
         """There is no fresh look: hold the last one, later fall to the floor. Of Redis' memory nothing is known then."""
         if self._observed_at is None or now - self._observed_at > HOLD_S:
-            self.capacity_rps, self.healthy_gpus = _floor(snapshot, self._pool), 1
+            self.estimate = self._of_one_gpu(snapshot)
+            self.capacity_rps, self.healthy_gpus = self.estimate.rps * _target(snapshot, self._pool), 1
             self._drain = {}
             self.memory(0.0)
             self._allocate(snapshot, 0.0)
@@ -74,7 +90,7 @@ class LiveLimits:
         """What to tell admission. A changed catalog is obeyed at once, not with the next observation."""
         if snapshot is not self._snapshot:
             if self.capacity_rps <= 0:
-                self.capacity_rps = _floor(snapshot, self._pool)
+                self._guess(snapshot)
             self._allocate(snapshot, 0.0)
         return self._limits
 
@@ -115,36 +131,75 @@ class LiveLimits:
     def told(self, stats: GatewayStats) -> GatewayStats:
         """What is published: what was metered, with what is shared out here."""
         tiers = {name: self._told(name, each) for name, each in stats.tiers.items()}
-        return msgspec.structs.replace(stats, tiers=tiers, capacity_rps=round(self.capacity_rps, 3))
+        return msgspec.structs.replace(
+            stats,
+            tiers=tiers,
+            capacity_rps=round(self.capacity_rps, 3),
+            capacity_evidence=self.estimate.evidence.value,
+            capacity_confidence=round(self.estimate.confidence, 3),
+            capacity_correction=round(self._estimator.correction, 4),
+        )
 
     def _told(self, name: str, stats: TierStats) -> TierStats:
         allocated_rps = round(self.allocated(name), 3)
         return msgspec.structs.replace(stats, factor=round(self.factor(name), 4), allocated_rps=allocated_rps)
 
-    def _count(self, rates: Sequence[float], snapshot: SnapshotView, now: float) -> None:
-        """Take the rates of the healthy GPUs."""
-        self.healthy_gpus = len(rates)
-        if rates:
+    def _count(self, observation: Observation, snapshot: SnapshotView, now: float) -> None:
+        """Take what the healthy GPUs report and what the queues show."""
+        gpus = healthy_gpus(observation)
+        self.healthy_gpus = len(gpus)
+        if gpus:
             self._no_gpu_since = None
-            self.capacity_rps = _capacity(rates, snapshot, self._pool)
+            self.estimate = self._estimated(gpus, observation, snapshot, now)
+            self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
         elif self._no_gpu_since is None:
             self._no_gpu_since = now
         if self.capacity_rps <= 0:
-            self.capacity_rps = _floor(snapshot, self._pool)
+            self._guess(snapshot)
+
+    def _estimated(
+        self, gpus: Sequence[GpuRate], observation: Observation, snapshot: SnapshotView, now: float
+    ) -> Capacity:
+        prior_rps, fixed = _prior(snapshot, self._pool)
+        if fixed:
+            return Capacity(prior_rps * len(gpus), Evidence.FIXED, 1.0)
+        batch = batch_size(snapshot, self._pool)
+        load = pool_load(observation, gpus, snapshot, self._factors)
+        return self._estimator.look(gpus, batch, prior_rps, load, now)
+
+    def _of_one_gpu(self, snapshot: SnapshotView) -> Capacity:
+        if self.estimate.rps <= 0:
+            prior_rps, fixed = _prior(snapshot, self._pool)
+            return Capacity(prior_rps, Evidence.FIXED if fixed else Evidence.PRIOR, float(fixed))
+        return self.estimate._replace(rps=self.estimate.rps / max(1, self.healthy_gpus))
+
+    def _guess(self, snapshot: SnapshotView) -> None:
+        self.estimate = self._of_one_gpu(snapshot)
+        self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
 
     def _allocate(self, snapshot: SnapshotView, elapsed_s: float) -> None:
         shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in snapshot.tiers]
+        shared_rps = self.capacity_rps if self.estimate.binding else UNBOUNDED_RPS
         self._snapshot = snapshot
-        self._allocated = allocate(self.capacity_rps, shares, self._demand)
-        self._ceilings = ceilings(self.capacity_rps, shares, self._demand)
-        self._factors = {tier.name: self._next_factor(tier, elapsed_s) for tier in snapshot.tiers}
-        self._limits = Limits([self._tier_limit(tier, snapshot.tiers) for tier in snapshot.tiers], self.capacity_rps)
+        self._allocated = allocate(shared_rps, shares, self._demand)
+        self._ceilings = ceilings(shared_rps, shares, self._demand)
+        learnt = self._learnt()
+        self._factors = {tier.name: self._next_factor(tier, elapsed_s, learnt) for tier in snapshot.tiers}
+        limits = [self._tier_limit(tier, snapshot.tiers) for tier in snapshot.tiers]
+        self._limits = Limits(limits, self.estimate.wait_rps * _target(snapshot, self._pool))
 
-    def _next_factor(self, tier: TierRow, elapsed_s: float) -> float:
+    def _learnt(self) -> float:
+        """How many times more each GPU is known to do than at the last look; 1 where it is not more."""
+        each_rps = self.estimate.rps / max(1, self.healthy_gpus)
+        before_rps, self._learnt_rps = self._learnt_rps, each_rps
+        return max(1.0, each_rps / before_rps) if before_rps > 0 else 1.0
+
+    def _next_factor(self, tier: TierRow, elapsed_s: float, learnt: float) -> float:
         if tier.shadow:  # What is not enforced is not announced either.
             return 1.0
         target = factor(self.allocated(tier.name), self.demand(tier.name))
-        return relax(self.factor(tier.name), target, elapsed_s)
+        # Capacity that was learnt was there all the time: limits relax slowly only where it may go again.
+        return relax(min(1.0, self.factor(tier.name) * learnt), target, elapsed_s)
 
     def _tier_limit(self, tier: TierRow, tiers: Sequence[TierRow]) -> TierLimit:
         rate = self.ceiling(tier.name)
@@ -161,34 +216,58 @@ class LiveLimits:
         )
 
 
-def healthy_rates(observation: Observation, snapshot: SnapshotView, pool: str) -> list[float]:
-    """What each healthy worker does with full batches, requests/s; 0 where that was not measured."""
-    batch = min((model.max_batch_size for model in _models(snapshot, pool)), default=0)
-    return [_rate(worker, batch) for worker in observation.workers if worker.healthy]
+def healthy_gpus(observation: Observation) -> list[GpuRate]:
+    """What each healthy worker reports of its model's speed."""
+    return [_gpu_rate(worker) for worker in observation.workers if worker.healthy]
 
 
-def _capacity(rates: Sequence[float], snapshot: SnapshotView, pool: str) -> float:
+def batch_size(snapshot: SnapshotView, pool: str) -> int:
+    """Requests in a full batch: the pool's GPUs run all its models, so the most careful row speaks for the pool."""
+    return min((model.max_batch_size for model in _models(snapshot, pool)), default=0)
+
+
+def pool_load(
+    observation: Observation, gpus: Sequence[GpuRate], snapshot: SnapshotView, factors: Mapping[str, float]
+) -> PoolLoad:
+    """Whether requests are backlogged behind busy GPUs, and whether any are refused for capacity."""
+    paused = {tier.name for tier in snapshot.tiers if tier.paused}
+    tiers = [tier for tier in observation.tiers.values() if tier.name not in paused]
+    runs_ms = [worker.service_p95_ms for worker in observation.workers if worker.healthy and worker.service_p95_ms > 0]
+    run_ms = median(runs_ms) if runs_ms else 0.0
+    long_ms = max(BACKLOG_LEAST_MS, BACKLOG_RUNS * run_ms)
+    late = any(tier.depth and tier.oldest_ms > long_ms for tier in tiers)
+    busy = observation.leased_batches >= sum(gpu.concurrency for gpu in gpus)
+    stats = [each for gateway in observation.gateways for each in gateway.tiers.values()]
+    shed_rps, arrived_rps = sum(each.shed_per_second for each in stats), sum(each.arrived_rps for each in stats)
+    lowered = any(part < 1 for part in factors.values())
+    return PoolLoad(
+        backlogged=busy and late and run_ms > 0,
+        limiting=lowered or shed_rps > LIMITING_SHARE * arrived_rps,
+        run_ms=run_ms,
+    )
+
+
+def _gpu_rate(worker: WorkerView) -> GpuRate:
+    if worker.seen_batch <= 0 and worker.rps > 0:  # An older worker sends one figure, that of full batches.
+        return GpuRate(item_ms=1000 / worker.rps, seen_batch=math.inf, served_rps=worker.rps)
+    return GpuRate(
+        worker.base_ms, worker.item_ms, worker.seen_batch, max(1, worker.width), worker.served_rps, worker.fresh_batch
+    )
+
+
+def _prior(snapshot: SnapshotView, pool: str) -> tuple[float, bool]:
+    """Requests/s of a GPU by the most careful row, and whether that is to hold whatever is measured."""
     models = _models(snapshot, pool)
-    # A pool's GPUs run all its models, so the most careful row speaks for the pool.
-    prior = min((model.rps_per_gpu for model in models), default=0.0)
-    target = min((model.target_utilization for model in models), default=1.0)
-    return capacity_rps(rates, prior, target)
+    fixed = [model for model in models if model.rps_per_gpu_fixed]
+    return min((model.rps_per_gpu for model in fixed or models), default=0.0), bool(fixed)
+
+
+def _target(snapshot: SnapshotView, pool: str) -> float:
+    return min((model.target_utilization for model in _models(snapshot, pool)), default=1.0)
 
 
 def _models(snapshot: SnapshotView, pool: str) -> list[ModelRow]:
     return [model for model in snapshot.models.values() if model.enabled and model.pool == pool]
-
-
-def _rate(worker: WorkerView, batch: int) -> float:
-    """Measured at the size that batches are formed of now, which an admin may change; 0 where it is not known."""
-    if worker.seen_batch <= 0:  # An older worker tells one figure.
-        return worker.rps
-    return rate_rps(worker.base_ms, worker.item_ms, worker.seen_batch, batch)
-
-
-def _floor(snapshot: SnapshotView, pool: str) -> float:
-    """What one GPU whose rate is not measured would add."""
-    return _capacity([0.0], snapshot, pool)
 
 
 def _total(gateways: Sequence[GatewayStats], figure: str) -> dict[str, float]:

@@ -104,6 +104,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     shed_rps: float
     demand_rps: float
     capacity_rps: float
+    capacity_evidence: str
+    capacity_confidence: float
     queue_depth: int
     healthy_gpus: int
     total_gpus: int
@@ -147,6 +149,8 @@ def state(
         shed_rps=_total(tier.shed_rps for tier in tiers),
         demand_rps=_total(tier.demand_rps for tier in tiers),
         capacity_rps=whole["capacity_rps"],
+        capacity_evidence=whole["capacity_evidence"],
+        capacity_confidence=whole["capacity_confidence"],
         queue_depth=whole["queue_depth"],
         healthy_gpus=whole["healthy_gpus"],
         total_gpus=whole["total_gpus"],

@@ -1,6 +1,12 @@
-"""What share of the last seconds the model was running. Pure: every call is given the time."""
+"""What share of the last seconds the model was running, and how many requests/s its last runs served.
+
+Pure: every call is given the time.
+"""
 
 from collections import deque
+
+SPANNED_RUNS = 3
+"""A served rate spans so many runs at the least, for each that may run at a time."""
 
 
 class BusyShare:
@@ -34,3 +40,26 @@ class BusyShare:
     def _drop_old(self, now: float) -> None:
         while self._runs and self._runs[0][1] <= now - self._window_s:
             self._runs.popleft()
+
+
+class ServedRate:
+    """Requests/s over the last completed runs: a rate that says what a model can do where its runs follow one another."""
+
+    def __init__(self, window_s: float = 1.25) -> None:
+        self._window_s = window_s
+        self._ended: deque[tuple[float, int]] = deque()
+
+    def ended(self, now: float, size: int, at_once: int = 1) -> None:
+        """A batch of `size` ended at `now` (s), of `at_once` that may run at a time."""
+        self._ended.append((now, size))
+        while len(self._ended) > SPANNED_RUNS * at_once + 1 and self._ended[1][0] < now - self._window_s:
+            self._ended.popleft()
+
+    @property
+    def rps(self) -> float:
+        """From the end of the first kept run to that of the last; 0 while only one is known."""
+        if len(self._ended) < 2:
+            return 0.0
+        span_s = self._ended[-1][0] - self._ended[0][0]
+        served = sum(size for _, size in self._ended) - self._ended[0][1]
+        return served / span_s if span_s > 0 else 0.0

@@ -12,7 +12,7 @@ from functools import partial
 import structlog
 
 from gpu_pool.batch_streams import BatchStreams
-from gpu_pool.busy_share import BusyShare
+from gpu_pool.busy_share import BusyShare, ServedRate
 from gpu_pool.config import WorkerConfig
 from gpu_pool.frames import Done, FrameTooLarge
 from gpu_pool.model_handle import ModelLost, ModelProcess, RunRefused, hear_nothing, unheard
@@ -49,6 +49,7 @@ class Execution:
         self._largest = 0
         self.service = ServiceTime()
         self.busy = BusyShare()
+        self.served = ServedRate()
         self.running = 0
         """Batches on the model now."""
         self.stopped = False
@@ -61,6 +62,11 @@ class Execution:
     def service_p95_ms(self) -> float:
         """Of batches like the last one; 0 while nothing was measured."""
         return self.service.typical_p95_ms(self._last_size)
+
+    @property
+    def width(self) -> int:
+        """Batches that may run at a time."""
+        return self._turns.width
 
     @property
     def rate_rps(self) -> float:
@@ -181,6 +187,7 @@ class Execution:
 
     def _learn(self, size: int, done: Done) -> None:
         self._last_size = size
+        self.served.ended(time.monotonic(), size, self._turns.width)
         if done.largest != self._largest:
             # Larger batches run in several goes from now on, or again in one: what was measured of them is over.
             log.warning("model changed what it runs in one go", items=done.largest or "all")

@@ -3,6 +3,10 @@
 Sizes within a factor of two share a class (1, 2-3, 4-7, ...). A class keeps its last samples for the percentiles and an
 exponentially weighted mean for the fit. The fit `ms = a * n + b` is least squares over the classes' means, each
 weighted by its samples up to a limit: so what was learnt about full batches is not forgotten in a quiet hour.
+
+A model may become slower or faster. In the sizes that still run it is noticed by three samples in a row that are all off
+by more than usual: they replace the mean. A size that does not run any more is forgotten once it contradicts one that
+runs: a larger batch takes no less time, and hardly more than as many times longer as it is larger.
 """
 
 import math
@@ -14,6 +18,12 @@ SAMPLES_KEPT = 128
 SAMPLES_TRUSTED = 20
 """Under so many samples a percentile says nothing: a class that has fewer is not held to one."""
 _NEWEST_WEIGHT = 0.05
+_STEP_SAMPLES = 3
+_LEAST_STEP = 0.3  # Relative to the mean; and at least this many times the usual deviation:
+_UNUSUAL = 3.0
+_STALE_AFTER = 20  # Batches of other sizes since the last one of this.
+_CONTRADICTS = 1.5  # A small batch that takes so many times what a larger one does is no noise.
+_SUPERLINEAR = 2.0  # An item of a large batch may take so many times what one of a small batch does: caches, memory.
 
 
 @dataclass
@@ -23,14 +33,43 @@ class _SizeClass:
     count: int = 0
     mean_size: float = 0.0
     mean_ms: float = 0.0
+    deviation: float = 0.0  # Mean of |ms / mean - 1|.
+    unusual: list[float] = field(default_factory=list)  # The newest samples, all off on one side.
+    recorded_at: int = 0  # In batches of the model.
 
     def record(self, size: int, ms: float) -> None:
+        if self._is_step(ms):
+            self.samples.clear()
+            self.ordered.clear()
+            self.count, self.deviation = 0, 0.0
+            for earlier in self.unusual[:-1]:
+                self._add(size, earlier)
+            self.unusual.clear()
+        self._add(size, ms)
+
+    def _is_step(self, ms: float) -> bool:
+        """Whether the last samples, all off on one side, show that the model takes another time now."""
+        if self.count < _STEP_SAMPLES or self.mean_ms <= 0:
+            return False
+        off = max(ms, 0.001) / self.mean_ms
+        limit = 1 + max(_LEAST_STEP, _UNUSUAL * self.deviation)
+        if 1 / limit <= off <= limit:
+            self.unusual.clear()
+            return False
+        if self.unusual and (self.unusual[-1] > self.mean_ms) != (ms > self.mean_ms):
+            self.unusual.clear()
+        self.unusual.append(ms)
+        return len(self.unusual) >= _STEP_SAMPLES
+
+    def _add(self, size: int, ms: float) -> None:
         self.samples.append(ms)
         insort(self.ordered, ms)
         if len(self.samples) > SAMPLES_KEPT:
             del self.ordered[bisect_left(self.ordered, self.samples.popleft())]
         self.count += 1
         weight = max(1 / self.count, _NEWEST_WEIGHT)
+        if self.count > 1 and not self.unusual:
+            self.deviation += weight * (abs(ms / max(self.mean_ms, 0.001) - 1) - self.deviation)
         self.mean_size += weight * (size - self.mean_size)
         self.mean_ms += weight * (ms - self.mean_ms)
 
@@ -46,10 +85,32 @@ class ServiceTime:
 
     def __init__(self) -> None:
         self._classes: dict[int, _SizeClass] = {}
+        self._batches = 0
 
     def record(self, size: int, ms: float) -> None:
         """A batch of `size` items took `ms` milliseconds."""
-        self._classes.setdefault(size.bit_length(), _SizeClass()).record(size, ms)
+        self._batches += 1
+        known = self._classes.setdefault(size.bit_length(), _SizeClass())
+        known.record(size, ms)
+        known.recorded_at = self._batches
+        if known.count >= _STEP_SAMPLES:
+            self._forget_contradicted(known)
+
+    def _forget_contradicted(self, fresh: _SizeClass) -> None:
+        """Drop the sizes that did not run lately and whose times cannot be true any more, by the fresh one's."""
+        for bits, stale in list(self._classes.items()):
+            if self._ran_lately(stale):
+                continue
+            if stale.mean_size < fresh.mean_size:
+                possible = stale.mean_ms <= fresh.mean_ms * _CONTRADICTS
+            else:
+                most_ms = fresh.mean_ms * stale.mean_size / fresh.mean_size * _SUPERLINEAR
+                possible = fresh.mean_ms / _CONTRADICTS <= stale.mean_ms <= most_ms
+            if not possible:
+                del self._classes[bits]
+
+    def _ran_lately(self, known: _SizeClass) -> bool:
+        return self._batches - known.recorded_at < _STALE_AFTER
 
     def forget(self, size: int) -> None:
         """Drop what is known of this size, since it stopped a batch, and nothing that is stopped is measured.
@@ -96,6 +157,11 @@ class ServiceTime:
     def seen_batch(self) -> float:
         """The largest batches that were measured: the mean size of their class; 0 while none was."""
         return max((c.mean_size for c in self._classes.values()), default=0.0)
+
+    @property
+    def fresh_batch(self) -> float:
+        """The same of batches that ran lately."""
+        return max((c.mean_size for c in self._classes.values() if self._ran_lately(c)), default=0.0)
 
     def _percentile(self, size: int, share: float) -> float | None:
         known = self._classes.get(size.bit_length())

@@ -38,4 +38,7 @@ def worker_beat(config: WorkerConfig, execution: Execution, seen: Seen) -> Worke
         gpu=seen.gpu,
         padding_waste=round(execution.padding_waste, 3),
         model_pid=seen.model_pid,
+        width=execution.width,
+        fresh_batch=round(execution.service.fresh_batch, 1),
+        served_rps=round(execution.served.rps, 2),
     )

@@ -156,7 +156,13 @@ models = Table(
     column("max_batch_tokens", Integer, "Most input tokens in one batch; null = no such limit.", null=True),
     column("max_wait_ms", Integer, "Longest wait for a batch to fill, milliseconds.", server_default="40"),
     column("gpu_timeout_ms", Integer, "Hard cap of one batch's run, milliseconds.", server_default="3000"),
-    column("rps_per_gpu", Double, "Requests per second of one GPU, until measured.", server_default="100"),
+    column("rps_per_gpu", Double, "Requests per second of one GPU: a guess until measured.", server_default="100"),
+    column(
+        "rps_per_gpu_fixed",
+        Boolean,
+        "True: capacity is rps_per_gpu of each healthy GPU, whatever is measured.",
+        server_default=text("false"),
+    ),
     column("target_utilization", Double, "Fraction of the measured capacity to sell, 0..1.", server_default="0.8"),
     column("cache_ttl_s", Integer, "How long equal requests share a result, seconds; 0 = never.", server_default="0"),
     column(

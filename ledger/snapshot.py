@@ -95,6 +95,7 @@ class Model(msgspec.Struct, frozen=True, gc=False):
     cache_ttl_s: int
     enabled: bool
     cache_scope: str = "customer"  # Or global: among whom equal requests share.
+    rps_per_gpu_fixed: bool = False  # Capacity is `rps_per_gpu` of each healthy GPU, whatever is measured.
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -63,6 +63,9 @@ class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
     gpu: GpuReading | None = None  # None: on no GPU, or on one that nothing is known of.
     padding_waste: float = 0.0  # Share of what its late batches computed that was padding.
     model_pid: int = 0  # Of its model process on its host; 0: there is none now.
+    width: int = 1  # Batches that run at a time.
+    fresh_batch: float = 0.0  # The largest batches that ran lately.
+    served_rps: float = 0.0  # Requests/s over its last completed runs.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -89,6 +92,9 @@ class WorkerView(msgspec.Struct, frozen=True):
     padding_waste: float = 0.0
     pausing: bool = False
     model_pid: int = 0
+    width: int = 1
+    fresh_batch: float = 0.0
+    served_rps: float = 0.0
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
@@ -134,6 +140,11 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     batches_per_second: float = 0.0
     filled_per_second: float = 0.0
     busiest: list[CustomerRate] = []
+    capacity_evidence: str = (
+        ""  # What the capacity is derived from: fixed, measured, probing, prior; "" where not said.
+    )
+    capacity_confidence: float = 0.0  # 0..1: how near to full the measured batches are.
+    capacity_correction: float = 1.0  # Times the rates that the workers report.
 
 
 class Observation(msgspec.Struct, frozen=True):

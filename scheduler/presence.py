@@ -170,6 +170,9 @@ def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
         padding_waste=beat.padding_waste,
         pausing=pausing,
         model_pid=beat.model_pid,
+        width=beat.width,
+        fresh_batch=beat.fresh_batch,
+        served_rps=beat.served_rps,
     )
 
 

@@ -108,7 +108,7 @@ def test_the_reason_comes_with_its_figures() -> None:
             "free has 38 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 88/s come "
             "first; free asks for 84/s and gets 32/s (its guaranteed share)."
         ),
-        "Capacity 320/s is 80 % (target_utilization) of what the GPUs can do: 4 GPUs measured at 100/s each.",
+        "Capacity 320/s is 80 % (target_utilization) of what 4 healthy GPUs do with full batches, measured at 100/s each.",
     ]
     assert [(part.name, part.demand_rps, part.allocated_rps) for part in explanation.tiers] == [
         ("enterprise", 200.0, 200.0),
@@ -167,7 +167,7 @@ def test_without_rows_every_tier_is_told() -> None:
         "enterprise has its full base limits",
         "paid has its full base limits",
         "free has 38 % of its base limits",
-        "Capacity 320/s comes of 4 GPUs measured at 100/s each.",
+        "Capacity 320/s is what 4 healthy GPUs do with full batches, measured at 100/s each.",
     ]
     assert (explanation.customer, explanation.tier, explanation.limits) == (ID, None, [])
     assert "-12" not in "\n".join(customer_lines(explanation))

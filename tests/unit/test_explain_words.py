@@ -1,6 +1,7 @@
 """What `tierlane explain` says: pure functions with literal values."""
 
 import pytest
+from msgspec.structs import replace
 
 from scheduler.refusals import Refusal
 from tierlane.explain.factor import Capacity, GatewayPart, TierPart, apart, capacity_words, why
@@ -99,27 +100,42 @@ def test_why_a_factor_is_what_it_is(tier: str, seen: list[TierPart], capacity: C
 @pytest.mark.parametrize(
     ("capacity", "said"),
     [
-        (HALF, "Capacity 320/s is 80 % (target_utilization) of what the GPUs can do: 4 GPUs measured at 100/s each."),
         (
-            Capacity(340.0, 5, 8, (90.0, 100.0, 110.0), 0.8, 50.0),
+            HALF,
             (
-                "Capacity 340/s is 80 % (target_utilization) of what the GPUs can do: 3 GPUs measured at 90/s to 110/s and 2 not "
-                "measured yet and taken at their mean."
+                "Capacity 320/s is 80 % (target_utilization) of what 4 healthy GPUs do with full batches, measured at 100/s "
+                "each."
             ),
         ),
         (
-            Capacity(80.0, 2, 2, (), 0.8, 50.0),
+            replace(HALF, rates=(90.0, 110.0), correction=0.5, target_utilization=None),
             (
-                "Capacity 80/s is 80 % (target_utilization) of what the GPUs can do: 2 not measured yet and taken at 50/s each, "
-                "their model's rps_per_gpu."
+                "Capacity 320/s is what 4 healthy GPUs do with full batches, measured at 90/s to 110/s. Under backlog 50 % of "
+                "that was served, which counts."
             ),
         ),
-        (Capacity(80.0, 1, 2, (100.0,)), "Capacity 80/s comes of 1 GPU measured at 100/s each."),
+        (
+            replace(HALF, evidence="probing", confidence=0.25),
+            (
+                "Capacity 320/s is 80 % (target_utilization) of an estimate from batches of 25 % of the full size on 4 healthy "
+                "GPUs; it rises while requests are rejected and none wait."
+            ),
+        ),
+        (
+            replace(HALF, evidence="prior"),
+            ("Capacity 320/s is a guess (rps_per_gpu): no batch was measured yet, so no request is rejected for it."),
+        ),
+        (
+            replace(HALF, evidence="fixed"),
+            (
+                "Capacity 320/s is fixed: 80 % (target_utilization) of 50/s for each of 4 healthy GPUs (rps_per_gpu_fixed)."
+            ),
+        ),
         (Capacity(80.0, 0, 2, ()), "No GPU is healthy, so no rate is measured now."),
     ],
 )
 def test_how_a_capacity_is_made(capacity: Capacity, said: str) -> None:
-    """Of measured rates, and of assumed ones where nothing is measured."""
+    """What it is derived from, and how sure it is."""
     assert capacity_words(capacity) == said
 
 

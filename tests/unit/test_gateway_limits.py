@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
-from gateway.limits import HOLD_S, WAITING_ROOM_S, LiveLimits
+from gateway.limits import HOLD_S, WAITING_ROOM_S, LiveLimits, healthy_gpus, pool_load
 from ledger.snapshot import Model, Snapshot, Tier
-from scheduler.observation import GatewayStats, Observation, TierStats, WorkerView
+from ratelimit.capacity import Evidence
+from scheduler.observation import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
-TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True)
+TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, rps_per_gpu_fixed=True)
+MEASURED = msgspec.structs.replace(TINY, rps_per_gpu_fixed=False)
 
 
 def tier(name: str, priority: int, share: float, shed_depth: int | None = None, *, shadow: bool = False) -> Tier:
@@ -16,6 +18,7 @@ def tier(name: str, priority: int, share: float, shed_depth: int | None = None, 
 
 TIERS = (tier("enterprise", 1, 0.05), tier("paid", 2, 0.25, 500), tier("free", 3, 0.10, 100))
 SNAPSHOT = Snapshot(1, TIERS, {}, {}, {"tiny": TINY}, ())
+LEARNT = Snapshot(1, TIERS, {}, {}, {"tiny": MEASURED}, ())
 
 
 def worker(name: str, rps: float = 0.0, *, healthy: bool = True) -> WorkerView:
@@ -28,22 +31,59 @@ def observed(workers: list[WorkerView], **demand: float) -> Observation:
 
 
 def test_capacity_is_what_the_healthy_gpus_do() -> None:
-    """Measured rates count, others as the measured mean or the model's row; sick ones not at all."""
+    """Measured rates count; of GPUs that were not measured, as their median; sick ones not at all."""
     limits = LiveLimits("default")
-    limits.observe(observed([worker("a"), worker("b")]), SNAPSHOT, 0.0)
+    limits.observe(observed([worker("a", 200.0), worker("b")]), LEARNT, 0.0)
+    assert limits.capacity_rps == pytest.approx(320.0)
+    limits.observe(observed([worker("a", 200.0), worker("b", healthy=False)]), LEARNT, 0.25)
     assert limits.capacity_rps == pytest.approx(160.0)
-    limits.observe(observed([worker("a", 200.0), worker("b", healthy=False)]), SNAPSHOT, 0.25)
-    assert limits.capacity_rps == pytest.approx(160.0)
+
+
+def test_before_anything_was_measured_no_limit_is_built_on_the_guess() -> None:
+    """Every tier has its base limits, whatever is asked for; waits are predicted by ten times the guess."""
+    limits = LiveLimits("default")
+    limits.observe(observed([worker("a"), worker("b")], enterprise=1e4, free=1e5), LEARNT, 0.0)
+    current = limits.current(LEARNT)
+
+    assert (limits.capacity_rps, limits.estimate.evidence) == (160.0, Evidence.PRIOR)
+    assert [limits.factor(name) for name in ("enterprise", "paid", "free")] == [1.0, 1.0, 1.0]
+    assert min(each.rate for each in current.tiers) > 1e6
+    assert current.capacity_rps == pytest.approx(1600.0)
+
+
+def test_capacity_that_is_learnt_lifts_the_limits_at_once() -> None:
+    """They relax slowly only where capacity may go again: what turns out to have been there all the time is given out."""
+    small = msgspec.structs.replace(worker("a"), base_ms=10.0, item_ms=10.0, seen_batch=4.0, fresh_batch=4.0)
+    full = msgspec.structs.replace(worker("a"), base_ms=20.0, item_ms=0.0, seen_batch=32.0, fresh_batch=32.0)
+    limits = LiveLimits("default")
+    limits.observe(observed([small], free=800.0), LEARNT, 0.0)
+    assert limits.factor("free") < 0.1
+    limits.observe(observed([full], free=800.0), LEARNT, 0.25)
+
+    assert limits.factor("free") == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("oldest_ms", "leased", "backlogged"),
+    [(99.0, 1, False), (101.0, 1, True), (101.0, 0, False)],
+    ids=["a run explains the wait", "two runs do not", "the GPU has nothing to do"],
+)
+def test_a_backlog_is_a_wait_behind_busy_gpus(oldest_ms: float, leased: int, backlogged: bool) -> None:
+    """Longer than two runs, while every GPU has work."""
+    gpu = worker("a", 640.0)
+    seen = Observation(0, {"free": TierDepth("free", 5, oldest_ms)}, [gpu], [], 0, leased, 0, 0)
+
+    assert pool_load(seen, healthy_gpus(seen), LEARNT, {}) == (backlogged, False, 50.0)
 
 
 def test_smaller_batches_in_sql_mean_less_capacity() -> None:
     """What was measured counts at the size that batches are formed of now, not at the one that a worker could take."""
     measured = msgspec.structs.replace(worker("a", 640.0), base_ms=50.0, seen_batch=32.0)
     limits = LiveLimits("default")
-    limits.observe(observed([measured]), SNAPSHOT, 0.0)
+    limits.observe(observed([measured]), LEARNT, 0.0)
     assert limits.capacity_rps == pytest.approx(0.8 * 640)
 
-    eight = msgspec.structs.replace(SNAPSHOT, models={"tiny": msgspec.structs.replace(TINY, max_batch_size=8)})
+    eight = msgspec.structs.replace(LEARNT, models={"tiny": msgspec.structs.replace(MEASURED, max_batch_size=8)})
     limits.observe(observed([measured]), eight, 0.25)
 
     assert limits.capacity_rps == pytest.approx(0.8 * 160)
@@ -102,7 +142,12 @@ def test_what_is_published_tells_what_is_shared_out() -> None:
     metered = GatewayStats("g1", 12.0, {"free": TierStats(100.0, 1.0, 2.0, arrived_rps=3.0)})
 
     assert limits.told(metered) == GatewayStats(
-        "g1", 12.0, {"free": TierStats(100.0, 1.0, 2.0, 0.7, 70.0, arrived_rps=3.0)}, 80.0
+        "g1",
+        12.0,
+        {"free": TierStats(100.0, 1.0, 2.0, 0.7, 70.0, arrived_rps=3.0)},
+        80.0,
+        capacity_evidence="fixed",
+        capacity_confidence=1.0,
     )
 
 

@@ -142,3 +142,41 @@ def test_the_new_rate_of_full_batches_is_told_with_the_first_of_them() -> None:
 def test_the_cap_is_four_times_p99_within_floor_and_timeout(p99: float | None, timeout: float, cap: float) -> None:
     """min(timeout, 4 x p99), not under 500 ms."""
     assert cap == cap_ms(p99, timeout)
+
+
+@pytest.mark.parametrize(("before", "after"), [(50.0, 200.0), (200.0, 50.0)])
+def test_a_step_is_believed_after_three_batches(before: float, after: float) -> None:
+    """A model that became four times slower or faster is not averaged with what it was."""
+    service = measured((32, before))
+    for _ in range(3):
+        service.record(32, after)
+
+    assert (service.predicted_ms(32), service.p99(32)) == (pytest.approx(after), None)
+
+
+def test_one_slow_batch_is_no_step() -> None:
+    """Nor are two; and where times always vary, nothing of the usual size is."""
+    service = measured((32, 50.0))
+    for ms in (500.0, 500.0, 50.0, 500.0):
+        service.record(32, ms)
+    varying = measured((8, 20.0), (8, 80.0), times=1)
+    for _ in range(40):
+        for ms in (20.0, 80.0, 80.0, 80.0):
+            varying.record(8, ms)
+
+    assert service.predicted_ms(32) < 120
+    assert varying.predicted_ms(8) == pytest.approx(65.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("small_ms", "full_ms"),
+    [
+        (12.0, 200.0),  # a batch of four in 12 ms: 32 hardly take more than 96
+        (300.0, 50.0),  # nor less than what four take
+    ],
+)
+def test_sizes_that_do_not_run_are_forgotten_once_they_cannot_be_true(small_ms: float, full_ms: float) -> None:
+    """Else a model that became faster would be held to its old full batches, which its limits keep from ever forming."""
+    service = measured((32, full_ms), (4, small_ms), times=40)
+
+    assert (service.seen_batch, service.predicted_ms(32)) == (4, pytest.approx(small_ms))

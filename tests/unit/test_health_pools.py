@@ -7,6 +7,7 @@ import pytest
 from gateway.finding import Status
 from gateway.health_document import Health, TierHealth
 from gateway.health_pools import together
+from ratelimit.capacity import Evidence
 
 
 def tier(**changes: Any) -> TierHealth:
@@ -34,6 +35,8 @@ def document(status: Status = "healthy", *reasons: str, **changes: Any) -> tuple
         "healthy_gpus": 2,
         "total_gpus": 2,
         "capacity_rps": 100.0,
+        "capacity_evidence": Evidence.MEASURED,
+        "capacity_confidence": 1.0,
         "tiers": {"free": tier()},
         "dlq": 0,
         "audit_lag_ms": 5,

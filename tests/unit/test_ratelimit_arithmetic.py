@@ -1,26 +1,11 @@
-"""Capacity, slew and Retry-After, by literal tables."""
+"""Slew and Retry-After, by literal tables."""
 
 import math
 
 import pytest
 
-from ratelimit.capacity import capacity_rps, rate_rps
 from ratelimit.retry_after import retry_after_ms
 from ratelimit.slew import relax
-
-
-@pytest.mark.parametrize(
-    ("rates", "prior", "target", "capacity"),
-    [
-        ([], 100.0, 0.85, 0.0),  # no healthy GPU
-        ([0.0, 0.0], 100.0, 0.85, 170.0),  # nothing measured: the prior
-        ([200.0, 0.0], 100.0, 1.0, 400.0),  # a new GPU is taken to be like its measured neighbours
-        ([200.0, 100.0], 999.0, 0.5, 150.0),
-    ],
-)
-def test_capacity(rates: list[float], prior: float, target: float, capacity: float) -> None:
-    """Target utilization x the sum of the rates of the healthy GPUs."""
-    assert capacity_rps(rates, prior, target) == pytest.approx(capacity)
 
 
 @pytest.mark.parametrize(
@@ -79,22 +64,3 @@ def test_retry_after_is_how_long_the_line_takes(
 ) -> None:
     """Who waits, by the measured drain; 100 ms to 30 s; what is no number is told as one all the same."""
     assert retry_after_ms(waiting, drain_rps, fallback_ms) == told_ms
-
-
-@pytest.mark.parametrize(
-    ("base_ms", "item_ms", "seen", "batch", "rate"),
-    [
-        (50.0, 0.0, 32.0, 32, 640.0),  # As long as it always takes.
-        (50.0, 0.0, 32.0, 8, 160.0),  # An admin made the batches smaller: less is served.
-        (10.0, 1.0, 32.0, 32, 32_000 / 42),
-        (10.0, 1.0, 16.0, 32, 32_000 / 42),  # Half of it was seen.
-        (10.0, 1.0, 15.0, 32, 0.0),  # Less says little.
-        (0.0, 0.0, 0.0, 32, 0.0),
-        (50.0, 0.0, 32.0, 0, 0.0),
-    ],
-)
-def test_a_measured_rate_is_that_of_the_batches_formed_now(
-    base_ms: float, item_ms: float, seen: float, batch: int, rate: float
-) -> None:
-    """What was measured of a GPU is told for the batch size of the model's row, or as not known."""
-    assert rate_rps(base_ms, item_ms, seen, batch) == pytest.approx(rate)

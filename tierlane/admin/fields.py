@@ -87,7 +87,13 @@ MODEL = (
     _may_be_none("max_batch_tokens", "whole", "Most input tokens in one batch; null = no such limit."),
     Field("max_wait_ms", "whole", "Longest wait for a batch to fill, milliseconds.", default="40"),
     Field("gpu_timeout_ms", "whole", "Hard cap of one batch's run, milliseconds.", default="3000"),
-    Field("rps_per_gpu", "decimal", "Requests per second of one GPU, until measured.", default="100"),
+    Field("rps_per_gpu", "decimal", "Requests per second of one GPU: a guess until measured.", default="100"),
+    Field(
+        "rps_per_gpu_fixed",
+        "switch",
+        "True: capacity is rps_per_gpu of each healthy GPU, whatever is measured.",
+        default="off",
+    ),
     Field("target_utilization", "decimal", "Fraction of the measured capacity to sell, 0..1.", default="0.8"),
     Field("cache_ttl_s", "whole", "How long equal requests share a result, seconds; 0 = never.", default="0"),
     Field(

@@ -25,6 +25,7 @@ MODELS = NamedRows(
         Column("max_wait_ms", "WAIT MS"),
         Column("gpu_timeout_ms", "TIMEOUT MS"),
         Column("rps_per_gpu", "RPS/GPU"),
+        Column("rps_per_gpu_fixed", "FIXED"),
         Column("target_utilization", "TARGET"),
         Column("cache_ttl_s", "CACHE S"),
         Column("cache_scope", "SHARED"),

@@ -101,7 +101,7 @@ def explain_customer(
     seen = pool.observation
     gateways = gateways_of(customer.tier if customer else _lowest_tier(pool), seen) if seen else []
     parts = tier_parts(pool.tiers, seen, gateways[0]) if seen and gateways else []
-    capacity = capacity_of(seen, pool.models, pool.name, gateways[0].capacity_rps) if seen and gateways else None
+    capacity = capacity_of(seen, pool.models, pool.name, gateways[0]) if seen and gateways else None
     factor = gateways[0].factor if gateways and customer else None
     return CustomerExplanation(
         customer=customer.name if customer else asked,

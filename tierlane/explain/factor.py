@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ledger.snapshot import Model, Tier
+from ratelimit.capacity import Evidence
 from scheduler.observation import Observation
 from tierlane.explain.figures import count, listed, number, percent, rate
 
@@ -44,6 +45,9 @@ class Capacity(msgspec.Struct, frozen=True):
     rates: tuple[float, ...]
     target_utilization: float | None = None  # Not known without the models' rows.
     prior_rps: float | None = None
+    evidence: str = ""  # As the gateway says: fixed, measured, probing or prior.
+    confidence: float = 0.0  # 0..1: how near to full the measured batches were.
+    correction: float = 1.0  # Times the rates that the GPUs report.
 
 
 def gateways_of(tier: str, observation: Observation) -> list[GatewayPart]:
@@ -76,17 +80,21 @@ def tier_parts(tiers: Sequence[Tier], observation: Observation, gateway: Gateway
     ]
 
 
-def capacity_of(observation: Observation, models: Iterable[Model], pool: str, capacity_rps: float) -> Capacity:
+def capacity_of(observation: Observation, models: Iterable[Model], pool: str, gateway: GatewayPart) -> Capacity:
     """The pool's GPUs, and what a gateway makes of them. A pool's most careful model speaks for it, as at the gateway."""
     served = [model for model in models if model.enabled and model.pool == pool]
     healthy = [worker for worker in observation.workers if worker.healthy]
+    said = next((each for each in observation.gateways if each.gateway_id == gateway.id), None)
     return Capacity(
-        capacity_rps=capacity_rps,
+        capacity_rps=gateway.capacity_rps,
         healthy_gpus=len(healthy),
         total_gpus=observation.total_gpus,
         rates=tuple(sorted(worker.rps for worker in healthy if worker.rps > 0)),
         target_utilization=min((model.target_utilization for model in served), default=None),
         prior_rps=min((model.rps_per_gpu for model in served), default=None),
+        evidence=said.capacity_evidence if said else "",
+        confidence=said.capacity_confidence if said else 0.0,
+        correction=said.capacity_correction if said else 1.0,
     )
 
 
@@ -107,20 +115,24 @@ def why(tier: str, parts: Sequence[TierPart], capacity: Capacity) -> str:
 
 
 def capacity_words(capacity: Capacity) -> str:
-    """How the capacity is made of the GPUs' rates."""
+    """What the capacity is derived from, and how sure it is."""
     if not capacity.healthy_gpus:
         return "No GPU is healthy, so no rate is measured now."
-    measured = f"{count(len(capacity.rates), 'GPU')} measured at {_range(capacity.rates)}" if capacity.rates else ""
-    missing = capacity.healthy_gpus - len(capacity.rates)
-    each = "their mean" if capacity.rates else f"{number(capacity.prior_rps or 0)}/s each, their model's rps_per_gpu"
-    unmeasured = f"{missing} not measured yet and taken at {each}" if missing else ""
-    made_of = listed([words for words in (measured, unmeasured) if words])
-    if capacity.target_utilization is None:
-        return f"Capacity {rate(capacity.capacity_rps)} comes of {made_of}."
-    target = percent(capacity.target_utilization)
-    return (
-        f"Capacity {rate(capacity.capacity_rps)} is {target} (target_utilization) of what the GPUs can do: {made_of}."
-    )
+    gpus, figure = count(capacity.healthy_gpus, "healthy GPU"), f"Capacity {rate(capacity.capacity_rps)}"
+    target = capacity.target_utilization
+    sold = "" if target is None else f"{percent(target)} (target_utilization) of "
+    if capacity.evidence == Evidence.FIXED:
+        return f"{figure} is fixed: {sold}{number(capacity.prior_rps or 0)}/s for each of {gpus} (rps_per_gpu_fixed)."
+    if capacity.evidence == Evidence.PRIOR:
+        return f"{figure} is a guess (rps_per_gpu): no batch was measured yet, so no request is rejected for it."
+    if capacity.evidence == Evidence.PROBING:
+        seen = f"batches of {percent(capacity.confidence)} of the full size on {gpus}"
+        return f"{figure} is {sold}an estimate from {seen}; it rises while requests are rejected and none wait."
+    measured = f", measured at {_range(capacity.rates)}" if capacity.rates else ""
+    served = ""
+    if capacity.correction < 1:
+        served = f" Under backlog {percent(capacity.correction)} of that was served, which counts."
+    return f"{figure} is {sold}what {gpus} do with full batches{measured}.{served}"
 
 
 def apart(tier: str, gateways: Sequence[GatewayPart]) -> str | None:

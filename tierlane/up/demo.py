@@ -20,7 +20,7 @@ KEYS_FILE = "demo-keys.json"
 MODELS_FILE = "demo-models.json"
 KEY_NAME = "demo"
 MAX_WAIT_MS = 40
-TARGET_UTILIZATION = 0.85
+TARGET_UTILIZATION = 0.95
 DEFAULT_SIMULATED_MS = 50.0
 # Requests per second of one worker until it is measured: on the low side, since limits tighten faster than they relax.
 TINY_RPS = 20.0

@@ -106,13 +106,18 @@
     by("outage").textContent = state.redis_problem === null ? `Nothing new: ${age}.` : `Redis does not answer: ${age}.`;
   }
 
+  // Nothing where the capacity is measured or fixed: then the figure needs no caveat.
+  function evidence(s) {
+    return { probing: " (probing)", prior: " (a guess)" }[s.capacity_evidence] ?? "";
+  }
+
   const KPIS = [
     ["in", "Valid requests of known keys, over all gateways", (s) => `${count(s.in_rps)}/s`],
     ["out", "Answers with an output", (s) => `${count(s.out_rps)}/s`],
     ["shed", "Refused for want of capacity", (s) => `${count(s.shed_rps)}/s`, (s) => (s.shed_rps > 0.5 ? "warn" : "")],
     ["demand", "What the customers' base limits would let through", (s) => `${count(s.demand_rps)}/s`],
-    ["capacity", "Target utilisation times the measured rates of the healthy GPUs", (s) => `${count(s.capacity_rps)}/s`,
-      (s) => (s.capacity_rps < s.demand_rps ? "bad" : "")],
+    ["capacity", "What the healthy GPUs can do, times target_utilization", (s) => `${count(s.capacity_rps)}/s${evidence(s)}`,
+      (s) => (s.capacity_rps < s.demand_rps && s.capacity_evidence !== "prior" ? "bad" : "")],
     ["GPUs healthy", "Workers that make progress, of all known", (s) => (s.total_gpus ? `${s.healthy_gpus}/${s.total_gpus}` : null),
       (s) => (s.healthy_gpus < s.total_gpus ? "bad" : "good")],
     ["GPU busy", "Share of the last two seconds in which the models ran", (s) => (s.healthy_gpus ? percent(s.gpu_utilization) : null)],
