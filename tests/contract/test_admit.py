@@ -157,6 +157,19 @@ async def test_a_tier_shares_one_bucket(pool: Pool) -> None:
         ({"free": 1}, {"shed_depth": 3}, 0.0, Admission.ACCEPTED),
         ({"paid": 10}, {"shed_wait_ms": 100}, 100.0, Admission.SHED),  # 10 ahead at 100/s is 100 ms
         ({"paid": 5}, {"shed_wait_ms": 100}, 100.0, Admission.ACCEPTED),
+        ({"free": 10}, {"shed_wait_ms": 200}, 100.0, Admission.ACCEPTED),
+        (
+            {"free": 10},
+            {"shed_wait_ms": 200, "rate": 50.0},
+            100.0,
+            Admission.SHED,
+        ),  # others ask for half of the capacity
+        (
+            {"free": 10},
+            {"shed_wait_ms": 420, "rate": 5.0, "share": 0.5},
+            100.0,
+            Admission.ACCEPTED,
+        ),  # 50/s are guaranteed
         ({"paid": 10}, {"shed_wait_ms": 100}, 0.0, Admission.ACCEPTED),  # capacity not known: nothing to predict from
         ({"paid": 10}, {}, 5.0, Admission.WAIT),  # 2 s predicted, 2 s allowed: it could not finish
     ],
@@ -167,7 +180,10 @@ async def test_shedding_by_what_waits_ahead(
     """A tier is shed by the depth, and by the predicted wait, of its own queue and those of the tiers above it."""
     for tier, count in waiting.items():
         await pool.queue(count, tier)
-    tiers = [*WIDE[:2], TierLimit("free", 1e6, 1e6, 1000, TIERS, **limit)]
+    tiers = [
+        *WIDE[:2],
+        TierLimit(**{"name": "free", "rate": 1e6, "burst": 1e6, "max_depth": 1000, "ahead": TIERS} | limit),
+    ]
 
     (verdict,) = await pool.admit([pool.submission("free")], tiers, capacity)
 
