@@ -17,6 +17,7 @@ from typing import Any
 
 from cases import (
     batching,
+    capacity,
     customers,
     depth,
     disk,
@@ -45,6 +46,7 @@ CASES: Mapping[str, Callable[..., Outcome]] = {
     "idle": idle.run,
     "saturation": saturation.run,
     "overload": overload.run,
+    "capacity": capacity.run,
     "depth": depth.run,
     "memory": memory.run,
     "customers": customers.run,

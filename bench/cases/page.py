@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from cases.capacity import draw as draw_capacity
 
 from tierlane.embedded.allocator import find_jemalloc
 
@@ -19,6 +20,7 @@ TITLES = {
     "idle": "Idle",
     "saturation": "Saturation",
     "overload": "Overload by free",
+    "capacity": "A capacity that is learnt",
     "depth": "Cost by depth of the queue",
     "customers": "Cost by customers",
     "workers": "Cost by workers",
@@ -44,6 +46,7 @@ everything on the disk, as `tierlane up` does by itself, is told under [On disk]
 MARKS = {True: "yes", False: "**no**", None: ""}
 HARDWARE = ("processor", "memory", "system")
 PLOT = "enterprise-p99.png"
+CAPACITY_PLOT = "capacity.png"
 
 
 def machine() -> dict[str, str]:
@@ -75,12 +78,17 @@ def _version(package: str) -> str:
 
 
 def write_page(page: Path, cases: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the page; `cases` by name, as the suite keeps them. The plot goes to images/ beside it."""
+    """Write the page; `cases` by name, as the suite keeps them. The plots go to images/ beside it."""
     overload = cases.get("overload", {}).get("data")
     if overload:
         images = page.parent / "images"
         images.mkdir(parents=True, exist_ok=True)
         draw(images / PLOT, overload)
+    learnt = cases.get("capacity", {}).get("data")
+    if learnt:
+        images = page.parent / "images"
+        images.mkdir(parents=True, exist_ok=True)
+        draw_capacity(images / CAPACITY_PLOT, learnt)
     known = [name for name in TITLES if name in cases]
     machines = {_described(cases[name]["machine"]) for name in known}
     one = len(machines) == 1
@@ -100,6 +108,8 @@ def _section(name: str, case: Mapping[str, Any], *, one_machine: bool) -> str:
         lines += [*_table(case["checks"]), ""]
     if name == "overload":
         lines += [f"![p99 of enterprise against the offered load](images/{PLOT})", ""]
+    if name == "capacity":
+        lines += [f"![Estimate, true capacity, served and refused requests over time](images/{CAPACITY_PLOT})", ""]
     return "\n".join(lines + [line for note in case["notes"] for line in (note, "")])
 
 

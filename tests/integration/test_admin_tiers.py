@@ -170,14 +170,15 @@ async def test_models_come_and_go(admin: Admin, db: Connection) -> None:
         *("model", "set", "tiny", "--pool", "big", "--max-batch-size", "64", "--max-batch-tokens", "9000"),
         *("--max-wait-ms", "5", "--gpu-timeout-ms", "700", "--rps-per-gpu", "12.5", "--target-utilization", "0.7"),
         *("--cache-ttl-s", "60", "--cache-scope", "global", "--enabled", "off"),
+        *("--rps-per-gpu-fixed", "on"),
     )
     after = tuple(await db.fetchrow("SELECT * FROM models"))
     listed = await admin.done("model", "list")
     await admin.done("model", "set", "tiny", "--max-batch-tokens", "none", "--enabled", "on")
 
-    assert made == ("tiny", "default", 8, None, 40, 3000, 100.0, 0.8, 0, True, "customer")
-    assert after == ("tiny", "big", 64, 9000, 5, 700, 12.5, 0.7, 60, False, "global")
-    columns = ["tiny", "off", "big", "64", "9,000", "5", "700", "12.5", "0.7", "60", "global"]
+    assert made == ("tiny", "default", 8, None, 40, 3000, 100.0, 0.8, 0, True, "customer", False)
+    assert after == ("tiny", "big", 64, 9000, 5, 700, 12.5, 0.7, 60, False, "global", True)
+    columns = ["tiny", "off", "big", "64", "9,000", "5", "700", "12.5", "on", "0.7", "60", "global"]
     assert listed.splitlines()[1].split() == columns
     assert json.loads(await admin.done("model", "show", "tiny", "-o", "json"))["max_batch_tokens"] is None
     assert "The worker pool that runs it." in await admin.done("model", "show", "tiny")

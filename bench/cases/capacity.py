@@ -1,0 +1,240 @@
+"""Whether the capacity of a model is found, at the default limits and from cold: nothing refused at half of it, all of it
+served at twice as much, and a change of the model's speed followed.
+
+What is offered comes from `tierlane bench`, by schedule; what the gateway thinks is read from `/internal/health`.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from capacity_models import AT_ONCE, capacity_rps
+from cases.outcome import Check, Outcome, at_least, at_most, none_of, told
+from cases.stand import SHADOW, Stand, started
+
+BENCH = Path(__file__).resolve().parents[1]
+WORKERS, BATCH = 4, 32
+TRUE_RPS = capacity_rps(WORKERS, BATCH)
+MIX = "enterprise=0.2,paid=0.5,free=0.3"
+COLD_S = 5
+SLOWER = 4.0
+MOST_REFUSED, LEAST_GOODPUT, MOST_SWING, FOUND_S = 1.0, 95.0, 15.0, 10
+SAMPLE_S = 0.5
+
+
+def run(*, quick: bool) -> Outcome:
+    """A function with the default prior, one ten times too low and too high, one that changes its speed, an endpoint."""
+    seconds = 12 if quick else 20
+    data = {
+        "function": _loads(seconds),
+        "prior too low": _loads(seconds, prior=TRUE_RPS / WORKERS / 10),
+        "prior too high": _loads(seconds, prior=TRUE_RPS / WORKERS * 10),
+        "transformers": _transformers(seconds),
+        "endpoint": _endpoint(seconds),
+        "steps": _steps(seconds),
+    }
+    return Outcome(judge(data), data, [])
+
+
+def judge(data: Mapping[str, Any]) -> list[Check]:
+    """Refusals at half, goodput at twice the capacity, and how far the estimate is off after a step."""
+    checks: list[Check] = []
+    for name in ("function", "prior too low", "prior too high", "transformers", "endpoint"):
+        half, twice = data[name]["half"], data[name]["twice"]
+        checks += [
+            told(f"{name}, half of the capacity: refused in the first {COLD_S} s, from cold", f"{half['cold']:.2f} %"),
+            at_most(f"{name}, half of the capacity: refused after that", half["later"], MOST_REFUSED, " %", 2),
+            at_least(f"{name}, twice the capacity: goodput", twice["goodput"], LEAST_GOODPUT, " %", 1),
+            none_of(f"{name}, twice the capacity: enterprise refused or failed", twice["enterprise_failed"]),
+            none_of(f"{name}, twice the capacity: accepted, then failed", twice["failed_after_acceptance"]),
+            at_most(f"{name}, twice the capacity: swing of the estimate", twice["swing"], MOST_SWING, " %", 1),
+        ]
+    for step in data["steps"]["steps"]:
+        label = f"model {step['name']}, {FOUND_S} s later: estimate off by"
+        checks.append(at_most(label, step["off"], MOST_SWING, " %", 1))
+    return checks
+
+
+def _loads(seconds: int, prior: float | None = None) -> dict[str, Any]:
+    with _function() as stand:
+        if prior is not None:
+            stand.sql(f"UPDATE models SET rps_per_gpu = {prior}")  # noqa: S608 - a number
+        return _half_and_twice(stand, seconds)
+
+
+def _transformers(seconds: int) -> dict[str, Any]:
+    """A small network of chance. What it can do depends on the machine: measured first, on a stack of its own."""
+    with tempfile.TemporaryDirectory(prefix="tierlane-capacity-") as name:
+        make = "import sys; from pathlib import Path; from hf_models import make_causal; make_causal(Path(sys.argv[1]))"
+        environment = os.environ | {"PYTHONPATH": str(BENCH.parent / "tests")}
+        subprocess.run([sys.executable, "-c", make, name], check=True, capture_output=True, env=environment)
+        stack: dict[str, Any] = {"workers": 1, "batch": 16, "gateways": 1, "backend": f"hf:{name}", "torch_threads": 1}
+        with started(**stack) as stand:
+            stand.raise_limits(SHADOW)
+            options = {"mode": "closed", "connections": 64, "duration": seconds, "mix": "paid=1", "echo": "off"}
+            true_rps = float(stand.bench(**options)["request_throughput"])
+        with started(**stack) as stand:
+            return _half_and_twice(stand, seconds, true_rps)
+
+
+def _endpoint(seconds: int) -> dict[str, Any]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen([sys.executable, str(BENCH / "capacity_models.py"), str(port)])
+    try:
+        with started(workers=1, batch=BATCH, backend=f"openai:http://127.0.0.1:{port}/v1") as stand:
+            return _half_and_twice(stand, seconds, capacity_rps(AT_ONCE, BATCH))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _half_and_twice(stand: Stand, seconds: int, true_rps: float = TRUE_RPS) -> dict[str, Any]:
+    with _watched(stand) as samples:
+        half = _offered(stand, 0.5 * true_rps, seconds)
+        began = time.monotonic()
+        twice = _offered(stand, 2 * true_rps, seconds)
+    estimates = [each["capacity_rps"] for each in samples if began + FOUND_S <= each["at"] <= began + seconds]
+    return {
+        "half": {"cold": _refused(half, 0, COLD_S), "later": _refused(half, COLD_S, seconds)},
+        "twice": {
+            "goodput": 100 * _completed(twice, COLD_S, seconds) / true_rps,
+            "enterprise_failed": twice["tiers"]["enterprise"]["failed"],
+            "failed_after_acceptance": twice["audit"]["expected"] - twice["audit"]["completed_answers"],
+            "swing": 100 * (max(estimates) / min(estimates) - 1),
+            "errors": twice["errors"],
+        },
+        "samples": _from_start(samples),
+        "timeline": [*_seconds(half), *_seconds(twice)],
+        "true_rps": true_rps,
+    }
+
+
+def _steps(seconds: int) -> dict[str, Any]:
+    """At twice of what the faster one can do: slower by four times, and back."""
+    steps = []
+    with _function() as stand, _watched(stand) as samples:
+        factor = Path(os.environ["CAPACITY_FACTOR"])
+        timeline = _seconds(_offered(stand, 2 * TRUE_RPS, seconds))
+        for name, times in (("slower by four times", SLOWER), ("faster by four times", 1.0)):
+            factor.write_text(str(times), "utf-8")
+            began = time.monotonic()
+            timeline += _seconds(_offered(stand, 2 * TRUE_RPS, seconds))
+            found = [each["capacity_rps"] for each in samples if began + FOUND_S <= each["at"] <= began + seconds]
+            true = stand.value("SELECT target_utilization FROM models WHERE enabled") * TRUE_RPS / times
+            steps.append({"name": name, "off": max(abs(each / true - 1) for each in found) * 100})
+    return {"steps": steps, "samples": _from_start(samples), "timeline": timeline, "true_rps": TRUE_RPS}
+
+
+@contextmanager
+def _function() -> Iterator[Stand]:
+    with tempfile.TemporaryDirectory(prefix="tierlane-capacity-") as name:
+        factor = Path(name) / "factor"
+        factor.write_text("1.0", "utf-8")
+        os.environ["CAPACITY_FACTOR"] = str(factor)
+        os.environ["PYTHONPATH"] = str(BENCH)
+        try:
+            with started(workers=WORKERS, batch=BATCH, backend="capacity_models:timed") as stand:
+                yield stand
+        finally:
+            del os.environ["CAPACITY_FACTOR"], os.environ["PYTHONPATH"]
+
+
+def _offered(stand: Stand, rate: float, seconds: int) -> dict[str, Any]:
+    return stand.bench(
+        rate=rate, mix=MIX, duration=seconds, warmup=0, connections=3000, echo="off", arrivals="constant"
+    )
+
+
+@contextmanager
+def _watched(stand: Stand) -> Iterator[list[dict[str, Any]]]:
+    """What health says of the capacity, twice a second while it lasts."""
+    samples: list[dict[str, Any]] = []
+    over = threading.Event()
+    stack = json.loads(stand.file.read_text("utf-8"))
+
+    def watch() -> None:
+        while not over.wait(SAMPLE_S):
+            found = _health(stack["http_url"], stack["service_token"])
+            samples.append(
+                {
+                    "at": time.monotonic(),
+                    "capacity_rps": found["capacity_rps"],
+                    "evidence": found["capacity_evidence"],
+                    "waiting": found["queue_depth"],
+                }
+            )
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _health(url: str, token: str) -> dict[str, Any]:
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=5)
+    try:
+        connection.request("GET", "/internal/health", headers={"Authorization": f"Bearer {token}"})
+        return dict(json.load(connection.getresponse()))
+    finally:
+        connection.close()
+
+
+def _from_start(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**each, "at": round(each["at"] - samples[0]["at"], 2)} for each in samples]
+
+
+def _seconds(found: Mapping[str, Any]) -> list[list[int]]:
+    """Completed and failed requests of each second."""
+    return [
+        [sum(tier[which] for tier in second["tiers"].values()) for which in ("completed", "failed")]
+        for second in found["timeline"]
+    ]
+
+
+def _refused(found: Mapping[str, Any], first: int, last: int) -> float:
+    """Of a hundred, in these seconds."""
+    rows = _seconds(found)[first:last]
+    failed = sum(failed for _, failed in rows)
+    return 100 * failed / max(1, failed + sum(completed for completed, _ in rows))
+
+
+def _completed(found: Mapping[str, Any], first: int, last: int) -> float:
+    """A second, in these seconds."""
+    rows = _seconds(found)[first:last]
+    return sum(completed for completed, _ in rows) / max(1, len(rows))
+
+
+def draw(path: Path, data: Mapping[str, Any]) -> None:
+    """Estimate, true capacity, and what was served and refused, over time, for each run."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # only where something is drawn
+
+    figure = Figure(figsize=(9, 3 * len(data)), dpi=100, layout="constrained")
+    for axes, (name, found) in zip(figure.subplots(len(data), 1), data.items(), strict=True):
+        seconds = range(len(found["timeline"]))
+        axes.step(seconds, [done for done, _ in found["timeline"]], where="post", label="served")
+        axes.step(seconds, [failed for _, failed in found["timeline"]], where="post", label="refused")
+        known = [each for each in found["samples"] if each["evidence"] != "prior"]
+        axes.plot([each["at"] for each in known], [each["capacity_rps"] for each in known], label="estimate x target")
+        axes.axhline(found["true_rps"], color="#888888", linestyle="--", label="true capacity")
+        axes.set_title(name, loc="left")
+        axes.set_ylabel("requests/s")
+        axes.set_ylim(0, 2.2 * found["true_rps"])
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("seconds; in each run the load changes at the middle, in the last one the model at each third")
+    figure.axes[0].legend(frameon=False, ncols=4, loc="upper right")
+    figure.savefig(path, metadata={"Software": None})
