@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,8 @@ def _endpoint(seconds: int) -> dict[str, Any]:
 def _half_and_twice(stand: Stand, seconds: int, true_rps: float = TRUE_RPS) -> dict[str, Any]:
     with _watched(stand) as samples:
         half = _offered(stand, 0.5 * true_rps, seconds)
-        began = time.monotonic()
         twice = _offered(stand, 2 * true_rps, seconds)
-    estimates = [each["capacity_rps"] for each in samples if began + FOUND_S <= each["at"] <= began + seconds]
+    estimates = _settled(samples, twice, seconds)
     return {
         "half": {"cold": _refused(half, 0, COLD_S), "later": _refused(half, COLD_S, seconds)},
         "twice": {
@@ -115,9 +115,8 @@ def _half_and_twice(stand: Stand, seconds: int, true_rps: float = TRUE_RPS) -> d
             "swing": 100 * (max(estimates) / min(estimates) - 1),
             "errors": twice["errors"],
         },
-        "samples": _from_start(samples),
-        "timeline": [*_seconds(half), *_seconds(twice)],
         "true_rps": true_rps,
+        **_series(samples, half, twice),
     }
 
 
@@ -126,15 +125,14 @@ def _steps(seconds: int) -> dict[str, Any]:
     steps = []
     with _function() as stand, _watched(stand) as samples:
         factor = Path(os.environ["CAPACITY_FACTOR"])
-        timeline = _seconds(_offered(stand, 2 * TRUE_RPS, seconds))
+        runs = [_offered(stand, 2 * TRUE_RPS, seconds)]
         for name, times in (("slower by four times", SLOWER), ("faster by four times", 1.0)):
             factor.write_text(str(times), "utf-8")
-            began = time.monotonic()
-            timeline += _seconds(_offered(stand, 2 * TRUE_RPS, seconds))
-            found = [each["capacity_rps"] for each in samples if began + FOUND_S <= each["at"] <= began + seconds]
+            runs.append(_offered(stand, 2 * TRUE_RPS, seconds))
             true = stand.value("SELECT target_utilization FROM models WHERE enabled") * TRUE_RPS / times
+            found = _settled(samples, runs[-1], seconds)
             steps.append({"name": name, "off": max(abs(each / true - 1) for each in found) * 100})
-    return {"steps": steps, "samples": _from_start(samples), "timeline": timeline, "true_rps": TRUE_RPS}
+    return {"steps": steps, "true_rps": TRUE_RPS, **_series(samples, *runs)}
 
 
 @contextmanager
@@ -169,7 +167,7 @@ def _watched(stand: Stand) -> Iterator[list[dict[str, Any]]]:
             found = _health(stack["http_url"], stack["service_token"])
             samples.append(
                 {
-                    "at": time.monotonic(),
+                    "at": time.time(),  # As the load generator's: both run here.
                     "capacity_rps": found["capacity_rps"],
                     "evidence": found["capacity_evidence"],
                     "waiting": found["queue_depth"],
@@ -194,8 +192,31 @@ def _health(url: str, token: str) -> dict[str, Any]:
         connection.close()
 
 
-def _from_start(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**each, "at": round(each["at"] - samples[0]["at"], 2)} for each in samples]
+def _began(found: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(found["started_at"]).timestamp()
+
+
+def _settled(samples: list[dict[str, Any]], found: Mapping[str, Any], seconds: int) -> list[float]:
+    """The estimates from ten seconds into a run up to its end."""
+    began = _began(found)
+    return [each["capacity_rps"] for each in samples if began + FOUND_S <= each["at"] <= began + seconds]
+
+
+def _series(samples: list[dict[str, Any]], *runs: Mapping[str, Any]) -> dict[str, str]:
+    """What is drawn, as `second:requests/s` with a blank between them: one line each in the file that keeps it."""
+    begin = _began(runs[0])
+    rows = [(_began(run) - begin + i, row) for run in runs for i, row in enumerate(_seconds(run))]
+    known = [each for each in samples if each["evidence"] != "prior"]
+    return {
+        "served": " ".join(f"{at:.1f}:{completed}" for at, (completed, _) in rows),
+        "refused": " ".join(f"{at:.1f}:{failed}" for at, (_, failed) in rows),
+        "estimate": " ".join(f"{each['at'] - begin:.1f}:{each['capacity_rps']:.0f}" for each in known),
+    }
+
+
+def _points(series: str) -> tuple[list[float], list[float]]:
+    pairs = [point.split(":") for point in series.split()]
+    return [float(at) for at, _ in pairs], [float(value) for _, value in pairs]
 
 
 def _seconds(found: Mapping[str, Any]) -> list[list[int]]:
@@ -225,16 +246,14 @@ def draw(path: Path, data: Mapping[str, Any]) -> None:
 
     figure = Figure(figsize=(9, 3 * len(data)), dpi=100, layout="constrained")
     for axes, (name, found) in zip(figure.subplots(len(data), 1), data.items(), strict=True):
-        seconds = range(len(found["timeline"]))
-        axes.step(seconds, [done for done, _ in found["timeline"]], where="post", label="served")
-        axes.step(seconds, [failed for _, failed in found["timeline"]], where="post", label="refused")
-        known = [each for each in found["samples"] if each["evidence"] != "prior"]
-        axes.plot([each["at"] for each in known], [each["capacity_rps"] for each in known], label="estimate x target")
+        axes.step(*_points(found["served"]), where="post", label="served")
+        axes.step(*_points(found["refused"]), where="post", label="refused")
+        axes.plot(*_points(found["estimate"]), label="estimate x target_utilization")
         axes.axhline(found["true_rps"], color="#888888", linestyle="--", label="true capacity")
         axes.set_title(name, loc="left")
         axes.set_ylabel("requests/s")
         axes.set_ylim(0, 2.2 * found["true_rps"])
         axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("seconds; in each run the load changes at the middle, in the last one the model at each third")
+    axes.set_xlabel("seconds; the load changes at the middle of a run, in the last one the model at each third")
     figure.axes[0].legend(frameon=False, ncols=4, loc="upper right")
     figure.savefig(path, metadata={"Software": None})
