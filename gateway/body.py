@@ -11,8 +11,19 @@ from scheduler.errors import ErrorCode, RequestError
 JSON_TYPES = (JSON, "")  # What most clients send, and those that do not say.
 
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class BodyEnded(web.RequestPayloadError):
+    """The rest of a body is not waited for any more; `code` is why."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__()
+        self.code = code
+
+
 class TimedConnection(Protocol):
-    """A connection that gives the rest of a body only so long; then the body stream raises `request_timeout`."""
+    """A connection that gives the rest of a body only so long; then the body stream raises `BodyEnded`."""
 
     def body_started(self) -> None: ...
 
@@ -51,10 +62,15 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     try:
         await _continue(request)
         return await _read_on(request, max_bytes)
-    except web.RequestPayloadError:
-        raise RequestError(ErrorCode.INVALID_REQUEST, "The body does not end as its headers say.") from None
+    except web.RequestPayloadError as error:
+        # The stream keeps this error. With its frames it would keep the stream and all that was read, as a ring.
+        error.__traceback__ = None
+        code = error.code if isinstance(error, BodyEnded) else None
     finally:
         connection.body_ended()
+    if code is None:
+        raise RequestError(ErrorCode.INVALID_REQUEST, "The body does not end as its headers say.")
+    raise RequestError(code)
 
 
 async def _read_on(request: web.BaseRequest, max_bytes: int) -> bytes:
@@ -71,7 +87,7 @@ async def _read_on(request: web.BaseRequest, max_bytes: int) -> bytes:
 async def _continue(request: web.BaseRequest) -> None:
     """Tell a client that waits for it (curl, with a large body) to send on."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await request.writer.write(CONTINUE)
         request.writer.output_size = 0  # aiohttp takes written bytes for an answer that has begun.
 
 

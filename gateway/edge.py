@@ -1,6 +1,6 @@
 """The HTTP edge: aiohttp's connection handler with deadlines, a connection cap, and errors that say nothing of input.
 
-aiohttp waits forever for headers and bodies. Here three watches (headers, body, unread answers) are looked at by one
+aiohttp waits forever for headers and bodies. Here watches (headers, body, unread answers, closing) are looked at by one
 sweep; the fast path, where a request arrives in one piece, touches none of them. Errors of the parser become our
 constant JSON; what the client sent is neither answered back nor logged.
 """
@@ -32,6 +32,7 @@ from scheduler.request_id import new_request_id
 log = structlog.get_logger("gateway")
 
 SWEEP_S = 0.25
+PROBE_S = 0.25  # How long a client that ended its sending side is taken for one that waits, before it is probed.
 LINGER_S = 2.0  # How long the rest of a refused body is read, so that the client sees the answer and not a reset.
 
 
@@ -70,6 +71,9 @@ class EdgeServer(web.Server):
         self.headers_watch: Watch[EdgeConnection] = Watch(config.header_timeout_s)
         self.body_watch: Watch[EdgeConnection] = Watch(config.body_timeout_s)
         self.write_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
+        self.close_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
+        self.left_watch: Watch[EdgeConnection] = Watch(PROBE_S)
+        self.watches = (self.headers_watch, self.body_watch, self.write_watch, self.close_watch, self.left_watch)
         self.ping_watch: Watch[EventStream] = Watch(PING_EVERY_S)
         self.max_connections = config.max_connections
         self.open_connections = 0
@@ -87,7 +91,8 @@ class EdgeServer(web.Server):
             answer = self.failed(error, request_id, problem=wants_problem(request.headers))
         # The rest of an unread body would be taken for the next request, and aiohttp's parser drops or misreads what
         # comes in one piece with an Upgrade, whatever the protocol.
-        if self.doors.leaving or not request.content.is_eof() or "Upgrade" in request.headers:
+        upgrade = "Upgrade" in request.headers or request.method == "CONNECT"
+        if self.doors.leaving or not request.content.is_eof() or upgrade:
             answer.close = True
         # A body that was ended by an error gives only that error again.
         answer.abort = request.content.exception() is not None
@@ -117,9 +122,11 @@ class EdgeServer(web.Server):
         for connection in self.headers_watch.expired(now):
             connection.refuse(RequestError(ErrorCode.REQUEST_TIMEOUT))
         for connection in self.body_watch.expired(now):
-            connection.fail_body(RequestError(ErrorCode.REQUEST_TIMEOUT))
-        for connection in self.write_watch.expired(now):
+            connection.fail_body(ErrorCode.REQUEST_TIMEOUT)
+        for connection in (*self.write_watch.expired(now), *self.close_watch.expired(now)):
             connection.abort()
+        for connection in self.left_watch.expired(now):
+            connection.probe(now)
         for stream in self.ping_watch.expired(now):
             stream.ping(now)
 
