@@ -100,7 +100,11 @@ class EdgeConnection(RequestHandler):
 
     def _task_ended(self, task: "asyncio.Task[None]") -> None:
         """Whatever ended aiohttp's task for this connection: nothing more is answered here, so the connection ends."""
-        if not task.cancelled() and (error := task.exception()) is not None:
+        try:
+            error = task.exception()
+        except asyncio.CancelledError:  # Taken from the task: with its frames, which know the task, it would be a ring.
+            error = None
+        if error is not None:
             log_fault("connection closed after a fault", error)
         self._close = True
         if self._line is not None and self._ride is None:  # A ride is answered first: see `arrive`.
@@ -240,6 +244,10 @@ class EdgeConnection(RequestHandler):
         message, body = self._messages[-1]
         if not isinstance(message, RawRequestMessage):
             self._broken = True
+            if message.exc is not None:
+                message.exc.__traceback__ = (
+                    None  # It holds the frame that holds this message: a ring, with all that was sent.
+                )
             if not self._body.is_eof():
                 self._body.set_exception(web.RequestPayloadError())
             return
