@@ -33,6 +33,7 @@ class GatewayConfig:
     spool_max_bytes: int = 64 << 20
     metrics_dir: Path | None = None  # Where the gateways of a host sum their counters; None: each tells its own.
     request_log: bool = False  # One line for each call of a customer.
+    cors_origins: tuple[str, ...] = ()  # Whose pages may call the API of customers; "*" alone: all of them.
     auth_failures: str = "30/minute"  # Of one address, in the notation of `limits`; "off": no end.
     scale: ScaleRules = field(default_factory=ScaleRules)  # By which the size of each pool is advised.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.

@@ -291,11 +291,13 @@ class EdgeConnection(RequestHandler):
 
     def arrive(self, answer: Answer) -> None:
         """The answer of the ride: write it, and go on with what came meanwhile."""
-        self._ride = None
+        ride, self._ride = self._ride, None
         transport = self.transport
         if transport is None or transport.is_closing():
             return
         closing = self._close or answer.close or self._edge.doors.leaving or self._half_closed
+        if self._edge.cors is not None and ride is not None:
+            answer.lines += self._edge.cors.lines(ride.headers)
         transport.write(answer.head("close" if closing else "") + answer.body)
         if closing:
             self.force_close()

@@ -17,13 +17,14 @@ from aiohttp.web_protocol import RequestHandler
 from gateway.answer import Answer
 from gateway.config import GatewayConfig
 from gateway.connection import EdgeConnection
+from gateway.cors import Cors, serves_customers
 from gateway.doors import Doors
 from gateway.event_stream import PING_EVERY_S, EventStream
 from gateway.fast_lane import FastLane
 from gateway.faults import Faults
 from gateway.known_heads import KnownHeads
 from gateway.problem import wants_problem
-from gateway.routes import Call, Routes
+from gateway.routes import Call, Methods, Routes, path_of
 from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.fault_log import log_fault
@@ -68,6 +69,7 @@ class EdgeServer(web.Server):
         self.doors = doors
         self.lane = lane
         self.known_heads = KnownHeads()
+        self.cors = Cors(config.cors_origins) if config.cors_origins else None
         self.headers_watch: Watch[EdgeConnection] = Watch(config.header_timeout_s)
         self.body_watch: Watch[EdgeConnection] = Watch(config.body_timeout_s)
         self.write_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
@@ -89,6 +91,8 @@ class EdgeServer(web.Server):
             answer = self.faults.answer(error, request_id, problem=wants_problem(request.headers))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets our 500
             answer = self.failed(error, request_id, problem=wants_problem(request.headers))
+        if self.cors is not None and serves_customers(path_of(request.raw_path)):
+            answer.lines += self.cors.lines(request.headers)
         # The rest of an unread body would be taken for the next request, and aiohttp's parser drops or misreads what
         # comes in one piece with an Upgrade, whatever the protocol.
         upgrade = "Upgrade" in request.headers or request.method == "CONNECT"
@@ -107,10 +111,17 @@ class EdgeServer(web.Server):
         methods, tail = found
         handler = methods.get(request.method)
         if handler is None:
+            if request.method == "OPTIONS" and (preflight := self._preflight(request, methods, request_id)):
+                return preflight
             allowed = [("Allow", ", ".join(sorted(methods)))]
             error = RequestError(ErrorCode.METHOD_NOT_ALLOWED)
             return self.faults.answer(error, request_id, allowed, problem=wants_problem(request.headers))
         return await handler(Call(request, request_id, tail))
+
+    def _preflight(self, request: web.BaseRequest, methods: Methods, request_id: str) -> Answer | None:
+        if self.cors is None or not serves_customers(path_of(request.raw_path)):
+            return None
+        return self.cors.preflight(request.headers, methods, request_id)
 
     def failed(self, error: BaseException | None, request_id: str, *, problem: bool = False) -> Answer:
         """Answer 500 for a fault of ours, and log where it happened: the message may hold what a client sent."""

@@ -108,6 +108,12 @@ GATEWAY = {
         "67108864",
         "Most bytes of audit records kept in the data directory while Redis is away; about 400 a request. Full: 503.",
     ),
+    "cors_origins": Text(
+        "",
+        "Origins whose pages may call the customers' API from a browser (CORS), separated by commas: https://app.example.com; * "
+        "alone: all. Unset: none. A key in a page is known to everybody who opens it.",
+        "LIST",
+    ),
     "auth_failures": Text(
         "30/minute",
         "Failed authentications of one address (IPv6: /64) before further failures get 429 instead of 401; off: never. "

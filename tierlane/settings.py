@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import EnvSettingsSource, SettingsConfigDict
 
+from gateway.cors_origins import origin_list
 from scheduler.errors import StartError
 from tierlane.endpoint_settings import EndpointSettings
 from tierlane.job_settings import JobSettings
@@ -93,6 +94,7 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
     metrics_dir: Path | None = None
     request_log: Literal["on", "off"] = "off"
 
+    cors_origins: str = ""
     auth_failures: Annotated[str, Field(min_length=1)] = "30/minute"
     jwt_jwks: str | None = None
     jwt_issuer: str | None = None
@@ -122,6 +124,17 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
     audit_batch: Count = 500
     audit_interval_ms: Milliseconds = 500
     audit_grace_ms: Milliseconds = 10_000
+
+    @property
+    def cors_origin_list(self) -> tuple[str, ...]:
+        """The origins one by one."""
+        return origin_list(self.cors_origins)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _known_origins(cls, value: str) -> str:
+        origin_list(value)
+        return value
 
     @field_validator("redis_url")
     @classmethod

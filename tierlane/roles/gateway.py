@@ -68,6 +68,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         spool_max_bytes=settings.spool_max_bytes,
         metrics_dir=settings.metrics_dir or settings.data_dir / "metrics",
         request_log=settings.request_log == "on",
+        cors_origins=settings.cors_origin_list,
         auth_failures=settings.auth_failures,
         total_ms=settings.total_request_ms,
         gone_ms=settings.gone_ms,
