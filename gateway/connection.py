@@ -17,7 +17,7 @@ from gateway.answer import Answer
 from gateway.body import CONTINUE, BodyEnded
 from gateway.event_stream import EventStream
 from gateway.fast_lane import Message, Ride
-from gateway.known_heads import Whole, is_all, taken_apart
+from gateway.known_heads import Whole, is_all, is_head, taken_apart
 from gateway.problem import wants_problem
 from gateway.request_line import LONGEST_LINE, refused, rtsp_line
 from gateway.watch import Watch
@@ -203,15 +203,25 @@ class EdgeConnection(RequestHandler):
             self._step(b"")
             return
         self._recent += data
-        if whole is not None:
-            self._step(data)
-            self._between = bool(self._messages) and is_all(data, *self._messages[-1])
+        if whole is not None or (self._between and is_head(data)):
+            self._feed_at_once(data)
         else:
             self._feed_all_but_last(data)
         if self._between:
             self._recent = b""
         elif not self._held:
             self._recent = self._recent[self._recent.rfind(b"\n") + 1 :][-LONGEST_LINE:]
+
+    def _feed_at_once(self, data: bytes) -> None:
+        """What looks like one whole request, or the head of one: mostly the parser finds that it is."""
+        count = self._request_count
+        super().data_received(data)
+        self._between = False
+        if self._request_count != count:
+            self._take()
+            self._between = is_all(data, *self._messages[-1])
+            if not self._between:
+                self._step(b"")
 
     def _feed_all_but_last(self, data: bytes) -> None:
         held, self._held = self._held, b""
