@@ -6,13 +6,25 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from gateway.answer import JSON
+from gateway.body_budget import BodyShare
 from scheduler.errors import ErrorCode, RequestError
 
 JSON_TYPES = (JSON, "")  # What most clients send, and those that do not say.
 
 
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class BodyEnded(web.RequestPayloadError):
+    """The rest of a body is not waited for any more; `code` is why."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__()
+        self.code = code
+
+
 class TimedConnection(Protocol):
-    """A connection that gives the rest of a body only so long; then the body stream raises `request_timeout`."""
+    """A connection that gives the rest of a body only so long; then the body stream raises `BodyEnded`."""
 
     def body_started(self) -> None: ...
 
@@ -38,8 +50,8 @@ def _is_identity(encodings: list[str]) -> bool:
     return all(encoding.strip().lower() == "identity" for encoding in encodings)
 
 
-async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """The whole body. Raises RequestError when it is too large, too slow, or cut wrongly."""
+async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare | None = None) -> bytes:
+    """The whole body. Raises RequestError when it is too large, too slow, cut wrongly, or more than its `share` has room for."""
     payload = request.content
     if payload.is_eof():
         body = payload.read_nowait()
@@ -49,21 +61,33 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     connection = cast("TimedConnection", request.protocol)
     connection.body_started()
     try:
+        if share is not None and request.content_length:
+            share.take(request.content_length)
         await _continue(request)
-        return await _read_on(request, max_bytes)
-    except web.RequestPayloadError:
-        raise RequestError(ErrorCode.INVALID_REQUEST, "The body does not end as its headers say.") from None
+        return await _read_on(request, max_bytes, None if request.content_length else share)
+    except web.RequestPayloadError as error:
+        # The stream keeps this error. With its frames it would keep the stream and all that was read, as a ring.
+        error.__traceback__ = None
+        code = error.code if isinstance(error, BodyEnded) else None
     finally:
         connection.body_ended()
+        if share is not None:
+            share.give_back()
+    if code is None:
+        raise RequestError(ErrorCode.INVALID_REQUEST, "The body does not end as its headers say.")
+    raise RequestError(code)
 
 
-async def _read_on(request: web.BaseRequest, max_bytes: int) -> bytes:
+async def _read_on(request: web.BaseRequest, max_bytes: int, share: BodyShare | None) -> bytes:
+    """`share` takes what comes, where the length is not known before."""
     chunks: list[bytes] = []
     size = 0
     while chunk := await request.content.readany():
         size += len(chunk)
         if size > max_bytes:
             raise _too_large(max_bytes)
+        if share is not None:
+            share.take(len(chunk))
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -71,7 +95,7 @@ async def _read_on(request: web.BaseRequest, max_bytes: int) -> bytes:
 async def _continue(request: web.BaseRequest) -> None:
     """Tell a client that waits for it (curl, with a large body) to send on."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await request.writer.write(CONTINUE)
         request.writer.output_size = 0  # aiohttp takes written bytes for an answer that has begun.
 
 

@@ -51,6 +51,8 @@ class ChatBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw_only=
     max_completion_tokens: Integer | None = None
     response_format: dict[str, Any] | None = None
     store: bool | None = None
+    modalities: list[str] | None = None
+    prompt_cache_retention: str | None = None
     logprobs: bool | None = None
     top_logprobs: Integer | None = None
     tools: list[Any] | None = None
@@ -94,6 +96,7 @@ _decoder = msgspec.json.Decoder(ChatBody)
 TAKEN: dict[str, tuple[Any, ...]] = HARMLESS | {
     "response_format": (None, {"type": "text"}),
     "store": (None, False),
+    "modalities": (None, ["text"]),
     "logprobs": (None, False),
     "top_logprobs": (None,),
     "tools": (None, []),

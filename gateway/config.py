@@ -25,11 +25,15 @@ class GatewayConfig:
     gone_ms: int = 1000  # A worker that was silent for so long does not count; the same in every role of the pool.
     max_body_bytes: int = 262_144
     max_input_bytes: int = 131_072  # UTF-8 bytes of `input`.
+    body_memory_bytes: int = 128 << 20  # Of bodies that are being read: in all, of one customer, of one key.
+    customer_body_memory_bytes: int = 32 << 20
+    key_body_memory_bytes: int = 16 << 20
     direct: bool = True  # Call the workers' direct endpoints while Redis is away; needs `data_dir`.
     data_dir: Path | None = None  # Holds the audit spool; gateways may share it.
     spool_max_bytes: int = 64 << 20
     metrics_dir: Path | None = None  # Where the gateways of a host sum their counters; None: each tells its own.
     request_log: bool = False  # One line for each call of a customer.
+    cors_origins: tuple[str, ...] = ()  # Whose pages may call the API of customers; "*" alone: all of them.
     auth_failures: str = "30/minute"  # Of one address, in the notation of `limits`; "off": no end.
     scale: ScaleRules = field(default_factory=ScaleRules)  # By which the size of each pool is advised.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.

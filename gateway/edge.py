@@ -1,6 +1,6 @@
 """The HTTP edge: aiohttp's connection handler with deadlines, a connection cap, and errors that say nothing of input.
 
-aiohttp waits forever for headers and bodies. Here three watches (headers, body, unread answers) are looked at by one
+aiohttp waits forever for headers and bodies. Here watches (headers, body, unread answers, closing) are looked at by one
 sweep; the fast path, where a request arrives in one piece, touches none of them. Errors of the parser become our
 constant JSON; what the client sent is neither answered back nor logged.
 """
@@ -17,13 +17,14 @@ from aiohttp.web_protocol import RequestHandler
 from gateway.answer import Answer
 from gateway.config import GatewayConfig
 from gateway.connection import EdgeConnection
+from gateway.cors import Cors, serves_customers
 from gateway.doors import Doors
 from gateway.event_stream import PING_EVERY_S, EventStream
 from gateway.fast_lane import FastLane
 from gateway.faults import Faults
 from gateway.known_heads import KnownHeads
 from gateway.problem import wants_problem
-from gateway.routes import Call, Routes
+from gateway.routes import Call, Methods, Routes, path_of
 from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.fault_log import log_fault
@@ -32,6 +33,7 @@ from scheduler.request_id import new_request_id
 log = structlog.get_logger("gateway")
 
 SWEEP_S = 0.25
+PROBE_S = 0.25  # How long a client that ended its sending side is taken for one that waits, before it is probed.
 LINGER_S = 2.0  # How long the rest of a refused body is read, so that the client sees the answer and not a reset.
 
 
@@ -67,9 +69,13 @@ class EdgeServer(web.Server):
         self.doors = doors
         self.lane = lane
         self.known_heads = KnownHeads()
+        self.cors = Cors(config.cors_origins) if config.cors_origins else None
         self.headers_watch: Watch[EdgeConnection] = Watch(config.header_timeout_s)
         self.body_watch: Watch[EdgeConnection] = Watch(config.body_timeout_s)
         self.write_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
+        self.close_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
+        self.left_watch: Watch[EdgeConnection] = Watch(PROBE_S)
+        self.watches = (self.headers_watch, self.body_watch, self.write_watch, self.close_watch, self.left_watch)
         self.ping_watch: Watch[EventStream] = Watch(PING_EVERY_S)
         self.max_connections = config.max_connections
         self.open_connections = 0
@@ -85,9 +91,12 @@ class EdgeServer(web.Server):
             answer = self.faults.answer(error, request_id, problem=wants_problem(request.headers))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets our 500
             answer = self.failed(error, request_id, problem=wants_problem(request.headers))
+        if self.cors is not None and serves_customers(path_of(request.raw_path)):
+            answer.lines += self.cors.lines(request.headers)
         # The rest of an unread body would be taken for the next request, and aiohttp's parser drops or misreads what
         # comes in one piece with an Upgrade, whatever the protocol.
-        if self.doors.leaving or not request.content.is_eof() or "Upgrade" in request.headers:
+        upgrade = "Upgrade" in request.headers or request.method == "CONNECT"
+        if self.doors.leaving or not request.content.is_eof() or upgrade:
             answer.close = True
         # A body that was ended by an error gives only that error again.
         answer.abort = request.content.exception() is not None
@@ -102,10 +111,17 @@ class EdgeServer(web.Server):
         methods, tail = found
         handler = methods.get(request.method)
         if handler is None:
+            if request.method == "OPTIONS" and (preflight := self._preflight(request, methods, request_id)):
+                return preflight
             allowed = [("Allow", ", ".join(sorted(methods)))]
             error = RequestError(ErrorCode.METHOD_NOT_ALLOWED)
             return self.faults.answer(error, request_id, allowed, problem=wants_problem(request.headers))
         return await handler(Call(request, request_id, tail))
+
+    def _preflight(self, request: web.BaseRequest, methods: Methods, request_id: str) -> Answer | None:
+        if self.cors is None or not serves_customers(path_of(request.raw_path)):
+            return None
+        return self.cors.preflight(request.headers, methods, request_id)
 
     def failed(self, error: BaseException | None, request_id: str, *, problem: bool = False) -> Answer:
         """Answer 500 for a fault of ours, and log where it happened: the message may hold what a client sent."""
@@ -117,9 +133,11 @@ class EdgeServer(web.Server):
         for connection in self.headers_watch.expired(now):
             connection.refuse(RequestError(ErrorCode.REQUEST_TIMEOUT))
         for connection in self.body_watch.expired(now):
-            connection.fail_body(RequestError(ErrorCode.REQUEST_TIMEOUT))
-        for connection in self.write_watch.expired(now):
+            connection.fail_body(ErrorCode.REQUEST_TIMEOUT)
+        for connection in (*self.write_watch.expired(now), *self.close_watch.expired(now)):
             connection.abort()
+        for connection in self.left_watch.expired(now):
+            connection.probe(now)
         for stream in self.ping_watch.expired(now):
             stream.ping(now)
 

@@ -95,7 +95,7 @@ class Exchange:
         inference = self._inference
         key = idempotency_key(call.headers)
         came_whole = call.request.content.is_eof()
-        raw = await self._read(call)
+        raw = await self._read(call, identity)
         if not came_whole:  # It took up to seconds, in which the key may have been revoked or moved.
             identity = inference.identify(call)
         # A slow sender's time does not count against its deadline; the time that we take does.
@@ -103,13 +103,13 @@ class Exchange:
         asked = self._dialect.read(raw, inference.max_input_bytes)
         return Wish(inference.served_as(identity, asked), asked, key, started)
 
-    async def _read(self, call: Call) -> bytes:
+    async def _read(self, call: Call, identity: IdentityView) -> bytes:
         """The body. Raises RequestError where it is not to be read, or does not come as it should."""
         most = self._inference.max_body_bytes
         if self._inference.doors.closed:
             raise RequestError(ErrorCode.DRAINING)
         check_media(call.headers, call.request.content_length or 0, most)
-        return await read_body(call.request, most)
+        return await read_body(call.request, most, self._inference.bodies.share(identity))
 
     def _waiters(self, call: Call, wish: Wish) -> list[Waiter]:
         """One for each input, not entered yet. Raises RequestError where there are more than may ever enter together."""

@@ -51,6 +51,7 @@ class Inference:
         self.doors = parts.doors
         self.faults = parts.faults
         self.max_body_bytes = parts.config.max_body_bytes
+        self.bodies = parts.bodies
         self.max_input_bytes = parts.config.max_input_bytes
         self.models = ServedModels(parts.config.pool, parts.config.default_model)
         self.elsewhere: Callable[[str], Inference | None] = lambda _: None

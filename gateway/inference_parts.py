@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.admitter import Admitter
+from gateway.body_budget import BodyBudget
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView, IdentityView
 from gateway.config import GatewayConfig
@@ -43,6 +44,7 @@ class InferenceParts:
     meter: Meter
     faults: Faults
     doors: Doors
+    bodies: BodyBudget
     results: FetchResults
     direct: Direct
     doorman: Doorman | None = None  # None: API keys only, and nobody is told to wait.

@@ -113,7 +113,7 @@ class Submit:
         """What is asked. Raises RequestError."""
         key = idempotency_key(call.headers)
         came_whole = call.request.content.is_eof()
-        raw = await self._read(call)
+        raw = await self._read(call, identity)
         if not came_whole:  # As in the handler of those who wait.
             identity = self._inference.identify(call)
         asked, url = read_job(raw, self._inference.max_input_bytes)
@@ -126,12 +126,12 @@ class Submit:
             error = RequestError(ErrorCode.INTERNAL_ERROR)
         return self._inference.not_served(call, identity, job.waiter if job else None, error)
 
-    async def _read(self, call: Call) -> bytes:
+    async def _read(self, call: Call, identity: IdentityView) -> bytes:
         if self._parts.doors.closed:
             raise RequestError(ErrorCode.DRAINING)
         most = self._inference.max_body_bytes
         check_media(call.headers, call.request.content_length or 0, most)
-        return await read_body(call.request, most)
+        return await read_body(call.request, most, self._inference.bodies.share(identity))
 
     def _waiter(self, call: Call, wish: Wish) -> Waiter:
         """What asks to enter. Raises RequestError."""

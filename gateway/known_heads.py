@@ -63,6 +63,11 @@ def _value_at(data: bytes, end: int, names: tuple[bytes, bytes]) -> int:
     return -1
 
 
+def is_head(data: bytes) -> bool:
+    """Whether this is one head without a body behind it."""
+    return data.endswith(_END) and data.find(_END) == len(data) - len(_END)
+
+
 def is_all(data: bytes, message: object, payload: StreamReader) -> bool:
     """Whether this message, which the parser made of `data` and of nothing before it, is all of it: no byte waits for more."""
     if not isinstance(message, RawRequestMessage) or not payload.is_eof():

@@ -91,6 +91,9 @@ _HEADERS: dict[str, tuple[str, Schema, Any]] = {
 }
 
 
+HEADER_NAMES = tuple(_HEADERS)
+
+
 def header_component(name: str) -> Schema:
     """The header object of a component's name. Raises KeyError for a header that is not in the table."""
     sentence, schema, example = _HEADERS[name.removesuffix(SOMETIMES)]

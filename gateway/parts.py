@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from gateway.actions import Actions
 from gateway.auth_throttle import AuthThrottle
+from gateway.body_budget import BodyBudget
 from gateway.catalog_view import CatalogView
 from gateway.chat import CHAT
 from gateway.completions import COMPLETIONS
@@ -76,6 +77,9 @@ class Parts(PoolParts):
             doors=self.doors,
             doorman=self.doorman,
             faults=faults,
+            bodies=BodyBudget(
+                config.body_memory_bytes, config.customer_body_memory_bytes, config.key_body_memory_bytes
+            ),
             tally=tally,
             request_log=RequestLog() if config.request_log else None,
             traces=traces,

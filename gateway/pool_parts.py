@@ -16,6 +16,7 @@ from gateway.admitter import Admitter, Limits
 from gateway.audit_lag import AuditLag
 from gateway.autoscale import ScaleAdvice
 from gateway.beat import Beat
+from gateway.body_budget import BodyBudget
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView, SnapshotView
 from gateway.config import GatewayConfig
@@ -58,6 +59,7 @@ class Shared:
     doors: Doors
     doorman: Doorman
     faults: Faults
+    bodies: BodyBudget
     tally: Tally = field(default_factory=Tally)
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
@@ -203,6 +205,7 @@ class PoolParts:
             meter=self._meter,
             faults=shared.faults,
             doors=shared.doors,
+            bodies=shared.bodies,
             results=self.results,
             direct=self.direct,
             doorman=shared.doorman,

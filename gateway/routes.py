@@ -64,7 +64,7 @@ class Routes:
         """The methods of a path and its tail, or None when there is nothing. Query, scheme and host are ignored."""
         if methods := self._exact.get(raw_path):
             return methods, ""
-        path = _origin_form(raw_path).partition("?")[0]
+        path = path_of(raw_path)
         if methods := self._exact.get(path):
             return methods, ""
         prefix, slash, tail = path.rpartition("/")
@@ -78,9 +78,9 @@ class Routes:
         return None
 
 
-def _origin_form(target: str) -> str:
-    """A request target without scheme and host, which a client that takes us for a proxy sends along."""
-    if target.startswith("/"):
-        return target
-    _, slash, path = target.partition("://")[2].partition("/")
-    return slash + path
+def path_of(target: str) -> str:
+    """The path of a request target: without a query, nor the scheme and host that a client sends to a proxy."""
+    if not target.startswith("/"):
+        _, slash, path = target.partition("://")[2].partition("/")
+        target = slash + path
+    return target.partition("?")[0]

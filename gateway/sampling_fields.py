@@ -35,6 +35,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw
     stream_options: StreamOptions | None = None
     service_tier: str | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
     n: Integer | None = None
     logit_bias: dict[str, float] | None = None

@@ -71,6 +71,16 @@ GATEWAY = {
     "host": Text("127.0.0.1", "Address to listen on. 0.0.0.0 opens the gateway to the network."),
     "port": number("8080", "TCP port to listen on, shared by several gateways of one host; 0 lets the system choose."),
     "max_body_bytes": number("262144", "Largest request body in bytes. Larger costs memory for each open connection."),
+    "body_memory_bytes": number(
+        "134217728",
+        "Most bytes of request bodies that a gateway reads at a time; further ones get 503. Bodies that come at once with "
+        "their headers do not count. Each byte may take two of memory: keep it under a quarter of the memory limit.",
+    ),
+    "customer_body_memory_bytes": number(
+        "33554432",
+        "The same of one customer, who gets 429. Smaller leaves more to others; larger lets more slow uploads run at a time.",
+    ),
+    "key_body_memory_bytes": number("16777216", "The same of one API key."),
     "header_timeout_ms": number(
         "5000", "Milliseconds a client has for its headers. Longer lets slow clients hold sockets."
     ),
@@ -97,6 +107,12 @@ GATEWAY = {
     "spool_max_bytes": number(
         "67108864",
         "Most bytes of audit records kept in the data directory while Redis is away; about 400 a request. Full: 503.",
+    ),
+    "cors_origins": Text(
+        "",
+        "Origins whose pages may call the customers' API from a browser (CORS), separated by commas: https://app.example.com; * "
+        "alone: all. Unset: none. A key in a page is known to everybody who opens it.",
+        "LIST",
     ),
     "auth_failures": Text(
         "30/minute",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import EnvSettingsSource, SettingsConfigDict
 
+from gateway.cors_origins import origin_list
 from scheduler.errors import StartError
 from tierlane.endpoint_settings import EndpointSettings
 from tierlane.job_settings import JobSettings
@@ -43,6 +44,7 @@ DATABASE_SCHEME = "postgresql+asyncpg://"
 
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+BodyMemory = Annotated[int, Field(ge=1 << 20, le=1 << 40)]
 # The name becomes part of Redis keys, where braces and colons have a meaning.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
@@ -52,6 +54,9 @@ ORDERED = (
     ("reap_ms", "lease_ms", "or a lost batch waits longer for the reaper than for its lease"),
     ("heartbeat_ms", "gone_ms", "or a live worker counts as gone between two heartbeats"),
     ("gpu_timeout_ms", "total_request_ms", "or a request is answered before its batch is given up"),
+    ("max_body_bytes", "key_body_memory_bytes", "or a body of that size is never read where it does not come at once"),
+    ("key_body_memory_bytes", "customer_body_memory_bytes", "or one key of a customer keeps out all others"),
+    ("customer_body_memory_bytes", "body_memory_bytes", "or one customer keeps out all others"),
     ("audit_interval_ms", "audit_grace_ms", "or requests are closed as abandoned before their rows are written"),
 )
 
@@ -73,6 +78,9 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     max_body_bytes: Annotated[int, Field(ge=1024, le=64 << 20)] = 262_144
+    body_memory_bytes: BodyMemory = 128 << 20
+    customer_body_memory_bytes: BodyMemory = 32 << 20
+    key_body_memory_bytes: BodyMemory = 16 << 20
     header_timeout_ms: Milliseconds = 5000
     body_timeout_ms: Milliseconds = 10_000
     idle_timeout_ms: Milliseconds = 75_000
@@ -86,6 +94,7 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
     metrics_dir: Path | None = None
     request_log: Literal["on", "off"] = "off"
 
+    cors_origins: str = ""
     auth_failures: Annotated[str, Field(min_length=1)] = "30/minute"
     jwt_jwks: str | None = None
     jwt_issuer: str | None = None
@@ -115,6 +124,17 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
     audit_batch: Count = 500
     audit_interval_ms: Milliseconds = 500
     audit_grace_ms: Milliseconds = 10_000
+
+    @property
+    def cors_origin_list(self) -> tuple[str, ...]:
+        """The origins one by one."""
+        return origin_list(self.cors_origins)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _known_origins(cls, value: str) -> str:
+        origin_list(value)
+        return value
 
     @field_validator("redis_url")
     @classmethod

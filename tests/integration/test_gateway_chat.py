@@ -81,6 +81,10 @@ async def test_an_answer_can_be_sent_back_as_it_was_dumped(caller: openai.AsyncO
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True}, "logprobs"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"modalities": []}, "modalities"),
+        ({"store": True}, "store"),
+        ({"extra_body": {"safety_identifier": 1}}, "safety_identifier"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"service_tier": "priority"}, "service_tier"),
@@ -98,6 +102,30 @@ async def test_what_cannot_be_obeyed_is_refused_by_name(
     assert (caught.value.code, caught.value.param) == ("invalid_request", param)
     assert (caught.value.request_id or "").startswith("req_")
     assert stack.worker.seen == []
+
+
+async def test_fields_that_change_nothing_are_taken(caller: openai.AsyncOpenAI, asked: list[Payload]) -> None:
+    """The client's own fields, with the values that ask for what happens anyway; the model is asked as without them."""
+    changes: Any = {
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "modalities": ["text"],
+        "store": False,
+        "parallel_tool_calls": True,
+        "metadata": {"a": "b"},
+        "n": 1,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "logprobs": False,
+    }
+    for more in (*({name: value} for name, value in changes.items()), changes, dict.fromkeys(changes)):
+        await caller.chat.completions.create(model="tiny", messages=HELLO, **more)
+
+    assert {tuple(each.parameters) for each in asked} == {()}
+    assert len(asked) == len(changes) + 2
 
 
 async def test_flex_lowers_the_tier_and_nothing_raises_it(stack: Stack, asked: list[Payload], client: Redis) -> None:

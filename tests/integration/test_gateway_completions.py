@@ -45,7 +45,17 @@ async def test_what_the_client_wishes_reaches_the_model(stack: Stack, caller: op
     stack.worker.answerer = noting
     await caller.completions.create(model="tiny", prompt="a")
     await caller.completions.create(
-        model="tiny", prompt="a", max_tokens=7, temperature=0.5, top_p=1, seed=3, stop="x", n=1, echo=False, user="u"
+        model="tiny",
+        prompt="a",
+        max_tokens=7,
+        temperature=0.5,
+        top_p=1,
+        seed=3,
+        stop="x",
+        n=1,
+        echo=False,
+        user="u",
+        extra_body={"safety_identifier": "s", "prompt_cache_key": "k"},
     )
     await caller.completions.create(model="tiny", prompt="a", stop=["x", "y"], best_of=1, presence_penalty=0)
 

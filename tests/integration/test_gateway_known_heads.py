@@ -96,7 +96,7 @@ async def test_a_request_within_a_body_is_a_body(stack: Stack, parses: list[byte
 
 
 async def test_half_a_head_and_the_rest_are_one_request(stack: Stack, parses: list[bytes]) -> None:
-    """The rest may look like a request of its own; and after it the connection is parsed to its end."""
+    """The rest may look like a request of its own; after it the parser has nothing begun, and known heads are taken again."""
     client = await Client.of(stack)
     known = request(stack)
     await asked(client, known)
@@ -104,7 +104,7 @@ async def test_half_a_head_and_the_rest_are_one_request(stack: Stack, parses: li
     await eventually(lambda: len(parses) == 2, "the beginning is there")
     statuses = [(await asked(client, known))[0] for _ in range(3)]
 
-    assert (statuses, len(parses)) == ([404, 200, 200], 5)
+    assert (statuses, len(parses)) == ([404, 200, 200], 3)
     client.writer.close()
 
 

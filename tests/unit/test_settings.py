@@ -77,6 +77,11 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("TIERLANE_TRACES_SAMPLE", "1.5", "TIERLANE_TRACES_SAMPLE: must be a number from 0 to 1, got '1.5'"),
         ("TIERLANE_TRACES_TRUST_CALLERS", "yes", "TIERLANE_TRACES_TRUST_CALLERS: must be one of on, off, got 'yes'"),
+        (
+            "TIERLANE_CORS_ORIGINS",
+            "b/app",
+            "TIERLANE_CORS_ORIGINS: 'b/app' is not an origin: scheme://host or scheme://host:port without a path, or * alone, got 'b/app'",
+        ),
         ("TIERLANE_PROT", "1", "TIERLANE_PROT: is not a setting of Tierlane; did you mean TIERLANE_PORT?"),
         ("TIERLANE_XYZZY_PLUGH", "1", "TIERLANE_XYZZY_PLUGH: is not a setting of Tierlane"),
         ("TIERLANE_CONFIG", "absent.toml", "TIERLANE_CONFIG: cannot read absent.toml: No such file or directory"),
