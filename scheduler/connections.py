@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -24,6 +25,7 @@ from redis.exceptions import RedisError
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.line import Argument, Line
 from scheduler.sentinel import SCHEMES, PrimaryPool, parse
+from scheduler.tls import SharedSSLConnection
 
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)
@@ -71,7 +73,10 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
     if url.startswith(SCHEMES):
         client = LineRedis.from_pool(PrimaryPool(parse(url), **options))
     else:
-        client = LineRedis.from_pool(BlockingConnectionPool.from_url(url, **options))
+        pool = BlockingConnectionPool.from_url(url, **options)
+        if pool.connection_class is SSLConnection:
+            pool.connection_class = SharedSSLConnection
+        client = LineRedis.from_pool(pool)
     line_of(client).timeout_s = timeout_s
     return client
 
