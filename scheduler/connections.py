@@ -32,6 +32,12 @@ MINIMUM_VERSION = (7, 0)
 FAULTS = (RedisError, OSError, TimeoutError)
 """Every way in which Redis can be away."""
 
+CLUSTER_MODE = "Redis runs in cluster mode"
+NO_CLUSTER = (
+    "Tierlane's scripts need all keys on one server, so use a single primary, behind Sentinel for failover "
+    "(redis+sentinel://), or one without cluster-enabled."
+)
+
 _POOL_SIZE = 16
 
 
@@ -118,12 +124,14 @@ def unavailable(error: BaseException) -> RedisUnavailable:
 
 
 async def check_server(client: Redis) -> None:
-    """Refuse a server that could lose the queue. Raises StartError, or RedisUnavailable where nobody answers."""
+    """Refuse a server that could lose the queue, or on which no script runs. Raises StartError, or RedisUnavailable where nobody answers."""
     async with bounded():
         info = await client.info()
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise StartError(f"Redis {info['redis_version']} is too old: Tierlane needs Redis 7.0 or Valkey 7.2.")
+    if int(info.get("cluster_enabled", 0)):
+        raise StartError(f"{CLUSTER_MODE}: {NO_CLUSTER}")
     policy = info.get("maxmemory_policy")
     if policy != "noeviction":
         raise StartError(f"Redis has maxmemory-policy {policy}, which can evict queued work: set it to noeviction.")

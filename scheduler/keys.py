@@ -1,7 +1,7 @@
 """The keyspace: every Redis name has its one owner here. The table with types and lifetimes is in docs/redis-keys.md.
 
-The default pool has no prefix. Any other pool has `{<pool>}:`, whose braces keep all of a pool's keys in one slot of
-a Redis Cluster. Lua builds the same names from the prefix.
+The default pool has no prefix. Any other pool has `{<pool>}:`. Redis Cluster is not supported, since
+customers' limits hold across pools. Lua builds the same names from the prefix.
 """
 
 from collections.abc import Iterable
