@@ -75,6 +75,7 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
+        "driver_info": None,  # Else it sends CLIENT SETINFO, which Redis 7.0 does not know and our ACL does not allow.
     }
     if url.startswith(SCHEMES):
         client = LineRedis.from_pool(PrimaryPool(parse(url), **options))
