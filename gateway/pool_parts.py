@@ -208,6 +208,7 @@ class PoolParts:
             doorman=shared.doorman,
             note_refusal=self.refusals.note,
             model_version=lambda: self.beat.model_version,
+            greedy=lambda: self.beat.greedy,
             tally=shared.tally,
             request_log=shared.request_log,
             traces=shared.traces,
