@@ -103,6 +103,10 @@ class Keys:
         """Whose request holds a client's Idempotency-Key; `value` is what `Submission.idempotency` says."""
         return f"{self.prefix}idem:{value}"
 
+    def replays(self, customer_id: str) -> str:
+        """Which answers are kept for a customer's Idempotency-Keys, oldest first."""
+        return f"{self.prefix}replays:{customer_id}"
+
     def same(self, value: str) -> str:
         """Which request runs for all that are equal to it, or its answer; `value` is what `Submission.same` says."""
         return f"{self.prefix}same:{value}"

@@ -4,7 +4,7 @@
 --   6 ms of silence after which a gateway is gone.
 -- Returns nil where the batch is not there to be claimed, else packed {{id, ms left, attempt, body}...}: the members
 --   that may run; the others (no time left, nobody waits) end here, and a batch that is left empty is closed.
--- include: prelude, wake, row, repaying, ending, owners, batch, retry_budget, same, riders, sharing
+-- include: prelude, wake, row, replays, repaying, ending, owners, batch, retry_budget, same, riders, sharing
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'formed' then
   wake() -- a finish pushed no token because this id stood in line

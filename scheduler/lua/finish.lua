@@ -5,7 +5,7 @@
 --   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason.
 -- Returns {outcomes that came too late (stale): all of them where the token does not own the batch, 1 where `share` has
 --   something to do, else 0}.
--- include: prelude, wake, row, repaying, ending, dead_letters, batch, retry_budget, same, riders, sharing
+-- include: prelude, wake, row, replays, repaying, ending, dead_letters, batch, retry_budget, same, riders, sharing
 local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 6
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return {#outcomes / SIZE, 0} end

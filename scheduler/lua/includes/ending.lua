@@ -1,4 +1,4 @@
--- ending: the one compare-and-set into a terminal state, and what goes out with it (needs prelude, row and repaying).
+-- ending: the one compare-and-set into a terminal state, and what goes out with it (needs prelude, row, replays and repaying).
 -- close(id, row, ...) ends a row that was read, once; flush() writes an outbox element and one message a gateway.
 local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
 local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '', 0, 'stop')}
@@ -42,6 +42,7 @@ local function close(id, row, state, code, batch, run)
   local reply = a.head .. text_head[#id] .. id .. packed[p.customer] .. text_head[#nonce] .. nonce .. a.before ..
     packed[queue_ms] .. a.after .. run[TAIL] .. a.from
   settle(id, state, code, 'reply', reply)
+  if p.keep_ms then pcall(keep_replay, id, p.customer, p.keep_ms, row[DEADLINE], replayable(state, code) and #reply) end
   repay(id, row, p, state, code, run[USED])
   each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] = id, now - at, queue_ms, run[GPU_MS], run[USED], run[BYTES]
   if box then box[#box + 1] = reply else mail[p.gateway] = {reply} end

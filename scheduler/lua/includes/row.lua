@@ -2,7 +2,8 @@
 -- hash costs as much as a text is long: `env` is the request's own, "<at> <deadline> <queue deadline> <tokens> <nonce>" in
 -- fixed columns; `who` is the same for many, "<gateway> <customer> <tier> <paid> <key> <period> <window>...", and is taken
 -- apart once a call. `paid` says what was charged: 'all', 'requests' (no model tokens) or 'nothing', with a + where the
--- request shares its run with equal ones; what is told of that stands in fields that other rows do not have.
+-- request shares its run with equal ones; what is told of that stands in fields that other rows do not have. Behind the
+-- windows stands "idem <ms>" where it has an Idempotency-Key: for so long after its deadline it would live without.
 local STATE, BATCH, ENV, WHO, AT, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7
 local sub, parties, SHARED = string.sub, {}, 43
 
@@ -37,13 +38,15 @@ local function open(row)
   return row[STATE] == 'queued' or row[STATE] == 'processing' or row[STATE] == 'riding'
 end
 
--- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows, shared}, whose request
--- it is, and whether it shares its run.
+-- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows, shared, keep_ms}, whose
+-- request it is, whether it shares its run, and whether it has an Idempotency-Key.
 local function party(row)
   local p = parties[row[WHO]]
   if p then return p end
   local gateway, customer, tier, paid, key, windows = string.match(row[WHO], '^(%S*) (%S*) (%S*) (%S*) (%S*)(.*)$')
-  p = {gateway = gateway, customer = customer, tier = tier, paid = paid, key = key, windows = windows}
+  local charged, keep_ms = string.match(windows, '^(.*) idem (%d+)$')
+  p = {gateway = gateway, customer = customer, tier = tier, paid = paid, key = key, windows = charged or windows,
+    keep_ms = tonumber(keep_ms)}
   if string.byte(paid, -1) == SHARED then p.shared, p.paid = true, sub(paid, 1, -2) end
   parties[row[WHO]] = p
   return p
