@@ -14,7 +14,7 @@ Beside redis-py's commands each client has a `Line`, for scripts and blocking re
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import SSLConnection
@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from scheduler.errors import RedisUnavailable, StartError
+from scheduler.keys import PROTOCOL
 from scheduler.line import Argument, Line
 from scheduler.sentinel import SCHEMES, PrimaryPool, parse
 from scheduler.tls import SharedSSLConnection
@@ -124,6 +125,21 @@ def unavailable(error: BaseException) -> RedisUnavailable:
     return RedisUnavailable(f"Redis did not answer: {type(error).__name__}: {error}")
 
 
+async def check_protocol(client: Redis) -> None:
+    """Refuse a Redis whose data is of another protocol. Raises StartError, or RedisUnavailable where nobody answers.
+
+    Scripts refuse as well, should it change later.
+    """
+    async with bounded():
+        stored = cast("bytes | None", await client.get("protocol"))
+    if stored is not None and stored.split(b".")[0] != PROTOCOL.split(".")[0].encode():
+        found = stored[:16].decode("ascii", "replace")
+        raise StartError(
+            f"Redis holds data of protocol {found}, and this version of Tierlane speaks {PROTOCOL}: let the roles of the "
+            "version that wrote it end what waits, stop them, and delete the key `protocol`."
+        )
+
+
 async def check_server(client: Redis) -> None:
     """Refuse a server that could lose the queue, or on which no script runs. Raises StartError, or RedisUnavailable where nobody answers."""
     async with bounded():
@@ -136,3 +152,4 @@ async def check_server(client: Redis) -> None:
     policy = info.get("maxmemory_policy")
     if policy != "noeviction":
         raise StartError(f"Redis has maxmemory-policy {policy}, which can evict queued work: set it to noeviction.")
+    await check_protocol(client)

@@ -10,6 +10,9 @@ from typing import Protocol
 JOBS_GATEWAY = "jobs"
 """Whose requests jobs are. No process has this name, and it never counts as gone (owners.lua): nobody waits for a job."""
 
+PROTOCOL = "1.0"
+"""The version of all that is stored in Redis, as `protocol.lua` has it: another major is of rows that this code cannot read."""
+
 PERMANENT = frozenset(
     {
         "batch_queue",
@@ -25,6 +28,8 @@ PERMANENT = frozenset(
         "quotas_told",
         "cordoned",
         "pools",
+        "protocol",
+        "damaged",
     }
 )
 """Keys that may stand without a TTL: each is a short list, an index that is swept, or durable work. Beside them only
@@ -83,6 +88,8 @@ class Keys:
         self.sharing = self.prefix + "sharing"
         self.same_kept = self.prefix + "same_kept"
         self.pools = "pools"  # One for all pools, like customers' limits.
+        self.protocol = "protocol"  # The same.
+        self.damaged = self.prefix + "damaged"
         self.history = self.prefix + "history"
         self.history_turn = self.prefix + "history_turn"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"

@@ -12,7 +12,8 @@
 --   12 ms that an answer is kept for its Idempotency-Key, 13 answers and 14 bytes of them that are kept for one customer.
 -- Returns packed verdicts {outcome, remaining, reset_ms, retry_after_ms, depth, stored id, tokens left, tokens reset_ms,
 --   in use, {{quota left, quota reset_ms}...}, shadowed, reply where it has ended already}, one a submission.
--- include: prelude, wake, row, replays, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, same, answering, collapsing, deciding, verdicts
+-- include: prelude, protocol, wake, row, replays, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, same, answering, collapsing, deciding, verdicts
+if other_protocol() then return other_protocol() end
 local keep_ms, bodies = tonumber(ARGV[7]), ARGV[10]
 local told, from, party, until_i = {}, 1, nil, 0
 if not epoch_us then begin_epoch() end

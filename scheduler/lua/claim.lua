@@ -4,7 +4,8 @@
 --   6 ms of silence after which a gateway is gone.
 -- Returns nil where the batch is not there to be claimed, else packed {{id, ms left, attempt, body}...}: the members
 --   that may run; the others (no time left, nobody waits) end here, and a batch that is left empty is closed.
--- include: prelude, wake, row, replays, repaying, ending, owners, batch, retry_budget, same, riders, sharing
+-- include: prelude, protocol, wake, row, replays, repaying, ending, owners, batch, retry_budget, same, riders, sharing
+if other_protocol() then return other_protocol() end
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'formed' then
   wake() -- a finish pushed no token because this id stood in line
@@ -25,6 +26,11 @@ each_member(batch, function(id, row, list)
   local left, body, code = row[DEADLINE] - now, row[WHO] or '', nil
   if left <= 0 or now - row[AT] >= gone_ms then -- else nobody has to know whose it is
     row[WHO] = call('HGET', P .. 'request:' .. id, 'who')
+    if not party(row) then
+      set_aside(id, row)
+      call('LREM', list, 1, id)
+      return
+    end
     code = left <= 0 and 'deadline_exceeded' or abandoned(row, gone_ms) and 'gateway_lost'
   end
   if not code then

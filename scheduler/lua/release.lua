@@ -23,4 +23,5 @@ else
   drop_batch(batch)
 end
 wake()
+flush()
 return #back

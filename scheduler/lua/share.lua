@@ -4,10 +4,11 @@
 -- Returns 1 where more are left, else 0.
 -- include: prelude, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
 for _, leader in ipairs(call('ZRANGE', P .. 'sharing', 0, 15)) do
-  local known = call('HMGET', P .. 'request:' .. leader, 'told', 'same', 'losses')
+  local known = redis.pcall('HMGET', P .. 'request:' .. leader, 'told', 'same', 'losses')
   local hash, left = string.match(known[2] or '', '^%S+'), false
-  if known[1] then left = give(leader, known[1])
-  elseif hash then left = succeed(leader, hash, tonumber(known[3] or 0)) end
+  local readable = known[1] and pcall(cmsgpack.unpack, known[1])
+  if readable then left = give(leader, known[1])
+  elseif hash then left = succeed(leader, hash, tonumber(known[3]) or 0) end
   if not left then call('ZREM', P .. 'sharing', leader) end
 end
 flush()

@@ -9,11 +9,11 @@ local function replayable(state, code) return state == 'completed' or FINAL[code
 
 local function kept_sum(entry) return tonumber(string.match(entry, '^%d+') or 0) end
 
--- shorten(id, value, ms): the row and its key live for so long from now on.
+-- shorten(id, value, ms): the row and its key live for so long from now on, and go at once where that is over.
 local function shorten(id, value, ms)
   local key = P .. 'idem:' .. value
-  call('PEXPIRE', P .. 'request:' .. id, math.max(1, ms))
-  if call('HGET', key, 'id') == id then call('PEXPIRE', key, math.max(1, ms)) end
+  call('PEXPIRE', P .. 'request:' .. id, ms)
+  if call('HGET', key, 'id') == id then call('PEXPIRE', key, ms) end
 end
 
 -- keep_replay(id, customer, keep_ms, deadline, bytes): a row that has ended. Without `bytes` of a reply that may be replayed it
