@@ -219,6 +219,7 @@ class PoolParts:
         )
 
     def _ended(self, waiter: Waiter) -> None:
+        self.admitter.rejections.forget(waiter.submission.customer_id)
         self.witness.ended(waiter)
 
     def _limits_now(self) -> Limits:

@@ -1,13 +1,13 @@
 """`admit`: many submissions in one call, each admitted whole or not at all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
 
 from scheduler.keys import Keys
-from scheduler.scripts import RedisFull, Script
+from scheduler.scripts import MAX_CALL_BYTES, RedisFull, Script
 from scheduler.states import Admission
 
 MAX_SUBMISSIONS = 256
@@ -165,6 +165,19 @@ class Admissions:
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]
         return _verdicts.decode(packed)
+
+
+def calls_of(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
+    """The same in order, in pieces that one call may carry. None of them may have to enter together with others."""
+    start, size = 0, 0
+    for end, submission in enumerate(submissions):
+        length = len(submission.body)
+        if end > start and (end - start == MAX_SUBMISSIONS or size + length > MAX_CALL_BYTES):
+            yield submissions[start:end]
+            start, size = end, 0
+        size += length
+    if start < len(submissions):
+        yield submissions[start:]
 
 
 def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:

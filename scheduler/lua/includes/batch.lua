@@ -18,13 +18,13 @@ local function load_batch(id)
 end
 
 -- each_member(batch, visit, last): visit(id, row, list) for every id that is still processing in this batch, oldest first a
--- tier; `last` as in read.
+-- tier; `last` as in read, or a table that has it, which `visit` may change.
 local function each_member(batch, visit, last)
   for _, tier in ipairs(batch.tiers) do
     local list = P .. 'inflight:' .. tier .. ':' .. batch.id
     local ids = call('LRANGE', list, 0, -1)
     for i = #ids, 1, -1 do
-      local row = read(ids[i], last)
+      local row = read(ids[i], type(last) == 'table' and last[1] or last)
       if row[STATE] == 'processing' and row[BATCH] == batch.id then visit(ids[i], row, list)
       else call('LREM', list, 1, ids[i]) end
     end
