@@ -19,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 TEST_READY := $(VENV)/.test-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install up test lint types bench browser chaos lock docs clean
+.PHONY: help install up test lint types bench browser floor chaos lock docs clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,12 @@ bench: $(INSTALLED) ## Measure every figure that is claimed, write docs/benchmar
 
 browser: $(TEST_READY) ## Test the page for on-call in headless Chromium, which must be installed
 	$(BIN)/python -m pytest -m browser $(ARGS)
+
+# Debian's redis-server, of the version that is the oldest supported: the scripts and deploy/redis on it.
+REDIS_FLOOR ?= redis-server
+floor: $(TEST_READY) ## Test the protocol and deploy/redis on the oldest Redis, which must be installed
+	$(BIN)/python -m pytest --redis-server $(REDIS_FLOOR) tests/contract tests/integration/test_redis_acl.py \
+		tests/integration/test_redis_acl_refusals.py tests/integration/test_redis_line.py $(ARGS)
 
 chaos: $(TEST_READY) ## Run the long tests: minutes of faults under load
 	$(BIN)/python -m pytest -m chaos $(ARGS)

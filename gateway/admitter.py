@@ -1,6 +1,7 @@
 """Coalesced admission: everything that arrived while the previous call was under way shares the next one.
 
-No timer and no added wait: an idle gateway asks for one request at once, a busy one for up to 256 together. A call
+No timer and no added wait: an idle gateway asks for one request at once, a busy one for up to 256 together, of 2 MB of
+bodies and a share of that for each customer. Who is over a limit of its own is rejected here until it may pass. A call
 whose outcome is unknown is sent again under the same ids, since admission is idempotent, until Redis counts as away.
 Those whom direct mode has taken by then are left to it; the others of the call and everybody behind it are refused, and
 the ids that may have been admitted after all are ended later, so that nothing runs for nobody.
@@ -14,15 +15,20 @@ from typing import NamedTuple, Protocol
 
 from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.cancels import Cancels
+from gateway.rejections import Rejections
 from gateway.waiters import Waiter
 from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.replies import readable
+from scheduler.scripts import MAX_CALL_BYTES
 from scheduler.states import Admission
 
 WORTH_TELLING_MS = 20  # Waits under this are not worth telling.
+SMALL_BYTES = 4096  # A body that counts for no share: 256 of them are half of a call.
+SHARE_BYTES = MAX_CALL_BYTES // 4
+"""What one customer's larger bodies may be of a call while others wait."""
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
@@ -76,6 +82,7 @@ class Admitter:
         self._accepted_late = accepted_late
         self._took = took  # Told the seconds of each call that Redis answered.
         self._wake = asyncio.Event()
+        self.rejections = Rejections()
         self.calls = 0
         self.failed_calls = 0
 
@@ -104,19 +111,45 @@ class Admitter:
                 await self._call(self._take())
 
     def _take(self) -> list[Waiter]:
+        """The oldest, as many as one call may carry; what is put off stays in its order, before all that comes later."""
         batch: list[Waiter] = []
-        while self._pending and len(batch) + (len(self._pending[0].together) or 1) <= MAX_SUBMISSIONS:
-            waiter = self._pending.popleft()
-            if waiter.together:
-                batch += self._party(waiter)
-            elif _asks(waiter):
-                batch.append(waiter)
+        size, shares, put_off = 0, dict[str, int](), list[Waiter]()
+        now = self._clock()
+        while self._pending and size < MAX_CALL_BYTES:
+            first = self._pending[0]
+            count = len(first.together) or 1
+            if len(batch) + count > MAX_SUBMISSIONS:
+                break
+            members = [self._pending.popleft() for _ in range(count)]
+            length = sum(len(each.submission.body) for each in members)
+            if length > SMALL_BYTES or shares:
+                customer_id = first.submission.customer_id
+                share = shares.get(customer_id, 0) + (length if length > SMALL_BYTES else 0)
+                if batch and (share > SHARE_BYTES or size + length > MAX_CALL_BYTES):
+                    shares[customer_id] = SHARE_BYTES + 1  # All that it asks later waits behind this one.
+                    put_off += members
+                    continue
+                shares[customer_id] = share
+            asking = self._asking(members, now)
+            batch += asking
+            size += length if asking else 0
+        self._pending.extendleft(reversed(put_off))
         return batch
+
+    def _asking(self, members: Sequence[Waiter], now: float) -> Sequence[Waiter]:
+        """Those of whom Redis is to be asked: not whoever has left, nor who is known to be over a limit."""
+        first = members[0]
+        if not (self._party(first) if first.together else _asks(first)):
+            return ()
+        rejected = self.rejections.verdict(first.submission, now)
+        if rejected is None:
+            return members
+        for each in members:
+            self._judged(each, rejected)
+        return ()
 
     def _party(self, first: Waiter) -> Sequence[Waiter]:
         """Those that enter together: all of them, or none where one has left, been answered or been taken past Redis."""
-        for _ in first.together[1:]:
-            self._pending.popleft()
         if all(_asks(waiter) for waiter in first.together):
             return first.together
         for waiter in first.together:
@@ -141,7 +174,11 @@ class Admitter:
             self._refuse(batch, ErrorCode.INTERNAL_ERROR)
         else:
             failpoint("admit_unheard")
+            together = 0  # So many more are judged as one with those before.
             for waiter, verdict in zip(batch, verdicts, strict=True):
+                together = max(together - 1, len(waiter.together))
+                if not together and verdict.outcome not in ENTERED:
+                    self.rejections.note(waiter.submission, verdict, self._clock())
                 self._judged(waiter, verdict)
 
     async def _ask(self, limits: Limits, submissions: Sequence[Submission]) -> list[Verdict]:

@@ -14,7 +14,7 @@ from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.catalog_view import CatalogView, SnapshotView
 from gateway.limits import LiveLimits
 from gateway.meter import Meter
-from gateway.same import one_version
+from gateway.same import greedy_by_default, one_version
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.observation import GatewayStats, Observation
@@ -74,6 +74,7 @@ class Beat:
         self.redis_problem: str | None = None
         self._redis_ahead_ms: float | None = None  # Redis TIME less our clock, at the most.
         self.service_p95_ms = 0.0  # Of a run on the slowest healthy worker; 0 while none has told.
+        self.greedy = False  # No worker samples where a request has no temperature.
         self.model_version = ""  # That all healthy workers run; "" while there is not just one.
 
     async def run(self) -> None:
@@ -114,6 +115,7 @@ class Beat:
         healthy = [worker.service_p95_ms for worker in observation.workers if worker.healthy]
         self.service_p95_ms = max(healthy, default=self.service_p95_ms)
         self.model_version = one_version(observation.workers)
+        self.greedy = greedy_by_default(observation.workers)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.jobs_config import JobConfig
+from scheduler.admission import REPLAYS, Replays
 from scheduler.autoscale import ScaleRules
 
 
@@ -37,6 +38,7 @@ class GatewayConfig:
     auth_failures: str = "30/minute"  # Of one address, in the notation of `limits`; "off": no end.
     scale: ScaleRules = field(default_factory=ScaleRules)  # By which the size of each pool is advised.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
+    replays: Replays = REPLAYS  # What is kept for those who send an Idempotency-Key again.
     max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.
 
     header_timeout_s: float = 5.0  # From the first byte of a request to the end of its headers.

@@ -103,7 +103,7 @@ class Inference:
         )
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream:
-            let_share(submission, payload, sharing, parts.model_version())
+            let_share(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())
         parts.meter.arrived(identity.tier, identity.customer_name)
         if is_retry(asking.headers):
             parts.meter.retried(identity.tier)

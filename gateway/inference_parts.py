@@ -49,6 +49,7 @@ class InferenceParts:
     direct: Direct
     doorman: Doorman | None = None  # None: API keys only, and nobody is told to wait.
     note_refusal: NoteRefusal = _tell_nobody
+    greedy: Callable[[], bool] = bool  # Whether no worker samples where a request has no temperature.
     model_version: Callable[[], str] = str  # The one that all healthy workers run; "" where that is not known.
     tally: Tally = field(default_factory=Tally)
     request_log: RequestLog | None = None

@@ -82,7 +82,7 @@ class JobServing:
         config, client = parts.parts.config, parts.client
         keys = self._keys = Keys(config.pool)
         # Whoever keeps jobs may be away for as long as results are kept, and none is lost by that.
-        admissions = Admissions(client, keys, JOBS_GATEWAY, jobs.kept_ms)
+        admissions = Admissions(client, keys, JOBS_GATEWAY, jobs.kept_ms, config.replays)
         cancels = parts.parts.cancels
         self.admitter = JobAdmitter(admissions, parts.limits, cancels, config.max_pending, watch=parts.watch)
         self.submit = Submit(waiting, parts.inference, parts.parts, self.admitter, store)

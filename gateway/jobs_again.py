@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.admitter import ENTERED, AdmitCall, Limits
 from ledger.jobs import NewJob
-from scheduler.admission import MAX_SUBMISSIONS, Submission
+from scheduler.admission import Submission, calls_of
 from scheduler.payload import decode_payload
 
 
@@ -24,8 +24,7 @@ class Requeue:
         names = {tier.name for tier in limits.tiers}
         chosen = [again(job) for job in jobs if job.tier in names]
         queued: list[str] = []
-        for start in range(0, len(chosen), MAX_SUBMISSIONS):
-            group = chosen[start : start + MAX_SUBMISSIONS]
+        for group in calls_of(chosen):
             verdicts = await self._admissions.admit(limits.tiers, limits.capacity_rps, group)
             queued += [s.id for s, verdict in zip(group, verdicts, strict=True) if verdict.outcome in ENTERED]
         return queued

@@ -38,7 +38,8 @@ NOT_EMPTY: Schema = {"type": "string", "minLength": 1}
 IDEMPOTENCY_KEY = Parameter(
     name=HEADER,
     place="header",
-    sentence="Names this request for 24 hours: the same body again is answered from the first one.",
+    sentence="Names this request: the same body again is answered from the first one, for as long as that is kept, "
+    "usually 24 hours.",
     schema={
         "type": "string",
         "pattern": r'^("([!#-\[\]-~]|\\["\\])+"|[!#-~][!-~]*)$',

@@ -76,7 +76,7 @@ class PoolParts:
         keys = self._keys = Keys(config.pool)
         self.results = Results(self._client, keys)
         endings = Endings(self._client, keys)
-        admissions = Admissions(self._client, keys, config.gateway_id)
+        admissions = Admissions(self._client, keys, config.gateway_id, replays=config.replays)
         adoption, ends = Adoption(self._client, keys), LastEnds(config.gateway_id)
         self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
         self._meter = Meter(config.gateway_id, time.monotonic(), partial(shared.tally.batches, config.pool))
@@ -211,6 +211,7 @@ class PoolParts:
             doorman=shared.doorman,
             note_refusal=self.refusals.note,
             model_version=lambda: self.beat.model_version,
+            greedy=lambda: self.beat.greedy,
             tally=shared.tally,
             request_log=shared.request_log,
             traces=shared.traces,
@@ -221,6 +222,7 @@ class PoolParts:
         )
 
     def _ended(self, waiter: Waiter) -> None:
+        self.admitter.rejections.forget(waiter.submission.customer_id)
         self.witness.ended(waiter)
 
     def _limits_now(self) -> Limits:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from redis.asyncio import Redis
 
 from gateway.breaker import Breaker, BreakerState
-from scheduler.connections import bounded
-from scheduler.errors import RedisUnavailable
+from scheduler.connections import bounded, check_protocol
+from scheduler.errors import RedisUnavailable, StartError
 from scheduler.fault_log import log_fault
 
 MAX_TRIES = 4
@@ -18,9 +18,13 @@ STANDSTILL_S = 0.2
 
 
 async def ping(client: Redis) -> None:
-    """The probe. Raises RedisUnavailable."""
+    """The probe. Raises RedisUnavailable, also where Redis holds what this version cannot read."""
     async with bounded():
         await client.ping()
+    try:
+        await check_protocol(client)
+    except StartError as error:
+        raise RedisUnavailable(str(error)) from error
 
 
 class RedisWatch:

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from ledger.dead_letters import DeadLetterRow, RequeueTerms, find_letter, read_body, requeue_terms
 from ledger.postgres import Connection
-from scheduler.admission import Admissions, Submission, TierLimit
+from scheduler.admission import Admissions, Submission, TierLimit, calls_of
 from scheduler.dead_list import DeadList
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.keys import Keys
@@ -123,12 +123,14 @@ class Reruns:
     async def submit(self, submissions: Sequence[Submission]) -> set[str]:
         """Queue them past all limits; the ids that are in."""
         limits = [TierLimit(tier, 1.0, 1.0, 1, [tier]) for tier in sorted({s.tier for s in submissions})]
-        try:
-            verdicts = await self._admissions.admit(limits, 0.0, submissions)
-        except RedisUnavailable:  # Admission is idempotent by id.
-            verdicts = await self._admissions.admit(limits, 0.0, submissions)
-        pairs = zip(submissions, verdicts, strict=True)
-        return {submission.id for submission, verdict in pairs if verdict.outcome in ENTERED}
+        entered: set[str] = set()
+        for group in calls_of(submissions):
+            try:
+                verdicts = await self._admissions.admit(limits, 0.0, group)
+            except RedisUnavailable:  # Admission is idempotent by id.
+                verdicts = await self._admissions.admit(limits, 0.0, group)
+            entered |= {asked.id for asked, told in zip(group, verdicts, strict=True) if told.outcome in ENTERED}
+        return entered
 
     async def forget_dead(self, ids: Sequence[str]) -> None:
         """Take ids out of the list of dead letters."""

@@ -97,8 +97,11 @@ def _charged(estimate: int, tokens_per_minute: float) -> int:
 def _output_tokens(payload: Payload) -> int:
     for name in _OUTPUT_FIELDS:
         wanted = payload.parameters.get(name)
-        if type(wanted) is int:  # True is an int as well.
-            return min(max(0, wanted), MOST_OUTPUT_TOKENS)
+        # 500.0 is a whole number to JSON, and servers read "500" as one; True is an int to Python.
+        if type(wanted) is str and wanted.isascii() and wanted.isdigit():
+            wanted = float(wanted)
+        if type(wanted) is int or type(wanted) is float:
+            return math.ceil(min(max(0, wanted), MOST_OUTPUT_TOKENS))
     return DEFAULT_OUTPUT_TOKENS
 
 

@@ -21,7 +21,7 @@ from gateway.cancels import Cancels
 from gateway.last_ends import LastEnds, outcome_of
 from gateway.waiters import Waiter, Waiters
 from gateway.witness_policy import OTHER_EPOCH, Signs, candidates, worth_again
-from scheduler.admission import MAX_SUBMISSIONS, Submission, Verdict
+from scheduler.admission import Submission, Verdict, calls_of
 from scheduler.adoption import MAX_PAIRS
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.failpoints import failpoint
@@ -136,9 +136,11 @@ class Witness:
     async def _submit_again(self) -> None:
         limits = self._limits()
         chosen = worth_again(self._waiters.all(), limits.tiers, self._clock(), self._p95_ms())
-        for start in range(0, len(chosen), MAX_SUBMISSIONS):
+        start = 0
+        for piece in calls_of([waiter.submission for waiter in chosen]):
             # Some may have ended during the call before.
-            group = [w for w in chosen[start : start + MAX_SUBMISSIONS] if not w.gone and not w.future.done()]
+            group = [w for w in chosen[start : start + len(piece)] if not w.gone and not w.future.done()]
+            start += len(piece)
             if not group:
                 continue
             now = self._clock()

@@ -1,13 +1,13 @@
 """`admit`: many submissions in one call, each admitted whole or not at all."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
 
 from scheduler.keys import Keys
-from scheduler.scripts import RedisFull, Script
+from scheduler.scripts import MAX_CALL_BYTES, RedisFull, Script
 from scheduler.states import Admission
 
 MAX_SUBMISSIONS = 256
@@ -15,6 +15,20 @@ MAX_SUBMISSIONS = 256
 
 KEEP_MS = 30_000
 """How long a request is kept past its deadline: the result is the truth that pub/sub may have lost."""
+
+
+DAY_MS = 86_400_000
+
+
+class Replays(NamedTuple):
+    """How long the answers of requests with an Idempotency-Key are kept in Redis, and how many for one customer and pool.
+
+    The oldest leave first; `size` is in bytes of Redis' memory.
+    """
+
+    keep_ms: int = DAY_MS
+    rows: int = 10_000
+    size: int = 16 << 20
 
 
 class Submission(msgspec.Struct, kw_only=True, gc=False):
@@ -95,6 +109,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     reply: bytes = b""  # The stored reply, where it has ended already: an answer that was kept is this one's.
 
 
+REPLAYS = Replays()
 _encode = msgspec.msgpack.Encoder().encode
 _verdicts = msgspec.msgpack.Decoder(list[Verdict])
 
@@ -102,10 +117,13 @@ _verdicts = msgspec.msgpack.Decoder(list[Verdict])
 class Admissions:
     """The admit script on behalf of one gateway. `keep_ms`: how long a request is kept past its deadline."""
 
-    def __init__(self, client: Redis, keys: Keys, gateway_id: str, keep_ms: int = KEEP_MS) -> None:
+    def __init__(
+        self, client: Redis, keys: Keys, gateway_id: str, keep_ms: int = KEEP_MS, replays: Replays = REPLAYS
+    ) -> None:
         self._script = Script("admit", client, keys)
         self._gateway_id = gateway_id
         self._keep_ms = keep_ms
+        self._replays = replays
 
     async def admit(
         self,
@@ -142,10 +160,24 @@ class Admissions:
                 run_ms,
                 bodies,
                 int(repeats),
+                *self._replays,
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]
         return _verdicts.decode(packed)
+
+
+def calls_of(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
+    """The same in order, in pieces that one call may carry. None of them may have to enter together with others."""
+    start, size = 0, 0
+    for end, submission in enumerate(submissions):
+        length = len(submission.body)
+        if end > start and (end - start == MAX_SUBMISSIONS or size + length > MAX_CALL_BYTES):
+            yield submissions[start:end]
+            start, size = end, 0
+        size += length
+    if start < len(submissions):
+        yield submissions[start:]
 
 
 def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:

@@ -1,6 +1,6 @@
 """The life of a batch: formed by a scheduler, claimed, renewed and finished by a worker, or failed, or handed back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ from scheduler.failpoints import failpoint
 from scheduler.keys import Keys
 from scheduler.observation import Queues
 from scheduler.riders import Riders
-from scheduler.scripts import Script
+from scheduler.scripts import MAX_CALL_BYTES, Script
 
 LEASE_MS = 600
 """A lease; the worker renews it every 150 ms while its model makes progress."""
@@ -72,7 +72,7 @@ class Formed(NamedTuple):
 _encode = msgspec.msgpack.Encoder().encode
 _queues = msgspec.msgpack.Decoder(Queues)
 _formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
-_claimed = msgspec.msgpack.Decoder(list[ClaimedRequest])
+_claimed = msgspec.msgpack.Decoder(list[tuple[str, int, int, bytes | None]])
 
 
 class Batches:
@@ -83,6 +83,7 @@ class Batches:
         self._look = Script("look", client, keys)
         self._form = Script("form_batch", client, keys)
         self._claim = Script("claim", client, keys)
+        self._bodies = Script("bodies", client, keys)
         self._renew = Script("renew", client, keys)
         self._finish = Script("finish", client, keys)
         self._fail = Script("fail", client, keys)
@@ -132,9 +133,25 @@ class Batches:
         return Formed(*_formed.decode(packed))
 
     async def claim(self, batch_id: str, worker_id: str, token: str) -> ClaimedBatch | None:
-        """Take a ready batch; None where somebody else has it or it is gone."""
-        packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS)
-        return None if packed is None else ClaimedBatch(batch_id, token, _claimed.decode(packed))
+        """Take a ready batch; None where somebody else has it or it is gone. Many large bodies come in several calls."""
+        packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS, MAX_CALL_BYTES)
+        if packed is None:
+            return None
+        members = _claimed.decode(packed)
+        absent = [member[0] for member in members if member[3] is None]
+        bodies = await self._fetched(absent) if absent else {}
+        # A request without a body has ended meanwhile.
+        whole = [(*member[:3], bodies[member[0]] if member[3] is None else member[3]) for member in members]
+        return ClaimedBatch(
+            batch_id, token, [ClaimedRequest(*each) for each in whole if each[3] or each[0] not in bodies]
+        )
+
+    async def _fetched(self, ids: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        while len(found) < len(ids):
+            asked = ids[len(found) :]
+            found |= zip(asked, await self._bodies(_encode(asked), MAX_CALL_BYTES), strict=False)
+        return found
 
     async def renew(self, batch_id: str, token: str, known: int = 0) -> bool | frozenset[str]:
         """Move the lease on; False where the batch is lost and its work must be dropped.
@@ -145,8 +162,16 @@ class Batches:
         return frozenset(each.decode() for each in found) if isinstance(found, list) else bool(found)
 
     async def finish(self, batch_id: str, token: str, outcomes: Sequence[Outcome]) -> int:
-        """End the members of a batch and close it; returns how many outcomes came too late (stale)."""
-        stale, riders_left = await self._finish(batch_id, token, *_told(outcomes))
+        """End the members of a batch and close it; returns how many outcomes came too late (stale).
+
+        Large outputs go in several calls, of which the last closes the batch: sent again, those before are stale.
+        """
+        heads, tails = _told(outcomes)
+        stale, riders_left = 0, 0
+        for start, end in _pieces(tails):
+            piece = _encode(heads[start * _HEAD : end * _HEAD]), b"".join(tails[start:end])
+            late, untold = await self._finish(batch_id, token, *piece, int(end < len(tails)))
+            stale, riders_left = stale + late, riders_left + untold
         if riders_left:
             failpoint("riders_untold")
             await self._riders.share_all()
@@ -169,7 +194,21 @@ class Batches:
         await self._push_back(batch_id)
 
 
-def _told(outcomes: Sequence[Outcome]) -> tuple[bytes, bytes]:
+def _pieces(tails: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Where each call's outcomes begin and end; one call where there are none."""
+    start, size = 0, 0
+    for at, tail in enumerate(tails):
+        if at > start and size + len(tail) > MAX_CALL_BYTES:
+            yield start, at
+            start, size = at, 0
+        size += len(tail)
+    yield start, len(tails)
+
+
+_HEAD = 6  # What the script itself reads of an outcome.
+
+
+def _told(outcomes: Sequence[Outcome]) -> tuple[list[str | float], list[bytes]]:
     """What the script itself reads of them, and the last six fields of their replies.
 
     Those are packed here, so that Lua only moves their bytes; [1:] cuts the array header.
@@ -182,7 +221,7 @@ def _told(outcomes: Sequence[Outcome]) -> tuple[bytes, bytes]:
         size = 0 if code else len(output) if output.isascii() else len(output.encode())
         tails.append(tail)
         heads += (request_id, code, gpu_ms, tokens, size, len(tail))
-    return _encode(heads), b"".join(tails)
+    return heads, tails
 
 
 class ReadyBatches:

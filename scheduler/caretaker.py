@@ -39,6 +39,7 @@ class Caretaker:
         self._pass_s = pass_ms / 1000
         self.healthy = 0
         self._known = 0
+        self._damaged = 0
 
     async def run(self) -> None:
         """Pass for ever."""
@@ -67,6 +68,9 @@ class Caretaker:
 
     async def _expire(self) -> None:
         ended, _ = await self._endings.expire(self._tiers())
+        if self._endings.damaged > self._damaged:
+            log.error("damaged_rows", noted=self._endings.damaged, key="damaged")
+        self._damaged = self._endings.damaged
         if ended:
             log.info("expired", ended=ended)
 

@@ -14,21 +14,30 @@ Beside redis-py's commands each client has a `Line`, for scripts and blocking re
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from scheduler.errors import RedisUnavailable, StartError
+from scheduler.keys import PROTOCOL
 from scheduler.line import Argument, Line
 from scheduler.sentinel import SCHEMES, PrimaryPool, parse
+from scheduler.tls import SharedSSLConnection
 
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)
 FAULTS = (RedisError, OSError, TimeoutError)
 """Every way in which Redis can be away."""
+
+CLUSTER_MODE = "Redis runs in cluster mode"
+NO_CLUSTER = (
+    "Tierlane's scripts need all keys on one server, so use a single primary, behind Sentinel for failover "
+    "(redis+sentinel://), or one without cluster-enabled."
+)
 
 _POOL_SIZE = 16
 
@@ -67,11 +76,15 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
+        "driver_info": None,  # Else it sends CLIENT SETINFO, which Redis 7.0 does not know and our ACL does not allow.
     }
     if url.startswith(SCHEMES):
         client = LineRedis.from_pool(PrimaryPool(parse(url), **options))
     else:
-        client = LineRedis.from_pool(BlockingConnectionPool.from_url(url, **options))
+        pool = BlockingConnectionPool.from_url(url, **options)
+        if pool.connection_class is SSLConnection:
+            pool.connection_class = SharedSSLConnection
+        client = LineRedis.from_pool(pool)
     line_of(client).timeout_s = timeout_s
     return client
 
@@ -112,13 +125,31 @@ def unavailable(error: BaseException) -> RedisUnavailable:
     return RedisUnavailable(f"Redis did not answer: {type(error).__name__}: {error}")
 
 
+async def check_protocol(client: Redis) -> None:
+    """Refuse a Redis whose data is of another protocol. Raises StartError, or RedisUnavailable where nobody answers.
+
+    Scripts refuse as well, should it change later.
+    """
+    async with bounded():
+        stored = cast("bytes | None", await client.get("protocol"))
+    if stored is not None and stored.split(b".")[0] != PROTOCOL.split(".")[0].encode():
+        found = stored[:16].decode("ascii", "replace")
+        raise StartError(
+            f"Redis holds data of protocol {found}, and this version of Tierlane speaks {PROTOCOL}: let the roles of the "
+            "version that wrote it end what waits, stop them, and delete the key `protocol`."
+        )
+
+
 async def check_server(client: Redis) -> None:
-    """Refuse a server that could lose the queue. Raises StartError, or RedisUnavailable where nobody answers."""
+    """Refuse a server that could lose the queue, or on which no script runs. Raises StartError, or RedisUnavailable where nobody answers."""
     async with bounded():
         info = await client.info()
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < MINIMUM_VERSION:
         raise StartError(f"Redis {info['redis_version']} is too old: Tierlane needs Redis 7.0 or Valkey 7.2.")
+    if int(info.get("cluster_enabled", 0)):
+        raise StartError(f"{CLUSTER_MODE}: {NO_CLUSTER}")
     policy = info.get("maxmemory_policy")
     if policy != "noeviction":
         raise StartError(f"Redis has maxmemory-policy {policy}, which can evict queued work: set it to noeviction.")
+    await check_protocol(client)

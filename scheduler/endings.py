@@ -44,6 +44,7 @@ class Endings:
         self._reap = Script("reap", client, keys)
         self._riders = Riders(client, keys)
         self._lease_ms = lease_ms
+        self.damaged = 0  # Rows that no script could read, as `expire` last saw them noted: the newest 1,000.
 
     async def cancel(self, requests: Sequence[Cancellation]) -> list[Reply | None]:
         """End each request as failed with its code, unless it has ended already.
@@ -58,7 +59,7 @@ class Endings:
 
     async def expire(self, tiers: Sequence[str]) -> tuple[int, int]:
         """End what waited longer than its queue age: (ended, dead entries swept). Riders left untold are told on the way."""
-        ended, swept, riders_left = await self._expire(_encode(tiers), EXPIRE_LIMIT)
+        ended, swept, riders_left, self.damaged = await self._expire(_encode(tiers), EXPIRE_LIMIT)
         if riders_left:
             await self._riders.share_all()
         return ended, swept

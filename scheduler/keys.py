@@ -1,7 +1,7 @@
 """The keyspace: every Redis name has its one owner here. The table with types and lifetimes is in docs/redis-keys.md.
 
-The default pool has no prefix. Any other pool has `{<pool>}:`, whose braces keep all of a pool's keys in one slot of
-a Redis Cluster. Lua builds the same names from the prefix.
+The default pool has no prefix. Any other pool has `{<pool>}:`. Redis Cluster is not supported, since
+customers' limits hold across pools. Lua builds the same names from the prefix.
 """
 
 from collections.abc import Iterable
@@ -9,6 +9,9 @@ from typing import Protocol
 
 JOBS_GATEWAY = "jobs"
 """Whose requests jobs are. No process has this name, and it never counts as gone (owners.lua): nobody waits for a job."""
+
+PROTOCOL = "1.0"
+"""The version of all that is stored in Redis, as `protocol.lua` has it: another major is of rows that this code cannot read."""
 
 PERMANENT = frozenset(
     {
@@ -25,6 +28,8 @@ PERMANENT = frozenset(
         "quotas_told",
         "cordoned",
         "pools",
+        "protocol",
+        "damaged",
     }
 )
 """Keys that may stand without a TTL: each is a short list, an index that is swept, or durable work. Beside them only
@@ -83,6 +88,8 @@ class Keys:
         self.sharing = self.prefix + "sharing"
         self.same_kept = self.prefix + "same_kept"
         self.pools = "pools"  # One for all pools, like customers' limits.
+        self.protocol = "protocol"  # The same.
+        self.damaged = self.prefix + "damaged"
         self.history = self.prefix + "history"
         self.history_turn = self.prefix + "history_turn"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
@@ -102,6 +109,10 @@ class Keys:
     def idempotency(self, value: str) -> str:
         """Whose request holds a client's Idempotency-Key; `value` is what `Submission.idempotency` says."""
         return f"{self.prefix}idem:{value}"
+
+    def replays(self, customer_id: str) -> str:
+        """Which answers are kept for a customer's Idempotency-Keys, oldest first."""
+        return f"{self.prefix}replays:{customer_id}"
 
     def same(self, value: str) -> str:
         """Which request runs for all that are equal to it, or its answer; `value` is what `Submission.same` says."""

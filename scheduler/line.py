@@ -5,6 +5,9 @@ redis-py makes the connection (address, TLS, login, Sentinel); from then on its 
 
 A call that nobody waits for any more leaves its place in the order, so that its answer never reaches the next caller.
 After a call without an answer in time the connection gets no new ones, and is closed once the others have theirs.
+
+One attempt to connect at a time: all calls that wait for it share its failure, and the next attempt begins after a pause
+with jitter, so that a server that is away costs little CPU and is not met by all processes at the same moment.
 """
 
 import asyncio
@@ -26,9 +29,13 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004 - see above
 )
 
+from scheduler.backoff import Backoff
+
 Argument = str | bytes | float
 
 pack: Callable[[tuple[Argument, ...]], bytes] = cast("Any", hiredis.pack_command)
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.01, 0.1
+"""The bounds of the pause after a failed attempt to connect. A call ends in 0.25 s, so that each has a try or two."""
 _NOTHING = object()
 _ERRORS: dict[str, type[RedisError]] = {
     "NOSCRIPT": NoScriptError,
@@ -160,6 +167,10 @@ class Line:
         self._make = make
         self._wire: Wire | None = None
         self._turn = asyncio.Lock()
+        self._failures = 0  # Attempts to connect that failed, in all.
+        self._failure = ""  # What the last one said; empty after a success.
+        self._next_at = 0.0  # When the next one may begin, in the loop's time.
+        self._backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
 
     async def call(self, command: tuple[Argument, ...], timeout_s: float | None = None) -> Any:
         """The answer to one command. Raises RedisError, OSError or TimeoutError; its outcome is then not known."""
@@ -210,10 +221,29 @@ class Line:
             self._wire = None
 
     async def _connected(self) -> Wire:
+        failures = self._failures
         async with self._turn:
-            if self._wire is None or not self._wire.usable:
-                self._wire = await _connect(self._make())
-            return self._wire
+            if self._wire is not None and self._wire.usable:
+                return self._wire
+            if self._failure and self._failures > failures:  # An attempt that this call waited for failed.
+                raise ConnectionError(self._failure)
+            await self._attempt()
+            return cast("Wire", self._wire)
+
+    async def _attempt(self) -> None:
+        loop = asyncio.get_running_loop()
+        if (wait_s := self._next_at - loop.time()) > 0:
+            await asyncio.sleep(wait_s)
+        try:
+            self._wire = await _connect(self._make())
+        except BaseException as error:
+            self._next_at = loop.time() + self._backoff.next_s()
+            if isinstance(error, RedisError | OSError):  # Else the call was given up, which says nothing to the others.
+                self._failures += 1
+                self._failure = str(error) or type(error).__name__
+            raise
+        self._failure, self._next_at = "", 0.0
+        self._backoff.reset()
 
 
 async def _connect(connection: AbstractConnection) -> Wire:

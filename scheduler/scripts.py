@@ -21,6 +21,11 @@ from scheduler.line import Argument, pack
 _INCLUDE = re.compile(r"^-- include: (.+)$", re.MULTILINE)
 
 
+MAX_CALL_BYTES = 2 << 20
+"""Of bodies or outputs in one call: 33 MB of them took Redis 150 to 200 ms, and everybody else had to wait. One that is
+larger goes alone."""
+
+
 class RedisFull(TierlaneError):
     """Redis has no memory left for new requests; nothing was written."""
 

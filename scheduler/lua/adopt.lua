@@ -3,7 +3,7 @@
 -- What is still open here ends as the client was told, without a message; there is no stored answer then.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code}...}, 3 their audit records, an outbox element as it is.
 -- Returns how many of them were still open.
--- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
 local count = 0
 for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id = told[1]
@@ -12,6 +12,7 @@ for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
     if row[STATE] == 'processing' then leave(id, row) end
     local p = party(row)
     settle(id, told[2], told[3])
+    if p.keep_ms then pcall(keep_replay, id, p.customer, p.keep_ms, row[DEADLINE]) end
     repay(id, row, p, told[2], told[3], -1)
     if p.shared and row[STATE] ~= 'riding' then ridden[#ridden + 1] = {id, row, told[2], told[3], NO_BATCH, false} end
     count = count + 1

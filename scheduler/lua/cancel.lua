@@ -5,7 +5,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code, running}...}; `running`: it ends in the middle of its run as well,
 --   and its worker hears of that when it renews. Any code but cancelled does so.
 -- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
--- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
 local out = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code, row = request[1], request[2], read(request[1])

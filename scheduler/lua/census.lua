@@ -4,7 +4,9 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 ms of silence after which a worker is gone, 3 ms that the count holds, 4 the last
 --   count, 5 the epoch in which it was made ('': there is none, or it is too old).
 -- Returns {healthy, known, epoch}.
--- include: prelude, epoch, wake, workers
+-- include: prelude, protocol, epoch, wake, workers
+if other_protocol() then return other_protocol() end
+note_protocol()
 local healthy, known = count_workers(tonumber(ARGV[2]))
 local epoch = begin_epoch()
 if ARGV[5] ~= '' and ARGV[5] ~= epoch then healthy = math.max(healthy, tonumber(ARGV[4])) end

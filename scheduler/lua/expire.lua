@@ -1,10 +1,11 @@
 #!lua flags=allow-oom
 -- expire: end what waited too long, and sweep ids that ended while they stood in a tier queue, oldest first.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 limit of ids a tier and call.
--- Returns {ended, swept, 1 where `share` has something to do, else 0}. Customers of one tier may differ in queue age, so
+-- Returns {ended, swept, 1 where `share` has something to do, else 0, damaged rows that were noted}. Customers of one tier may differ in queue age, so
 -- the whole window is looked at: what is overdue behind one that may still wait ends as well, and stays as a dead entry
 -- until it is the oldest.
--- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, protocol, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
+if other_protocol() then return other_protocol() end
 local ended_now, swept = 0, 0
 for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do
   local list = P .. 'queue:' .. tier
@@ -24,4 +25,4 @@ for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do
   end
 end
 flush()
-return {ended_now, swept, call('EXISTS', P .. 'sharing')}
+return {ended_now, swept, call('EXISTS', P .. 'sharing'), call('LLEN', P .. 'damaged')}

@@ -2,10 +2,11 @@
 -- finish: the owner of a running batch ends its members, each once, and closes the batch.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes, one flat list of {id, code, gpu_ms, tokens,
 --   bytes, length}, where an empty code means completed, 5 the ends of their replies, one after another, each of its
---   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason.
+--   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, 6 '1' where more outcomes follow in
+--   another call: the batch is not closed yet.
 -- Returns {outcomes that came too late (stale): all of them where the token does not own the batch, 1 where `share` has
 --   something to do, else 0}.
--- include: prelude, wake, row, repaying, ending, dead_letters, batch, retry_budget, same, riders, sharing
+-- include: prelude, wake, row, replays, repaying, ending, dead_letters, batch, retry_budget, same, riders, sharing
 local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 6
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return {#outcomes / SIZE, 0} end
@@ -17,6 +18,7 @@ for o = 0, #outcomes - SIZE, SIZE do
 end
 each_member(batch, function(id, row)
   local o = place[id]
+  if not o and ARGV[6] == '1' then return end
   if not o then
     close(id, row, 'failed', 'invalid_output', batch, NO_RUN) -- the worker said nothing of it: this is a bug there
     return
@@ -27,6 +29,10 @@ each_member(batch, function(id, row)
   else close(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
   stale = stale - 1
 end)
+if ARGV[6] == '1' then
+  flush()
+  return {stale, owing and 1 or 0}
+end
 drop_batch(batch)
 flush()
 if call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- else this worker takes that one, and its claim wakes

@@ -4,7 +4,9 @@
 --   this gateway, 6 ms that they are kept, 7... packed refusals since its last beat, oldest first.
 -- Returns {epoch in microseconds, share of maxmemory in use}: another epoch than before means that Redis came back
 -- empty, and a share near 1 that admission will be refused soon. The share is 0 where no limit is set.
--- include: prelude, epoch
+-- include: prelude, protocol, epoch
+if other_protocol() then return other_protocol() end
+note_protocol()
 local key = P .. 'gateway:' .. ARGV[2]
 redis.call('HSET', key, 'stats', ARGV[3], 'last_heartbeat', now)
 redis.call('PEXPIRE', key, tonumber(ARGV[4]))

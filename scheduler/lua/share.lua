@@ -2,12 +2,13 @@
 -- share: tell riders of runs that have ended, where there are more of them than the end itself could tell; a few a call.
 -- KEYS[1] leases. ARGV: 1 prefix.
 -- Returns 1 where more are left, else 0.
--- include: prelude, row, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
 for _, leader in ipairs(call('ZRANGE', P .. 'sharing', 0, 15)) do
-  local known = call('HMGET', P .. 'request:' .. leader, 'told', 'same', 'losses')
+  local known = redis.pcall('HMGET', P .. 'request:' .. leader, 'told', 'same', 'losses')
   local hash, left = string.match(known[2] or '', '^%S+'), false
-  if known[1] then left = give(leader, known[1])
-  elseif hash then left = succeed(leader, hash, tonumber(known[3] or 0)) end
+  local readable = known[1] and pcall(cmsgpack.unpack, known[1])
+  if readable then left = give(leader, known[1])
+  elseif hash then left = succeed(leader, hash, tonumber(known[3]) or 0) end
   if not left then call('ZREM', P .. 'sharing', leader) end
 end
 flush()

@@ -4,7 +4,8 @@
 --   flight, 6 packed beat, 7 ms kept.
 -- Returns -1 where the rest must be said since it is not known, else whether it may claim: 0 yes, 1 no, it is cordoned,
 --   2 as before, for nobody has told this Redis who is cordoned. A scheduler is woken where the status changed.
--- include: prelude, wake
+-- include: prelude, protocol, wake
+if other_protocol() then return other_protocol() end
 local key = P .. 'gpu:' .. ARGV[2]
 
 local function standing()

@@ -1,13 +1,18 @@
 """`claim`, `renew`, `finish`: one owner at a time, each request ends once, a late word changes nothing."""
 
 import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
 
 from pool import Pool, done
-from scheduler.batches import ReadyBatches
+from scheduler.batches import ReadyBatches, _told
 from scheduler.connections import blocking_client
 from scheduler.errors import ErrorCode
-from scheduler.payload import decode_payload
+from scheduler.payload import Payload, decode_payload, encode_payload
 from scheduler.replies import Reply, decode_replies
+from scheduler.scripts import MAX_CALL_BYTES
 
 
 async def test_a_claim_returns_bodies_and_time_left(pool: Pool) -> None:
@@ -178,3 +183,87 @@ async def test_the_blocking_read_takes_the_head_or_comes_back_empty(pool: Pool, 
         assert await ready.pop() == batch_id
     finally:
         await blocking.aclose()
+
+
+LARGE = 700_000
+
+
+async def large_batch(pool: Pool, count: int = 8) -> dict[str, bytes]:
+    """A ready batch whose bodies are too many bytes for one call; each body is another one."""
+    bodies = {}
+    for i in range(count):
+        asked = pool.submission(body=encode_payload(Payload("tiny", f"{i} " + "x" * LARGE, {})))
+        await pool.admit([asked])
+        bodies[asked.id] = asked.body
+    await pool.form([("free", count)])
+    return bodies
+
+
+async def test_bodies_that_are_too_many_for_one_call_come_in_several(pool: Pool) -> None:
+    """The worker has all of them, in order; no call holds Redis for longer than 2 MB take."""
+    bodies = await large_batch(pool)
+
+    claimed = await pool.claim_next()
+
+    assert {each.id: each.body for each in claimed.requests} == bodies
+    assert [each.id for each in claimed.requests] == list(bodies)
+
+
+async def test_no_call_of_a_claim_carries_more_than_its_bytes(pool: Pool) -> None:
+    """By what the scripts answer."""
+    bodies = await large_batch(pool)
+    batch_id = await pool.pop()
+    assert batch_id is not None
+
+    first = await pool.batches._claim(batch_id, "w1", "token", 600, 2000, MAX_CALL_BYTES)
+    more = await pool.batches._bodies(msgspec.msgpack.encode(list(bodies)), MAX_CALL_BYTES)
+
+    assert len(first) < MAX_CALL_BYTES + 2 * LARGE
+    assert [len(body) > LARGE for body in more] == [True] * 3
+
+
+async def test_a_request_that_ends_before_its_body_comes_is_left_out(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client left between two calls of the claim; the others run."""
+    bodies = await large_batch(pool)
+    last = list(bodies)[-1]
+    fetched = pool.batches._fetched
+
+    async def late(ids: Sequence[str]) -> dict[str, bytes]:
+        await pool.endings.cancel([(last, ErrorCode.DEADLINE_EXCEEDED)])
+        return await fetched(ids)
+
+    monkeypatch.setattr(pool.batches, "_fetched", late)
+    claimed = await pool.claim_next()
+
+    assert [each.id for each in claimed.requests] == list(bodies)[:-1]
+
+
+async def test_outputs_that_are_too_many_for_one_call_end_their_requests_all_the_same(pool: Pool) -> None:
+    """The last call closes the batch; sent again, what ended before is stale."""
+    batch = await pool.running(8)
+    outcomes = [done(each.id, f"{i}" + "x" * LARGE) for i, each in enumerate(batch.requests)]
+
+    assert await pool.batches.finish(batch.batch_id, batch.token, outcomes) == 0
+
+    stored = await pool.results.fetch([each.id for each in batch.requests])
+    assert [reply.output[0] for reply in stored if reply] == [str(i) for i in range(8)]
+    assert await pool.inflight() == {}
+    assert await pool.client.zcard(pool.keys.leases) == 0
+    assert await pool.batches.finish(batch.batch_id, batch.token, outcomes) == 8
+
+
+async def test_a_finish_that_is_cut_short_is_sent_again(pool: Pool) -> None:
+    """The batch stays its worker's until the last piece: what was not told can be told, and what was is not told twice."""
+    batch = await pool.running(4)
+    heads, tails = _told([done(each.id) for each in batch.requests[:2]])
+    late = await pool.batches._finish(batch.batch_id, batch.token, msgspec.msgpack.encode(heads), b"".join(tails), 1)
+
+    assert late[0] == 0
+    assert await pool.states([each.id for each in batch.requests]) == ["completed"] * 2 + ["processing"] * 2
+    outcomes = [done(each.id) for each in batch.requests]
+    assert await pool.batches.finish(batch.batch_id, batch.token, outcomes) == 2
+    assert await pool.states([each.id for each in batch.requests]) == ["completed"] * 4
+    _, ended = await pool.audit()
+    assert sorted(each.id for each in ended) == sorted(each.id for each in batch.requests)

@@ -176,6 +176,7 @@ async def test_pools_do_not_see_each_other(pool: Pool) -> None:
     assert await pool.depth("free") == 0
     keys = [k.decode() async for k in pool.client.scan_iter()]
     assert {k for k in keys if not k.startswith("{embeddings}:")} == {
+        "protocol",
         "gateway:g1",
         "gateways",
         "epoch",

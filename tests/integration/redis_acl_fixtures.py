@@ -17,9 +17,9 @@ PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def socket(tmp_path_factory: pytest.TempPathFactory, redis_binary: Path) -> Iterator[Path]:
     """A server with the users of deploy/redis/."""
-    with acl_server(tmp_path_factory.mktemp("acl")) as socket:
+    with acl_server(tmp_path_factory.mktemp("acl"), redis_binary) as socket:
         yield socket
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from aiohttp import web
 from integration.admin_bench import Admin
 from integration.ledger_fixtures import database_url, db, postgres_server
 from pool import Pool
+from scheduler.errors import StartError
+from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.roles.start_checks import check_redis
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -71,7 +75,15 @@ async def test_a_whole_system_passes(
     assert (code, set(levels.values())) == (0, {"pass"})
     assert set(levels) == {
         *("settings readable", "postgresql reachable", "postgresql clock", "postgresql migrations"),
-        *("redis reachable", "redis version", "redis eviction", "redis clock", "catalog tiers", "catalog models"),
+        *(
+            "redis reachable",
+            "redis version",
+            "redis mode",
+            "redis eviction",
+            "redis clock",
+            "catalog tiers",
+            "catalog models",
+        ),
         *("workers pool default", "gateway readyz", "gateway health", "audit lag", "audit dead letters"),
     }
 
@@ -110,6 +122,21 @@ async def test_servers_that_are_away_are_told(gateway: StandIn) -> None:
     }
     assert "hunter2" not in shown.stdout
     assert "The gateway at http://127.0.0.1:9 does not answer" in shown.stdout
+
+
+async def test_a_redis_in_cluster_mode_is_refused(gateway: StandIn, tmp_path: Path, database_url: str) -> None:
+    """Scripts fail there, each with another error; roles and `check` say what is wrong, and what to do."""
+    server = EmbeddedRedis(tmp_path, tmp_path / "s", ephemeral=True, extra_args=["--cluster-enabled", "yes"])
+    await server.start()
+    try:
+        with pytest.raises(StartError, match=r"cluster mode: .* single primary"):
+            await check_redis(server.url)
+        env = {"TIERLANE_REDIS_URL": server.url, "TIERLANE_SERVICE_TOKEN": TOKEN}
+        code, levels = await checks(Admin(database_url), gateway, env)
+    finally:
+        await server.stop()
+
+    assert (code, levels["redis reachable"], levels["redis mode"]) == (1, "pass", "fail")
 
 
 async def test_top_prints_one_frame(gateway: StandIn, database_url: str, env: dict[str, str]) -> None:

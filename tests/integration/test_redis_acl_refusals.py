@@ -27,10 +27,10 @@ FORBIDDEN = [
         "SET quotas_told 1", "BLPOP batch_queue 1", "CLIENT UNBLOCK 1", "RPUSH {p}:batch_queue b",
     )),
     *(("scheduler", *words.split()) for words in (
-        "SET gateway:g1 x", "SUBSCRIBE responses:g1", "HSET idem:x id y", "HSET rl:tier:free tokens 9", "CLIENT UNBLOCK 1",
+        "SET gateway:g1 x", "SUBSCRIBE responses:g1", "HSET rl:tier:free tokens 9", "CLIENT UNBLOCK 1",
     )),
     *(("worker", *words.split()) for words in (
-        "HSET gateway:g1 stats x", "HGET idem:x id", "HGET rl:tier:free tokens", "SUBSCRIBE responses:g1", "GET epoch",
+        "HSET gateway:g1 stats x", "HGET rl:tier:free tokens", "SUBSCRIBE responses:g1", "GET epoch",
         "LPUSH outbox_bad x", "LRANGE outbox:a 0 -1", "SET healthy_gpu_count 9", "SET {p}:healthy_gpu_count 9",
         "LRANGE refusals:g1 0 -1", "SET quotas_told 1",
     )),

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -125,3 +126,45 @@ async def test_nobody_there_is_told_as_such(tmp_path_factory: pytest.TempPathFac
     with pytest.raises(RedisUnavailable):
         await blocking_read(client, b"BLPOP", "batch_queue", 0.1, block_s=0.1)
     await client.aclose()
+
+
+async def test_calls_that_wait_for_a_server_share_the_attempts_to_connect(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """A hundred calls at once on a server that is away do not make a hundred attempts; loops that go on calling, a few in a second."""
+    client = command_client(f"unix://{tmp_path_factory.mktemp('none')}/socket")
+    attempts = 0
+
+    def make() -> AbstractConnection:
+        nonlocal attempts
+        attempts += 1
+        return client.connection_pool.make_connection()
+
+    line = Line(make, 0.25)
+    failed = await asyncio.gather(*(echo(line, "x", 0.25) for _ in range(100)), return_exceptions=True)
+    assert [type(error) for error in failed] == [RedisConnectionError] * 100
+    assert attempts <= 2  # The first may have failed before the others were made.
+
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        with pytest.raises((RedisConnectionError, TimeoutError)):
+            await echo(line, "x", 0.25)
+    assert attempts < 60  # Of many thousand calls that fail at once.
+    await client.aclose()
+
+
+async def test_the_first_call_after_a_server_is_back_connects(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The pause between attempts is well within the time of one call."""
+    home = tmp_path_factory.mktemp("late")
+    server = EmbeddedRedis(home, home / "socket", ephemeral=True)
+    client = command_client(server.url)
+    line = line_of(client)
+    for _ in range(10):
+        with pytest.raises((RedisConnectionError, TimeoutError)):
+            await echo(line, "x", 0.25)
+    await server.start()
+    try:
+        assert await echo(line, "back", 5.0) == "back"
+    finally:
+        await client.aclose()
+        await server.stop()

@@ -1,7 +1,10 @@
 """TLS to Redis and PostgreSQL with a certificate of ours, by the parameters of their URLs, as deploy/k8s/overlays/tls has them."""
 
+import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -11,10 +14,11 @@ from certificates import Certificates, certificates
 from integration.ledger_fixtures import database_url, postgres_server
 from ledger.migration import is_current
 from ledger.postgres import AWAY, closing, connect
-from scheduler.connections import blocking_client, blocking_read, bounded, command_client, subscriber_client
+from scheduler.connections import blocking_client, blocking_read, bounded, command_client, line_of, subscriber_client
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.keys import Keys
 from scheduler.presence import Presence
+from stack import free_port
 from tls_front import tls_before_postgres, tls_before_redis
 
 __all__ = ["database_url", "postgres_server"]
@@ -72,6 +76,58 @@ async def test_redis_turns_away_who_shows_none(redis_url: str, made: Certificate
             with pytest.raises(RedisUnavailable):
                 await Presence(without, Keys()).census()
             await without.aclose()
+
+
+async def test_all_connections_of_a_process_share_one_ssl_context(
+    redis_url: str, made: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines, pools and Sentinels of one URL, and attempts that fail: a context costs 20 ms of CPU, an attempt does not."""
+    contexts = 0
+    make = ssl.create_default_context
+
+    def counted(*args: Any, **options: Any) -> ssl.SSLContext:
+        nonlocal contexts
+        contexts += 1
+        return make(*args, **options)
+
+    async with tls_before_redis(redis_socket(redis_url), made.demanding()) as port:
+        monkeypatch.setattr(ssl, "create_default_context", counted)
+        url = with_files(f"rediss://127.0.0.1:{port}/0?", REDIS_FILES, made)
+        away = f"127.0.0.1:{free_port()}"
+        sentinel = with_files(f"rediss+sentinel://{away}/primary?", REDIS_FILES, made) + "&sentinel_tls=on"
+        clients = [command_client(url, 2.0), blocking_client(url), command_client(sentinel, 2.0)]
+        for each in clients:
+            for _ in range(3):
+                with suppress(RedisUnavailable):
+                    await Presence(each, Keys()).census()
+                with suppress(RedisUnavailable):
+                    async with bounded(2.0):
+                        await each.ping()
+                line_of(each).close()
+        for each in clients:
+            await each.aclose()
+    assert contexts == 1
+
+
+async def test_a_renewed_certificate_is_shown_by_the_next_connection(redis_url: str, made: Certificates) -> None:
+    """The files are read again when they change, without a restart."""
+    good = made.client.cert.read_bytes(), made.client.key.read_bytes()
+    (made.client.cert.parent / "other").mkdir()
+    other = certificates(made.client.cert.parent / "other").client
+    async with tls_before_redis(redis_socket(redis_url), made.demanding()) as port:
+        client = command_client(with_files(f"rediss://127.0.0.1:{port}/0?", REDIS_FILES, made), 2.0)
+        assert await Presence(client, Keys()).census() == (0, 0)
+
+        made.client.cert.write_bytes(other.cert.read_bytes())
+        made.client.key.write_bytes(other.key.read_bytes())
+        line_of(client).close()
+        with pytest.raises(RedisUnavailable):
+            await Presence(client, Keys()).census()
+
+        made.client.cert.write_bytes(good[0])
+        made.client.key.write_bytes(good[1])
+        assert await Presence(client, Keys()).census() == (0, 0)
+        await client.aclose()
 
 
 def place(database_url: str, port: int) -> str:

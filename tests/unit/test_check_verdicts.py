@@ -25,14 +25,15 @@ def looking(*workers: WorkerView) -> Observation:
 @pytest.mark.parametrize(
     ("info", "levels"),
     [
-        ({"redis_version": "7.0.15", "maxmemory_policy": "noeviction"}, ["pass", "pass"]),
-        ({"redis_version": "7.2.0-rc1", "maxmemory_policy": "noeviction"}, ["pass", "pass"]),
-        ({"redis_version": "6.2.0", "maxmemory_policy": "allkeys-lru"}, ["fail", "fail"]),
-        ({}, ["fail", "fail"]),
+        ({"redis_version": "7.0.15", "maxmemory_policy": "noeviction"}, ["pass", "pass", "pass"]),
+        ({"redis_version": "7.2.0-rc1", "maxmemory_policy": "noeviction"}, ["pass", "pass", "pass"]),
+        ({"redis_version": "6.2.0", "maxmemory_policy": "allkeys-lru"}, ["fail", "pass", "fail"]),
+        ({"redis_version": "7.2.4", "maxmemory_policy": "noeviction", "cluster_enabled": 1}, ["pass", "fail", "pass"]),
+        ({}, ["fail", "pass", "fail"]),
     ],
 )
 def test_redis(info: dict[str, object], levels: list[str]) -> None:
-    """The floor of the version, and that nothing is evicted."""
+    """The floor of the version, that it is no cluster, and that nothing is evicted."""
     assert [item.level for item in verdicts.redis(info)] == levels
 
 

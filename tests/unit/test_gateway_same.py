@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.same import deterministic, let_share, one_version, same
+from gateway.same import SAMPLING_BACKENDS, deterministic, greedy_by_default, let_share, one_version, same
+from gpu_pool.endpoint.access import PREFIX
 from ledger.snapshot import Model
 from scheduler.admission import Submission
 from scheduler.observation import WorkerView
@@ -35,7 +36,26 @@ CACHED = Model("tiny", "default", 32, None, 40, 3000, 50.0, 0.8, 60, enabled=Tru
 )
 def test_what_leaves_nothing_to_chance(parameters: dict[str, Any], *, shares: bool) -> None:
     """Greedy, or drawn with a seed."""
-    assert deterministic(parameters) == shares
+    assert deterministic(parameters, greedy=True) == shares
+
+
+@pytest.mark.parametrize(
+    ("parameters", "shares"),
+    [
+        ({}, False),
+        ({"temperature": None}, False),
+        ({"max_tokens": 5}, False),
+        ({"temperature": 0}, True),
+        ({"temperature": 0.0, "seed": 7}, True),
+        ({"temperature": False}, False),
+        ({"temperature": 0, "do_sample": True}, False),
+        ({"temperature": 0.7, "seed": 7}, False),
+        ({"seed": 7}, False),
+    ],
+)
+def test_what_leaves_nothing_to_chance_behind_an_endpoint(parameters: dict[str, Any], *, shares: bool) -> None:
+    """Its default is its own, and often samples; of a seed it promises nothing. Temperature 0 must be said."""
+    assert deterministic(parameters, greedy=False) == shares
 
 
 ASKED = Payload("tiny", "hello", {"max_tokens": 5, "stop": ["a", "b"]})
@@ -87,9 +107,11 @@ def submission() -> Submission:
     )
 
 
-def told(payload: Payload = ASKED, model: Model = CACHED, version: str = "v1") -> tuple[str, int, str]:
+def told(
+    payload: Payload = ASKED, model: Model = CACHED, version: str = "v1", *, greedy: bool = True
+) -> tuple[str, int, str]:
     asked = submission()
-    let_share(asked, payload, model, version)
+    let_share(asked, payload, model, version, greedy=greedy)
     return asked.same, asked.keep_answer_ms, asked.model_version
 
 
@@ -110,8 +132,33 @@ def test_who_shares_with_nobody(payload: Payload) -> None:
     assert told(payload) == ("", 0, "")
 
 
-def worker(version: str, *, healthy: bool = True) -> WorkerView:
-    return WorkerView("w", "ready", 0.0, 0, 1.0, healthy, 1.0, 1.0, "tiny", version)
+def test_a_vector_is_the_same_each_time() -> None:
+    """There is nothing to sample, whatever serves it."""
+    assert told(replace(ASKED, task=Task.EMBED), greedy=False)[0] != ""
+    assert told(ASKED, greedy=False) == ("", 0, "")
+
+
+def worker(version: str, *, healthy: bool = True, backend: str = "tiny") -> WorkerView:
+    return WorkerView("w", "ready", 0.0, 0, 1.0, healthy, 1.0, 1.0, backend, version)
+
+
+@pytest.mark.parametrize(
+    ("backends", "greedy"),
+    [
+        ([], False),
+        (["tiny", "hf:/models/a", "simulated:50"], True),
+        (["openai:http://127.0.0.1:8000/v1"], False),
+        (["tiny", "openai:http://127.0.0.1:8000/v1#m"], False),
+    ],
+)
+def test_whether_a_pool_is_greedy(backends: list[str], *, greedy: bool) -> None:
+    """One endpoint is enough, healthy or not; a pool of which nothing is known may be one."""
+    assert greedy_by_default([worker("v1", healthy=False, backend=each) for each in backends]) is greedy
+
+
+def test_the_prefix_is_that_of_the_backend() -> None:
+    """What a worker with an endpoint says in its heartbeat."""
+    assert PREFIX in SAMPLING_BACKENDS
 
 
 @pytest.mark.parametrize(

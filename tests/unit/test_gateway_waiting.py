@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from fake_redis import ACCEPTED, FakeRedis
@@ -10,9 +11,10 @@ from gateway.cancels import MAX_IDS, Cancels
 from gateway.endless import end_all
 from gateway.sweep import GRACE_S, LEAD_S, DeadlineSweep
 from gateway.waiters import Waiter, Waiters
-from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
+from scheduler.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict, calls_of
 from scheduler.errors import ErrorCode
 from scheduler.replies import Reply
+from scheduler.scripts import MAX_CALL_BYTES
 from scheduler.states import Admission
 
 REFUSED = Verdict(Admission.KEY_LIMIT, 0.0, 100, 50, 1)
@@ -359,3 +361,100 @@ async def test_what_was_never_sent_is_not_asked_about() -> None:
 
     assert await waiting.future is ErrorCode.DEADLINE_EXCEEDED
     assert redis.cancelled == [[]]
+
+
+def heavy(request_id: str, customer: str, size: int) -> Waiter:
+    """One with so large a body."""
+    made = waiter(request_id, customer=customer)
+    made.submission.body = bytes(size)
+    return made
+
+
+async def calls_made(waiting: list[Waiter]) -> list[list[str]]:
+    """The calls by which these are admitted that came while one was under way."""
+    redis = FakeRedis()
+    admitter = Admitter(redis, limits, Cancels(redis))
+    task = asyncio.create_task(admitter.run())
+    redis.gate.clear()
+    admitter.submit(waiter("first"))
+    await settled()
+    for each in waiting:
+        assert admitter.submit(each)
+    redis.gate.set()
+    for _ in range(20):
+        await settled()
+    await end_all([task])
+    return redis.admitted[1:]
+
+
+async def test_a_call_carries_so_many_bytes() -> None:
+    """One that takes a tenth of a second would hold up all that Redis does; a larger body goes alone."""
+    waiting = [heavy(f"{i}", f"c{i}", 300_000) for i in range(10)] + [heavy("huge", "h", 3 * MAX_CALL_BYTES)]
+
+    calls = await calls_made(waiting)
+
+    assert [name for call in calls for name in call] == [*(str(i) for i in range(10)), "huge"]
+    assert [len(call) for call in calls] == [6, 4, 1]
+
+
+async def test_one_customers_large_bodies_do_not_hold_up_the_others() -> None:
+    """It has a share of each call, in its own order; whoever came later with a small body goes with the first call."""
+    large = [heavy(f"l{i}", "big", 128 * 1024) for i in range(20)]
+    small = [heavy(f"s{i}", f"c{i % 3}", 100) for i in range(30)]
+
+    calls = await calls_made([*large, *small, heavy("last", "big", 100)])
+
+    assert {f"s{i}" for i in range(30)} <= set(calls[0])
+    assert [name for call in calls for name in call if name[0] == "l"] == [*(f"l{i}" for i in range(20)), "last"]
+    assert max(sum(name[0] == "l" for name in call) for call in calls) <= 5
+
+
+async def test_who_is_over_a_limit_is_rejected_without_a_call() -> None:
+    """Until the time that Redis said; the others are asked for as ever, and each is told a verdict."""
+    now = [10.0]
+    redis = FakeRedis()
+    redis.verdict = Verdict(Admission.CUSTOMER_LIMIT, 0.0, 1000, 300, 1)
+    admitter = Admitter(redis, limits, Cancels(redis), clock=lambda: now[0])
+    task = asyncio.create_task(admitter.run())
+    waiting = {name: waiter(name, 10.0, customer) for name, customer in zip("abcd", "xxyx", strict=True)}
+    for name in "abc":
+        admitter.submit(waiting[name])
+        await settled()
+        redis.verdict = ACCEPTED
+
+    assert redis.admitted == [["a"], ["c"]]
+    verdict = waiting["b"].future.result()
+    assert isinstance(verdict, Verdict)
+    assert (verdict.outcome, verdict.retry_after_ms) == (Admission.CUSTOMER_LIMIT, 300)
+    assert waiting["b"].verdict == verdict
+
+    now[0] = 10.4
+    admitter.submit(waiting["d"])
+    await settled()
+    await end_all([task])
+    assert redis.admitted[2:] == [["d"]]
+
+
+def test_what_is_submitted_again_goes_in_calls_of_a_bounded_size() -> None:
+    """By number and by bytes, in order; one that is larger than a call goes alone."""
+    submission = Submission(
+        id="a",
+        tier="free",
+        customer_id="c",
+        api_key_id="k",
+        nonce="n",
+        model="m",
+        input_bytes=1,
+        total_ms=1,
+        queue_ms=1,
+        rate=1.0,
+        burst=1.0,
+        body=b"",
+    )
+    large = msgspec.structs.replace(submission, body=bytes(900_000))
+    huge = msgspec.structs.replace(submission, body=bytes(3 * MAX_CALL_BYTES))
+
+    assert list(calls_of([])) == []
+    assert [len(call) for call in calls_of([submission] * (MAX_SUBMISSIONS + 1))] == [MAX_SUBMISSIONS, 1]
+    assert [len(call) for call in calls_of([large] * 5)] == [2, 2, 1]
+    assert [len(call) for call in calls_of([submission, huge, submission])] == [1, 1, 1]

@@ -102,6 +102,8 @@ async def _redis(settings: "Settings", models: list[Model]) -> list[Item]:
                 info = await client.info()
             items = [Item("redis", "reachable", "pass", "it answers"), *verdicts.redis(info)]
             items.append(await _clock_of_redis(client))
+        if any(item.name == "mode" and item.level == "fail" for item in items):
+            return items  # No script runs there, so nothing more can be said.
         return items + verdicts.pools(models, await look_at(settings, sorted(pools_of(models)), []))
     except VerbError as error:
         return [Item("redis", "reachable", "fail", str(error), "Is it up, and is TIERLANE_REDIS_URL its address?")]

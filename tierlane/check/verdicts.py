@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from ledger.snapshot import Model, Tier
-from scheduler.connections import MINIMUM_VERSION
+from scheduler.connections import CLUSTER_MODE, MINIMUM_VERSION, NO_CLUSTER
 from scheduler.keys import pools_of
 from scheduler.observation import Observation
 from tierlane.check.item import Item
@@ -13,15 +13,19 @@ STALE_AUDIT_MS = 10_000
 
 
 def redis(info: Mapping[str, object]) -> list[Item]:
-    """The version, and whether it may throw work away; `info` is what INFO says."""
+    """The version, the mode, and whether it may throw work away; `info` is what INFO says."""
     text = str(info.get("redis_version", "unknown"))
     version = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
     new_enough = version >= MINIMUM_VERSION
     policy = str(info.get("maxmemory_policy", "unknown"))
+    cluster = str(info.get("cluster_enabled", 0)) != "0"
     return [
         Item("redis", "version", "pass", text)
         if new_enough
         else Item("redis", "version", "fail", text, "Tierlane needs Redis 7.0 or Valkey 7.2."),
+        Item("redis", "mode", "fail", CLUSTER_MODE, NO_CLUSTER)
+        if cluster
+        else Item("redis", "mode", "pass", "it holds all keys"),
         Item("redis", "eviction", "pass", f"maxmemory-policy {policy}")
         if policy == "noeviction"
         else Item(

@@ -40,12 +40,16 @@ class EmbeddedRedis:
         ephemeral: bool = False,
         log: Path | None = None,
         extra_args: Sequence[str] = (),
+        binary: Path | None = None,
     ) -> None:
-        """`ephemeral`: keep nothing on disk. `extra_args`: appended to the command line, so they win."""
+        """`ephemeral`: keep nothing on disk. `extra_args`: appended to the command line, so they win. `binary`: the server
+        to start instead of the one that is found.
+        """
         self.home = data_dir.absolute() / "redis"
         self._socket_dir = usable_socket_dir(socket_dir, SOCKET_NAME)
         self._ephemeral = ephemeral
         self._extra_args = tuple(extra_args)
+        self._binary = binary
         self._process = ServerProcess("Embedded Redis", self.home, log or data_dir.absolute() / "redis.log")
         self.socket = self._socket_dir / SOCKET_NAME
         self.url = f"unix://{self.socket}"
@@ -71,7 +75,7 @@ class EmbeddedRedis:
         """Start the server and return when it answers PING. Raises EmbeddedServerError with the log's last lines."""
         if self.alive:
             return
-        binary = find_redis()
+        binary = self._binary or find_redis()
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         prepare_socket_dir(self._socket_dir)
         await self._process.clear_leftover(read_pid(self._pid_file), REDIS_NAMES)

@@ -21,6 +21,7 @@ from ledger.catalog import Catalog
 from ledger.postgres import Connection, closing, connect
 from ledger.requests import RequestRow, find_request
 from ledger.usage import Usage, find_usage
+from scheduler.admission import Replays
 from scheduler.traces import Spans
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.process import run_role
@@ -84,6 +85,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         drain_ms=settings.notice_ms,
         drain_timeout_s=settings.drain_ms / 1000,
         scale=settings.scale_rules,
+        replays=Replays(settings.idempotency_keep_ms, settings.idempotency_max_answers, settings.idempotency_max_bytes),
         jobs=_job_config(settings),
     )
 

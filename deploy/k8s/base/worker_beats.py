@@ -26,7 +26,7 @@ def main() -> int:
     if "+sentinel:" in url:
         return 0  # Only the roles know how to ask Sentinel.
     try:
-        with Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
+        with Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2, driver_info=None) as client:
             age = age_s(client, os.environ["TIERLANE_WORKER_ID"], os.environ.get("TIERLANE_POOL", "default"))
     except (RedisError, OSError):
         return 0

@@ -1,4 +1,4 @@
--- answering: a submission whose answer is kept has ended as it came (needs asking, row and same). Its reply goes with the
+-- answering: a submission whose answer is kept has ended as it came (needs asking, row, replays and same). Its reply goes with the
 -- verdict: nobody has to be told by a message.
 local MOST_USED, answered = 100, {}
 
@@ -9,6 +9,7 @@ local function answer_now(g, o, key, paid, answer)
   local reply = '\220\0\17' .. text_head[#id] .. id .. packed[g.customer_id] .. text_head[#nonce] .. nonce ..
     cmsgpack.pack('completed', '', 0, -1, '', 0, '') .. tail .. packed.cache
   call('HSET', key, 'ended', string.format('%.0f', now), 'reply', reply)
+  if asked[o + RARE][1] ~= '' then keep_replay(id, g.customer_id, tonumber(ARGV[7]), came + asked[o + TOTAL_MS], #reply) end
   if paid == 'all' and used > 0 and tokens > 0 then c.budget = c.budget + tokens - math.min(used, MOST_USED * tokens) end
   for i, v in ipairs({id, 0, -1, -1, used, bytes}) do answered[n + i] = v end
   return reply

@@ -1,8 +1,15 @@
 -- batch: the lists and the lease of one batch (needs prelude and ending).
 -- load_batch(id) gives {id, state, size, worker, token, tiers, losses, formed}, or nil where no such batch is left. `losses`
 -- says how often its members were lost, `formed` when they left their tier queues: together, so that it is told once.
+-- One that cannot be read is dropped: its members end at their deadlines, by their gateways.
 local function load_batch(id)
-  local row = call('HMGET', P .. 'batch:' .. id, 'state', 'size', 'worker', 'token', 'tiers', 'losses', 'at')
+  local row = redis.pcall('HMGET', P .. 'batch:' .. id, 'state', 'size', 'worker', 'token', 'tiers', 'losses', 'at')
+  if row.err and of_wrong_type(row.err) or row[1] and not (tonumber(row[2]) and row[5] and tonumber(row[6] or 0)) then
+    redis.log(redis.LOG_WARNING, 'The batch ' .. id .. ' is damaged or of another version and was dropped.')
+    call('DEL', P .. 'batch:' .. id)
+    call('ZREM', P .. 'leases', id)
+    return nil
+  end
   if not row[1] then return nil end
   local batch = {id = id, state = row[1], size = tonumber(row[2]), worker = row[3] or '', token = row[4] or '', tiers = {},
     losses = tonumber(row[6] or 0), formed = tonumber(row[7])}
@@ -11,13 +18,13 @@ local function load_batch(id)
 end
 
 -- each_member(batch, visit, last): visit(id, row, list) for every id that is still processing in this batch, oldest first a
--- tier; `last` as in read.
+-- tier; `last` as in read, or a table that has it, which `visit` may change.
 local function each_member(batch, visit, last)
   for _, tier in ipairs(batch.tiers) do
     local list = P .. 'inflight:' .. tier .. ':' .. batch.id
     local ids = call('LRANGE', list, 0, -1)
     for i = #ids, 1, -1 do
-      local row = read(ids[i], last)
+      local row = read(ids[i], type(last) == 'table' and last[1] or last)
       if row[STATE] == 'processing' and row[BATCH] == batch.id then visit(ids[i], row, list)
       else call('LREM', list, 1, ids[i]) end
     end

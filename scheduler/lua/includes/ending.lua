@@ -1,4 +1,4 @@
--- ending: the one compare-and-set into a terminal state, and what goes out with it (needs prelude, row and repaying).
+-- ending: the one compare-and-set into a terminal state, and what goes out with it (needs prelude, row, replays and repaying).
 -- close(id, row, ...) ends a row that was read, once; flush() writes an outbox element and one message a gateway.
 local NO_BATCH = {id = '', size = 0, worker = '', losses = 0}
 local NO_RUN = {-1, 0, 0, cmsgpack.pack(-1, 0, '', '', 0, 'stop')}
@@ -42,6 +42,7 @@ local function close(id, row, state, code, batch, run)
   local reply = a.head .. text_head[#id] .. id .. packed[p.customer] .. text_head[#nonce] .. nonce .. a.before ..
     packed[queue_ms] .. a.after .. run[TAIL] .. a.from
   settle(id, state, code, 'reply', reply)
+  if p.keep_ms then pcall(keep_replay, id, p.customer, p.keep_ms, row[DEADLINE], replayable(state, code) and #reply) end
   repay(id, row, p, state, code, run[USED])
   each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] = id, now - at, queue_ms, run[GPU_MS], run[USED], run[BYTES]
   if box then box[#box + 1] = reply else mail[p.gateway] = {reply} end
@@ -49,7 +50,29 @@ local function close(id, row, state, code, batch, run)
   return true
 end
 
+-- end_damaged(): what `read` set aside has failed: its lease and what it paid come back, and its gateway and the audit are told,
+-- where the row says whose it is.
+local function end_damaged()
+  for i, found in ipairs(damaged) do
+    local row = {false, false, found.env, found.who}
+    local id, p, each = found.id, party(row), alike(NO_BATCH, 'failed', 'internal_error').each
+    local at, nonce = number[sub(found.env or '', 1, 13)] or now, sub(found.env or '', 54)
+    local n = #each
+    each[n + 1], each[n + 2], each[n + 3], each[n + 4], each[n + 5], each[n + 6] = id, now - at, -1, -1, 0, 0
+    if p then
+      row[ENV] = found.env or ''
+      repay(id, row, p, 'failed', 'internal_error', -1)
+      local box = mail[p.gateway] or {}
+      box[#box + 1] = '\220\0\16' .. cmsgpack.pack(id, p.customer, nonce, 'failed', 'internal_error', 0, -1, '', 0, '') .. NO_RUN[TAIL]
+      mail[p.gateway] = box
+    end
+    ridden[#ridden + 1] = {id, row, 'failed', 'internal_error', NO_BATCH, false}
+    damaged[i] = nil
+  end
+end
+
 local function flush()
+  end_damaged()
   if #ended == 0 then return end
   repay_all()
   for i, a in ipairs(ended) do ended[i] = a.record .. cmsgpack.pack(a.each) .. a.from end

@@ -11,7 +11,8 @@ end
 
 -- fit(id) -> its row, where it may run; what must not run ends here, and what has ended before is passed over.
 local function fit(id)
-  local row = read(id)
+  local before, row = #damaged, read(id)
+  dropped = dropped + #damaged - before
   if row[STATE] ~= 'queued' then return nil end
   local code = unfit(row)
   if not code then return row end
@@ -26,11 +27,8 @@ local function take(tier, count, visit)
     if not ids then return end
     looks = looks - #ids
     for _, id in ipairs(ids) do
-      local well, row = pcall(fit, id) -- a damaged one must not take those with it that were popped beside it
-      if not well then
-        dropped = dropped + 1
-        redis.log(redis.LOG_WARNING, 'form_batch passed over ' .. id .. ', whose row is damaged: ' .. tostring(row))
-      elseif row then
+      local row = fit(id)
+      if row then
         left = left - 1
         visit(id, row)
       end

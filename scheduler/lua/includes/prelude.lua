@@ -22,6 +22,11 @@ local text_head = setmetatable({}, {__index = function(known, n)
   return head
 end})
 
+-- of_wrong_type(err): true where a key holds another type than it should; any other error is raised.
+local function of_wrong_type(err)
+  return string.find(err, 'WRONGTYPE', 1, true) and true or error(err)
+end
+
 -- array(parts): a msgpack array made of parts that are packed already.
 local function array(parts)
   local n = #parts

@@ -6,8 +6,9 @@ local function queues(tiers)
     local list, oldest_ms = P .. 'queue:' .. tier, 0
     local depth = call('LLEN', list)
     if depth > 0 then
-      local env = call('HGET', P .. 'request:' .. call('LINDEX', list, -1), 'env')
-      if env then oldest_ms = math.max(0, now - string.sub(env, 1, 13)) end
+      local env = redis.pcall('HGET', P .. 'request:' .. call('LINDEX', list, -1), 'env')
+      local at = type(env) == 'string' and tonumber(string.sub(env, 1, 13))
+      if at then oldest_ms = math.max(0, now - at) end
     end
     rows[i] = {tier, depth, oldest_ms}
   end

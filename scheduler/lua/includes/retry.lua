@@ -5,8 +5,9 @@
 local function survivors(batch, cause, rule)
   local kept, most = {}, 0
   each_member(batch, function(id, row, list)
-    local losses = call('HINCRBY', P .. 'request:' .. id, 'losses', 1)
-    if losses > rule.budget then bury(id, row, cause, batch, NO_RUN)
+    local losses = redis.pcall('HINCRBY', P .. 'request:' .. id, 'losses', 1)
+    if type(losses) ~= 'number' then set_aside(id, row)
+    elseif losses > rule.budget then bury(id, row, cause, batch, NO_RUN)
     elseif row[DEADLINE] - now < rule.min_left_ms then
       close(id, row, 'failed', cause == 'gpu_timeout' and cause or 'deadline_exceeded', batch, NO_RUN)
     else

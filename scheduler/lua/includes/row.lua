@@ -2,14 +2,17 @@
 -- hash costs as much as a text is long: `env` is the request's own, "<at> <deadline> <queue deadline> <tokens> <nonce>" in
 -- fixed columns; `who` is the same for many, "<gateway> <customer> <tier> <paid> <key> <period> <window>...", and is taken
 -- apart once a call. `paid` says what was charged: 'all', 'requests' (no model tokens) or 'nothing', with a + where the
--- request shares its run with equal ones; what is told of that stands in fields that other rows do not have.
+-- request shares its run with equal ones; what is told of that stands in fields that other rows do not have. Behind the
+-- windows stands "idem <ms>" where it has an Idempotency-Key: for so long after its deadline it would live without.
 local STATE, BATCH, ENV, WHO, AT, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7
 local sub, parties, SHARED = string.sub, {}, 43
+local damaged, DAMAGED_CAP, DAMAGED_MS = {}, 1000, 30000
 
 -- number[text], stamp[ms], estimate[tokens]: to and from the columns of `env`; 13 digits last until the year 2286.
 local number = setmetatable({}, {__index = function(known, text)
-  known[text] = tonumber(text)
-  return known[text]
+  local found = tonumber(text)
+  known[text] = found -- nil where it is none: no field is made
+  return found
 end})
 
 local stamp = setmetatable({}, {__index = function(known, ms)
@@ -22,29 +25,55 @@ local estimate = setmetatable({}, {__index = function(known, tokens)
   return known[tokens]
 end})
 
--- read(id, last) -> row, whose times are numbers; the last field is `who` unless another is named, and is then row[WHO].
--- STATE is false where nothing is known of it, ENV where only its end is.
-local function read(id, last)
-  local row = call('HMGET', P .. 'request:' .. id, 'state', 'batch', 'env', last or 'who')
-  local env = row[ENV]
-  if env then row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)] end
-  return row
+-- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows, shared, keep_ms}, whose
+-- request it is, whether it shares its run, and whether it has an Idempotency-Key; nil where `who` is none.
+local function party(row)
+  local text = row[WHO]
+  local p = parties[text]
+  if p or not text then return p end
+  local gateway, customer, tier, paid, key, windows = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
+  if not gateway then return nil end
+  local charged, keep_ms = string.match(windows, '^(.*) idem (%d+)$')
+  p = {gateway = gateway, customer = customer, tier = tier, paid = paid, key = key, windows = charged or windows,
+    keep_ms = tonumber(keep_ms)}
+  if string.byte(paid, -1) == SHARED then p.shared, p.paid = true, sub(paid, 1, -2) end
+  parties[text] = p
+  return p
 end
-
-local function tokens_of(row) return number[sub(row[ENV], 43, 52)] end
 
 local function open(row)
   return row[STATE] == 'queued' or row[STATE] == 'processing' or row[STATE] == 'riding'
 end
 
--- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows, shared}, whose request
--- it is, and whether it shares its run.
-local function party(row)
-  local p = parties[row[WHO]]
-  if p then return p end
-  local gateway, customer, tier, paid, key, windows = string.match(row[WHO], '^(%S*) (%S*) (%S*) (%S*) (%S*)(.*)$')
-  p = {gateway = gateway, customer = customer, tier = tier, paid = paid, key = key, windows = windows}
-  if string.byte(paid, -1) == SHARED then p.shared, p.paid = true, sub(paid, 1, -2) end
-  parties[row[WHO]] = p
-  return p
+-- set_aside(id, row): a row of another format is no request any more, so that no script meets it twice. It is noted without
+-- what the customer sent; `flush` ends it for its gateway and the audit, as far as the row still says whose it is.
+local function set_aside(id, row)
+  local key = P .. 'request:' .. id
+  if row.err then call('DEL', key)
+  else
+    call('HSET', key, 'state', 'failed', 'code', 'internal_error', 'ended', string.format('%.0f', now), 'body', '')
+    call('PEXPIRE', key, DAMAGED_MS)
+  end
+  local shown = {id, now, sub(row.err or row[ENV] or '', 1, 200), sub(row[WHO] or '', 1, 200)}
+  redis.pcall('LPUSH', P .. 'damaged', cmsgpack.pack(shown))
+  redis.pcall('LTRIM', P .. 'damaged', 0, DAMAGED_CAP - 1)
+  redis.log(redis.LOG_WARNING, 'The row of ' .. id .. ' is damaged or of another version and was set aside.')
+  damaged[#damaged + 1] = {id = id, env = row[ENV], who = row[WHO]}
+  return {false, false, false, false}
 end
+
+-- read(id, last) -> row, whose times are numbers; the last field is `who` unless another is named, and is then row[WHO].
+-- STATE is false where nothing is known of it or where it cannot be read, ENV where only its end is.
+local function read(id, last)
+  local row = redis.pcall('HMGET', P .. 'request:' .. id, 'state', 'batch', 'env', last or 'who')
+  if row.err then return of_wrong_type(row.err) and set_aside(id, row) end
+  local env = row[ENV]
+  if env then row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)] end
+  if open(row) and not (row[AT] and row[DEADLINE] and row[QUEUE_DEADLINE] and #env > 53 and (last or party(row))) then
+    if last then row[WHO] = call('HGET', P .. 'request:' .. id, 'who') end
+    return set_aside(id, row)
+  end
+  return row
+end
+
+local function tokens_of(row) return number[sub(row[ENV], 43, 52)] or 0 end

@@ -16,10 +16,11 @@ end
 
 -- bequeath(...): for one that has been closed so; `run` is false where its output is not here.
 local function bequeath(id, row, state, code, batch, run)
-  local known = call('HMGET', P .. 'request:' .. id, 'same', 'losses')
+  local known = redis.pcall('HMGET', P .. 'request:' .. id, 'same', 'losses')
+  if known.err then return end
   local hash, ttl_ms, version = string.match(known[1] or '', '^(%S+) (%d+) (.*)$')
   if not hash then return end
-  local led, losses, left = let_go(hash, id), tonumber(known[2] or 0), nil
+  local led, losses, left = let_go(hash, id), tonumber(known[2]) or 0, nil
   if led and run and state == 'completed' then keep_answer(hash, tonumber(ttl_ms), version, run[USED], run[BYTES], run[TAIL]) end
   if call('EXISTS', P .. 'riders:' .. id) == 0 then return end
   local told = final(row, state, code, batch, run, losses)
@@ -33,6 +34,7 @@ end
 
 local write_ends = flush
 local function flush()
+  end_damaged()
   for _, leader in ipairs(ridden) do bequeath(unpack(leader)) end
   write_ends()
 end

@@ -1,0 +1,13 @@
+#!lua flags=no-writes
+-- bodies: what `claim` had no room for.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {request id...}, 3 bytes with which the answer ends.
+-- Returns the bodies of the first of them, at least one, in order; '' where a request has ended meanwhile.
+-- include: prelude
+local out, room = {}, tonumber(ARGV[3])
+for i, id in ipairs(cmsgpack.unpack(ARGV[2])) do
+  if room <= 0 then break end
+  local body = redis.pcall('HGET', P .. 'request:' .. id, 'body')
+  out[i] = type(body) == 'string' and body or ''
+  room = room - #out[i]
+end
+return out
