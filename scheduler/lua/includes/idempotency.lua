@@ -23,7 +23,7 @@ end
 local function hold(value, fingerprint, id, again)
   local key, row = P .. 'idem:' .. value, P .. 'request:' .. id
   call('HSET', row, 'idem', value)
-  call('PEXPIRE', row, DAY_MS)
+  outlive(row, DAY_MS)
   if again and call('EXISTS', key) == 1 then return end
   call('HSET', key, 'id', id, 'fp', fingerprint)
   call('PEXPIRE', key, DAY_MS)

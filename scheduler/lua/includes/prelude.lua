@@ -22,6 +22,11 @@ local text_head = setmetatable({}, {__index = function(known, n)
   return head
 end})
 
+-- outlive(key, ms): the key has at least so long to live from now on; a longer time is left as it is.
+local function outlive(key, ms)
+  if call('PTTL', key) < ms then call('PEXPIRE', key, math.ceil(ms)) end
+end
+
 -- array(parts): a msgpack array made of parts that are packed already.
 local function array(parts)
   local n = #parts
