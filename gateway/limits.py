@@ -2,7 +2,8 @@
 
 Stale input fails in a declared direction: the last capacity holds for 10 s, then it falls to what one GPU of the
 pool is said to do. A pool with no healthy GPU keeps its last capacity for the two seconds in which it may come back;
-then requests are refused outright.
+then requests are refused outright. A Redis that lost its workers knows them again one by one: until it knows as many as
+before, or every worker that lives must have beaten, the last count stands.
 
 Everything is computed from what all gateways publish, this one's part of it as it was published: so all of them come
 to the same, whichever of them a customer asks.
@@ -22,6 +23,7 @@ from scheduler.admission import TierLimit
 from scheduler.observation import GatewayStats, Observation, TierStats, WorkerView
 
 HOLD_S = 10.0
+REFILL_S = 1.0  # A worker that did not beat for so long is gone; as TIERLANE_GONE_MS by default.
 WAITING_ROOM_S = 2.0
 MEMORY_FULL = 0.8  # From this part of its memory limit on, Redis is given no new requests,
 MEMORY_EASED = 0.75  # until it is under this one: what is queued must always have room to end.
@@ -46,6 +48,8 @@ class LiveLimits:
         self._limits = Limits((), 0.0)
         self._observed_at: float | None = None
         self._no_gpu_since: float | None = None
+        self._rates: Sequence[float] = ()  # Of the healthy GPUs, as they count.
+        self._refill_until = 0.0
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
         self.memory_share = 0.0
@@ -57,10 +61,14 @@ class LiveLimits:
             self._factors = _lowest(observation.gateways)
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
-        self._count(healthy_rates(observation, snapshot, self._pool), snapshot, now)
+        self._count(self._known(healthy_rates(observation, snapshot, self._pool), now), snapshot, now)
         self._demand = _total(observation.gateways, "demand_rps")
         self._drain = _total(observation.gateways, "answered_rps")
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
+
+    def emptied(self, now: float) -> None:
+        """Redis may have lost its workers; what is seen of them next is a part of the picture."""
+        self._refill_until = now + REFILL_S
 
     def lapse(self, snapshot: SnapshotView, now: float) -> None:
         """There is no fresh look: hold the last one, later fall to the floor. Of Redis' memory nothing is known then."""
@@ -120,6 +128,13 @@ class LiveLimits:
     def _told(self, name: str, stats: TierStats) -> TierStats:
         allocated_rps = round(self.allocated(name), 3)
         return msgspec.structs.replace(stats, factor=round(self.factor(name), 4), allocated_rps=allocated_rps)
+
+    def _known(self, rates: Sequence[float], now: float) -> Sequence[float]:
+        """What counts of the rates that were seen: those from before as long as an emptied Redis knows fewer."""
+        if now >= self._refill_until or len(rates) >= len(self._rates):
+            self._refill_until = 0.0
+            self._rates = rates
+        return self._rates
 
     def _count(self, rates: Sequence[float], snapshot: SnapshotView, now: float) -> None:
         """Take the rates of the healthy GPUs."""
