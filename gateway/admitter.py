@@ -212,7 +212,8 @@ class Admitter:
         if waiter.reader is not None:
             waiter.reader.admitted()
         if waiter.gone or waiter.future.done():  # The client left, or was answered, while the call was under way.
-            self._cancels.add(waiter.id, ErrorCode.CANCELLED, running=waiter.streams)
+            told = waiter.told
+            self._cancels.add(waiter.id, told or ErrorCode.CANCELLED, running=waiter.streams, told=told is not None)
         if waiter.gone and self._accepted_late is not None:
             self._accepted_late(waiter)
         if verdict.reply and (reply := readable(verdict.reply)):  # An answer that was kept is its own.
@@ -221,7 +222,7 @@ class Admitter:
     def _refuse(self, batch: list[Waiter], code: ErrorCode) -> None:
         for waiter in batch:
             if not waiter.direct:
-                self._cancels.add(waiter.id, code)
+                self._cancels.add(waiter.id, code, told=True)
                 waiter.finish(code)
         # Whoever stands behind would only wait as long to hear the same.
         for waiter in self._pending:

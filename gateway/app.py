@@ -91,7 +91,7 @@ class Gateway(Parts):
         await self._within(self.config.drain_timeout_s, lambda: not any(parts.under_way for parts in everywhere))
         for parts in everywhere:
             for waiter in parts.waiters.all():
-                parts.cancels.add(waiter.id, ErrorCode.DRAINING)
+                parts.cancels.add(waiter.id, ErrorCode.DRAINING, told=True)
                 waiter.finish(ErrorCode.DRAINING)
         await self._within(LAST_CANCELS_S, lambda: not any(parts.unsettled for parts in everywhere))
 

@@ -13,6 +13,8 @@ class Assembly:
     def __init__(self) -> None:
         self._text = ""
         self._attempt = 0
+        self.sent_bytes = 0
+        """As UTF-8."""
         self.broken = False
 
     @property
@@ -46,6 +48,7 @@ class Assembly:
         if text:
             self._attempt = attempt
             self._text += text
+            self.sent_bytes += len(text) if text.isascii() else len(text.encode())
         return text
 
     def _agrees(self, offset: int, text: str) -> bool:

@@ -72,6 +72,7 @@ class Beat:
         self.observation: Observation | None = None
         self.observed_at = 0.0
         self.redis_problem: str | None = None
+        self._epoch_us: int | None = None
         self._redis_ahead_ms: float | None = None  # Redis TIME less our clock, at the most.
         self.service_p95_ms = 0.0  # Of a run on the slowest healthy worker; 0 while none has told.
         self.greedy = False  # No worker samples where a request has no temperature.
@@ -93,6 +94,9 @@ class Beat:
             begun_at = self._clock()
             reply = await self._presence.gateway_beat(stats, self._refusals())
             self._limits.memory(reply.memory_share)
+            if self._epoch_us not in (None, reply.epoch_us):
+                self._limits.emptied(self._clock())
+            self._epoch_us = reply.epoch_us
             self._listener.beat(reply.epoch_us)
             asked_at = self._clock()
             observation = await self._presence.observe(tiers)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from scheduler.endings import Cancellation
+from scheduler.endings import Cancellation, Cancelled
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.replies import Reply
@@ -24,7 +24,7 @@ RETRY_S = 0.25
 class CancelCall(Protocol):
     """`Endings`, as far as the gateway uses it."""
 
-    async def cancel(self, requests: Sequence[Cancellation]) -> list[Reply | None]: ...
+    async def cancel(self, requests: Sequence[Cancelled]) -> list[Reply | None]: ...
 
 
 class Cancels:
@@ -33,37 +33,37 @@ class Cancels:
     def __init__(self, endings: CancelCall, clock: Callable[[], float] = time.monotonic) -> None:
         self._endings = endings
         self._clock = clock
-        self._ids: dict[str, tuple[ErrorCode, bool, float]] = {}
+        self._ids: dict[str, tuple[Cancellation, float]] = {}
         self._wake = asyncio.Event()
         self.dropped = 0
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def add(self, request_id: str, code: ErrorCode, *, running: bool = False) -> None:
-        """End this request soon; CANCELLED leaves one that runs alone, unless `running`.
+    def add(
+        self, request_id: str, code: ErrorCode, *, running: bool = False, told: bool = False, used: int = 0
+    ) -> None:
+        """End this request soon, as `Cancellation` says; CANCELLED leaves one that runs alone, unless `running`.
 
         The oldest is dropped and counted when there are too many.
         """
         if len(self._ids) >= MAX_IDS:
             del self._ids[next(iter(self._ids))]
             self.dropped += 1
-        self._ids[request_id] = (code, running, self._clock())
+        self._ids[request_id] = Cancellation(request_id, code, running, told, used), self._clock()
         self._wake.set()
 
     async def flush(self) -> bool:
         """One call for the oldest ids. False when Redis is away and they are kept."""
         self._forget_old()
-        batch: list[Cancellation] = [
-            (request_id, code, True) if running else (request_id, code)
-            for request_id, (code, running, _) in islice(self._ids.items(), CALL_SIZE)
-        ]
+        batch = [cancellation for cancellation, _ in islice(self._ids.values(), CALL_SIZE)]
         try:
             await self._endings.cancel(batch)
         except TierlaneError:
             return False
-        for request_id, *_ in batch:
-            self._ids.pop(request_id, None)
+        for cancellation in batch:
+            if (kept := self._ids.get(cancellation.id)) is not None and kept[0] is cancellation:
+                del self._ids[cancellation.id]
         return True
 
     async def run(self) -> None:
@@ -84,6 +84,6 @@ class Cancels:
 
     def _forget_old(self) -> None:
         before = self._clock() - KEEP_S
-        while self._ids and next(iter(self._ids.values()))[2] < before:
+        while self._ids and next(iter(self._ids.values()))[1] < before:
             del self._ids[next(iter(self._ids))]
             self.dropped += 1

@@ -15,6 +15,7 @@ class GatewayConfig:
     gateway_id: str
     redis_url: str
     service_token: str
+    direct_token: str = ""  # For workers' direct endpoints; "": the one that follows from the service token.
     host: str = "127.0.0.1"
     port: int = 8080
     reuse_port: bool = True

@@ -7,7 +7,7 @@ well costs a second run and nothing else. Where no worker has a door, whoever co
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from gateway.direct_door import DirectDoor
 from gateway.direct_ends import DirectEnds, refuse
 from gateway.direct_lines import END_MARGIN_S, DirectLines
 from gateway.direct_mode import DirectMode, Mode
+from gateway.direct_probe import DirectProbe
 from gateway.direct_queue import DirectEntry, DirectQueue
 from gateway.direct_view import DirectView
 from gateway.endless import end_all
@@ -29,9 +30,10 @@ from gateway.limits import LiveLimits
 from gateway.redis_watch import RedisWatch
 from gateway.waiters import Waiter, Waiters
 from scheduler.admission import TierLimit
-from scheduler.direct import Hello
+from scheduler.direct import Hello, direct_token
 from scheduler.errors import ErrorCode
 from scheduler.fault_log import log_fault
+from scheduler.observation import WorkerView
 from scheduler.states import Admission
 
 TICK_S = 0.025
@@ -64,8 +66,10 @@ class Direct:
         self._queue = DirectQueue()
         self._door = DirectDoor(self._queue)
         self._ends = DirectEnds(parts.config.gateway_id, parts.audit, parts.cancels, parts.clock)
-        hello = Hello(parts.config.gateway_id, parts.config.service_token)
+        config = parts.config
+        hello = Hello(config.gateway_id, config.direct_token or direct_token(config.service_token))
         self._lines = DirectLines(self._queue, hello, self._ends, parts.clock)
+        self._probe = DirectProbe(self._workers, self._probes, hello, parts.clock)
         self._answered = True  # Whether Redis did when it was looked at last.
         self.active = False
         parts.watch.on_change = self.look
@@ -82,7 +86,8 @@ class Direct:
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs for as long as the gateway does."""
-        return {"direct": self._run(), **self._parts.audit.loops()}
+        probe = {"direct probe": self._probe.run()} if self._parts.config.direct else {}
+        return {"direct": self._run(), **probe, **self._parts.audit.loops()}
 
     def enter(self, waiter: Waiter) -> bool:
         """Take a new request instead of the admitter, or refuse it at once. True, as it is dealt with."""
@@ -150,6 +155,7 @@ class Direct:
             spool_bytes=audit.spool.bytes,
             spool_problem=audit.problem,
             bad_lines=audit.spool.bad_lines,
+            unreachable=self._probe.unreachable,
             breakers={"redis": self._parts.watch.breaker.state.value, **self._lines.breakers()},
         )
 
@@ -188,6 +194,14 @@ class Direct:
         seen = self._parts.beat.observation
         if seen is not None and self._parts.audit.begun:
             self._lines.follow(seen.workers)
+
+    def _workers(self) -> Sequence[WorkerView]:
+        seen = self._parts.beat.observation
+        return seen.workers if seen else ()
+
+    def _probes(self) -> bool:
+        """Whether probes say something: not while the endpoints are in use, and who calls them has a breaker for each."""
+        return self._parts.audit.begun and self._policy.mode is Mode.OFF
 
     def _serves(self) -> bool:
         return self._parts.audit.takes and self._lines.able > 0

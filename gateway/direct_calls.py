@@ -24,6 +24,12 @@ CONNECT_S = 0.25
 """For the connection, and once more for the worker's welcome."""
 
 
+REFUSED = (
+    "closed the connection without a welcome: its TIERLANE_DIRECT_TOKEN is not the one of this gateway, it is of an older version, "
+    "or it is shutting down."
+)
+
+
 class WorkerBusy(TierlaneError):
     """The worker did not run the batch; another one may take it."""
 
@@ -51,6 +57,9 @@ class DirectLine:
                 self._streams = await asyncio.open_connection(host.strip("[]"), int(port))
             async with asyncio.timeout(CONNECT_S):
                 welcome = await self._exchange(self._hello)
+        except asyncio.IncompleteReadError as error:
+            self.close()
+            raise DirectError(f"The worker at {self.address} {REFUSED}") from error
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             self.close()
             raise DirectError(f"The worker at {self.address} cannot be called: {type(error).__name__}.") from error

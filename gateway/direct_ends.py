@@ -186,7 +186,7 @@ def refuse(waiter: Waiter, code: ErrorCode, cancels: Cancels) -> None:
     if waiter.accepted:
         return
     if waiter.sent:
-        cancels.add(waiter.id, code)
+        cancels.add(waiter.id, code, told=True)
     waiter.finish(code)
 
 

@@ -3,7 +3,8 @@
 A batch is sent once the audit has the beginning of each of its requests.
 
 A busy worker's batch waits at the head again, and that line rests for a moment, so that another worker takes it. A lost
-call's batch does the same and goes on in single requests; after the third loss a request is given up.
+call's batch does the same and goes on in single requests, and so does one whose model hung; after the third loss a request is
+given up.
 """
 
 import asyncio
@@ -162,11 +163,24 @@ class DirectLines:
 
     def _ran(self, line: DirectLine, batch: list[DirectEntry], outcomes: list[Outcome]) -> None:
         by_id = {outcome.id: outcome for outcome in outcomes}
+        again: list[DirectEntry] = []
         for entry in batch:
-            if outcome := by_id.get(entry.id):
-                self._ends.ran(entry, outcome, line.worker_id, len(batch))
-            else:
+            outcome = by_id.get(entry.id)
+            if outcome is None:
                 self._ends.given_up(entry, ErrorCode.INTERNAL_ERROR)
+            elif outcome.error_code == ErrorCode.GPU_TIMEOUT and self._again(entry):
+                again.append(entry)
+            else:
+                self._ends.ran(entry, outcome, line.worker_id, len(batch))
+        if again:
+            self.lost_calls += 1
+            self._return(again)
+
+    def _again(self, entry: DirectEntry) -> bool:
+        """The model hung with it: whether it is run again, by another worker or the next model of this one, alone."""
+        entry.attempts += 1
+        in_time = entry.waiter.deadline - self._clock() > END_MARGIN_S + REST_S
+        return entry.attempts <= RETRY_BUDGET and in_time and self._ends.may_run(entry)
 
 
 def _item(entry: DirectEntry, now: float) -> DirectItem:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.direct_probe import Unreachable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectView:
@@ -16,4 +18,5 @@ class DirectView:
     spool_bytes: int
     spool_problem: str | None
     bad_lines: int  # Of spools, set aside.
+    unreachable: tuple[Unreachable, ...] = ()  # Direct endpoints that cannot be used from here.
     breakers: Mapping[str, str] = field(default_factory=dict)  # Dependency -> state.

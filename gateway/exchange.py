@@ -148,10 +148,17 @@ class Exchange:
                     replies.append(await self._stored(identity, waiter, outcome))
                 else:
                     replies.append(inference.completed(identity, waiter, outcome, self._dialect))
+        except Exception as error:
+            code = error.code if isinstance(error, RequestError) else ErrorCode.INTERNAL_ERROR
+            inference.fail_list(waiters, code)
+            raise
+        except BaseException:  # The client left: whatever has not ended has nobody who waits for it.
+            _leave(inference, waiters)
+            raise
         finally:
             for waiter in waiters:
-                inference.leave(waiter)  # Whatever has not ended has nobody who waits for it.
                 waiter.together = ()  # Only the garbage collector could free a ring.
+        _leave(inference, waiters)
         return Ended(replies, replayed)
 
     async def _stored(self, identity: IdentityView, waiter: Waiter, verdict: Verdict) -> Reply:
@@ -181,3 +188,8 @@ class Exchange:
 
 def _new_future() -> "asyncio.Future[Outcome]":
     return asyncio.get_running_loop().create_future()
+
+
+def _leave(inference: Inference, waiters: list[Waiter]) -> None:
+    for waiter in waiters:
+        inference.leave(waiter)

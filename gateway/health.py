@@ -67,7 +67,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     if inputs.tokens_problem:
         findings.append(Finding("jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
     if inputs.direct is not None:
-        findings += [_spool(inputs.direct), *_breakers(inputs.direct)]
+        findings += [_spool(inputs.direct), _endpoints(inputs.direct), *_breakers(inputs.direct)]
     if inputs.leaving:
         findings.append(
             Finding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
@@ -158,6 +158,20 @@ def _spool(direct: DirectView) -> Finding:
     """A spool that cannot be written means no direct mode when Redis goes, and refusals while it is away."""
     level: Status = "degraded" if direct.spool_problem else "healthy"
     return Finding("direct:spool", "datastore", level, direct.spool_bytes, "bytes", direct.spool_problem)
+
+
+def _endpoints(direct: DirectView) -> Finding:
+    """A worker that cannot be called now will not serve in an outage of Redis either."""
+    ill = direct.unreachable
+    if not ill:
+        return Finding("direct:endpoints", "component", "healthy", 0, "workers")
+    named = " ".join(f"{each.worker_id}: {each.why}" for each in ill[:NAMED_WORKERS])
+    reason = (
+        f"This gateway cannot call {len(ill)} of the workers directly, which it needs while Redis is away. {named} "
+        "Set TIERLANE_DIRECT_ADVERTISE of the worker to an address that gateways reach, open its port to them, or switch "
+        "its endpoint off with TIERLANE_DIRECT_HOST=off."
+    )
+    return Finding("direct:endpoints", "component", "degraded", len(ill), "workers", reason)
 
 
 def _breakers(direct: DirectView) -> list[Finding]:

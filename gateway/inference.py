@@ -156,13 +156,26 @@ class Inference:
     def abandon(self, waiter: Waiter) -> None:
         """The client has left: end what is under way for it."""
         if waiter.verdict is not None and waiter.verdict.outcome in ENTERED:
-            self._parts.cancels.add(waiter.id, ErrorCode.CANCELLED, running=waiter.streams)
+            self._parts.cancels.add(waiter.id, ErrorCode.CANCELLED, running=waiter.streams, used=waiter.used)
         self.waiters.remove(waiter)
 
     def give_up(self, waiter: Waiter, code: ErrorCode) -> None:
         """It cannot be answered as it was begun: end it, and whatever still runs for it."""
-        self._parts.cancels.add(waiter.id, code)
+        self._parts.cancels.add(waiter.id, code, told=True)
         waiter.finish(code)
+
+    def fail_list(self, waiters: Sequence[Waiter], code: ErrorCode) -> None:
+        """A list is answered with this code, for one of its members: that is the answer to the others as well.
+
+        Those that completed or still run end so, in Redis and in the audit, and get back what they were charged where the
+        fault is ours. A member that failed by itself keeps its own end.
+        """
+        for waiter in waiters:
+            if waiter.sent and not _failed(waiter):
+                self._parts.cancels.add(waiter.id, code, told=True)
+                waiter.future = answered = asyncio.get_running_loop().create_future()
+                answered.set_result(code)
+            self.leave(waiter)
 
     def leave(self, waiter: Waiter) -> None:
         """Nobody waits any more: where it has not ended, it is to end."""
@@ -249,3 +262,11 @@ class Inference:
         headers = self.standing.headers(identity, verdict)
         problem = wants_problem(asking.headers)
         return self._parts.faults.answer(error, asking.request_id, headers, problem=problem)
+
+
+def _failed(waiter: Waiter) -> bool:
+    """Whether it ended, and not as completed; a refusal of admission is no end of its own."""
+    if not waiter.future.done() or waiter.future.cancelled():
+        return False
+    outcome = waiter.future.result()
+    return not isinstance(outcome, Reply) or outcome.state != State.COMPLETED

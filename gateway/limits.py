@@ -5,7 +5,8 @@ limit is built on it: the predicted wait, the shed rules and the depth of the qu
 
 Stale input fails in a declared direction: the last capacity holds for 10 s, then it falls to what one GPU of the
 pool does. A pool with no healthy GPU keeps its last capacity for the two seconds in which it may come back;
-then requests are refused outright.
+then requests are refused outright. A Redis that lost its workers knows them again one by one: until it knows as many as
+before, or every worker that lives must have beaten, the last count stands.
 
 Everything is computed from what all gateways publish, this one's part of it as it was published: so all of them come
 to the same, whichever of them a customer asks.
@@ -26,6 +27,7 @@ from scheduler.admission import TierLimit
 from scheduler.observation import GatewayStats, Observation, TierStats, WorkerView
 
 HOLD_S = 10.0
+REFILL_S = 1.0  # A worker that did not beat for so long is gone; as TIERLANE_GONE_MS by default.
 WAITING_ROOM_S = 2.0
 MEMORY_FULL = 0.8  # From this part of its memory limit on, Redis is given no new requests,
 MEMORY_EASED = 0.75  # until it is under this one: what is queued must always have room to end.
@@ -60,6 +62,8 @@ class LiveLimits:
         self._learnt_rps = 0.0  # Of each GPU, at the last look.
         self.estimate = Capacity(0.0, Evidence.PRIOR, 0.0)
         """What the GPUs can do, and how that is known."""
+        self._gpus: Sequence[GpuRate] = ()  # The healthy ones, as they count.
+        self._refill_until = 0.0
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
         self.memory_share = 0.0
@@ -72,10 +76,14 @@ class LiveLimits:
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
         self._observed_at = now
-        self._count(observation, snapshot, now)
+        self._count(self._known(healthy_gpus(observation), now), observation, snapshot, now)
         self._demand = _total(observation.gateways, "demand_rps")
         self._drain = _total(observation.gateways, "answered_rps")
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
+
+    def emptied(self, now: float) -> None:
+        """Redis may have lost its workers; what is seen of them next is a part of the picture."""
+        self._refill_until = now + REFILL_S
 
     def lapse(self, snapshot: SnapshotView, now: float) -> None:
         """There is no fresh look: hold the last one, later fall to the floor. Of Redis' memory nothing is known then."""
@@ -144,9 +152,15 @@ class LiveLimits:
         allocated_rps = round(self.allocated(name), 3)
         return msgspec.structs.replace(stats, factor=round(self.factor(name), 4), allocated_rps=allocated_rps)
 
-    def _count(self, observation: Observation, snapshot: SnapshotView, now: float) -> None:
+    def _known(self, gpus: Sequence[GpuRate], now: float) -> Sequence[GpuRate]:
+        """The GPUs that count: those from before as long as an emptied Redis knows fewer."""
+        if now >= self._refill_until or len(gpus) >= len(self._gpus):
+            self._refill_until = 0.0
+            self._gpus = gpus
+        return self._gpus
+
+    def _count(self, gpus: Sequence[GpuRate], observation: Observation, snapshot: SnapshotView, now: float) -> None:
         """Take what the healthy GPUs report and what the queues show."""
-        gpus = healthy_gpus(observation)
         self.healthy_gpus = len(gpus)
         if gpus:
             self._no_gpu_since = None

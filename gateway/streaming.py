@@ -6,6 +6,7 @@ was lost on the way.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -17,6 +18,7 @@ from gateway.dialect import Dialect
 from gateway.event_stream import EventStream
 from gateway.inference import Inference
 from gateway.replays import REPLAYED
+from gateway.submissions import BYTES_PER_TOKEN
 from gateway.waiters import Outcome, Waiter
 from scheduler.admission import Verdict
 from scheduler.errors import ErrorCode, RequestError
@@ -144,9 +146,16 @@ class Streaming:
         stream.send(event(self._inference.faults.answer(error, self._waiter.id).body))
         stream.keep_alive = False
 
+    @property
+    def used(self) -> int:
+        """Estimated as admission does: bytes of the input and of what was sent, by four."""
+        sent = self._assembly.sent_bytes
+        return math.ceil((self._waiter.submission.input_bytes + sent) / BYTES_PER_TOKEN) if sent else 0
+
     def _leave(self) -> None:
-        self._stream = self._waiter.reader = None
+        self._stream = None
         self._inference.leave(self._waiter)
+        self._waiter.reader = None
 
     def _limits(self) -> str:
         return self._inference.standing.lines(self._identity, self._waiter.verdict)

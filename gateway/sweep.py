@@ -1,7 +1,7 @@
 """The deadline sweep: one loop over all waiting requests, because a timer for each would cost more than the request.
 
 Just before its deadline a request is ended in Redis, and the reply that stands is the answer: a result that is already
-stored wins over the timeout. When Redis does not say in time, the client is told 504 all the same.
+stored wins over the timeout. When Redis does not say in time, the client is told 504 all the same, and Redis that it was.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from gateway.cancels import CALL_SIZE, CancelCall, Cancels
 from gateway.waiters import Waiter, Waiters
+from scheduler.endings import Cancellation
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 
@@ -48,7 +49,7 @@ class DeadlineSweep:
                 fresh.append(waiter)
             elif waiter.settling_since + GRACE_S <= now and not waiter.future.done():
                 self.overrun += 1
-                waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
+                self._answer(waiter)
         for start in range(0, len(fresh), CALL_SIZE):
             self._begin(fresh[start : start + CALL_SIZE], now)
 
@@ -62,12 +63,23 @@ class DeadlineSweep:
     async def _settle(self, group: list[Waiter]) -> None:
         asked = [waiter for waiter in group if waiter.sent]
         try:
-            replies = await self._endings.cancel([(waiter.id, ErrorCode.DEADLINE_EXCEEDED) for waiter in asked])
+            replies = await self._endings.cancel([_ended(waiter) for waiter in asked])
             self._waiters.resolve_all(replies)
         except TierlaneError:
-            for waiter in asked:
-                self._cancels.add(waiter.id, ErrorCode.DEADLINE_EXCEEDED)
+            pass  # It is told what the client was told when it is back.
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
             log_fault("ending overdue requests failed", error)
         for waiter in group:
-            waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
+            self._answer(waiter)
+
+    def _answer(self, waiter: Waiter) -> None:
+        """Send 504 where nothing else was sent. Redis may note another end at this moment, which then is revoked."""
+        if waiter.future.done():
+            return
+        if waiter.sent:
+            self._cancels.add(waiter.id, ErrorCode.DEADLINE_EXCEEDED, told=True, used=waiter.used)
+        waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
+
+
+def _ended(waiter: Waiter) -> Cancellation:
+    return Cancellation(waiter.id, ErrorCode.DEADLINE_EXCEEDED, used=waiter.used)

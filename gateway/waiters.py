@@ -39,6 +39,10 @@ class Reader(Protocol):
     def hear(self, increment: Increment) -> None:
         """Its output has grown."""
 
+    @property
+    def used(self) -> int:
+        """Tokens that were read and delivered, estimated; 0 while nothing was delivered."""
+
 
 OUT_OF_ORDER_S = 0.25
 """A request whose body took its time is registered in its turn, but its deadline is a little later than its neighbours'."""
@@ -96,6 +100,18 @@ class Waiter:
     @property
     def id(self) -> str:
         return self.submission.id
+
+    @property
+    def used(self) -> int:
+        """Tokens that whoever reads along was sent, those of the input included; 0 where there is none."""
+        return 0 if self.reader is None else self.reader.used
+
+    @property
+    def told(self) -> ErrorCode | None:
+        """The code that is its answer, where that is one of the gateway's own."""
+        future = self.future
+        outcome = future.result() if future.done() and not future.cancelled() else None
+        return outcome if isinstance(outcome, ErrorCode) else None
 
     def finish(self, outcome: Outcome) -> None:
         """End the waiting; the first outcome stands."""

@@ -157,7 +157,8 @@ class Witness:
         waiter.lost = False
         self.submitted_again += 1
         if waiter.gone or waiter.future.done():
-            self._cancels.add(waiter.id, ErrorCode.CANCELLED)
+            told = waiter.told
+            self._cancels.add(waiter.id, told or ErrorCode.CANCELLED, told=told is not None)
 
     def _take_up_ends(self) -> None:
         """Put the last records among those to send, or say when."""

@@ -21,11 +21,15 @@ from scheduler.traces import Context
 class Listener(Protocol):
     """Whoever wants one item's output as it grows. A backend that makes it in one step leaves it alone.
 
-    `gone`: nobody wants it any more, so the item may be ended as it is.
+    `gone`: nobody wants it any more, so the item may be ended as it is; to be asked while the item has no end.
+    `late`: that is so because the stream's time is over.
     """
 
     @property
     def gone(self) -> bool: ...
+
+    @property
+    def late(self) -> bool: ...
 
     def say(self, offset: int, text: str) -> None:
         """`text` is in the output for good, from character `offset` on. All before it has been said already.

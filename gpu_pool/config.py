@@ -36,7 +36,12 @@ class WorkerConfig:
     """Where gateways reach this worker while Redis is away; "": nowhere."""
     direct_port: int = 0
     """0: any free one; the heartbeat tells which."""
+    direct_advertise: str = ""
+    """The host that gateways are told to call; "": that of `direct_host`, or the address from which Redis is reached."""
+    direct_token: str = field(default="", repr=False)
+    """What a gateway must show to be served directly."""
     service_token: str = field(default="", repr=False)
-    """What a gateway must show to be served directly; without one there is no direct endpoint."""
+    """Of older deployments, where workers have it too: gateways may show it, or what follows from it. Without any token
+    there is no direct endpoint."""
     endpoint: Access = field(default_factory=Access)
     """For `openai:URL`."""

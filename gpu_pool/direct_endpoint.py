@@ -1,13 +1,15 @@
 """The worker's own door: gateways that cannot reach Redis bring their batches here, over TCP (scheduler.direct).
 
-A connection must show the service token within a second, and then has one batch under way at a time. Whatever comes
+A connection must show the token of direct calls within a second, and then has one batch under way at a time. Whatever comes
 over it ends at most that connection.
 """
 
 import asyncio
 import hmac
+import ipaddress
+import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -28,6 +30,7 @@ from scheduler.direct import (
     ToWorker,
     Welcome,
     body_length,
+    direct_token,
     pack,
     read_by_worker,
 )
@@ -36,6 +39,8 @@ from scheduler.failpoints import failpoint
 
 MAX_CONNECTIONS = 64
 HELLO_S = 1.0
+REFUSALS_EVERY_S = 10.0  # At most one line in the log, however many are refused.
+LOOPBACK = "127.0.0.1"
 TRANSFER_S = 5.0  # For the body of a frame once its header is here, and for an answer to be taken.
 _MAX_HELLO_BYTES = 4096  # A stranger makes us hold no more than this.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # A gateway that vanished frees its place.
@@ -44,9 +49,14 @@ log = structlog.get_logger()
 
 
 class DirectEndpoint:
-    """A TCP server while `config` has a host and a token, else nothing. `malformed` counts what ended connections."""
+    """A TCP server while `config` has a host and a token, else nothing. `malformed` counts what ended connections.
 
-    def __init__(self, config: WorkerConfig, batches: DirectBatches) -> None:
+    `local_host` says from which address of this machine Redis is reached, "" while that is not known.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, batches: DirectBatches, local_host: Callable[[], str] = lambda: ""
+    ) -> None:
         self._config = config
         self._batches = batches
         self._welcome = pack(Welcome(config.worker_id, min(config.max_batch_size, MAX_ITEMS)))
@@ -55,15 +65,18 @@ class DirectEndpoint:
         self._answering: set[asyncio.Task[None]] = set()
         self._draining = False
         self._standstill = Standstill()
-        self.address = ""
-        """host:port, as gateways are told; "": there is none."""
+        self._local_host = local_host
+        self._tokens = accepted_tokens(config)
+        self._port = 0
+        self._named = ""
+        self._refused_at = -math.inf
         self.malformed = 0
         self.refused = 0
 
     async def start(self) -> None:
         """Listen. Raises StartError where that is not possible."""
         host, port = self._config.direct_host, self._config.direct_port
-        if not host or not self._config.service_token:
+        if not host or not self._tokens:
             return
         try:
             # The first address only: a name with several would get a port of its own for each.
@@ -72,13 +85,21 @@ class DirectEndpoint:
         except OSError as error:
             fault = f"{error.strerror or error}"
             raise StartError(f"The direct endpoint cannot listen on {host}:{port}: {fault}; choose another.") from None
-        self.address = _announced(host, self._server.sockets[0].getsockname()[1])
-        log.info("direct endpoint listens", address=self.address)
+        self._port = self._server.sockets[0].getsockname()[1]
+        self._named = await _own_name()
+        log.info("direct endpoint listens", host=host, port=self._port)
+
+    @property
+    def address(self) -> str:
+        """host:port, as gateways are told; "": there is none."""
+        if not self._port:
+            return ""
+        return announced(self._config, self._port, self._local_host(), self._named)
 
     def drain(self) -> None:
         """Take no new connection, and no new batch over the old ones."""
         self._draining = True
-        self.address = ""
+        self._port = 0
         if self._server is not None:
             self._server.close()
 
@@ -102,7 +123,7 @@ class DirectEndpoint:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _keep_alive(writer)
         try:
-            if await self._let_in(reader):
+            if await self._let_in(reader, writer):
                 await self._take_batches(reader, writer)
         except DirectError as error:
             self.malformed += 1
@@ -120,14 +141,29 @@ class DirectEndpoint:
             while not self._draining:
                 await self._next(reader, writer)
 
-    async def _let_in(self, reader: asyncio.StreamReader) -> bool:
+    async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         async with asyncio.timeout(HELLO_S):
             hello = await _receive(reader, _MAX_HELLO_BYTES)
         if not isinstance(hello, Hello):
             raise DirectError("A direct connection must begin with a hello.")
-        good = hmac.compare_digest(hello.service_token.encode(), self._config.service_token.encode())
-        self.refused += not good
+        good = any(hmac.compare_digest(hello.token.encode(), each.encode()) for each in self._tokens)
+        if not good:
+            self._refuse(hello, writer)
         return good
+
+    def _refuse(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        self.refused += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._refused_at < REFUSALS_EVERY_S:
+            return
+        self._refused_at = now
+        log.warning(
+            "direct connection refused: the token is wrong; TIERLANE_DIRECT_TOKEN must follow from the gateways' "
+            "TIERLANE_SERVICE_TOKEN (docs/deploy.md)",
+            gateway=hello.gateway_id[:64],
+            peer=str(writer.get_extra_info("peername")),
+            refused=self.refused,
+        )
 
     async def _next(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         message = await _receive(reader, MAX_BODY_BYTES)
@@ -185,10 +221,39 @@ def _keep_alive(writer: asyncio.StreamWriter) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _announced(host: str, port: int) -> str:
+def accepted_tokens(config: WorkerConfig) -> tuple[str, ...]:
+    """What opens the endpoint: the token of direct calls, and with the service token both what follows from it and itself."""
+    found = config.direct_token, direct_token(config.service_token), config.service_token
+    return tuple(token for token in found if token)
+
+
+def announced(config: WorkerConfig, port: int, local_host: str, named: str) -> str:
+    """Where gateways are told to call. `local_host`: from where Redis is reached; `named`: this host's name, "" where it
+    does not resolve.
+
+    One that listens everywhere is best reached where Redis is reached from. A Redis on this very host says nothing of other
+    hosts, for which the name may.
+    """
+    host = config.direct_advertise or config.direct_host
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - it is told apart, since nobody can connect to it
-        host = socket.gethostname()
+        host = local_host if local_host and not _is_loopback(local_host) else named or local_host or LOOPBACK
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _own_name() -> str:
+    name = socket.gethostname()
+    try:
+        await asyncio.get_running_loop().getaddrinfo(name, None)
+    except OSError:
+        return ""
+    return name
 
 
 def _too_large(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -12,9 +12,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpu_pool.backend import NO_EMBEDDINGS, InvalidOutput, Item, ItemResult, Unwell
+from gpu_pool.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult, Unwell
 from gpu_pool.prompts import named_turns, prompt_of
-from gpu_pool.stepwise import teller
+from gpu_pool.stepwise import NobodyWaits, teller
 from gpu_pool.tasks import by_task
 from scheduler.errors import ErrorCode, StartError
 from scheduler.payload import Message
@@ -87,7 +87,13 @@ class FunctionBackend:
     def _texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
         prompts, generate = [prompt_of(item, self._template) for item in items], getattr(self._target, "generate", None)
         if callable(generate) and any(item.listener is not None for item in items):
-            outputs = generate(prompts, teller(items, progress))
+            try:
+                outputs = self._finished(generate(prompts, teller(items, progress)))
+            except NobodyWaits as ended:
+                return [
+                    TOO_LATE if item.listener is None else ItemResult(text)
+                    for item, text in zip(items, ended.texts, strict=True)
+                ]
         else:
             outputs = self._predict(prompts)
         return as_results(self._finished(outputs), len(items))

@@ -6,6 +6,7 @@ read: 200 streams of 50 tokens/s would be most of a core. What is left at the en
 What went out lately goes out again with what is new, so a message that is lost is made good by the next one.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,10 +19,24 @@ AGAIN = 3
 
 
 class StreamListener:
-    """One item's. What it was told and what was not sent yet is one text."""
+    """One item's. What it was told and what was not sent yet is one text.
 
-    def __init__(self, place: int, stream: str, told: Callable[["StreamListener"], None]) -> None:
-        self.gone = False
+    `late`: the stream's time was over (`until`, in seconds of `clock`) before the item had its end.
+    """
+
+    def __init__(
+        self,
+        place: int,
+        stream: str,
+        told: Callable[["StreamListener"], None],
+        until: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.left = False
+        """The client has gone."""
+        self.late = False
+        self._until = until
+        self._clock = clock
         self.first = True
         """Nothing was sent yet of the run that goes on."""
         self._place = place
@@ -32,6 +47,12 @@ class StreamListener:
         self._lately: deque[str] = deque(maxlen=AGAIN)
         self._end = 0
 
+    @property
+    def gone(self) -> bool:
+        """Whether nothing more is wanted. Backends ask this for items that have no end yet."""
+        self.late = self.late or (not self.left and self._clock() >= self._until)
+        return self.left or self.late
+
     def say(self, offset: int, text: str) -> None:
         """As `Listener` says."""
         if offset != self._end or not offset:  # It is run again.
@@ -39,7 +60,7 @@ class StreamListener:
             self._lately.clear()
             self.first = True
         self._end = offset + len(text)
-        if text and not self.gone:
+        if text and not self.left:
             self._unsent.append(text)
             self._told(self)
 
@@ -71,16 +92,16 @@ class Listeners:
         """A batch begins, with nobody who listens yet."""
         self._seq, self._all, self._told, self._urgent = seq, {}, {}, False
 
-    def listen(self, place: int, stream: str) -> StreamListener:
-        """Somebody listens to the item at this place."""
-        listener = self._all[place] = StreamListener(place, stream, self._has_news)
+    def listen(self, place: int, stream: str, until: float = math.inf) -> StreamListener:
+        """Somebody listens to the item at this place, until then at the latest."""
+        listener = self._all[place] = StreamListener(place, stream, self._has_news, until, self._clock)
         return listener
 
     def drop(self, seq: int, places: Iterable[int]) -> None:
         """These have gone; what is said of another batch comes too late."""
         for place in places if seq == self._seq else ():
             if (listener := self._all.get(place)) is not None:
-                listener.gone = True
+                listener.left = True
                 self._told.pop(listener, None)
 
     def flush(self) -> None:

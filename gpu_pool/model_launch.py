@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from scheduler.failpoints import armed_directory
 
 _OUR_SETTINGS = "TIERLANE_"  # Connections and tokens: the model has no use for them.
+_SERVERS = frozenset({"PGPASSWORD", "PGPASSFILE", "POSTGRES_PASSWORD", "REDISCLI_AUTH", "REDIS_PASSWORD"})
+_URLS = ("redis://", "rediss://", "redis+", "rediss+", "postgres://", "postgresql://", "postgresql+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,10 @@ class ModelLaunch:
         return [sys.executable, "-m", "gpu_pool.model_process", *own, *model, *failpoints]
 
     def environment(self) -> dict[str, str]:
-        """Ours, without our settings, and the secrets."""
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith(_OUR_SETTINGS)}
+        """Ours, without our settings and what opens Redis or PostgreSQL, and the secrets."""
+        inherited = {name: text for name, text in os.environ.items() if not _is_ours(name, text)}
         return {**inherited, **self.secrets}
+
+
+def _is_ours(name: str, text: str) -> bool:
+    return name.startswith(_OUR_SETTINGS) or name in _SERVERS or text.startswith(_URLS)

@@ -19,7 +19,7 @@ from types import FrameType
 
 from gpu_pool.backend import Backend, ServingBackend
 from gpu_pool.batch_runner import BatchRunner
-from gpu_pool.deadlines import deadlines
+from gpu_pool.deadlines import deadlines, stream_deadlines
 from gpu_pool.device_errors import DeviceLost
 from gpu_pool.frames import Done, Fatal, FrameTooLarge, Ready, Run, too_large
 from gpu_pool.inputs import run_readable
@@ -131,8 +131,14 @@ def _answer(link: ModelLink, backend: Backend) -> int:
 
 def _answer_one(link: ModelLink, runner: BatchRunner, run: Run, listeners: Listeners) -> None:
     started = time.perf_counter()
-    ends = deadlines(run, time.monotonic())
-    results = run_readable(run.bodies, lambda items: runner.run(items, run.budget_ms), listeners.listen, ends)
+    now = time.monotonic()
+    results = run_readable(
+        run.bodies,
+        lambda items: runner.run(items, run.budget_ms),
+        listeners.listen,
+        deadlines(run, now),
+        stream_deadlines(run, now),
+    )
     gpu_ms = (time.perf_counter() - started) * 1000
     failpoint("answer_unsent")
     done = Done(run.seq, gpu_ms, results, runner.largest, runner.fault, round(runner.padding_waste, 4))

@@ -100,7 +100,7 @@ class Worker:
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
         traces = BatchTraces(spans, config.worker_id, config.pool)
         self._direct = DirectBatches(self._execution, self._keeper, self._takes_nothing, traces)
-        self._endpoint = DirectEndpoint(config, self._direct)
+        self._endpoint = DirectEndpoint(config, self._direct, presence.local_host)
         beat_s = config.heartbeat_ms / 1000
         self._heartbeat = Heartbeat(presence, self._beat, beat_s, ready.hang_up, self._state_changed)
         self._outgoing = Outgoing(increments)
@@ -223,11 +223,13 @@ class Worker:
         """What is said of this worker now; the same object again where nothing has changed."""
         execution = self._execution
         in_flight = self._pipeline.in_flight + self._direct.in_flight
-        if self._resting and not in_flight and execution.batches == self._batches_said and self._said is not None:
-            return self._said
+        said, address = self._said, self._endpoint.address
+        unchanged = self._resting and not in_flight and execution.batches == self._batches_said
+        if unchanged and said is not None and said.direct == address:
+            return said
         self._batches_said = execution.batches
         share = execution.busy.share(time.monotonic())
-        version, address = self._keeper.version, self._endpoint.address
+        version = self._keeper.version
         seen = Seen(self._status(), share, in_flight, version, address, self._gpu.reading, self._keeper.pid)
         changing = (execution.batches, seen)
         if self._said is None or changing != self._changing:

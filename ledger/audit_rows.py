@@ -70,8 +70,8 @@ Row = bytes
 class Folded:
     """What is known of requests, by their ids, each in the order of its arrival.
 
-    `told` are results that a client was given where another end stands already: they change nothing, unless an
-    earlier batch has left a failure in the table that they outweigh.
+    `told` are answers that a client was given where the same end stands already: they change nothing, unless an earlier
+    batch has left another end in the table that they outweigh.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Folded:
     def _second_end(self, first: Ended, second: Ended) -> None:
         if outweighs(second, first):
             self.ended[second.id] = second
-        elif _is_told(second) and not first.delivered:
+        elif second.delivered and not first.delivered:
             self.told.setdefault(second.id, second)
 
 
@@ -112,15 +112,12 @@ def fold(records: Iterable[Record]) -> Folded:
 
 
 def outweighs(new: Ended, old: Ended) -> bool:
-    """Whether an end replaces an earlier one: the client was given a result, and then a failure was noted for nobody.
+    """Whether an end replaces an earlier one: a client was given it for an answer, and the other one was noted for nobody.
 
     Otherwise the first terminal state is the true one.
     """
-    return _is_told(new) and old.state == State.FAILED and not old.delivered
-
-
-def _is_told(record: Ended) -> bool:
-    return record.delivered and record.state == State.COMPLETED
+    told = new.delivered and not old.delivered
+    return told and (new.state != old.state or new.error_code != old.error_code)
 
 
 def check_id(request_id: str) -> None:

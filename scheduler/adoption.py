@@ -33,6 +33,6 @@ class Adoption:
             raise ValueError(f"{len(pairs)} pairs in one call; at most {MAX_PAIRS}")
         if not pairs:
             return 0
-        told = _encode([(end.id, end.state, end.error_code) for _, end in pairs if end])
+        told = _encode([(end.id, end.state, end.error_code, end.delivered) for _, end in pairs if end])
         records = encode_records([record for pair in pairs for record in pair if record])
         return int(await self._script(told, records))

@@ -22,8 +22,21 @@ EXPIRE_LIMIT = 256
 _encode = msgspec.msgpack.Encoder().encode
 
 
-Cancellation = tuple[str, ErrorCode] | tuple[str, ErrorCode, bool]
-"""An id, the code that it ends with, and whether CANCELLED is to end it even while it runs: its worker then stops."""
+class Cancellation(NamedTuple):
+    """An id and the code that it ends with.
+
+    `running`: CANCELLED ends it even while it runs, and its worker then stops. `told`: the client has this code for an
+    answer, which decides over whatever end was noted meanwhile. `used`: tokens of its stream that were delivered.
+    """
+
+    id: str
+    code: ErrorCode
+    running: bool = False
+    told: bool = False
+    used: int = 0
+
+
+Cancelled = Cancellation | tuple[str, ErrorCode] | tuple[str, ErrorCode, bool]
 
 
 class Reaped(NamedTuple):
@@ -46,7 +59,7 @@ class Endings:
         self._lease_ms = lease_ms
         self.damaged = 0  # Rows that no script could read, as `expire` last saw them noted: the newest 1,000.
 
-    async def cancel(self, requests: Sequence[Cancellation]) -> list[Reply | None]:
+    async def cancel(self, requests: Sequence[Cancelled]) -> list[Reply | None]:
         """End each request as failed with its code, unless it has ended already.
 
         Returns the reply that stands, ours or the earlier one; None where it is unknown, or was left running because

@@ -23,6 +23,7 @@ PERMANENT = frozenset(
         "gateways",
         "auditors",
         "epoch",
+        "epoch_run",
         "wake",
         "outbox_bad",
         "quotas_told",
@@ -80,6 +81,7 @@ class Keys:
         self.resumed_at = self.prefix + "resumed_at"
         self.wake_at = self.prefix + "wake_at"
         self.epoch = self.prefix + "epoch"
+        self.epoch_run = self.prefix + "epoch_run"
         self.quotas_told = self.prefix + "quotas_told"
         self.gpus = self.prefix + "gpus"
         self.cordoned = self.prefix + "cordoned"

@@ -76,6 +76,7 @@ class Wire(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
         self._loop = asyncio.get_running_loop()
         self.client_id = client_id
+        self.local_host = _host_of(self._transport.get_extra_info("sockname"))
         self.usable = True
         self._transport.set_protocol(self)
 
@@ -214,6 +215,11 @@ class Line:
         """As which client Redis knows the connection; None where there is none."""
         return None if self._wire is None else self._wire.client_id
 
+    @property
+    def local_host(self) -> str:
+        """Our end of the connection, as an IP address; "" where there is none, or not over TCP."""
+        return "" if self._wire is None else self._wire.local_host
+
     def close(self) -> None:
         """End the connection; the next call makes another one."""
         if self._wire is not None:
@@ -256,3 +262,9 @@ async def _connect(connection: AbstractConnection) -> Wire:
         with suppress(RedisError, OSError):
             await connection.disconnect(nowait=True)
         raise
+
+
+def _host_of(sockname: object) -> str:
+    """The IP address of a socket's name; "" for one that is not of the Internet, or that holds in one link only."""
+    host = str(sockname[0]) if isinstance(sockname, tuple) and sockname else ""
+    return "" if "%" in host else host.removeprefix("::ffff:")

@@ -9,7 +9,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from scheduler.batches import GATEWAY_GONE_MS
-from scheduler.connections import bounded
+from scheduler.connections import bounded, line_of
 from scheduler.cordons import Standing
 from scheduler.keys import Keys
 from scheduler.observation import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
@@ -86,6 +86,10 @@ class Presence:
     def pulse(self, wrong: Callable[[], None], stands: Callable[[Standing], None] = lambda _: None) -> Pulse:
         """For a worker that beats again and again, once it has registered."""
         return Pulse(self._client, self._keys, wrong, stands=stands)
+
+    def local_host(self) -> str:
+        """The address of this machine from which Redis is reached; "" where there is no connection over TCP."""
+        return line_of(self._client).local_host
 
     async def worker_gone(self, worker_id: str) -> None:
         """A graceful leave: the worker is forgotten, not counted as lost."""

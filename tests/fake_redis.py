@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from scheduler.admission import Submission, TierLimit, Verdict
+from scheduler.endings import Cancellation, Cancelled
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.replies import Reply
 from scheduler.states import Admission
@@ -22,7 +23,8 @@ class FakeRedis:
         self.meanwhile: Callable[[], None] = lambda: None  # Happens during each admission.
         self.admitted: list[list[str]] = []
         self.total_ms: list[int] = []
-        self.cancelled: list[list[tuple[str, ErrorCode]]] = []
+        self.cancelled: list[list[tuple[str, ErrorCode] | tuple[str, ErrorCode, bool]]] = []
+        self.told: list[str] = []  # Whose clients were told that code.
         self.standing: dict[str, Reply] = {}
 
     async def admit(
@@ -39,10 +41,12 @@ class FakeRedis:
         await self._answer()
         return [self.verdict for _ in submissions]
 
-    async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
-        self.cancelled.append(list(requests))
+    async def cancel(self, requests: Sequence[Cancelled]) -> list[Reply | None]:
+        asked = [Cancellation(*each) for each in requests]
+        self.cancelled.append([(each.id, each.code, True) if each.running else (each.id, each.code) for each in asked])
         await self._answer()
-        return [self.standing.get(request_id) for request_id, _ in requests]
+        self.told += [each.id for each in asked if each.told]
+        return [self.standing.get(each.id) for each in asked]
 
     async def _answer(self) -> None:
         await self.gate.wait()

@@ -45,9 +45,9 @@ async def stored(pool: Pool, asked: list[Submission]) -> list[Reply | None]:
     return await pool.results.fetch(ids(asked))
 
 
-async def untold(pool: Pool, count: int = 200) -> list[Submission]:
+async def untold(pool: Pool, count: int = 200, **changes: Any) -> list[Submission]:
     """Equal requests whose run has ended, and whose worker died before it told more than the first 64."""
-    asked = await ask(pool, count)
+    asked = await ask(pool, count, **changes)
     batch = await batch_of_all(pool)
     worker = pool.batches._riders
 

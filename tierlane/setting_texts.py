@@ -14,7 +14,9 @@ CONFIG_VARIABLE = "TIERLANE_CONFIG"
 DEFAULT_CONFIG_FILE = "tierlane.toml"
 
 # They have no flag: command lines are visible to every user of a host.
-SECRET_SETTINGS = frozenset({"redis_url", "database_url", "service_token", "callback_secret", "endpoint_api_key"})
+SECRET_SETTINGS = frozenset(
+    {"redis_url", "database_url", "service_token", "direct_token", "callback_secret", "endpoint_api_key"}
+)
 
 
 def variable(setting: str) -> str:
@@ -40,6 +42,11 @@ SHARED = {
     "service_token": Text(
         "",
         "Secret of at least 16 characters that opens /internal/*. `tierlane up` makes one when unset.",
+    ),
+    "direct_token": Text(
+        "",
+        "Secret of workers' direct endpoints, the only one that a worker needs. Unset: gateways use the one that follows "
+        "from TIERLANE_SERVICE_TOKEN (docs/deploy.md); a worker without either has no endpoint.",
     ),
     "pool": Text("default", "Name of the GPU pool: a set of workers with queues of their own."),
     "serve_pools": Text(
@@ -230,6 +237,11 @@ WORKER = {
         "Address to listen on for gateways that cannot reach Redis: reachable by them, not by customers. off: do not.",
     ),
     "direct_port": number("0", "TCP port for direct calls of gateways; 0 lets the system choose."),
+    "direct_advertise": Text(
+        "",
+        "Host name or address that gateways are told to call, reachable by them. Unset: that of TIERLANE_DIRECT_HOST; where "
+        "it is 0.0.0.0 or ::, the address from which the worker reaches Redis.",
+    ),
 }
 
 AUDITOR = {

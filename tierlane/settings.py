@@ -69,6 +69,7 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
     redis_url: Annotated[str, Field(repr=False)] = ""
     database_url: Annotated[str, Field(repr=False)] = ""
     service_token: Annotated[SecretStr, Field(repr=False)] = SecretStr("")
+    direct_token: Annotated[SecretStr, Field(repr=False)] = SecretStr("")
     serve_pools: Literal["all", "own"] = "all"
     data_dir: Path = Path(".tierlane")
     # Never "auto" after loading.
@@ -123,6 +124,7 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
     gpu_timeout_ms: Milliseconds = 3000
     direct_host: str = "127.0.0.1"
     direct_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    direct_advertise: str = ""
 
     audit_batch: Count = 500
     audit_interval_ms: Milliseconds = 500
@@ -156,7 +158,7 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
             raise ValueError(f"must begin with {DATABASE_SCHEME}")
         return value
 
-    @field_validator("service_token")
+    @field_validator("service_token", "direct_token")
     @classmethod
     def _long_enough(cls, value: SecretStr) -> SecretStr:
         if 0 < len(value.get_secret_value()) < MIN_TOKEN_CHARS:

@@ -12,7 +12,7 @@ import traceback
 from functools import partial
 
 from gpu_pool.backend import ItemResult
-from gpu_pool.deadlines import deadlines
+from gpu_pool.deadlines import deadlines, stream_deadlines
 from gpu_pool.endpoint.batch import HandBack
 from gpu_pool.endpoint.endpoint import Endpoint
 from gpu_pool.frame_line import FrameLine
@@ -29,7 +29,7 @@ from gpu_pool.frames import (
     read_asked,
     too_large,
 )
-from gpu_pool.inputs import read_items, with_unreadable
+from gpu_pool.inputs import read_items, with_late, with_unreadable
 from gpu_pool.listeners import Listeners
 from gpu_pool.model_link import ProgressCounter
 
@@ -83,7 +83,8 @@ class Desk:
             self._send(too_large(done))
 
     async def _results(self, run: Run, listeners: Listeners) -> list[ItemResult] | HandBack:
-        items = read_items(run.bodies, listeners.listen, deadlines(run, time.monotonic()))
+        now = time.monotonic()
+        items = read_items(run.bodies, listeners.listen, deadlines(run, now), stream_deadlines(run, now))
         readable = [item for item in items if item is not None]
 
         def step() -> None:
@@ -91,7 +92,7 @@ class Desk:
             listeners.flush()
 
         found = await self._endpoint.answer(readable, step) if readable else []
-        return found if isinstance(found, HandBack) else with_unreadable(items, found)
+        return found if isinstance(found, HandBack) else with_unreadable(items, with_late(readable, found))
 
     def _send(self, message: Said) -> None:
         if not self.line.send(pack(message)):

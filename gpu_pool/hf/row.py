@@ -76,8 +76,8 @@ class Row:
             self._spoken.ended(self._text[: self._end])
         else:
             self._spoken.grew(self._text)
-        if self._spoken.unwanted:
-            self.finished = self.finished or "stop"
+            if self._spoken.unwanted:
+                self.finished = "stop"
 
     def give_up(self, now: float) -> None:
         """End here, `late`, where nobody can use what would come after `now` (seconds, as the deadline is)."""

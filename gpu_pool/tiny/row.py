@@ -85,8 +85,8 @@ class Row:
             self._spoken.ended(self._drawn[: self._end])
         else:
             self._spoken.grew(self._drawn)
-        if self._spoken.unwanted:
-            self.finished = self.finished or "stop"
+            if self._spoken.unwanted:
+                self.finished = "stop"
 
     def _cut_at_stop(self) -> bool:
         """End the text before a stop string that has just been completed, the earliest if several have."""

@@ -27,14 +27,10 @@ end
 -- moved(was, rate): whether it is another rate; gateways that relax limits differ by a little all the time.
 local function moved(was, rate) return was and math.abs(was - rate) > rate / 100 end
 
--- kept_ms(...): twice the time until full, within bounds. outlive(key, ms): never shortens what a key has already.
+-- kept_ms(...): twice the time until full, within bounds.
 local function kept_ms(tokens, burst, rate)
   if rate <= 0 then return MOST_KEPT_MS end
   return math.ceil(math.max(LEAST_KEPT_MS, math.min(MOST_KEPT_MS, (burst - tokens) / rate * 2000)))
-end
-
-local function outlive(key, ms)
-  if call('PTTL', key) < ms then call('PEXPIRE', key, ms) end
 end
 
 local function bucket(key, rate, burst)

@@ -46,8 +46,9 @@ local function save_customers()
     if #c.entered > 0 then
       if c.stale then call('ZREMRANGEBYSCORE', c.leases, '-inf', now) end
       call('ZADD', c.leases, unpack(c.entered))
-      -- Not with the last lease: one that was put in before may last longer, and a job's much longer.
-      outlive(c.leases, math.ceil(c.entered[#c.entered - 1] - now) + LEASES_KEPT_MS)
+      local last = now -- of this call; one that was put in before may last longer, and a job's much longer
+      for i = 1, #c.entered, 2 do last = math.max(last, c.entered[i]) end
+      outlive(c.leases, last - now + LEASES_KEPT_MS)
     end
   end
 end

@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
 -- adopt: a gateway tells again what it told its clients lately, of which Redis may have lost the end, or all.
--- What is still open here ends as the client was told, without a message; there is no stored answer then.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code}...}, 3 their audit records, an outbox element as it is.
+-- What is still open here ends as the client was told, without a message; there is no stored answer then. What ended otherwise
+-- than its client was told is revoked.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, told}...}, 3 their audit records, an outbox element as it is.
 -- Returns how many of them were still open.
--- include: prelude, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, row, replays, repaying, revoking, ending, batch, retry_budget, same, riders, sharing
 local count = 0
 for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id = told[1]
@@ -16,6 +17,8 @@ for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
     repay(id, row, p, told[2], told[3], -1)
     if p.shared and row[STATE] ~= 'riding' then ridden[#ridden + 1] = {id, row, told[2], told[3], NO_BATCH, false} end
     count = count + 1
+  elseif row[STATE] and told[4] and told[2] == 'failed' then
+    revoke(id, row, told[3], 0)
   end
 end
 repay_all()

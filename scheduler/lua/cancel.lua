@@ -2,21 +2,25 @@
 -- cancel: a gateway ends requests of its own: the client left, or the deadline passed. First writer wins. Who rides on the
 -- run of one that ends so goes on without it.
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code, running}...}; `running`: it ends in the middle of its run as well,
---   and its worker hears of that when it renews. Any code but cancelled does so.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code, running, told, used}...}; `running`: it ends in the middle of its run
+--   as well, and its worker hears of that when it renews. Any code but cancelled does so. `told`: its client has this code
+--   for an answer, so that an end that was noted meanwhile is revoked. `used`: tokens of a stream that were delivered, else 0.
 -- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
--- include: prelude, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, row, replays, repaying, revoking, ending, batch, retry_budget, same, riders, sharing
 local out = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code, row = request[1], request[2], read(request[1])
-  local batch = NO_BATCH
+  local batch, used, revoked = NO_BATCH, request[5] or 0, nil
   if open(row) and (row[STATE] ~= 'processing' or code ~= 'cancelled' or request[3]) then
     if row[STATE] == 'processing' then
       local found = load_batch(row[BATCH]) or NO_BATCH
       batch = {id = row[BATCH], size = 0, worker = '', state = found.state, losses = found.losses, formed = found.formed}
       leave(id, row)
     end
-    close(id, row, 'failed', code, batch, NO_RUN)
+    close(id, row, 'failed', code, batch, used > 0 and {-1, used, 0, cmsgpack.pack(-1, used, '', '', 0, 'stop')} or NO_RUN)
+  elseif request[4] and row[STATE] then
+    revoked = revoke(id, row, code, used)
+    if revoked then call('LPUSH', P .. 'outbox', cmsgpack.pack({revoked})) end
   elseif not row[STATE] and code ~= 'cancelled' then
     -- An admission that is still under way must find this one ended: its client has been answered.
     redis.call('HSET', P .. 'request:' .. id, 'state', 'failed', 'code', code)
@@ -24,6 +28,7 @@ for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   end
   out[i] = redis.call('HGET', P .. 'request:' .. id, 'reply') or ''
 end
+repay_all()
 mail = {} -- the caller is the one who waits: it has its answers in hand
 flush()
 return out

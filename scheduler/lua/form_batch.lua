@@ -19,7 +19,6 @@ local function seat(tier, ids)
   end
   local list = P .. 'inflight:' .. tier .. ':' .. id
   call('LPUSH', list, unpack(ids))
-  call('PEXPIRE', list, keep_ms)
   used[#used + 1], size = tier, size + #ids
 end
 
@@ -38,7 +37,7 @@ if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_
 end
 if size > 0 then
   call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
-  call('PEXPIRE', P .. 'batch:' .. id, keep_ms)
+  keep({id = id, tiers = used, last = latest}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
   call('RPUSH', P .. 'batch_queue', id) -- the tail: a retried batch stands at the head
 end

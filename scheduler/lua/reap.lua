@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- reap: batches whose lease ran out. Never claimed: renewed while it stands in line, pushed again when it was popped
+-- reap: batches whose lease ran out. Never claimed: renewed, with the time that its keys live, while it stands in line, pushed again when it was popped
 -- and lost, neither costs an attempt. Claimed: its worker is lost, and its members are retried or ended.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 least ms left for a retry, 5 lease ms,
 --   6 ms between passes, 7 ms that a batch is kept.
@@ -34,12 +34,14 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'LIM
     unknown = unknown + 1
   elseif batch.state == 'running' and stood_still then
     lease(batch, rule.lease_ms)
+    keep(batch, rule.keep_ms)
     renewed = renewed + 1
   elseif batch.state == 'running' then
     retry(batch, 'worker_lost', rule)
     retried = retried + 1
   elseif still_wanted(batch) then
     lease(batch, rule.lease_ms)
+    keep(batch, rule.keep_ms)
     if redis.call('LPOS', P .. 'batch_queue', id) then renewed = renewed + 1
     else
       redis.call('LPUSH', P .. 'batch_queue', id)

@@ -180,6 +180,7 @@ async def test_pools_do_not_see_each_other(pool: Pool) -> None:
         "gateway:g1",
         "gateways",
         "epoch",
+        "epoch_run",
         "rl:customer:customer",
         "rl:leases:customer",
     }

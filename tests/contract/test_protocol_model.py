@@ -66,7 +66,7 @@ BUGS = {
     "an_end_keeps_its_lease": (ALL[2:], "  repay(id, row, p, state, code, run[USED])\n", ""),
     "adopt_keeps_the_lease": (["adopt"], "    repay(id, row, p, told[2], told[3], -1)\n", ""),
     "our_failures_are_charged": (ALL[2:], "b.windows[w] = (b.windows[w] or 0) + 1", ""),
-    "who_left_is_paid_back": (ALL[2:], "cancelled = true}", "}"),
+    "who_left_is_paid_back": (ALL[2:], "invalid_request = true, cancelled = true}", "invalid_request = true}"),
     "a_key_runs_twice": (["admit"], "then return 'in_progress', row[1] end", "then return nil end"),
     "adopt_leaves_it_in_flight": (["adopt"], "then leave(id, row) end", "then end"),
     "adopt_overwrites": (["adopt"], "if open(row) then", "if row[STATE] then"),

@@ -212,18 +212,20 @@ async def test_a_ready_batch_that_is_left_empty_goes(pool: Pool, *, popped: bool
 
 
 async def test_an_end_that_stands_is_not_overwritten(pool: Pool) -> None:
-    """Redis had the end already: first writer wins here, and the auditor gets the pair to judge by itself."""
+    """Redis had the end already, and the client was told it or nothing: first writer wins, and the auditor gets the pair."""
     claimed = await pool.running(1)
     request_id = claimed.requests[0].id
     await pool.batches.finish("b1", "token", [done(request_id)])
 
-    assert await pool.adoption.adopt([pair(request_id, "failed", "deadline_exceeded")]) == 0
+    begun, end = pair(request_id, "failed", "deadline_exceeded")
+    untold = msgspec.structs.replace(end, delivered=False)
+    assert await pool.adoption.adopt([(begun, untold)]) == 0
 
     (reply,) = await pool.results.fetch([request_id])
     assert reply is not None
     assert reply.state == "completed"
     _, ended = await pool.audit()
-    assert [(e.state, e.delivered) for e in ended] == [("completed", False), ("failed", True)]
+    assert [(e.state, e.delivered) for e in ended] == [("completed", False), ("failed", False)]
 
 
 async def test_adopting_twice_is_adopting_once(pool: Pool) -> None:

@@ -105,7 +105,7 @@ async def test_parts_keep_their_tiers(pool: Pool) -> None:
     leases = await pool.client.zrange(pool.keys.leases, 0, -1)
     assert sorted(leases) == [b"b1.1", b"b1.2"]
     for key in [*await pool.inflight(), pool.keys.batch("b1.1"), pool.keys.batch("b1.2")]:
-        assert 0 < await pool.client.pttl(key) <= BATCH_KEEP_MS
+        assert 0 < await pool.client.pttl(key) <= BATCH_KEEP_MS + 4000
     assert await pool.client.exists(pool.keys.batch("b1")) == 0
 
 

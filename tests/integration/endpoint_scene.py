@@ -21,6 +21,8 @@ class Reader:
         self.heard = ""
         self._leaves_after = leaves_after
 
+    late = False
+
     @property
     def gone(self) -> bool:
         return len(self.heard) >= self._leaves_after

@@ -144,6 +144,7 @@ class TestWorker:
         self.presence = Presence(client, keys)
         self.answerer = answerer
         self.hold = False
+        self.most = 32  # A batch.
         self.direct = ""  # The address of its direct endpoint.
         self.seen: list[str] = []
         self._client = client
@@ -167,7 +168,7 @@ class TestWorker:
     async def turn(self) -> None:
         """Form, claim and finish one batch."""
         self._count += 1
-        await self.batches.form(f"batch-{self._count}", [(name, 32) for name in TIERS], 1, TIERS)
+        await self.batches.form(f"batch-{self._count}", [(name, self.most) for name in TIERS], 1, TIERS)
         popped: bytes | None = await self._client.lpop(self._keys.batch_queue)  # type: ignore[assignment]
         claimed = await self.batches.claim(popped.decode(), "worker-1", f"token-{self._count}") if popped else None
         if claimed is not None and claimed.requests:

@@ -52,11 +52,12 @@ def splits(kinds: Sequence[str]) -> Iterator[list[Sequence[str]]]:
 
 
 def standing(kinds: Sequence[str]) -> str | None:
-    """The rule, in words: the first end stands, but a told result beats a failure that nobody was told."""
+    """The rule, in words: the first end stands, but another one that a client was told beats one that nobody was told."""
     ends = [kind for kind in kinds if kind != "accepted"]
     if not ends:
         return None
-    return "told" if ends[0] == "failed" and "told" in ends else ends[0]
+    other = {"failed": "told", "completed": "told failure"}.get(ends[0], "")
+    return other if other in ends else ends[0]
 
 
 def record(kind: str, request_id: str) -> Record:

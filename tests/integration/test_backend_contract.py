@@ -23,6 +23,8 @@ class Reader:
         self.pieces: list[tuple[int, str]] = []
         self._patience = patience
 
+    late = False
+
     @property
     def gone(self) -> bool:
         return len(self.pieces) >= self._patience

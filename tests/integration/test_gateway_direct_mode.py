@@ -130,6 +130,36 @@ async def test_a_silent_worker_costs_a_second(client: Redis, redis_url: str, out
         assert {metadata["batch_size"] for metadata in second} <= {1}
 
 
+async def test_a_model_that_hangs_costs_an_attempt(
+    client: Redis, redis_url: str, outage: Outage, tmp_path: Path
+) -> None:
+    """The worker says `gpu_timeout` with seconds left: the request is run again, by another worker or the same one; one
+    whose model always hangs ends so after the third time.
+    """
+
+    def hung(item: DirectItem) -> Outcome:
+        return Outcome(item.id, "gpu_timeout", -1.0, 0, "", "")
+
+    async with endpoints("serve") as (door,), direct_stack(client, redis_url, tmp_path, [door]) as stack:
+        outage.begin()
+        await stack.infer(tier_name="enterprise")
+        hangs = [2]
+
+        def sometimes(item: DirectItem) -> Outcome:
+            hangs[0] -= 1
+            return hung(item) if hangs[0] >= 0 else reverse(item)
+
+        door.serve = sometimes
+        status, document, _ = await stack.infer({"input": "abc"})
+        assert (status, document["output"], document["metadata"]["attempts"]) == (200, "cba", 3)
+
+        door.serve = hung
+        before = len(door.batches)
+        status, document, _ = await stack.infer({"input": "abc"})
+        assert (status, document["error"]["code"]) == (504, "gpu_timeout")
+        assert len(door.batches) - before == 3
+
+
 async def test_workers_that_all_hang_up_cost_three_attempts_and_then_it_fails_fast(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:

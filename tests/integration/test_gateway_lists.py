@@ -8,6 +8,7 @@ from eventually import eventually
 from gateway.limits import LiveLimits
 from integration.gateway_fixtures import Stack, reverse
 from integration.openai_fixtures import caller, stack
+from pool import Pool
 from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
@@ -97,6 +98,39 @@ async def test_one_that_fails_is_the_answer(stack: Stack, caller: openai.AsyncOp
     assert caught.value.code == "poison_request"
     await eventually(lambda: len(stack.gateway.waiters) == 0, "nobody waits")
     assert await client.llen(Keys().queue("free")) == 0
+
+
+@pytest.mark.parametrize("lost_first", [True, False])
+async def test_a_list_that_fails_by_our_fault_costs_nothing(
+    stack: Stack, caller: openai.AsyncOpenAI, client: Redis, pool: Pool, *, lost_first: bool
+) -> None:
+    """One member is lost with its worker: the client gets a 503 for all of them, so all are given back, those too that
+    completed or still waited; each row says that code, and none that the client had left.
+    """
+    stack.catalog.set(key={"quotas": (("1day", 10),)})
+
+    def lost(member: ClaimedRequest) -> Outcome:
+        bad = decode_payload(member.body).input == "bad"
+        return Outcome(member.id, ErrorCode.WORKER_LOST, 1.5, 0, "v1", "") if bad else reverse(member)
+
+    stack.worker.answerer = lost
+    stack.worker.most = 2
+
+    with pytest.raises(openai.InternalServerError) as caught:
+        await caller.completions.create(model="tiny", prompt=["bad", "a", "b"] if lost_first else ["a", "b", "bad"])
+
+    assert caught.value.code == "worker_lost"
+
+    async def told() -> bool:
+        ends = {end.id: end for end in (await pool.audit())[1]}
+        return [end.error_code for end in ends.values()] == ["worker_lost"] * 3
+
+    await eventually(told, "each row says what the client was told")
+    assert await client.hget("rl:customer:customer-free", "q:1day") is not None
+    spent = await client.hget("rl:customer:customer-free", "q:1day")
+    assert spent.split()[1] == b"0"
+    assert await client.zcard("rl:leases:customer-free") == 0
+    assert len(stack.gateway.waiters) == 0
 
 
 async def test_a_client_that_leaves_ends_the_whole_list(

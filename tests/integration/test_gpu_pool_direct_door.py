@@ -4,16 +4,22 @@ import asyncio
 import pickle
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from eventually import eventually
 from gpu_pool import direct_endpoint
-from gpu_pool.worker import Worker
+from gpu_pool.worker import Worker, WorkerConfig
 from integration.gpu_pool_direct import TOKEN, DirectClient, StartHere, item, start_here, told
 from scheduler import direct
-from scheduler.direct import HEADER, DirectBatch, Hello, Welcome, pack
+from scheduler.connections import command_client
+from scheduler.direct import HEADER, DirectBatch, Hello, Welcome, direct_token, pack
 from scheduler.errors import StartError
+from scheduler.keys import Keys
+from scheduler.presence import Presence
+from stack import free_port
+from tierlane.embedded.redis_server import EmbeddedRedis
 
 __all__ = ["start_here"]
 
@@ -174,12 +180,78 @@ async def test_a_port_that_is_taken_stops_the_worker(start_here: StartHere) -> N
 
 
 @pytest.mark.parametrize(
-    ("host", "announced"),
-    [("127.0.0.1", "127.0.0.1:7"), ("::1", "[::1]:7"), ("0.0.0.0", f"{socket.gethostname()}:7")],
+    ("changes", "local_host", "named", "announced"),
+    [
+        ({"direct_host": "127.0.0.1"}, "10.0.0.7", "gpu-1", "127.0.0.1:7"),
+        ({"direct_host": "::1"}, "10.0.0.7", "gpu-1", "[::1]:7"),
+        ({"direct_host": "0.0.0.0"}, "10.0.0.7", "gpu-1", "10.0.0.7:7"),  # From where Redis is reached.
+        ({"direct_host": "::"}, "fd00::7", "gpu-1", "[fd00::7]:7"),
+        ({"direct_host": "0.0.0.0"}, "127.0.0.1", "gpu-1", "gpu-1:7"),  # A Redis of this host says nothing of others.
+        ({"direct_host": "0.0.0.0"}, "127.0.0.1", "", "127.0.0.1:7"),
+        ({"direct_host": "0.0.0.0"}, "", "", "127.0.0.1:7"),
+        ({"direct_host": "0.0.0.0", "direct_advertise": "gpu.example"}, "10.0.0.7", "gpu-1", "gpu.example:7"),
+        ({"direct_host": "0.0.0.0", "direct_advertise": "fd00::8"}, "10.0.0.7", "gpu-1", "[fd00::8]:7"),
+    ],
 )
-def test_the_announced_address_can_be_connected_to(host: str, announced: str) -> None:
-    """Brackets for IPv6; the host's name where the worker listens on every address."""
-    assert direct_endpoint._announced(host, 7) == announced
+def test_the_announced_address_can_be_connected_to(
+    changes: dict[str, str], local_host: str, named: str, announced: str
+) -> None:
+    """Brackets for IPv6; where the worker listens on every address, the one from which it reaches Redis."""
+    config = WorkerConfig("redis://r", "w1", **changes)  # type: ignore[arg-type]
+
+    assert direct_endpoint.announced(config, 7, local_host, named) == announced
+
+
+async def test_the_local_end_of_the_connection_to_redis_is_known(tmp_path: Path) -> None:
+    """Over TCP it is an address; over a Unix socket, or before there is a connection, nothing."""
+    port = free_port()
+    server = EmbeddedRedis(tmp_path, tmp_path / "socket", ephemeral=True, extra_args=("--port", str(port)))
+    await server.start()
+    found = []
+    for url in (f"redis://127.0.0.1:{port}", server.url):
+        client = command_client(url, 5.0)
+        presence = Presence(client, Keys())
+        found.append(presence.local_host())
+        await presence.census()
+        found.append(presence.local_host())
+        await client.aclose()
+    await server.stop()
+
+    assert found == ["", "127.0.0.1", "", ""]
+
+
+DERIVED = direct_token(TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "let_in", "kept_out"),
+    [
+        ({"service_token": "", "direct_token": DERIVED}, [DERIVED], [TOKEN, "", DERIVED[:-1]]),
+        ({"service_token": TOKEN}, [TOKEN, DERIVED], [""]),  # A worker of an older deployment knows both.
+    ],
+)
+async def test_a_worker_needs_the_direct_token_alone(
+    start_here: StartHere, changes: dict[str, str], let_in: list[str], kept_out: list[str]
+) -> None:
+    """It does not hold the service token, and does not take it; one that still has it lets old gateways in."""
+    worker = await start_here(**changes)
+    for token in (*let_in, *kept_out):
+        client = await DirectClient.open(worker)
+        client.send(Hello("g1", token))
+        if token in let_in:
+            assert isinstance(await client.receive(), Welcome)
+        else:
+            assert await client.closed()
+
+    assert worker._endpoint.refused == len(kept_out)
+
+
+def test_the_direct_token_is_what_openssl_prints() -> None:
+    """Printf 'tierlane direct 1' | openssl dgst -sha256 -hmac <service token>, as docs/deploy.md says."""
+    assert direct_token("a-token-for-development") == (
+        "7d734418df09110ab8b2ddbc95d1506f31952b4384ff9b9c390ed4bb5d07f31d"
+    )
+    assert direct_token("") == ""
 
 
 async def test_the_same_batch_may_come_twice_at_once(start_here: StartHere) -> None:

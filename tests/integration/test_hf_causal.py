@@ -21,7 +21,7 @@ MIXED = ["", "Once", "What happens when the queue is full?", SENTENCES[2], "Once
 class Reader:
     """A listener that stays."""
 
-    gone = False
+    gone = late = False
 
     def __init__(self) -> None:
         self.text = ""

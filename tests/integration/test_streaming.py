@@ -7,11 +7,13 @@ from typing import Any
 
 import openai
 import pytest
+from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.gateway_fixtures import Stack
+from integration.gateway_fixtures import Stack, openai_client, running_stack
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
-from integration.streaming_fixtures import WHOLE, Scene, caller, first, reading, scene, stack, texts
+from integration.streaming_fixtures import WHOLE, Scene, caller, first, reading, scene, scheduling, stack, texts
+from pool import Pool
 
 __all__ = ["caller", "faulty_models", "scene", "stack", "start_worker"]
 
@@ -188,3 +190,36 @@ async def test_a_fault_of_the_model_ends_the_stream_with_its_code(scene: Scene, 
 def kill(pid: int) -> None:
     """As power loss would."""
     os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_stream_that_runs_out_of_time_is_charged_and_its_model_lives(
+    client: Redis, redis_url: str, scene: Scene, pool: Pool
+) -> None:
+    """Longer than any run of a batch may be, it is ended by its own deadline: what was delivered counts against quota and
+    tokens, the row says how many, and the model process goes on with the next.
+    """
+    async with (
+        running_stack(client, redis_url, total_ms=2500) as stack,
+        scheduling(client),
+        openai_client(stack) as asks,
+    ):
+        stack.worker.hold = True
+        stack.catalog.set(key={"quotas": (("1day", 5),), "tokens_per_minute": 1000.0})
+        worker = await scene.worker(gpu_timeout_ms=600)
+        model = worker.model_pid
+        scene.allow(3)
+
+        with pytest.raises(openai.APIError) as caught:
+            await texts(await reading(asks))
+
+        assert caught.value.code == "deadline_exceeded"
+        assert await scene.end() == ("failed", "deadline_exceeded")
+        ((end,), (spent, budget)) = (
+            (await pool.audit())[1],
+            await client.hmget("rl:customer:customer-free", "q:1day", "budget"),
+        )
+        assert spent.split()[1] == b"1"
+        assert end.tokens_used == 2  # "go" and "0 1 2 ", in fours of bytes
+        assert float(budget) <= 1000 - end.tokens_used
+        await eventually(lambda: scene.model_was_told, "the model has heard that its time is over")
+        assert worker.model_pid == model

@@ -194,10 +194,10 @@ TOLD_FAILURE = changed(EXPIRED, error_code="no_capacity", mode="direct", deliver
     [
         (COMPLETED, EXPIRED, COMPLETED),
         (COMPLETED, TOLD, COMPLETED),
-        (COMPLETED, TOLD_FAILURE, COMPLETED),
+        (COMPLETED, TOLD_FAILURE, TOLD_FAILURE),  # another answer was given to the client
         (EXPIRED, COMPLETED, EXPIRED),
-        (EXPIRED, TOLD_FAILURE, EXPIRED),
-        (EXPIRED, TOLD, TOLD),  # the one exception: a result was given to the client
+        (EXPIRED, TOLD_FAILURE, TOLD_FAILURE),
+        (EXPIRED, TOLD, TOLD),  # the same
         (TOLD, EXPIRED, TOLD),
         (TOLD, COMPLETED, TOLD),
         (TOLD, TOLD_FAILURE, TOLD),
@@ -207,7 +207,7 @@ TOLD_FAILURE = changed(EXPIRED, error_code="no_capacity", mode="direct", deliver
     ],
 )
 def test_of_two_ends_the_first_stands(first: Ended, second: Ended, stands: Ended) -> None:
-    """Unless the client was given a result, and the failure before it was told to nobody. Replays change nothing."""
+    """Unless the client was given another answer, and the end before it was told to nobody. Replays change nothing."""
     for order in ([ACCEPTED, first, second], [first, ACCEPTED, first, second, first, ACCEPTED]):
         folded = fold(order)
         assert (folded.accepted, folded.ended, folded.letters) == ({ID: ACCEPTED}, {ID: stands}, {})
@@ -215,14 +215,15 @@ def test_of_two_ends_the_first_stands(first: Ended, second: Ended, stands: Ended
 
 
 def test_a_told_result_behind_a_result_is_kept_for_what_the_table_may_hold() -> None:
-    """An earlier batch may have left a failure, which only what the client was told outweighs."""
+    """An earlier batch may have left another end, which only what the client was told outweighs."""
 
     def told(*records: Record) -> tuple[dict[str, Ended], dict[str, Ended]]:
         folded = fold(records)
         return folded.ended, folded.told
 
     assert told(COMPLETED, TOLD, TOLD, ACCEPTED) == ({ID: COMPLETED}, {ID: TOLD})
-    assert told(COMPLETED, TOLD_FAILURE) == ({ID: COMPLETED}, {})
+    assert told(COMPLETED, TOLD_FAILURE) == ({ID: TOLD_FAILURE}, {})
+    assert told(TOLD_FAILURE, COMPLETED) == ({ID: TOLD_FAILURE}, {})
     assert told(TOLD, TOLD) == ({ID: TOLD}, {})
 
 

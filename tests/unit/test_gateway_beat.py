@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from gateway.beat import Beat
-from gateway.limits import HOLD_S, LiveLimits
+from gateway.limits import HOLD_S, REFILL_S, LiveLimits
 from gateway.meter import Meter
 from ledger.snapshot import Model, Snapshot, Tier
 from scheduler.errors import RedisUnavailable
@@ -29,17 +31,19 @@ class Pool:
         self.told: list[GatewayStats] = []
         self.refusals: list[Refusal] = []
         self.away = False
+        self.epoch_us = 7
+        self.workers = [WORKER]
 
     async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply:
         if self.away:
             raise RedisUnavailable("no answer")
         self.told.append(stats)
         self.refusals += refusals
-        return BeatReply(7, 0.5)
+        return BeatReply(self.epoch_us, 0.5)
 
     async def observe(self, tiers: Sequence[str]) -> Observation:
         assert list(tiers) == ["enterprise", "free"]
-        return Observation(5000, {}, [WORKER], self.told[-1:], 0, 0, 0, 0)
+        return Observation(5000, {}, self.workers, self.told[-1:], 0, 0, 0, 0)
 
 
 class Listener:
@@ -113,3 +117,39 @@ async def test_a_missed_beat_holds_the_limits_then_falls_to_the_floor() -> None:
     pool.away = False
     await beat.beat()
     assert beat.redis_problem is None
+
+
+async def test_a_redis_that_was_emptied_does_not_lower_the_capacity() -> None:
+    """It knows its workers again one by one: the capacity, and what it gives each tier, holds until all are back."""
+    beat, pool, limits, _, _, now = beating()
+    both = [WORKER, msgspec.structs.replace(WORKER, id="w2")]
+    pool.workers = both
+    await beat.beat()
+    whole = limits.capacity_rps
+
+    pool.epoch_us, seen = 8, []
+    for workers in ([], both[:1], both):
+        pool.workers = workers
+        now[0] += 0.25
+        await beat.beat()
+        seen.append((limits.capacity_rps, limits.healthy_gpus))
+
+    assert seen == [(whole, 2)] * 3
+
+
+async def test_a_worker_that_is_not_back_after_a_second_is_gone() -> None:
+    """What was known before is believed as long as a silent worker is; without a loss it is not believed at all."""
+    beat, pool, limits, _, _, now = beating()
+    pool.workers = [WORKER, msgspec.structs.replace(WORKER, id="w2")]
+    await beat.beat()
+    pool.epoch_us, pool.workers = 8, [WORKER]
+    await beat.beat()
+    assert limits.healthy_gpus == 2
+
+    now[0] += REFILL_S
+    await beat.beat()
+    assert limits.healthy_gpus == 1
+
+    pool.workers = []
+    await beat.beat()
+    assert limits.healthy_gpus == 0

@@ -218,7 +218,8 @@ async def test_an_acceptance_after_the_answer_is_cancelled() -> None:
     await end_all([task])
     await cancels.flush()
 
-    assert redis.cancelled == [[("answered", ErrorCode.CANCELLED)]]
+    assert redis.cancelled == [[("answered", ErrorCode.DEADLINE_EXCEEDED)]]
+    assert redis.told == ["answered"]
 
 
 async def test_a_client_that_left_during_admission_is_cancelled_after_it() -> None:
@@ -331,6 +332,27 @@ async def test_a_silent_redis_does_not_hold_the_504() -> None:
     redis.gate.set()
     await settled()
     assert (len(cancels), sweep.overrun) == (1, 1)
+
+
+async def test_redis_is_told_of_a_504_that_it_did_not_confirm() -> None:
+    """A finish that lands at this moment must not leave a row that says `completed`: the answer was sent."""
+    redis = FakeRedis()
+    sweep, waiters, cancels = sweeping(redis)
+    late = waiter("late")
+    late.sent = True
+    waiters.add(late)
+    redis.gate.clear()
+    redis.standing["late"] = reply("late")
+
+    sweep.sweep(4.0)
+    await settled()
+    sweep.sweep(4.0 + GRACE_S)
+    redis.gate.set()
+    await settled()
+    await cancels.flush()
+
+    assert await late.future is ErrorCode.DEADLINE_EXCEEDED
+    assert redis.told == ["late"]
 
 
 async def test_after_standing_still_the_result_is_asked_for_before_the_504() -> None:

@@ -1,13 +1,20 @@
 """From the time that requests have left to the moment at which a backend may end them: before their process is ended."""
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
 
 import pytest
 
 from gpu_pool.backend import Item, ItemResult, Listener
-from gpu_pool.deadlines import deadlines
+from gpu_pool.deadlines import deadlines, stream_deadlines
 from gpu_pool.frames import Run
+from gpu_pool.function import FunctionBackend
 from gpu_pool.inputs import run_readable
+from gpu_pool.listeners import Listeners
+from gpu_pool.stepwise import Tell
+from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
 
 BODY = encode_payload(Payload("m", "hello", {}))
@@ -37,10 +44,102 @@ def test_each_item_gets_its_own_deadline() -> None:
         seen.extend(items)  # type: ignore[call-overload]
         return [ItemResult("x")] * 2
 
-    def nobody(_place: int, _stream: str) -> Listener:
+    def nobody(_place: int, _stream: str, _until: float) -> Listener:
         raise AssertionError
 
     run_readable([BODY, b"junk", BODY], run, nobody, [1.0, 2.0, 3.0])
     run_readable([BODY], run, nobody)
 
     assert [item.until for item in seen] == [1.0, 3.0, math.inf]
+
+
+STREAM = encode_payload(Payload("m", "hello", {}, stream="g1 0123456789abcdef"))
+
+
+class Reader:
+    """A listener whose stream's time is over, or not."""
+
+    def __init__(self, until: float, *, late: bool) -> None:
+        self.until = until
+        self.late = self.gone = late
+
+    def say(self, offset: int, text: str) -> None:
+        raise AssertionError
+
+
+def test_a_stream_is_bounded_by_its_own_time() -> None:
+    """Not by the longest run of a batch: the model is not ended for one that it writes for longer."""
+    run = Run(1, 3000, [STREAM, BODY], [9000, 9000])
+    seen: list[Item] = []
+
+    def answered(items: Sequence[Item]) -> list[ItemResult]:
+        seen.extend(items)
+        return [ItemResult("x")] * 2
+
+    run_readable(
+        run.bodies,
+        answered,
+        lambda _place, _stream, until: Reader(until, late=False),
+        deadlines(run, 100.0),
+        stream_deadlines(run, 100.0),
+    )
+
+    assert [item.until for item in seen] == pytest.approx([108.9, 102.85])
+    assert cast("Reader", seen[0].listener).until == pytest.approx(108.9)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (ItemResult("what was sent", 7), (ErrorCode.DEADLINE_EXCEEDED, 7)),
+        (ItemResult("a model that counts nothing", 0), (ErrorCode.DEADLINE_EXCEEDED, 8)),  # (5 + 27) / 4
+        (ItemResult("", 7), (ErrorCode.DEADLINE_EXCEEDED, 0)),  # Nothing was sent, so nothing is charged.
+        (ItemResult("", 0, ErrorCode.POISON_REQUEST), (ErrorCode.POISON_REQUEST, 0)),
+    ],
+)
+def test_a_stream_that_ran_out_of_time_says_what_it_used(result: ItemResult, expected: tuple[str, int]) -> None:
+    """It is a failure, but what was delivered is the client's."""
+    (ended,) = run_readable([STREAM], lambda _: [result], lambda _place, _stream, until: Reader(until, late=True))
+
+    assert (ended.error_code, ended.tokens_used) == expected
+
+
+def test_a_listener_is_late_once_its_time_is_over() -> None:
+    """Only where the item has no end by then, which is when a backend asks, and where its client is still there."""
+    now = [1.0]
+    listeners = Listeners(lambda _: None, lambda: now[0])
+    listeners.begin(1)
+    stays, leaves = listeners.listen(0, "g n", 2.0), listeners.listen(1, "g n", 2.0)
+    assert not stays.gone
+    listeners.drop(1, [1])
+    now[0] = 2.0
+
+    assert (stays.gone, stays.late) == (True, True)
+    assert (leaves.gone, leaves.late) == (True, False)
+
+
+def test_a_model_that_goes_on_for_nobody_is_ended() -> None:
+    """Its `tell` raises once no text is wanted, past handlers of errors; what was told is the answer."""
+    reader = Reader(1.0, late=False)
+    heard: list[str] = []
+    reader.say = lambda _offset, text: heard.append(text)  # type: ignore[method-assign]
+
+    class Stubborn:
+        def predict(self, texts: list[str]) -> list[str]:
+            raise AssertionError
+
+        def generate(self, texts: list[str], tell: Tell) -> list[str]:
+            with suppress(Exception):
+                tell(["a"])
+                reader.gone = reader.late = True
+                while True:
+                    tell(["b"])
+            raise AssertionError
+
+    backend = FunctionBackend("m:Stubborn", Stubborn)
+    backend.load()
+
+    assert backend.run([Item("hello", listener=reader)], lambda: None) == [
+        ItemResult("ab")
+    ]  # "b" brought the news, and the next one the end
+    backend.close()

@@ -22,7 +22,7 @@ CHAT = Item(encode_messages([Message("developer", "Be brief."), Message("user", 
 class Reader:
     """A listener that nobody tells anything."""
 
-    gone = False
+    gone = late = False
 
     def say(self, offset: int, text: str) -> None:
         raise AssertionError

@@ -20,7 +20,7 @@ class Ears:
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, str]] = []
-        self.gone = False
+        self.gone = self.late = False
 
     def say(self, offset: int, text: str) -> None:
         self.heard.append((offset, text))

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_pool.frames import Done
-from gpu_pool.model_handle import ModelProcess
+from gpu_pool.model_handle import Hear, ModelProcess, hear_nothing
 from gpu_pool.standstill import GAP_S
 from gpu_pool.watchdog import ModelHung, run_watched
 from scheduler.errors import TierlaneError
@@ -21,10 +21,12 @@ class Model:
 
     def __init__(self) -> None:
         self.progress_at = 0.0
+        self.hear: Hear = hear_nothing
         self.answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self.given_up: list[TierlaneError] = []
 
-    async def run(self, *_: Any) -> Done:
+    async def run(self, _bodies: Any, _budget_ms: float, hear: Hear, *_: Any) -> Done:
+        self.hear = hear
         return await self.answer
 
     def give_up(self, error: TierlaneError) -> None:
@@ -64,3 +66,45 @@ async def test_who_hangs_is_given_up_all_the_same() -> None:
         await running
 
     assert len(model.given_up) == 1
+
+
+async def stepping(model: Model, running: "asyncio.Task[Done]", seconds: float, *, streams: bool) -> None:
+    """The model shows progress for so long, and in streams where that is said."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not running.done():
+        model.progress_at = time.monotonic()
+        if streams:
+            model.hear([])
+        await asyncio.sleep(CAP_MS / 5000)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_streams_are_bounded_by_their_deadlines(streams: bool) -> None:
+    """A model that writes streams, step by step, is not killed for the time of one run; without them it is."""
+    model = Model()
+    process = cast("ModelProcess", model)
+    running = asyncio.create_task(
+        run_watched(process, [b"x"], cap_ms=CAP_MS, timeout_ms=2 * CAP_MS, budget_ms=CAP_MS, left_ms=[30 * int(CAP_MS)])
+    )
+    await asyncio.sleep(0)
+    await stepping(model, running, 4 * CAP_MS / 1000, streams=streams)
+    if streams:
+        model.answer.set_result(ANSWER)
+        assert await running is ANSWER
+    else:
+        with pytest.raises(ModelHung):
+            await running
+
+
+async def test_a_stream_past_its_deadline_ends_the_model() -> None:
+    """A model that shows progress and ends nothing is killed one cap after the last deadline."""
+    model = Model()
+    process = cast("ModelProcess", model)
+    running = asyncio.create_task(
+        run_watched(process, [b"x"], cap_ms=CAP_MS, timeout_ms=CAP_MS, budget_ms=CAP_MS, left_ms=[2 * int(CAP_MS)])
+    )
+    await asyncio.sleep(0)
+    await stepping(model, running, 5.0, streams=True)
+
+    with pytest.raises(ModelHung):
+        await running

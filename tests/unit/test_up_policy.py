@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from gpu_pool.model_launch import ModelLaunch
+from scheduler.direct import direct_token
 from tierlane.settings import Settings
 from tierlane.torch_threads import default_torch_threads
 from tierlane.up.backoff import Backoff
@@ -60,6 +62,39 @@ def test_secrets_reach_roles_by_environment_only() -> None:
     assert env["TIERLANE_SERVICE_TOKEN"] == "a-token-of-some-length"
     assert env["TIERLANE_REDIS_URL"] == "redis://:secret@host"
     assert "secret" not in " ".join(role_command("gateway"))
+
+
+def test_a_worker_gets_nothing_that_opens_more_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of others runs beside it: the token of direct calls, and neither the service token nor PostgreSQL."""
+    service, callback = "a-token-of-some-length", "whsec_" + "A" * 32
+    database = "postgresql+asyncpg://u:secret@host/db"
+    monkeypatch.setenv("TIERLANE_SERVICE_TOKEN", service)
+    monkeypatch.setenv("TIERLANE_DATABASE_URL", database)
+    settings = Settings(service_token=SecretStr(service), database_url=database, callback_secret=SecretStr(callback))
+
+    env = RoleEnvironment(settings).for_role("worker", "worker-1", {"backend": "tiny"})
+
+    assert env["TIERLANE_DIRECT_TOKEN"] == direct_token(service)
+    assert not [name for name, text in env.items() if service in text or "secret@host" in text or callback in text]
+
+
+def test_a_model_process_gets_no_secret_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither our settings nor what opens a server by another name; what the model's own code needs stays."""
+    secrets = {
+        "TIERLANE_REDIS_URL": "redis://worker:canary@r",
+        "TIERLANE_DIRECT_TOKEN": "canary",
+        "PGPASSWORD": "canary",
+        "REDISCLI_AUTH": "canary",
+        "CACHE": "rediss://:canary@r",
+        "DATABASE_URL": "postgresql://u:canary@h/d",
+    }
+    for name, text in (secrets | {"HF_HOME": "/models"}).items():
+        monkeypatch.setenv(name, text)
+
+    env = ModelLaunch("tiny").environment()
+
+    assert "canary" not in " ".join(env.values())
+    assert env["HF_HOME"] == "/models"
 
 
 def test_roles_get_their_own_directory_and_workers_their_name() -> None:

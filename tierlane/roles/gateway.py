@@ -59,6 +59,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         gateway_id=f"gw-{uuid7().hex}",
         redis_url=settings.redis_url,
         service_token=settings.service_token.get_secret_value(),
+        direct_token=settings.direct_token.get_secret_value(),
         host=settings.host,
         port=settings.port,
         pool=settings.pool,

@@ -40,6 +40,8 @@ def run(settings: "Settings") -> int:
         gpu_timeout_ms=settings.gpu_timeout_ms,
         direct_host="" if settings.direct_host == "off" else settings.direct_host,
         direct_port=settings.direct_port,
+        direct_advertise=settings.direct_advertise,
+        direct_token=settings.direct_token.get_secret_value(),
         service_token=settings.service_token.get_secret_value(),
         endpoint=Access(**settings.endpoint_values),
     )

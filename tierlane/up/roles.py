@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import SecretStr
 
+from scheduler.direct import direct_token
 from tierlane.setting_texts import CONFIG_VARIABLE, UP, variable
 from tierlane.settings import Settings
 from tierlane.torch_threads import default_torch_threads
@@ -14,6 +15,9 @@ from tierlane.up.other_pools import parse_pools
 
 NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in UP)}
 """Variables that are about the stack: a worker of another pool would find its pool among the others."""
+
+NOT_A_WORKERS = {variable(setting) for setting in ("service_token", "database_url", "callback_secret")}
+"""Variables that a worker does not need, and that its model's code must not find."""
 
 Command = Callable[[str], list[str]]
 
@@ -41,7 +45,8 @@ class RoleEnvironment:
         """Return the environment of the process `name`; `other`: settings in which it differs."""
         env = {key: value for key, value in os.environ.items() if key not in NOT_A_ROLES}
         values = self._values(role, name) | dict(other or {})
-        if role == "worker":
+        if role == "worker":  # Code of others runs beside it.
+            env = {key: value for key, value in env.items() if key not in NOT_A_WORKERS}
             backend = str(values.get("backend", ""))
             values.setdefault("torch_threads", default_torch_threads(backend, self._workers()))
         env |= {variable(setting): _text(value) for setting, value in values.items()}
@@ -58,6 +63,9 @@ class RoleEnvironment:
         values["drain_ms"] = min(self.settings.drain_ms, DRAIN_MS)
         if role == "worker":
             values["worker_id"] = name
+            token = self.settings.service_token.get_secret_value()
+            values["direct_token"] = self.settings.direct_token.get_secret_value() or direct_token(token)
+            values = {setting: value for setting, value in values.items() if variable(setting) not in NOT_A_WORKERS}
         return values
 
     def _workers(self) -> int:

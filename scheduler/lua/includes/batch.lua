@@ -35,13 +35,17 @@ local function lease(batch, lease_ms)
   call('ZADD', P .. 'leases', now + lease_ms, batch.id)
 end
 
--- keep(batch, keep_ms): how long its keys outlive this moment, should everybody who cares for it be gone.
+-- keep(batch, keep_ms): how long its keys outlive this moment, or the deadline of each of its members (`batch.last`) where
+-- that is known, should no worker and no scheduler renew them. Never shortens what they have: a batch that ran out would
+-- leave its members without anybody who could run or end them.
 local function keep(batch, keep_ms)
-  call('PEXPIRE', P .. 'batch:' .. batch.id, keep_ms)
-  for _, tier in ipairs(batch.tiers) do call('PEXPIRE', P .. 'inflight:' .. tier .. ':' .. batch.id, keep_ms) end
+  local ms = math.max(0, (batch.last or now) - now) + keep_ms
+  outlive(P .. 'batch:' .. batch.id, ms)
+  for _, tier in ipairs(batch.tiers) do outlive(P .. 'inflight:' .. tier .. ':' .. batch.id, ms) end
 end
 
--- stand_first(batch, size, lease_ms, keep_ms): nobody's again, and the next that a worker takes. `batch` may be new.
+-- stand_first(batch, size, lease_ms, keep_ms): nobody's again, and the next that a worker takes. `batch` may be new, and
+-- then has `last`, the latest deadline of its members.
 local function stand_first(batch, size, lease_ms, keep_ms)
   call('HSET', P .. 'batch:' .. batch.id, 'state', 'formed', 'size', size, 'tiers', table.concat(batch.tiers, ' '),
     'losses', batch.losses, 'at', batch.formed or now, 'worker', '', 'token', '')

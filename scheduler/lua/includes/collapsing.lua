@@ -22,18 +22,18 @@ local function shares(g, rare)
   return how == 'cached' or how == 'rides'
 end
 
--- ride(leader, id, keep_ms): it ends when the leader does.
-local function ride(leader, id, keep_ms)
+-- ride(leader, id): it ends when the leader does. The list lives as long as the row of each that is in it.
+local function ride(leader, id)
   call('RPUSH', P .. 'riders:' .. leader, id)
-  call('PEXPIRE', P .. 'riders:' .. leader, keep_ms)
+  outlive(P .. 'riders:' .. leader, call('PTTL', P .. 'request:' .. id))
 end
 
--- lift(old, id, keep_ms): the leader waits in a lower tier: it rides from now on, as all do who rode on it. Its place in
+-- lift(old, id): the leader waits in a lower tier: it rides from now on, as all do who rode on it. Its place in
 -- the queue is dead, and passed over.
-local function lift(old, id, keep_ms)
+local function lift(old, id)
   if call('EXISTS', P .. 'riders:' .. old) == 1 then call('RENAME', P .. 'riders:' .. old, P .. 'riders:' .. id) end
   call('HSET', P .. 'request:' .. old, 'state', 'riding', 'lifted', 1)
-  ride(id, old, keep_ms)
+  ride(id, old)
 end
 
 -- join(g, o, ...) -> the reply of one that has ended already: how one enters that may share.
@@ -44,10 +44,10 @@ local function join(g, o, key, body, keep_ms, came, paid)
   if how == 'cached' then return answer_now(g, o, key, paid, what) end
   call('HSET', key, 'same', rare[5] .. ' ' .. string.format('%.0f', rare[6]) .. ' ' .. rare[7])
   hold_lease(g.customer, id, came + total_ms)
-  if how == 'rides' then return ride(what, id, total_ms + keep_ms) end
+  if how == 'rides' then return ride(what, id) end
   depth[g.tier.name] = depth[g.tier.name] + 1
   lead(rare[5], id, came + total_ms - now)
-  if how == 'lifts' then lift(what, id, total_ms + keep_ms) end
+  if how == 'lifts' then lift(what, id) end
 end
 
 -- take_in(g, o, key, body, keep_ms, came, paid) -> the reply of one that has ended already.

@@ -25,7 +25,7 @@ end
 local function hold(customer, value, fingerprint, id, life_ms, again)
   local key, row, ms = P .. 'idem:' .. value, P .. 'request:' .. id, math.max(replay_ms, life_ms)
   call('HSET', row, 'idem', value)
-  call('PEXPIRE', row, ms)
+  outlive(row, ms)
   holders[customer] = (holders[customer] or 0) + 1
   if again and call('EXISTS', key) == 1 then return end
   call('HSET', key, 'id', id, 'fp', fingerprint)

@@ -1,5 +1,6 @@
 -- joining: who leaves its tier queue for a batch (needs prelude, row, ending and owners; ARGV as form_batch has them).
 local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
+local latest = now -- the latest deadline of those that were taken
 local LOOKS = 4 -- a place: a heap of dead ids must not hold the server
 
 -- unfit(row) -> the error code that ends a queued request now, or nil where it may run.
@@ -29,7 +30,7 @@ local function take(tier, count, visit)
     for _, id in ipairs(ids) do
       local row = fit(id)
       if row then
-        left = left - 1
+        left, latest = left - 1, math.max(latest, row[DEADLINE])
         visit(id, row)
       end
     end

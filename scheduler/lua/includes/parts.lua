@@ -13,10 +13,11 @@ end
 local function split(batch, kept, count, rule)
   drop_batch(batch)
   for part = count, 1, -1 do
-    local piece, lists = {id = batch.id .. '.' .. part, tiers = {}, losses = batch.losses, formed = batch.formed}, {}
+    local piece, lists = {id = batch.id .. '.' .. part, tiers = {}, losses = batch.losses, formed = batch.formed, last = now}, {}
     local first, last = math.floor((part - 1) * #kept / count) + 1, math.floor(part * #kept / count)
     for i = first, last do
       local tier = kept[i].tier
+      piece.last = math.max(piece.last, kept[i].row[DEADLINE])
       if not lists[tier] then lists[tier], piece.tiers[#piece.tiers + 1] = P .. 'inflight:' .. tier .. ':' .. piece.id, tier end
       call('LPUSH', lists[tier], kept[i].id)
       call('HSET', P .. 'request:' .. kept[i].id, 'batch', piece.id)

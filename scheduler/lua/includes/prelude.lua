@@ -27,6 +27,11 @@ local function of_wrong_type(err)
   return string.find(err, 'WRONGTYPE', 1, true) and true or error(err)
 end
 
+-- outlive(key, ms): the key has at least so long to live from now on; a longer time is left as it is.
+local function outlive(key, ms)
+  if call('PTTL', key) < ms then call('PEXPIRE', key, math.ceil(ms)) end
+end
+
 -- array(parts): a msgpack array made of parts that are packed already.
 local function array(parts)
   local n = #parts

@@ -1,19 +1,24 @@
 -- repaying: at a request's end its lease goes, and what it was charged and did not use comes back (needs prelude and row).
 -- A failure of ours gives back everything: the request, its tokens, its part of each quota. One that is the client's own
--- (it left, or its input breaks the model) gives back nothing.
+-- (it left, or its input breaks the model) gives back nothing. What a stream had delivered when it ran out of time, or
+-- when its client left, is charged: the request, and the tokens used until then.
 local THEIRS = {poison_request = true, invalid_request = true, cancelled = true}
+local DELIVERED = {deadline_exceeded = true, cancelled = true} -- with tokens used: a part of a stream was delivered
 local MOST_USED = 100 -- times the estimate: a backend that counts nonsense does not shut a customer out for days
 local freed, back = {}, {}
 
+-- delivered(state, code, used): whether a part of a stream was.
+local function delivered(state, code, used) return state == 'failed' and used > 0 and DELIVERED[code] end
+
 -- repay(id, row, whose, state, code, used): `used` tokens: 0 or less where nobody counted them, and the estimate stands.
 local function repay(id, row, p, state, code, used)
-  local ids, completed = freed[p.customer], state == 'completed'
+  local ids, charged = freed[p.customer], state == 'completed' or delivered(state, code, used)
   if ids then ids[#ids + 1] = id else freed[p.customer] = {id} end
-  if p.paid == 'nothing' or (completed and used <= 0) or (state == 'failed' and THEIRS[code]) then return end
+  if p.paid == 'nothing' or (charged and used <= 0) or (not charged and THEIRS[code]) then return end
   local b = back[p.customer] or {requests = 0, tokens = 0, windows = {}, keys = {}}
   local tokens = p.paid == 'all' and tokens_of(row) or 0
   back[p.customer] = b
-  if completed then
+  if charged then
     if tokens > 0 then b.tokens = b.tokens + tokens - math.min(used, MOST_USED * tokens) end
     return
   end

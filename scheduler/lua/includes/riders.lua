@@ -24,7 +24,8 @@ end
 -- stand_in(id, row, losses): it runs in the leader's place, first in its tier; it waited in time, so that it may wait until
 -- its deadline. What lost workers before never joins fresh work: then it is a batch by itself.
 local function stand_in(id, row, losses)
-  local key, tier, env, batch = P .. 'request:' .. id, party(row).tier, row[ENV], {id = sub(id, 5), losses = losses}
+  local key, tier, env = P .. 'request:' .. id, party(row).tier, row[ENV]
+  local batch = {id = sub(id, 5), losses = losses, last = row[DEADLINE]}
   -- One that was lifted may have an old place still: with two of them it would run twice.
   if call('HDEL', key, 'lifted') == 1 then call('LREM', P .. 'queue:' .. tier, -1, id) end
   call('HSET', key, 'state', 'queued', 'env', sub(env, 1, 28) .. sub(env, 15, 27) .. sub(env, 42))
@@ -45,7 +46,7 @@ local function succeed(leader, hash, losses)
     stand_in(id, row, losses)
     local left = P .. 'riders:' .. leader
     if call('EXISTS', left) == 1 then call('RENAME', left, P .. 'riders:' .. id) end
-    if call('HEXISTS', P .. 'same:' .. hash, 'leader') == 0 then lead(hash, id, row[DEADLINE] - now) end
+    if call('EXISTS', P .. 'same:' .. hash) == 0 then lead(hash, id, row[DEADLINE] - now) end
     return true
   end)
 end

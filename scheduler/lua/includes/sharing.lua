@@ -28,7 +28,10 @@ local function bequeath(id, row, state, code, batch, run)
   if not left then return end
   if told then call('HSET', P .. 'request:' .. id, 'told', told) end
   call('ZADD', P .. 'sharing', now, id)
-  call('PEXPIRE', P .. 'sharing', OWING_KEEP_MS)
+  -- As long as any of them may be told: whoever tells them may be away for a while.
+  local kept_ms = math.max(OWING_KEEP_MS, call('PTTL', P .. 'riders:' .. id))
+  outlive(P .. 'sharing', kept_ms)
+  outlive(P .. 'request:' .. id, kept_ms)
   owing = true
 end
 
