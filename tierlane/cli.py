@@ -42,7 +42,7 @@ USAGE_ERROR = 2
 SWITCHES = frozenset({"ephemeral"})  # Settings whose flag takes no value.
 LOGGING = ("log_format", "log_level")
 UP_FLAGS = (
-    "port", "gateways", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", *LOGGING
+    "port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", *LOGGING
 )  # fmt: skip
 
 TOOLS = (
