@@ -23,6 +23,7 @@ from ledger.requests import RequestRow, find_request
 from ledger.usage import Usage, find_usage
 from scheduler.traces import Spans
 from tierlane.roles.log_output import configure_logs
+from tierlane.roles.pool_loops import stand_in
 from tierlane.roles.process import run_role
 from tierlane.roles.start_checks import check_database
 from tierlane.tracing.session import spans_of
@@ -38,6 +39,10 @@ DESK_STATEMENT_TIMEOUT_MS = 5000
 
 SPARE_FILES = 64
 """Beside the connections: servers, logs, the event loop."""
+
+SILENT_S = 1.0
+MISSED_PASSES = 3
+"""Without a pass of a scheduler for so long gateways do its work."""
 
 COLLECT_AFTER = (50_000, 20, 20)
 """Objects. Requests make no rings, and thousands of them wait: to look them over every 700 objects finds nothing."""
@@ -81,6 +86,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         drain_timeout_s=settings.drain_ms / 1000,
         scale=settings.scale_rules,
         jobs=_job_config(settings),
+        silent_s=max(SILENT_S, MISSED_PASSES * settings.reap_ms / 1000),
     )
 
 
@@ -127,6 +133,7 @@ async def _serve(settings: "Settings", name: str) -> int:
                 tokens=tokens_of(settings, catalog),
                 connect=functools.partial(_desk, settings),
                 traces=traces_of(settings, spans),
+                schedule=functools.partial(stand_in, settings, catalog),
             )
         finally:
             await catalog.stop()
