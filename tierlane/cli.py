@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from tierlane.settings import Settings
 
 USAGE_ERROR = 2
-SWITCHES = frozenset({"ephemeral"})  # Settings whose flag takes no value.
+SWITCHES = frozenset({"ephemeral", "replace"})  # Settings whose flag takes no value.
 LOGGING = ("log_format", "log_level")
 UP_FLAGS = (
-    "port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", *LOGGING
+    "port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", "replace",
+    *LOGGING,
 )  # fmt: skip
 
 TOOLS = (

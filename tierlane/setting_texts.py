@@ -237,6 +237,9 @@ UP = {
         "them.",
     ),
     "ephemeral": Text("false", "Keep nothing: the embedded servers use a temporary directory without fsync."),
+    "replace": Text(
+        "false", "End what a killed `tierlane up` left running on this data directory. Without it the user is asked."
+    ),
 }
 
 SECTIONS: dict[str, dict[str, Text]] = {

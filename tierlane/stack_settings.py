@@ -18,6 +18,7 @@ class StackSettings(BaseSettings):
     workers: Annotated[int, Field(ge=1, le=256)] = 2
     pools: str = ""
     ephemeral: bool = False
+    replace: bool = False
 
     @property
     def gateway_count(self) -> int:

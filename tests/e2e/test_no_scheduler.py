@@ -48,8 +48,11 @@ async def test_gateways_stand_in_for_a_scheduler_that_stands_still(tmp_path: Pat
         finally:
             os.kill(pid, signal.SIGCONT)
 
-        assert verdict(answers) == ALL_WELL, unwell(answers)
+        # A queue that nobody takes from may be shed; what was accepted is answered in time.
+        taken = [answer for answer in answers if answer.code != "shed_for_priority"]
+        assert verdict(taken) == ALL_WELL, unwell(taken)
+        assert len(taken) > 0.8 * len(answers)
         await stack.healthy(2)
         assert said(stack).count("no scheduler passes") == 2
         await eventually(lambda: said(stack).count("stands in no more") == 2, "both gateways stopped")
-        await one_row_each(stack, answers)
+        await one_row_each(stack, taken)

@@ -111,6 +111,35 @@ async def test_a_killed_leash_is_replaced(up: RunningUp) -> None:
     await eventually(lambda: not running(processes), f"the end of {processes}", 3.0)
 
 
+async def test_up_and_leash_killed_together_leave_what_the_next_up_names(up: RunningUp) -> None:
+    """The kernel ends every process that `up` started itself; what those had started is named, and ended with --replace."""
+    model = psutil.Process(up.pids()["worker-1-model"])
+    started = [each for each in up.all_processes() if each.pid != model.pid]
+    leash = _leash(up)
+    assert leash is not None
+
+    leash.kill()
+    up.process.kill()
+    up.process.wait()
+
+    await eventually(lambda: not running(started), f"the end of {started}", 3.0)
+    assert running([model])
+    refused = RunningUp(up.data_dir, 0, "workers=1")
+    assert await refused.ended(within_s=10.0) == 1
+    named = f"worker-1-model (pid {model.pid}) of an earlier `tierlane up` on {up.data_dir} still run"
+    assert f"cannot start: {named}: end them with `tierlane up --replace`" in refused.text
+    assert running([model])
+
+    again = RunningUp(up.data_dir, 0, "workers=1", "replace=true")
+    try:
+        await eventually(lambda: not running([model]), "it is ended")
+        await eventually(lambda: again.text.count("ready in") == 2, "the new stack is ready", 30.0)
+        assert await again.interrupt() == 0
+    finally:
+        again.process.kill()
+        again.process.wait()
+
+
 async def test_a_start_right_after_a_kill_works_on_the_same_data(up: RunningUp) -> None:
     """The next `up` waits until the leash has cleared away, recovers the servers' data, and has the same keys."""
     before = up.stack() or {}

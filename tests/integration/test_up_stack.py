@@ -119,7 +119,7 @@ async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, s
 
         assert await up.ended(within_s=10.0) == 1
 
-    assert f"Port {port} is in use" in up.text
+    assert re.search(rf"Port {port} is in use on 127\.0\.0\.1 by .*, pid {os.getpid()}: stop", up.text)
     assert not (tmp_path / "data" / "postgres").exists()
 
 
