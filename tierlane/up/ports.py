@@ -40,7 +40,7 @@ def _by(port: int) -> str:
         pids = {
             each.pid
             for each in psutil.net_connections("tcp")
-            if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
         }
         found = [f"{psutil.Process(pid).name()}, pid {pid}" for pid in sorted(filter(None, pids))]
         return f" by {'; '.join(found)}" if found else ""
