@@ -28,7 +28,18 @@ from tierlane.bench.stack_info import StackInfo, read_stack
 from tierlane.bench.tally import Silence, TierTally
 from tierlane.bench.wire import Response
 
-STACK = ("--backend", "simulated:50", "--workers", "2", "--max-batch-size", "64")
+STACK = (
+    "--gateways",
+    "1",
+    "--schedulers",
+    "1",
+    "--backend",
+    "simulated:50",
+    "--workers",
+    "2",
+    "--max-batch-size",
+    "64",
+)
 ROLES = ("gateway", "redis")
 CONNECTIONS = 64
 TIMEOUT_S = 10.0

@@ -6,7 +6,7 @@ tierlane=$1
 shift
 home=$(mktemp -d)
 # shellcheck disable=SC2086  # STACK_ARGS is a list of words on purpose
-"$tierlane" up --ephemeral --data-dir "$home" --port "${BENCH_PORT:-18090}" \
+"$tierlane" up --ephemeral --data-dir "$home" --port "${BENCH_PORT:-18090}" --gateways 1 --schedulers 1 \
     ${STACK_ARGS:---backend simulated:50 --workers 4} >"$home/up.log" 2>&1 &
 up=$!
 trap 'kill -INT $up 2>/dev/null || true; wait $up || true; rm -rf "$home"' EXIT

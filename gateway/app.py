@@ -18,6 +18,7 @@ from gateway.internal import FindStored
 from gateway.me import FindUsage
 from gateway.parts import Parts
 from gateway.request_traces import RequestTraces
+from gateway.stand_in import Schedule
 from scheduler.connections import check_server
 from scheduler.errors import ErrorCode, RedisUnavailable
 
@@ -41,8 +42,11 @@ class Gateway(Parts):
         *,
         connect: Connect | None = None,
         traces: RequestTraces | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
-        super().__init__(config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces)
+        super().__init__(
+            config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces, schedule=schedule
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.ServerRunner | None = None
         self._edge: EdgeServer | None = None
@@ -136,18 +140,21 @@ async def run_gateway(
     tokens: Tokens | None = None,
     connect: Connect | None = None,
     traces: RequestTraces | None = None,
+    schedule: Schedule | None = None,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `catalog` is running already and is stopped by the caller.
 
-    `on_ready` is called once with the port when traffic may come. Raises StartError where it cannot start, and
+    `schedule` does for a pool what a scheduler does, while none does. `on_ready` is called once with the port when traffic may come. Raises StartError where it cannot start, and
     whatever broke one of its loops.
     """
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sign in SIGNALS:
         loop.add_signal_handler(sign, leave.set)
-    gateway = Gateway(config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces)
+    gateway = Gateway(
+        config, catalog, find_stored, find_usage, tokens, connect=connect, traces=traces, schedule=schedule
+    )
     try:
         await gateway.start()
         await _serve_until(gateway, leave, on_ready)

@@ -44,7 +44,7 @@ class Beat:
     """The heartbeat and the last look at the pool. `clock` is monotonic seconds.
 
     `refusals` gives what was refused since it was called last: it goes with the beat, and is lost with it. `took` is told
-    the seconds of each call that Redis answered.
+    the seconds of each call that Redis answered, `looked` what each look saw, None where it failed.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Beat:
         watch: CallWatch = ONCE_MORE,
         refusals: Callable[[], Sequence[Refusal]] = tuple,
         took: Callable[[str, float], None] = lambda *_: None,
+        looked: Callable[[Observation | None], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._presence = presence
@@ -68,6 +69,7 @@ class Beat:
         self._watch = watch
         self._refusals = refusals
         self._took = took
+        self._looked = looked
         self._clock = clock
         self.observation: Observation | None = None
         self.observed_at = 0.0
@@ -122,6 +124,7 @@ class Beat:
         self.greedy = greedy_by_default(observation.workers)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at)
+        self._looked(observation)
 
     def _missed(self, problem: str, snapshot: SnapshotView | None) -> None:
         self.redis_problem = problem
@@ -129,6 +132,7 @@ class Beat:
         self._listener.missed()
         if snapshot:
             self._limits.lapse(snapshot, self._clock())
+        self._looked(None)
 
     def redis_ms(self) -> int:
         """Redis TIME now, in ms and at the latest, by the last look; 0 where there was none."""

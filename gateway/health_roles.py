@@ -23,16 +23,24 @@ def scheduling(seen: Observation | None) -> Finding:
     if level == "healthy":
         return Finding("scheduler:pass_age", "component", level, round(age_ms or 0.0), "ms")
     since = "No scheduler is known" if age_ms is None else f"No scheduler has passed for {age_ms / 1000:.1f} s"
-    reason = f"{since}: no batches are formed, and requests wait until their time is up."
+    if _stood_in(seen):
+        reason = f"{since}: gateways form the batches and write the audit meanwhile; start a scheduler."
+    else:
+        reason = f"{since}: no batches are formed, and requests wait until their time is up."
     return Finding("scheduler:pass_age", "component", level, age_ms, "ms", reason)
 
 
 def scheduling_level(seen: Observation) -> Status:
     """How bad it is."""
     age_ms = seen.scheduler_age_ms
-    if age_ms is None or age_ms >= STOPPED_MS:
-        return "down"
-    return "healthy" if age_ms < SILENT_MS else "degraded"
+    if age_ms is not None and age_ms < SILENT_MS:
+        return "healthy"
+    return "degraded" if _stood_in(seen) or (age_ms is not None and age_ms < STOPPED_MS) else "down"
+
+
+def _stood_in(seen: Observation) -> bool:
+    """Whether somebody else did their work just now."""
+    return seen.pass_age_ms is not None and seen.pass_age_ms < SILENT_MS
 
 
 def other_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> Finding:

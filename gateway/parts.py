@@ -38,6 +38,7 @@ from gateway.request_log import RequestLog
 from gateway.request_traces import RequestTraces
 from gateway.routes import Routes
 from gateway.snapshots import Snapshots
+from gateway.stand_in import Schedule
 from scheduler.history import History
 from scheduler.limit_state import LimitState
 from scheduler.unfinished import Unfinished
@@ -66,6 +67,7 @@ class Parts(PoolParts):
         *,
         connect: Connect | None = None,
         traces: RequestTraces | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         self.doors = Doors()
         self.identities = Identities(catalog, tokens)
@@ -83,6 +85,7 @@ class Parts(PoolParts):
             tally=tally,
             request_log=RequestLog() if config.request_log else None,
             traces=traces,
+            schedule=schedule,
         )
         super().__init__(config, shared)
         self.pools = Pools(

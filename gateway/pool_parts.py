@@ -37,6 +37,7 @@ from gateway.refusals import Refusals
 from gateway.request_log import RequestLog
 from gateway.request_traces import RequestTraces
 from gateway.reruns import Reruns
+from gateway.stand_in import Schedule, StandIn
 from gateway.subscriber import Subscriber
 from gateway.sweep import DeadlineSweep
 from gateway.waiters import Waiter, Waiters
@@ -47,6 +48,7 @@ from scheduler.connections import command_client, subscriber_client
 from scheduler.endings import Endings
 from scheduler.errors import RedisUnavailable
 from scheduler.keys import Keys
+from scheduler.observation import Observation
 from scheduler.presence import Presence
 from scheduler.replies import Results
 
@@ -63,6 +65,7 @@ class Shared:
     tally: Tally = field(default_factory=Tally)
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
+    schedule: Schedule | None = None
 
 
 class PoolParts:
@@ -113,7 +116,9 @@ class PoolParts:
             watch=self.watch,
             refusals=self.refusals.drain,
             took=shared.tally.called,
+            looked=self._looked,
         )
+        self._stand_in = None if shared.schedule is None else StandIn(config, shared.schedule, self._presence.census)
         self.scale = ScaleAdvice(config.scale, config.pool, catalog=shared.catalog, beat=self.beat, limits=self.limits)
         self.audit_lag = AuditLag(self._client, keys)
         self.reruns = Reruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)
@@ -137,6 +142,7 @@ class PoolParts:
             "beat": self.beat.run(),
             "witness": self.witness.run(),
             "scale": self.scale.run(),
+            **({} if self._stand_in is None else {"stand-in": self._stand_in.run()}),
             **self.direct.loops(),
             **self.jobs.loops(),
         }
@@ -220,6 +226,10 @@ class PoolParts:
         return inference, Jobs(
             JobParts(inference=inference, parts=parts, client=client, limits=limits, watch=self.watch)
         )
+
+    def _looked(self, seen: Observation | None) -> None:
+        if self._stand_in is not None:
+            self._stand_in.looked(seen)
 
     def _ended(self, waiter: Waiter) -> None:
         self.admitter.rejections.forget(waiter.submission.customer_id)

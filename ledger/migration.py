@@ -1,16 +1,13 @@
-"""Bringing a database to the newest revision, and asking whether it is there: alembic without its ini file."""
+"""Bringing a database to the newest revision: alembic without its ini file."""
 
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -18,23 +15,14 @@ from sqlalchemy.pool import NullPool
 
 from ledger.postgres import SCHEME, asyncpg_dsn, place_of
 from ledger.postgres import Connection as Raw
+from ledger.revision import CONNECT_TIMEOUT_S, migrations_dir
 from ledger.tables import metadata
 from scheduler.errors import StartError
 
 MIGRATION_LOCK = 7_436_001
 """Key of the advisory lock that one migrator at a time holds."""
 
-CONNECT_TIMEOUT_S = 10
 _DAY_PARTITION = re.compile(r"requests_(default|\d{8})")
-
-
-def migrations_dir() -> Path:
-    """Where the migrations are: inside the package in a wheel, at the top of a checkout. Raises StartError."""
-    here = Path(__file__).resolve().parent
-    for directory in (here / "migrations", here.parent / "migrations"):
-        if (directory / "env.py").is_file():
-            return directory
-    raise StartError("The migrations are missing from this installation; install Tierlane again.")
 
 
 def is_ours(name: str | None, kind: str, _parents: Any) -> bool:
@@ -44,48 +32,17 @@ def is_ours(name: str | None, kind: str, _parents: Any) -> bool:
     return name in metadata.tables and _DAY_PARTITION.fullmatch(name or "") is None
 
 
-def head_revision() -> str:
-    """The newest revision that this installation carries."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    if head is None:
-        raise StartError("There are no migrations in this installation; install Tierlane again.")
-    return head
-
-
 async def upgrade_to_head(database_url: str) -> None:
     """Run what is missing, in one transaction; a second migrator waits and then finds nothing to do.
 
     `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence that holds no password.
     """
-    async with _connected(database_url, "migrate") as connection:
+    async with _connected(database_url) as connection:
         await connection.run_sync(_upgrade)
 
 
-async def current_revision(database_url: str) -> str | None:
-    """The revision that the database is at; None before the first migration. Raises StartError."""
-    async with _connected(database_url, "read the revision of") as connection:
-        return await connection.run_sync(_revision)
-
-
-def is_behind(revision: str | None) -> bool:
-    """Whether a database at `revision` lacks a migration of this installation.
-
-    A revision that is not known here was written by a newer version, whose migrations old code must bear: a rolling
-    upgrade migrates first.
-    """
-    if revision is None:
-        return True
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    return revision in known and revision != head_revision()
-
-
-async def is_current(database_url: str) -> bool:
-    """Whether the database is at this installation's newest revision. Raises StartError where it cannot be asked."""
-    return await current_revision(database_url) == head_revision()
-
-
 @asynccontextmanager
-async def _connected(database_url: str, purpose: str) -> AsyncIterator[AsyncConnection]:
+async def _connected(database_url: str) -> AsyncIterator[AsyncConnection]:
     try:
         # Not by SQLAlchemy's reading of the URL: parameters mean the same here as for the roles, those of TLS among them.
         engine = create_async_engine(f"{SCHEME}://", poolclass=NullPool, async_creator=lambda: _raw(database_url))
@@ -95,7 +52,7 @@ async def _connected(database_url: str, purpose: str) -> AsyncIterator[AsyncConn
         finally:
             await engine.dispose()
     except (OSError, TimeoutError, SQLAlchemyError) as error:
-        raise StartError(f"Cannot {purpose} PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
+        raise StartError(f"Cannot migrate PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
 
 
 async def _raw(database_url: str) -> Raw:
@@ -113,10 +70,6 @@ def _upgrade(connection: Connection) -> None:
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-
-
-def _revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
 
 
 def _sentence(error: BaseException) -> str:

@@ -22,7 +22,7 @@ EMPTY_PASS_S = 0.3
 
 
 class Caretaker:
-    """Looks after one pool every `pass_ms`."""
+    """Looks after one pool every `pass_ms`; `standing_in`: in a gateway, since no scheduler does."""
 
     def __init__(
         self,
@@ -31,12 +31,15 @@ class Caretaker:
         tiers: Callable[[], Sequence[str]],
         min_left_ms: Callable[[], int],
         pass_ms: int = 100,
+        *,
+        standing_in: bool = False,
     ) -> None:
         self._endings = endings
         self._presence = presence
         self._tiers = tiers
         self._min_left_ms = min_left_ms
         self._pass_s = pass_ms / 1000
+        self._standing_in = standing_in
         self.healthy = 0
         self._known = 0
         self._damaged = 0
@@ -61,7 +64,9 @@ class Caretaker:
             log_fault("looking after the pool failed", error)
 
     async def _reap(self) -> None:
-        reaped = await self._endings.reap(self._min_left_ms(), round(self._pass_s * 1000))
+        reaped = await self._endings.reap(
+            self._min_left_ms(), round(self._pass_s * 1000), standing_in=self._standing_in
+        )
         if reaped.pushed_again or reaped.retried or reaped.unknown:
             failpoint("reaped")
             log.warning("reaped", pushed_again=reaped.pushed_again, retried=reaped.retried, unknown=reaped.unknown)

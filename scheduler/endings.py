@@ -77,10 +77,13 @@ class Endings:
             await self._riders.share_all()
         return ended, swept
 
-    async def reap(self, min_left_ms: int, pass_ms: int = 100) -> Reaped:
+    async def reap(self, min_left_ms: int, pass_ms: int = 100, *, standing_in: bool = False) -> Reaped:
         """Look after every batch whose lease ran out; members with less time left than `min_left_ms` end.
 
         `pass_ms` is how often this is done: where it is late by half a lease, running batches get one more lease.
+        `standing_in`: a gateway does it because no scheduler does.
         """
-        found = await self._reap(REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms, pass_ms, BATCH_KEEP_MS)
+        found = await self._reap(
+            REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms, pass_ms, BATCH_KEEP_MS, int(standing_in)
+        )
         return Reaped(*found)

@@ -78,6 +78,7 @@ class Keys:
         self.retry_budget = self.prefix + "retry_budget"
         self.wake = self.prefix + "wake"
         self.reaped_at = self.prefix + "reaped_at"
+        self.scheduled_at = self.prefix + "scheduled_at"
         self.resumed_at = self.prefix + "resumed_at"
         self.wake_at = self.prefix + "wake_at"
         self.epoch = self.prefix + "epoch"

@@ -148,7 +148,9 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """One atomic look at a pool. Ages: of each gateway's last heartbeat, and of the last pass of any scheduler (None: unknown)."""
+    """One atomic look at a pool. Ages: of each gateway's last heartbeat, and of the last pass of any scheduler, and of the last
+    pass at all, which may be that of a gateway that stands in for them (None: unknown).
+    """
 
     now_ms: int
     tiers: dict[str, TierDepth]
@@ -160,6 +162,7 @@ class Observation(msgspec.Struct, frozen=True):
     dlq: int
     gateway_ages_ms: dict[str, float] = {}
     scheduler_age_ms: float | None = 0.0
+    pass_age_ms: float | None = 0.0
 
     @property
     def healthy_gpus(self) -> int:

@@ -31,7 +31,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _beat = msgspec.msgpack.Decoder(WorkerBeat)
 _stats = msgspec.msgpack.Decoder(GatewayStats)
 _observed = msgspec.msgpack.Decoder(
-    tuple[Queues, list[tuple[str, float, bool, bool, msgspec.Raw]], list[tuple[float, msgspec.Raw]], int, int, float]
+    tuple[
+        Queues,
+        list[tuple[str, float, bool, bool, msgspec.Raw]],
+        list[tuple[float, msgspec.Raw]],
+        int,
+        int,
+        float,
+        float,
+    ]
 )
 
 
@@ -133,7 +141,7 @@ class Presence:
 
 def decode_observation(packed: bytes) -> Observation:
     """From the observe script's reply. A beat that cannot be read leaves its worker unhealthy, never the look undone."""
-    queues, workers, gateways, outbox, dlq, passed_ms = _observed.decode(packed)
+    queues, workers, gateways, outbox, dlq, passed_ms, worked_ms = _observed.decode(packed)
     told = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
     return Observation(
         now_ms=queues.now_ms,
@@ -146,6 +154,7 @@ def decode_observation(packed: bytes) -> Observation:
         dlq=dlq,
         gateway_ages_ms={stats.gateway_id: age_ms for age_ms, stats in told},
         scheduler_age_ms=passed_ms if passed_ms >= 0 else None,
+        pass_age_ms=worked_ms if worked_ms >= 0 else None,
     )
 
 

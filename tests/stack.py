@@ -99,10 +99,14 @@ def free_port() -> int:
 
 @contextmanager
 def start_stack(home: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Stack]:
-    """Run `tierlane up` until the block ends; its output is in `<home>/up.log`. `environment` is added to ours."""
+    """Run `tierlane up` until the block ends; its output is in `<home>/up.log`. `environment` is added to ours.
+
+    One gateway and one scheduler unless `options` say otherwise: many tests look at the figures of a single one.
+    """
     home.mkdir(exist_ok=True)
     data_dir, log = home / "data", home / "up.log"
-    command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", "0"]
+    single = ("--gateways", "1", "--schedulers", "1")
+    command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", "--port", "0", *single]
     whole = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | dict(environment)
     with log.open("wb") as output:
         up = subprocess.Popen(

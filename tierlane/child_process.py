@@ -6,9 +6,12 @@ test fixtures use one loop each.
 
 import asyncio
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import IO, BinaryIO
@@ -17,6 +20,7 @@ import psutil
 
 POLL_S = 0.01
 KILL_WAIT_S = 2.0
+PROBE_TIMEOUT_S = 5.0
 
 
 class ChildProcess:
@@ -46,16 +50,19 @@ class ChildProcess:
         argv: Sequence[str],
         *,
         output: IO[bytes] | int,
+        prefix: Sequence[str] = (),
         uid: int | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
         """Run `argv`, with both outputs to `output`; as another user (and the group of that number) when `uid` is set.
 
+        `prefix`: a command that ends by running what follows it. Where the system can, the kernel kills the child when the
+        thread that started it ends, which is the main one of our processes: not even SIGKILL of a parent leaves it behind.
         A session of its own keeps a terminal's Ctrl-C away from it: who stops it, and when, is its parent's choice.
         """
         self._popen = subprocess.Popen(
-            argv,
+            [*prefix, *dying_with_parent(), *argv],
             user=uid,
             group=uid,
             extra_groups=None if uid is None else [],
@@ -100,6 +107,25 @@ class ChildProcess:
         deadline = time.monotonic() + seconds
         while self.alive and time.monotonic() < deadline:  # noqa: ASYNC110 - a process has no event to wait for
             await asyncio.sleep(POLL_S)
+
+
+@functools.cache
+def dying_with_parent() -> tuple[str, ...]:
+    """What to put before a command so that it is killed when its parent ends (prctl(2), PR_SET_PDEATHSIG); () where that cannot be.
+
+    A program of util-linux, since a Python function between fork and exec may hang where there are threads.
+    """
+    setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
+    if setpriv is None:
+        return ()
+    command = (setpriv, "--pdeathsig", "KILL")
+    try:
+        probe = subprocess.run(
+            [*command, "--", sys.executable, "-S", "-c", ""], capture_output=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return (*command, "--") if probe.returncode == 0 else ()
 
 
 def family(pid: int) -> list[psutil.Process]:

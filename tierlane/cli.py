@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from tierlane.settings import Settings
 
 USAGE_ERROR = 2
-SWITCHES = frozenset({"ephemeral"})  # Settings whose flag takes no value.
+SWITCHES = frozenset({"ephemeral", "replace"})  # Settings whose flag takes no value.
 LOGGING = ("log_format", "log_level")
 UP_FLAGS = (
-    "port", "gateways", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", *LOGGING
+    "port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", "replace",
+    *LOGGING,
 )  # fmt: skip
 
 TOOLS = (
@@ -158,6 +159,15 @@ def _parameter(name: str, kind: object, option: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
+def _role(name: str) -> Verb:
+    """The function that runs a role."""
+    from tierlane.roles.role_imports import lean_imports
+
+    with lean_imports():
+        run: Verb = import_module(f"tierlane.roles.{name}").run
+    return run
+
+
 @verb(flags=UP_FLAGS)
 def up(settings: "Settings") -> int:
     """Start everything on this machine; Ctrl-C stops it."""
@@ -172,9 +182,7 @@ def up(settings: "Settings") -> int:
 )
 def gateway(settings: "Settings") -> int:
     """Run one gateway, the HTTP edge."""
-    from tierlane.roles.gateway import run
-
-    return run(settings)
+    return _role("gateway")(settings)
 
 
 @verb(
@@ -182,17 +190,13 @@ def gateway(settings: "Settings") -> int:
 )
 def scheduler(settings: "Settings") -> int:
     """Run one scheduler, with the reaper and the auditor."""
-    from tierlane.roles.scheduler import run
-
-    return run(settings)
+    return _role("scheduler")(settings)
 
 
 @verb(flags=[*WORKER, *ENDPOINT, *POOL_TIMES, "traces_endpoint", "pool", *LOGGING], required=("redis_url",))
 def worker(settings: "Settings") -> int:
     """Run one worker, with its model process."""
-    from tierlane.roles.worker import run
-
-    return run(settings)
+    return _role("worker")(settings)
 
 
 @verb(flags=LOGGING, required=("database_url",))

@@ -261,7 +261,14 @@ AUDITOR = {
 
 UP = {
     "gateways": number(
-        "1", "Gateways that `tierlane up` starts, all on one port. More than one for each two cores is waste."
+        "",
+        "Gateways that `tierlane up` starts, all on one port; not set: 2, or 1 on a single core. With one alone nobody "
+        "answers while it is started again after a crash.",
+    ),
+    "schedulers": number(
+        "2",
+        "Schedulers that `tierlane up` starts. With one alone requests wait while it is started again after a crash; with "
+        "none the gateways form the batches themselves.",
     ),
     "workers": number("2", "Workers that `tierlane up` starts. Each loads the model once, in a process of its own."),
     "pools": Text(
@@ -270,6 +277,9 @@ UP = {
         "them.",
     ),
     "ephemeral": Text("false", "Keep nothing: the embedded servers use a temporary directory without fsync."),
+    "replace": Text(
+        "false", "End what a killed `tierlane up` left running on this data directory. Without it the user is asked."
+    ),
 }
 
 SECTIONS: dict[str, dict[str, Text]] = {

@@ -130,7 +130,7 @@ def started(
         log = home / "up.log"
         command = [sys.executable, "-m", "tierlane", "up", "--data-dir", str(home / "data")]
         command += [] if durable else ["--ephemeral"]
-        command += ["--port", "0", "--gateways", str(gateways), "--workers", str(workers)]
+        command += ["--port", "0", "--gateways", str(gateways), "--schedulers", "1", "--workers", str(workers)]
         command += ["--backend", backend, "--max-batch-size", str(batch)]
         environment = os.environ | {f"TIERLANE_{name.upper()}": str(value) for name, value in settings.items()}
         with log.open("wb") as sink:

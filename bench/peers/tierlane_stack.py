@@ -80,7 +80,7 @@ def running_tierlane(port: int, job: Job) -> Iterator[Stack]:
     with processes(job.limit_s) as (group, home):
         data = home / "data"
         options = ["--data-dir", str(data), "--port", str(port), "--gateways", str(GATEWAYS)]
-        work = ["--workers", str(job.gpus), "--backend", f"simulated:{job.service_ms}"]
+        work = ["--schedulers", "1", "--workers", str(job.gpus), "--backend", f"simulated:{job.service_ms}"]
         command = [sys.executable, "-m", "tierlane", "up", "--ephemeral", *options, *work]
         command += ["--max-batch-size", str(job.batch)]
         group.start(command, ROOT, {**os.environ, "PYTHONPATH": str(ROOT)})

@@ -2,7 +2,7 @@
 -- reap: batches whose lease ran out. Never claimed: renewed, with the time that its keys live, while it stands in line, pushed again when it was popped
 -- and lost, neither costs an attempt. Claimed: its worker is lost, and its members are retried or ended.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 least ms left for a retry, 5 lease ms,
---   6 ms between passes, 7 ms that a batch is kept.
+--   6 ms between passes, 7 ms that a batch is kept, 8 1: by a gateway that stands in for schedulers, 0: by a scheduler.
 -- Returns {renewed, pushed again, retried, batches without a trace}.
 -- include: prelude, protocol, wake, row, replays, repaying, ending, dead_letters, batch, retry_budget, parts, retry, same, riders, sharing
 if other_protocol() then return other_protocol() end
@@ -14,6 +14,10 @@ local last = tonumber(redis.call('GET', P .. 'reaped_at') or now)
 local stood_still = now - last > tonumber(ARGV[6]) + rule.lease_ms / 2
 redis.call('SET', P .. 'reaped_at', now, 'PX', 60000)
 if stood_still then redis.call('SET', P .. 'resumed_at', now, 'PX', 1000) end -- gateways beat every 250 ms
+-- When a scheduler last passed, -1 if none is known: a gateway's pass must not look like one, or it would stop at once.
+-- By pcall: a user whose rules are older than this key goes on without it.
+if ARGV[8] == '0' then redis.pcall('SET', P .. 'scheduled_at', now, 'PX', 60000)
+elseif redis.pcall('PEXPIRE', P .. 'scheduled_at', 60000) == 0 then redis.call('SET', P .. 'scheduled_at', -1, 'PX', 60000) end
 
 -- still_wanted(batch): ends the members whose time is up; false where none is left, and the batch is dropped.
 local function still_wanted(batch)

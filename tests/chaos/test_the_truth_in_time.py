@@ -67,7 +67,7 @@ FAULTS = (
     ),
     Fault("all workers stand still", lambda s: s.stop("worker"), GONE_S, "down", 0, "4 of 4 GPUs are not healthy"),
     Fault("a model hangs", lambda s: s.stop("model", "worker-3-model"), GPU_CAP_S, "degraded", None, "worker-3"),
-    Fault("the scheduler stands still", lambda s: s.stop("scheduler"), GONE_S, "down", 4, "[Nn]o scheduler"),
+    Fault("the scheduler stands still", lambda s: s.stop("scheduler"), GONE_S, "degraded", 4, "[Nn]o scheduler"),
     Fault("Redis stands still", lambda s: s.stop("redis"), BREAKER_S, "degraded", 4, "Redis does not answer"),
     Fault("Redis is killed", lambda s: s.kill("redis", "redis"), HEARTBEAT_S, "degraded", None, "Redis"),
     Fault("PostgreSQL stands still", lambda s: s.stop("postgres"), POLLS_S, "degraded", 4, "catalog.*PostgreSQL"),

@@ -143,7 +143,7 @@ async def test_observe_tells_how_long_schedulers_and_gateways_are_silent(pool: P
     await pool.endings.reap(0)
     now_ms = await pool.now_ms()
     await pool.client.zadd(pool.keys.gateways, {"g1": now_ms - 1500})
-    await pool.client.set(pool.keys.reaped_at, now_ms - 2500, px=1000)
+    await pool.client.set(pool.keys.scheduled_at, now_ms - 2500, px=1000)
 
     seen = await pool.presence.observe(TIERS)
 
@@ -151,6 +151,39 @@ async def test_observe_tells_how_long_schedulers_and_gateways_are_silent(pool: P
     assert 2500 <= seen.scheduler_age_ms < 12_500
     assert seen.gateway_ages_ms.keys() == {"g1"}
     assert 1500 <= seen.gateway_ages_ms["g1"] < 11_500
+
+
+async def test_who_stands_in_for_schedulers_is_none(pool: Pool) -> None:
+    """Its passes keep up what the reaper knows of standstills; the age of schedulers goes on growing, or is unknown."""
+    await pool.endings.reap(0, standing_in=True)
+    seen = await pool.presence.observe(TIERS)
+    assert seen.scheduler_age_ms is None
+    assert seen.pass_age_ms is not None
+    assert seen.pass_age_ms < 10_000
+
+    await pool.endings.reap(0)
+    await pool.client.decrby(pool.keys.scheduled_at, 60_000)
+    await pool.client.decrby(pool.keys.reaped_at, 60_000)
+    await pool.client.pexpire(pool.keys.scheduled_at, 5000)
+    await pool.endings.reap(0, standing_in=True)
+
+    seen = await pool.presence.observe(TIERS)
+    assert seen.scheduler_age_ms is not None
+    assert seen.pass_age_ms is not None
+    assert seen.pass_age_ms < 10_000
+    assert seen.scheduler_age_ms >= 60_000
+    assert await pool.client.pttl(pool.keys.scheduled_at) > 50_000
+
+
+async def test_the_pass_of_an_older_scheduler_counts(pool: Pool) -> None:
+    """It writes the reaper's key alone."""
+    await pool.client.set(pool.keys.reaped_at, await pool.now_ms() - 300, px=60_000)
+
+    seen = await pool.presence.observe(TIERS)
+
+    assert seen.scheduler_age_ms == seen.pass_age_ms
+    assert seen.pass_age_ms is not None
+    assert 300 <= seen.pass_age_ms < 10_300
 
 
 async def test_a_heartbeat_that_cannot_be_read_spoils_nothing(pool: Pool) -> None:

@@ -100,7 +100,7 @@ async def redis(tmp_path: Path, ground: Servers) -> AsyncIterator[Redis]:
 @pytest.fixture
 async def postgres(tmp_path: Path, ground: Servers) -> AsyncIterator[EmbeddedPostgres]:
     """A server of the test's own, with the table that is locked."""
-    server = EmbeddedPostgres(tmp_path, tmp_path / "run", ephemeral=True, extra_args=("-c", "synchronous_commit=on"))
+    server = EmbeddedPostgres(tmp_path, tmp_path / "run", ephemeral=True)
     await server.start()
     ground.postgres = server
     await _execute(server, "CREATE TABLE requests (id text)")

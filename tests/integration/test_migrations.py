@@ -11,13 +11,15 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from integration.ledger_fixtures import database_url, db, dsn, empty_url, postgres_server
 from ledger import migration
-from ledger.migration import current_revision, head_revision, is_current, is_ours, migrations_dir, upgrade_to_head
+from ledger.migration import is_ours, upgrade_to_head
 from ledger.migration_sql import split_statements
+from ledger.revision import current_revision, head_revision, is_current, known_revisions, migrations_dir
 from ledger.tables import metadata
 from scheduler.errors import StartError
 from tierlane.roles import migrate
@@ -204,7 +206,10 @@ def test_revisions_are_one_line_and_carry_order_and_phase() -> None:
 
     assert [name[:4] for name in names] == [f"{n + 1:04}" for n in range(len(names))]
     assert all(name[5:].startswith(("pre_", "post_")) for name in names)
+    assert names == known_revisions()
     assert names[-1] == head_revision()
+    walked = ScriptDirectory.from_config(migration._config()).walk_revisions()
+    assert [script.revision for script in walked] == names[::-1]
 
 
 def test_statements_are_split_outside_of_bodies() -> None:

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 
 from certificates import Certificates, certificates
 from integration.ledger_fixtures import database_url, postgres_server
-from ledger.migration import is_current
 from ledger.postgres import AWAY, closing, connect
+from ledger.revision import is_current
 from scheduler.connections import blocking_client, blocking_read, bounded, command_client, line_of, subscriber_client
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.keys import Keys

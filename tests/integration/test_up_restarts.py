@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from eventually import eventually
+from tierlane.up.backoff import SERVED_S
 from up_harness import RunningUp, running, working_in
 
 
@@ -27,17 +28,24 @@ async def up(tmp_path: Path) -> AsyncIterator[RunningUp]:
     await eventually(lambda: not working_in(tmp_path), "the end of every server", 3.0)
 
 
-@pytest.mark.parametrize("name", ["redis", "postgres", "worker-1", "gateway-1", "scheduler"])
+@pytest.mark.parametrize("name", ["redis", "postgres", "worker-1", "gateway-1", "scheduler-1"])
 async def test_a_killed_process_is_back_under_its_name(up: RunningUp, name: str) -> None:
     """SIGKILL of any process: soon another one has its name in stack.json, and the others are as before."""
     before = up.pids()
+    await all_served()
 
     os.kill(before[name], signal.SIGKILL)
 
     after = await eventually(lambda: up.pids().get(name, before[name]) != before[name] and up.pids(), f"a new {name}")
     others = set(before) - {name, "worker-1-model"}
     assert {other: after[other] for other in others} == {other: before[other] for other in others}
-    assert f"{name} ended (signal 9); starting it again in 0.2 s" in up.text
+    assert f"{name} ended (signal 9); starting it again now" in up.text
+
+
+async def all_served() -> None:
+    """Every process that runs now has lived for as long as counts as having served."""
+    begun = time.monotonic()
+    await eventually(lambda: time.monotonic() - begun > SERVED_S, "it served for a while")
 
 
 async def test_the_model_of_a_new_worker_is_written_down(up: RunningUp) -> None:
@@ -51,15 +59,16 @@ async def test_the_model_of_a_new_worker_is_written_down(up: RunningUp) -> None:
     )
 
 
-async def test_repeated_deaths_are_restarted_ever_later(up: RunningUp) -> None:
-    """The delays double."""
-    for _ in range(3):
-        pid = up.pids()["scheduler"]
+async def test_repeated_deaths_right_after_the_start_are_restarted_ever_later(up: RunningUp) -> None:
+    """The delays double for who never lives long enough to serve, and start over for who did."""
+    await all_served()
+    for _ in range(4):
+        pid = up.pids()["scheduler-1"]
         os.kill(pid, signal.SIGKILL)
-        await eventually(lambda pid=pid: up.pids().get("scheduler", pid) != pid, "a new scheduler")
+        await eventually(lambda pid=pid: up.pids().get("scheduler-1", pid) != pid, "a new scheduler")
 
-    delays = re.findall(r"scheduler ended \(signal 9\); starting it again in ([0-9.]+) s", up.text)
-    assert delays == ["0.2", "0.4", "0.8"]
+    delays = re.findall(r"scheduler-1 ended \(signal 9\); starting it again (now|in [0-9.]+ s)", up.text)
+    assert delays == ["now", "in 0.2 s", "in 0.4 s", "in 0.8 s"]
 
 
 async def test_nothing_survives_a_killed_up(up: RunningUp) -> None:
@@ -100,6 +109,35 @@ async def test_a_killed_leash_is_replaced(up: RunningUp) -> None:
     up.process.wait()
 
     await eventually(lambda: not running(processes), f"the end of {processes}", 3.0)
+
+
+async def test_up_and_leash_killed_together_leave_what_the_next_up_names(up: RunningUp) -> None:
+    """The kernel ends every process that `up` started itself; what those had started is named, and ended with --replace."""
+    model = psutil.Process(up.pids()["worker-1-model"])
+    started = [each for each in up.all_processes() if each.pid != model.pid]
+    leash = _leash(up)
+    assert leash is not None
+
+    leash.kill()
+    up.process.kill()
+    up.process.wait()
+
+    await eventually(lambda: not running(started), f"the end of {started}", 3.0)
+    assert running([model])
+    refused = RunningUp(up.data_dir, 0, "workers=1")
+    assert await refused.ended(within_s=10.0) == 1
+    named = f"worker-1-model (pid {model.pid}) of an earlier `tierlane up` on {up.data_dir} still run"
+    assert f"cannot start: {named}: end them with `tierlane up --replace`" in refused.text
+    assert running([model])
+
+    again = RunningUp(up.data_dir, 0, "workers=1", "replace=true")
+    try:
+        await eventually(lambda: not running([model]), "it is ended")
+        await eventually(lambda: again.text.count("ready in") == 2, "the new stack is ready", 30.0)
+        assert await again.interrupt() == 0
+    finally:
+        again.process.kill()
+        again.process.wait()
 
 
 async def test_a_start_right_after_a_kill_works_on_the_same_data(up: RunningUp) -> None:

@@ -1,6 +1,8 @@
 """`tierlane up` from start to Ctrl-C: what it writes, what it prints, whom it refuses."""
 
 import json
+import os
+import re
 import signal
 import socket
 import stat
@@ -45,7 +47,8 @@ async def test_a_ready_stack_describes_itself_and_stops_cleanly(tmp_path: Path, 
     assert names == [
         ("redis", "redis"),
         ("postgres", "postgres"),
-        ("scheduler", "scheduler"),
+        ("scheduler", "scheduler-1"),
+        ("scheduler", "scheduler-2"),
         ("worker", "worker-1"),
         ("model", "worker-1-model"),
         ("worker", "worker-2"),
@@ -53,7 +56,7 @@ async def test_a_ready_stack_describes_itself_and_stops_cleanly(tmp_path: Path, 
         ("gateway", "gateway-1"),
         ("gateway", "gateway-2"),
     ]
-    await eventually(lambda: "gateway-1 | gateway listens" in up.text, "what the gateway says reaches the terminal")
+    await eventually(lambda: "gateway-1   | gateway listens" in up.text, "what the gateway says reaches the terminal")
     assert all(f"Bearer {key}" in up.text for key in stack["keys"].values())
     assert stack["service_token"] not in up.text
 
@@ -61,6 +64,17 @@ async def test_a_ready_stack_describes_itself_and_stops_cleanly(tmp_path: Path, 
 
     assert running(processes) == []
     assert up.stack() is None
+
+
+async def test_a_single_crash_takes_no_role_away(tmp_path: Path, stacks: list[RunningUp]) -> None:
+    """By default there are two gateways (one on a single core) and two schedulers; both numbers can be chosen."""
+    for flags, gateways, schedulers in [((), min(2, os.cpu_count() or 1), 2), (("gateways=1", "schedulers=0"), 1, 0)]:
+        up = RunningUp(tmp_path / "data", 0, "workers=1", *flags)
+        stacks.append(up)
+        roles = [process["role"] for process in (await up.ready())["processes"]]
+        await up.interrupt()
+
+        assert (roles.count("gateway"), roles.count("scheduler")) == (gateways, schedulers)
 
 
 async def test_a_later_start_has_the_same_keys_and_token(tmp_path: Path, stacks: list[RunningUp]) -> None:
@@ -105,7 +119,7 @@ async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, s
 
         assert await up.ended(within_s=10.0) == 1
 
-    assert f"Port {port} is in use" in up.text
+    assert re.search(rf"Port {port} is in use on 127\.0\.0\.1 by .*, pid {os.getpid()}: stop", up.text)
     assert not (tmp_path / "data" / "postgres").exists()
 
 
@@ -134,8 +148,8 @@ async def test_a_role_that_refuses_its_settings_ends_the_start(tmp_path: Path, s
 
     assert await up.ended(within_s=20.0) == 1
 
-    assert "scheduler | TIERLANE_LEASE_MS: must be larger" in up.text
-    assert "scheduler does not run (exit code 2)" in up.text
+    assert re.search(r"scheduler-[12] \| TIERLANE_LEASE_MS: must be larger", up.text)
+    assert re.search(r"scheduler-[12] does not run \(exit code 2\)", up.text)
 
 
 async def test_roles_that_ignore_sigterm_do_not_delay_ctrl_c(tmp_path: Path, stacks: list[RunningUp]) -> None:

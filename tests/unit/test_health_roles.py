@@ -9,9 +9,12 @@ from scheduler.observation import GatewayStats, Observation
 STOPPED = "no batches are formed, and requests wait until their time is up."
 
 
-def looking(scheduler_age_ms: float | None = 50.0, **ages_ms: float) -> Observation:
+STOOD_IN = "gateways form the batches and write the audit meanwhile; start a scheduler."
+
+
+def looking(scheduler_age_ms: float | None = 50.0, pass_age_ms: float | None = None, **ages_ms: float) -> Observation:
     gateways = [GatewayStats(name, 0.0, {}) for name in ages_ms]
-    return Observation(0, {}, [], gateways, 0, 0, 0, 0, ages_ms, scheduler_age_ms)
+    return Observation(0, {}, [], gateways, 0, 0, 0, 0, ages_ms, scheduler_age_ms, pass_age_ms)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,24 @@ def looking(scheduler_age_ms: float | None = 50.0, **ages_ms: float) -> Observat
 def test_a_scheduler_that_stopped_is_told(age_ms: float | None, level: str, reason: str | None) -> None:
     """After a second, since it passes ten times in one; after two whatever waited has run out of time."""
     found = scheduling(looking(age_ms))
+
+    assert (found.level, found.reason) == (level, reason)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "pass_age_ms", "level", "reason"),
+    [
+        (2500.0, 100.0, "degraded", f"No scheduler has passed for 2.5 s: {STOOD_IN}"),
+        (None, 999.0, "degraded", f"No scheduler is known: {STOOD_IN}"),
+        (None, 1000.0, "down", f"No scheduler is known: {STOPPED}"),
+        (50.0, 50.0, "healthy", None),
+    ],
+)
+def test_while_gateways_do_the_work_nothing_is_down(
+    age_ms: float | None, pass_age_ms: float, level: str, reason: str | None
+) -> None:
+    """But it is told that no scheduler runs, and what to do."""
+    found = scheduling(looking(age_ms, pass_age_ms))
 
     assert (found.level, found.reason) == (level, reason)
 

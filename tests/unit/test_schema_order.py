@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledger.migration import head_revision, is_behind, migrations_dir
+from ledger.revision import head_revision, is_behind, migrations_dir
 
 
 def oldest_revision() -> str:

@@ -17,20 +17,25 @@ from tierlane.up.leash import Held
 from tierlane.up.log_lines import LogLines
 from tierlane.up.roles import RoleEnvironment, role_command
 
+KILLED, FAILED = False, True
+
 
 @pytest.mark.parametrize(
-    ("alive_s", "delays_s"),
+    ("runs", "delays_s"),
     [
-        ([0, 0, 0, 0, 0, 0, 0], [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]),
-        ([0, 9.9, 0], [0.2, 0.4, 0.8]),
-        ([0, 0, 10.0, 0], [0.2, 0.4, 0.2, 0.4]),
+        ([(0, FAILED)] * 7, [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]),
+        ([(0, FAILED), (9.9, FAILED), (0, FAILED)], [0.2, 0.4, 0.8]),
+        ([(0, FAILED), (0, FAILED), (10.0, FAILED), (0, FAILED)], [0.2, 0.4, 0.2, 0.4]),
+        ([(0.9, KILLED), (0.9, KILLED), (0.9, KILLED)], [0.2, 0.4, 0.8]),
+        ([(3.0, KILLED)] * 7, [0.0] * 7),
+        ([(0, FAILED), (0, FAILED), (1.0, KILLED), (0, FAILED)], [0.2, 0.4, 0.0, 0.2]),
     ],
 )
-def test_delays_double_and_start_over_after_a_steady_run(alive_s: list[float], delays_s: list[float]) -> None:
-    """0.2 s doubling to 5 s; ten seconds alive make it 0.2 s again."""
+def test_delays_grow_only_while_starts_fail(runs: list[tuple[float, bool]], delays_s: list[float]) -> None:
+    """0.2 s doubling to 5 s; who was killed after serving is started at once, and what failed before is forgotten."""
     backoff = Backoff()
 
-    assert [round(backoff.delay_after(seconds), 1) for seconds in alive_s] == delays_s
+    assert [round(backoff.delay_after(alive_s, failed=failed), 1) for alive_s, failed in runs] == delays_s
 
 
 @pytest.mark.parametrize(
@@ -141,8 +146,8 @@ def test_only_a_worker_can_import_from_the_current_directory() -> None:
 @pytest.mark.parametrize(
     ("coloured", "expected"),
     [
-        (False, b"worker-1  | one\ngateway-1 | two\n"),
-        (True, b"\x1b[36mworker-1  | \x1b[0mone\n\x1b[33mgateway-1 | \x1b[0mtwo\n"),
+        (False, b"worker-1    | one\ngateway-1   | two\n"),
+        (True, b"\x1b[36mworker-1    | \x1b[0mone\n\x1b[33mgateway-1   | \x1b[0mtwo\n"),
     ],
 )
 def test_lines_carry_the_name_of_their_writer(coloured: bool, expected: bytes) -> None:

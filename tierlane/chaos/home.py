@@ -43,7 +43,7 @@ def home(keep: Path | None) -> Iterator[Home]:
     _forget_settings()
     data_dir = DataDir(_made(keep) if keep else _temporary())
     os.environ[MARK_VARIABLE] = secrets.token_hex(16)  # Inherited by every process that is started from here on.
-    leash = Leash(data_dir.lock_fd)
+    leash = Leash(data_dir)
     if not keep:
         leash.remove_at_end(data_dir.path)
     try:

@@ -42,9 +42,6 @@ MAX_BATCH_SIZE = 8  # Small, so that at the default rate workers are busy, and a
 READY_TIMEOUT_S = 120.0
 LOOK_S = 0.25
 SEE_LOG = "run it again with --keep DIR and look into roles.log there"
-# The stack throws its data away at the end, so nothing is synced to disk; but what PostgreSQL has committed must
-# survive the SIGKILL of its processes, which needs its commits to leave them.
-POSTGRES_OPTIONS = ("-c", "synchronous_commit=on")
 
 
 class ChaosStack:
@@ -58,7 +55,7 @@ class ChaosStack:
         self._supervisor = Supervisor(leash, lines, lambda: None)
         self._models = ModelProcesses()
         self._redis = EmbeddedRedis(home.path, home.path / "run", ephemeral=True)
-        self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True, extra_args=POSTGRES_OPTIONS)
+        self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True)
         self._proxies: dict[Place, list[FaultProxy]] = {Place.REDIS_PROXY: [], Place.POSTGRES_PROXY: []}
         self._aside = Aside()
         self._watching: asyncio.Task[None] | None = None

@@ -12,8 +12,8 @@ import typer
 from ledger.catalog_load import read_models, read_tiers
 from ledger.catalog_rows import BadCatalogRow
 from ledger.dead_letters import count_letters
-from ledger.migration import current_revision, head_revision, is_behind
 from ledger.postgres import Connection, place_of
+from ledger.revision import current_revision, head_revision, is_behind
 from ledger.snapshot import Model
 from scheduler.connections import bounded
 from scheduler.errors import StartError

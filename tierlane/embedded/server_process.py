@@ -32,7 +32,7 @@ class ServerProcess(ChildProcess):
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab", opener=_open_private) as log:
             # The root directory, since an unprivileged user may not be allowed to be where we are.
-            self.spawn([*run_as.prefix, *argv], output=log, uid=run_as.uid, cwd="/", env=env)
+            self.spawn(argv, prefix=run_as.prefix, output=log, uid=run_as.uid, cwd="/", env=env)
 
     def failure(self, what: str) -> EmbeddedServerError:
         """Return an error that says `what` went wrong and ends with the last lines of the log."""

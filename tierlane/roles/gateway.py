@@ -24,6 +24,7 @@ from ledger.usage import Usage, find_usage
 from scheduler.admission import Replays
 from scheduler.traces import Spans
 from tierlane.roles.log_output import configure_logs
+from tierlane.roles.pool_loops import stand_in
 from tierlane.roles.process import run_role
 from tierlane.roles.start_checks import check_database
 from tierlane.tracing.session import spans_of
@@ -39,6 +40,10 @@ DESK_STATEMENT_TIMEOUT_MS = 5000
 
 SPARE_FILES = 64
 """Beside the connections: servers, logs, the event loop."""
+
+SILENT_S = 1.0
+MISSED_PASSES = 3
+"""Without a pass of a scheduler for so long gateways do its work."""
 
 COLLECT_AFTER = (50_000, 20, 20)
 """Objects. Requests make no rings, and thousands of them wait: to look them over every 700 objects finds nothing."""
@@ -88,6 +93,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         scale=settings.scale_rules,
         replays=Replays(settings.idempotency_keep_ms, settings.idempotency_max_answers, settings.idempotency_max_bytes),
         jobs=_job_config(settings),
+        silent_s=max(SILENT_S, MISSED_PASSES * settings.reap_ms / 1000),
     )
 
 
@@ -134,6 +140,7 @@ async def _serve(settings: "Settings", name: str) -> int:
                 tokens=tokens_of(settings, catalog),
                 connect=functools.partial(_desk, settings),
                 traces=traces_of(settings, spans),
+                schedule=functools.partial(stand_in, settings, catalog),
             )
         finally:
             await catalog.stop()

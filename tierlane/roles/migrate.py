@@ -4,7 +4,8 @@ import asyncio
 import sys
 from typing import Protocol
 
-from ledger.migration import head_revision, upgrade_to_head
+from ledger.migration import upgrade_to_head
+from ledger.revision import head_revision
 from scheduler.errors import StartError
 
 

@@ -1,4 +1,7 @@
-"""What a scheduler runs for one pool: dispatcher, caretaker, keepers of quotas and cordons, auditor. `settings.pool` says for which."""
+"""What a scheduler runs for one pool: dispatcher, caretaker, keepers of quotas and cordons, auditor. `settings.pool` says for which.
+
+A gateway runs the same while no scheduler does.
+"""
 
 import asyncio
 import time
@@ -15,7 +18,7 @@ from ledger.quota_keeper import QuotaKeeper
 from scheduler.batch_policy import BatchPolicy
 from scheduler.batches import Batches
 from scheduler.caretaker import Caretaker
-from scheduler.connections import blocking_client
+from scheduler.connections import blocking_client, command_client
 from scheduler.cordons import CordonKeeper, Cordons
 from scheduler.dispatcher import Dispatcher, Waker
 from scheduler.endings import Endings
@@ -33,17 +36,28 @@ MIN_LEFT_MS = 50
 """A lost batch is retried only for members with this much time left; the worker that claims them knows better."""
 
 
-async def run_pool(settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis) -> None:
+async def stand_in(settings: "Settings", catalog: Catalog, pool: str, stop: asyncio.Event) -> None:
+    """Run for `pool` in a gateway until `stop`, on connections of its own."""
+    client = command_client(settings.redis_url)
+    try:
+        await run_pool(settings.model_copy(update={"pool": pool}), stop, catalog, client, standing_in=True)
+    finally:
+        await client.aclose()
+
+
+async def run_pool(
+    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, *, standing_in: bool = False
+) -> None:
     """Run until `stop`; then the auditor writes what waits. `client` is for commands, of any pool."""
     blocking = blocking_client(settings.redis_url)
     try:
-        await _run_loops(settings, stop, catalog, client, blocking)
+        await _run_loops(settings, stop, catalog, client, blocking, standing_in=standing_in)
     finally:
         await blocking.aclose()
 
 
 async def _run_loops(
-    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis
+    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis, *, standing_in: bool
 ) -> None:
     keys, leaving = Keys(settings.pool), LeavingTiers(time.monotonic)
 
@@ -64,6 +78,7 @@ async def _run_loops(
         tier_names,
         lambda: MIN_LEFT_MS,
         settings.reap_ms,
+        standing_in=standing_in,
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
     quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)

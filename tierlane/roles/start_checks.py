@@ -24,7 +24,7 @@ async def check_redis(redis_url: str) -> None:
 
 async def check_database(database_url: str) -> None:
     """Refuse an old schema. Raises StartError."""
-    from ledger.migration import current_revision, head_revision, is_behind  # noqa: PLC0415 - 33 MB that workers never need
+    from ledger.revision import current_revision, head_revision, is_behind  # noqa: PLC0415 - workers never need asyncpg
 
     try:
         revision = await current_revision(database_url)

@@ -15,6 +15,7 @@ from tierlane.settings import Settings
 from tierlane.up.data_dir import DataDir
 from tierlane.up.errors import StackError
 from tierlane.up.leash import MARK_VARIABLE, Leash
+from tierlane.up.leftovers import end_leftovers
 from tierlane.up.log_lines import LogLines, standard_output
 from tierlane.up.ports import held_port
 from tierlane.up.roles import Command, role_command
@@ -37,11 +38,12 @@ def run(settings: Settings, command: Command = role_command) -> int:
 def _run_locked(settings: Settings, lines: LogLines, command: Command) -> int:
     data_dir = DataDir(settings.data_dir)
     try:
+        end_leftovers(data_dir, lines, replace=settings.replace)
         with held_port(settings.host, settings.port) as port:
             settings = _completed(settings, data_dir, port)
             # Inherited by every process that is started from here on.
             os.environ[MARK_VARIABLE] = secrets.token_hex(16)
-            leash = Leash(data_dir.lock_fd)
+            leash = Leash(data_dir)
             try:
                 asyncio.run(_serve(Stack(settings, data_dir, leash, lines, command), lines))
             finally:

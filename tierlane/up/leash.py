@@ -5,7 +5,8 @@ It is started first, in a session of its own, and holds the read end of a pipe w
 named to it, the descendants of those, and every process that carries the stack's mark in its environment. The mark
 covers what `up` started but could not name any more, and the orphans of a worker that died before. Servers overwrite
 their environment with a title, so they are also known by their working directory. It holds the lock of the data
-directory too, so that the next `up` waits until everything is gone.
+directory too, so that the next `up` waits until everything is gone. Should both be killed, the kernel ends what it can
+(`child_process.dying_with_parent`), and the next `up` finds the rest (`leftovers`).
 
 Lines on the pipe: `pid N` to watch over a process, `server DIR` over the servers that work in a directory, `remove DIR`
 to delete a temporary directory at the end.
@@ -27,10 +28,12 @@ import psutil
 from tierlane.child_process import family, kill_all, still_runs
 from tierlane.embedded.binaries import POSTGRES_SERVER, REDIS_NAMES
 from tierlane.embedded.server_process import is_server_of
+from tierlane.up.data_dir import DataDir
 
 # Without the prefix of settings, which refuse what they do not know.
 MARK_VARIABLE = "_TIERLANE_STACK_MARK"
 SERVER_NAMES = (*REDIS_NAMES, POSTGRES_SERVER)
+LEASH_FILE = "leash.json"
 REMOVABLE_PREFIX = "tierlane-up-"
 KILL_WITHIN_S = 2.0
 POLL_S = 0.02
@@ -40,17 +43,18 @@ RELEASE_WAIT_S = 3.0
 class Leash:
     """The side of `up`: starts the process, names to it what must not outlive us, starts it again if it dies."""
 
-    def __init__(self, lock_fd: int) -> None:
-        """`lock_fd`: the locked file descriptor of the data directory, shared with the process."""
-        self._lock_fd = lock_fd
+    def __init__(self, data_dir: DataDir) -> None:
+        """`data_dir`: the process shares its lock, and what it is to know is written down there, should it be killed, too."""
+        self._data_dir = data_dir
         self._lines: list[str] = []
         self._popen = self._spawn()
+        self._write_down()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "tierlane.up.leash"],
             stdin=subprocess.PIPE,
-            pass_fds=(self._lock_fd,),
+            pass_fds=(self._data_dir.lock_fd,),
             start_new_session=True,
         )
 
@@ -81,10 +85,18 @@ class Leash:
         """Close the pipe after everything was stopped, and wait until the process has found nothing left to kill."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._popen.communicate(timeout=RELEASE_WAIT_S)
+        self._data_dir.remove(LEASH_FILE)
 
     def _tell(self, line: str) -> None:
         self._lines.append(line)
         self._write(line)
+        if not line.startswith("pid "):  # Processes are found by their mark.
+            self._write_down()
+
+    def _write_down(self) -> None:
+        lines = [line for line in self._lines if not line.startswith("pid ")]
+        with contextlib.suppress(OSError):  # A full disk must not take the stack down.
+            self._data_dir.write_json(LEASH_FILE, {"mark": os.environ.get(MARK_VARIABLE, ""), "lines": lines})
 
     def _write(self, line: str) -> None:
         if self._popen.stdin is not None:
@@ -118,13 +130,17 @@ class Held:
     def clear_away(self) -> None:
         """Kill everything, look again until nothing is left or two seconds have passed, delete the directories."""
         deadline = time.monotonic() + KILL_WITHIN_S
-        while (left := list(self._left())) and time.monotonic() < deadline:
+        while (left := self.left()) and time.monotonic() < deadline:
             kill_all(left)
             time.sleep(POLL_S)
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _left(self) -> Iterator[psutil.Process]:
+    def left(self) -> list[psutil.Process]:
+        """Every process that still runs, each once."""
+        return list({process.pid: process for process in self._found()}.values())
+
+    def _found(self) -> Iterator[psutil.Process]:
         for process in self._processes:
             if still_runs(process):
                 yield from family(process.pid)

@@ -5,7 +5,7 @@ import sys
 import threading
 from typing import BinaryIO
 
-NAME_WIDTH = 9  # "scheduler" and "gateway-1".
+NAME_WIDTH = 11  # "scheduler-1".
 MAX_LINE_BYTES = 64 << 10  # A longer line is cut into several, so that no process can fill our memory.
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 STACK = "tierlane"

@@ -4,10 +4,13 @@ Minutes may pass until a gateway listens, and it may end and begin again: meanwh
 whoever asks for any free one, a worker's direct endpoint for example, and the gateway could never listen.
 """
 
+import contextlib
 import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import psutil
 
 from tierlane.up.errors import StackError
 
@@ -23,10 +26,25 @@ def held_port(host: str, port: int) -> Iterator[int]:
         held = _held(family, _tried(family, address))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise StackError(f"Port {port} is in use on {host}: stop what listens there, or choose --port.") from error
+            raise StackError(
+                f"Port {port} is in use on {host}{_by(port)}: stop what listens there, or choose --port."
+            ) from error
         raise StackError(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
     with held:
         yield int(held.getsockname()[1])
+
+
+def _by(port: int) -> str:
+    """Who listens, as far as we may know."""
+    with contextlib.suppress(psutil.Error, OSError):
+        pids = {
+            each.pid
+            for each in psutil.net_connections("tcp")
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+        }
+        found = [f"{psutil.Process(pid).name()}, pid {pid}" for pid in sorted(filter(None, pids))]
+        return f" by {'; '.join(found)}" if found else ""
+    return ""
 
 
 def _tried(family: int, address: tuple[object, ...]) -> tuple[object, ...]:

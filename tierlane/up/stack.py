@@ -1,4 +1,4 @@
-"""The local stack in readiness order: servers, migrations, demo data, scheduler, workers, gateways."""
+"""The local stack in readiness order: servers, migrations, demo data, schedulers, workers, gateways."""
 
 import asyncio
 import os
@@ -111,7 +111,8 @@ class Stack:
 
     async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> Fleet:
         settings = roles.settings
-        await self._supervisor.add(self._member(roles, "scheduler", "scheduler"))
+        for number in range(1, settings.schedulers + 1):
+            await self._supervisor.add(self._member(roles, "scheduler", f"scheduler-{number}"))
         fleet = self._fleet(roles)
         least, most = settings.scale_bounds if settings.autoscale else (settings.workers, settings.workers)
         await fleet.start(min(max(settings.workers, least), most))
@@ -119,7 +120,7 @@ class Stack:
             for name in pool.names():
                 differs = {"pool": pool.pool, "backend": pool.backend, "max_batch_size": sizes[pool.pool]}
                 await self._supervisor.add(self._member(roles, "worker", name, differs))
-        for number in range(1, settings.gateways + 1):
+        for number in range(1, settings.gateway_count + 1):
             await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
         return fleet
 

@@ -100,11 +100,13 @@ class Supervisor:
             started = time.monotonic()
             await _ended(member)
             refusals += (member.returncode or 0) > 0
-            if member.returncode == USAGE_EXIT_CODE or refusals >= TRIALS:
+            if not self._refusal and (member.returncode == USAGE_EXIT_CODE or refusals >= TRIALS):
                 self._refusal = f"{member.name} does not run ({_cause(member.returncode)}); its message is above."
                 self._refused.set()
-            delay = backoff.delay_after(time.monotonic() - started)
-            self._lines.say(f"{member.name} ended ({_cause(member.returncode)}); starting it again in {delay:.1f} s")
+            failed = member.returncode is None or member.returncode > 0
+            delay = backoff.delay_after(time.monotonic() - started, failed=failed)
+            when = f"in {delay:.1f} s" if delay else "now"
+            self._lines.say(f"{member.name} ended ({_cause(member.returncode)}); starting it again {when}")
             self._changed()
             await asyncio.sleep(delay)
             await self._start_again(member)
