@@ -96,8 +96,10 @@ class Story:
         self.answered(number, at + 0.1)
         self.row(number)
 
-    def fault(self, name: str, target: str, begin: float, end: float | None = None, error: str = "") -> None:
-        self.events.append(Fault(at=begin, name=name, target=target, what="start", error=error))
+    def fault(
+        self, name: str, target: str, begin: float, end: float | None = None, error: str = "", details: str = ""
+    ) -> None:
+        self.events.append(Fault(at=begin, name=name, target=target, what="start", details=details, error=error))
         if end is not None:
             self.events.append(Fault(at=end, name=name, target=target, what="heal"))
 

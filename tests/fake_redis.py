@@ -22,6 +22,7 @@ class FakeRedis:
         self.meanwhile: Callable[[], None] = lambda: None  # Happens during each admission.
         self.admitted: list[list[str]] = []
         self.total_ms: list[int] = []
+        self.redis_ms: list[int] = []
         self.cancelled: list[list[tuple[str, ErrorCode]]] = []
         self.standing: dict[str, Reply] = {}
 
@@ -35,6 +36,7 @@ class FakeRedis:
     ) -> list[Verdict]:
         self.admitted.append([submission.id for submission in submissions])
         self.total_ms += [submission.total_ms for submission in submissions]
+        self.redis_ms.append(redis_ms)
         self.meanwhile()
         await self._answer()
         return [self.verdict for _ in submissions]

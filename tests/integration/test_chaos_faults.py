@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from eventually import eventually
 from tierlane.chaos.catalogue import BY_NAME, Place
@@ -20,6 +21,8 @@ from tierlane.chaos.faults import DOING
 from tierlane.chaos.plan import FaultEvent, What
 from tierlane.chaos.proxy import FaultProxy
 from tierlane.chaos.schedule import Planned
+from tierlane.chaos.server_clock import ServerClock
+from tierlane.chaos.stack import chaos_redis
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 
@@ -32,7 +35,9 @@ class Servers:
     def __init__(self, sleeper: int) -> None:
         self._sleeper = sleeper
         self.redis_url = ""
+        self.redis: EmbeddedRedis | None = None
         self.postgres: EmbeddedPostgres | None = None
+        self.redis_clock = ServerClock(Path())
 
     @property
     def targets(self) -> Mapping[Place, int]:
@@ -49,6 +54,8 @@ class Servers:
     def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
         if place is Place.POSTGRES and self.postgres:
             return family(self.postgres.pid)
+        if place is Place.REDIS and self.redis:
+            return family(self.redis.pid)
         return [one for one in family(self._sleeper) if one.status() != psutil.STATUS_ZOMBIE]
 
     def proxy(self, place: Place, index: int) -> FaultProxy:
@@ -87,8 +94,10 @@ def ground() -> Iterator[Servers]:
 
 @pytest.fixture
 async def redis(tmp_path: Path, ground: Servers) -> AsyncIterator[Redis]:
-    """A client of a server of the test's own."""
-    server = EmbeddedRedis(tmp_path, tmp_path / "run", ephemeral=True)
+    """A client of a server of the test's own, started as that of a chaos stack is."""
+    ground.redis_clock = ServerClock(tmp_path)
+    ground.redis_clock.prepare()
+    server = ground.redis = chaos_redis(tmp_path, ground.redis_clock)
     await server.start()
     ground.redis_url = server.url
     client = Redis.from_url(server.url)
@@ -182,6 +191,57 @@ async def test_clients_of_redis_are_cut_off(ground: Servers, redis: Redis) -> No
     await Doing(ground, "client-kill-normal", Place.REDIS, 0.0).begun()
     assert await redis.client_id() != before
     await subscription.aclose()
+
+
+@pytest.mark.parametrize(("name", "step_s"), [("clock-forward", 5.0), ("clock-backward", -5.0)])
+async def test_the_clock_of_redis_steps_and_comes_back(ground: Servers, redis: Redis, name: str, step_s: float) -> None:
+    """TIME, and with it what is left of a key's life; at the end all is as before. Also after a restart of the server."""
+    assert not ground.redis_clock.why_not
+    await redis.set("key", "value", px=60_000)
+    doing = Doing(ground, name, Place.REDIS, step_s=5.0)
+    assert (await doing.begun()).details == f"{step_s:+.3f} s"
+    assert await _ahead_s(redis) == pytest.approx(step_s, abs=0.5)
+    assert await redis.pttl("key") == pytest.approx(60_000 - step_s * 1000, abs=2000)
+    assert ground.redis
+    ground.redis.kill()
+    await ground.redis.stop()
+    await ground.redis.start()
+    assert await _ahead_s(redis) == pytest.approx(step_s, abs=0.5)
+    await doing.end()
+    assert await _ahead_s(redis) == pytest.approx(0.0, abs=0.5)
+
+
+async def _ahead_s(redis: Redis) -> float:
+    seconds, microseconds = await redis.time()
+    return float(seconds + microseconds / 1e6 - time.time())
+
+
+async def test_a_clock_that_cannot_be_moved_is_no_fault(ground: Servers) -> None:
+    """Where there is no compiler, say: the event tells why."""
+    ground.redis_clock.why_not = "There is no C compiler."
+    told = await Doing(ground, "clock-forward", Place.REDIS, step_s=5.0).begun()
+    assert (told.what, told.error) == (What.START, "FaultImpossible: There is no C compiler.")
+
+
+async def test_redis_can_write_nothing_and_then_goes_on(ground: Servers, redis: Redis) -> None:
+    """While the disk of its append-only file is full every write is refused; with room again it recovers by itself."""
+    await redis.set("key", "before")
+    doing = Doing(ground, "redis-disk-full", Place.REDIS)
+    await doing.begun()
+
+    await eventually(lambda: _refused(redis), "a write that is refused")
+    assert await redis.get("key") in {b"before", b"meanwhile"}
+    await doing.end()
+    await redis.set("key", "after")
+    assert (await redis.config_get("appendonly"))["appendonly"] == "no"
+
+
+async def _refused(redis: Redis) -> bool:
+    try:
+        await redis.set("key", "meanwhile")
+    except ResponseError as error:
+        return str(error).startswith("MISCONF")
+    return False
 
 
 async def test_redis_pauses(ground: Servers, redis: Redis) -> None:

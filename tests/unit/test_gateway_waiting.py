@@ -359,3 +359,37 @@ async def test_what_was_never_sent_is_not_asked_about() -> None:
 
     assert await waiting.future is ErrorCode.DEADLINE_EXCEEDED
     assert redis.cancelled == [[]]
+
+
+@pytest.mark.parametrize("inputs", [1, 3])
+async def test_a_step_of_redis_clock_makes_nobody_too_late(inputs: int) -> None:
+    """Too late, and there is time left here: the guess of Redis TIME is wrong. They are sent again, without a guess."""
+    redis = FakeRedis(verdict=Verdict(Admission.TOO_LATE, 0.0, 0, 0, 0))
+    redis.meanwhile = lambda: setattr(redis, "verdict", redis.verdict if redis.redis_ms[-1] else ACCEPTED)
+    admitter = Admitter(redis, lambda: limits()._replace(redis_ms=1000), Cancels(redis), clock=lambda: 1.0)
+    waiting = [waiter(f"w{index}") for index in range(inputs)]
+    if inputs > 1:
+        for one in waiting:
+            one.together = waiting
+    task = asyncio.create_task(admitter.run())
+    admitter.submit(waiting[0])
+    await settled()
+    await end_all([task])
+
+    ids = [one.id for one in waiting]
+    assert (redis.admitted, redis.redis_ms) == ([ids, ids], [1000, 0])
+    assert [(one.verdict, one.future.done()) for one in waiting] == [(ACCEPTED, False)] * inputs
+
+
+async def test_who_is_too_late_by_our_own_clock_is_refused() -> None:
+    """The time is over here as well: nobody is sent again."""
+    refused = Verdict(Admission.TOO_LATE, 0.0, 0, 0, 0)
+    redis = FakeRedis(verdict=refused)
+    admitter = Admitter(redis, lambda: limits()._replace(redis_ms=1000), Cancels(redis), clock=lambda: 4.0)
+    waiting = waiter("a")
+    admitter.submit(waiting)
+    task = asyncio.create_task(admitter.run())
+    await settled()
+    await end_all([task])
+
+    assert (await waiting.future, len(redis.admitted)) == (refused, 1)

@@ -7,6 +7,7 @@ import psutil
 
 from tierlane.chaos.catalogue import Place
 from tierlane.chaos.proxy import FaultProxy
+from tierlane.chaos.server_clock import ServerClock
 
 
 class Ground(Protocol):
@@ -23,6 +24,10 @@ class Ground(Protocol):
     @property
     def database_url(self) -> str:
         """PostgreSQL itself."""
+
+    @property
+    def redis_clock(self) -> ServerClock:
+        """The wall clock of Redis."""
 
     def name(self, place: Place, index: int) -> str:
         """What a target is called in events."""

@@ -16,6 +16,7 @@ RETRIES_A_SECOND = 10.0
 RETRIES_AT_START = 100.0
 MOST_VICTIMS_LOST = 0.01
 WORK_LOST = frozenset({"deadline_exceeded", "gpu_timeout", "worker_lost", "gateway_lost", "abandoned"})
+DEADLINE = "deadline_exceeded"
 TOLD_IN_DOUBT = (503, 504)  # What a gateway says of its own accord where it cannot learn the outcome.
 BOTH_WITNESSES = "Redis and then the gateway were lost before PostgreSQL had it"
 ABANDONED = "abandoned"  # What the auditor makes of a row whose end nobody has told.
@@ -165,17 +166,21 @@ def _in_doubt(case: Case, one: Try) -> bool:
 def needless_failures(case: Case) -> Finding:
     """Accepted and failed for want of a worker or of time, where no fault was there that a request may feel."""
     offences: list[Offence] = []
+    explained: Counter[str] = Counter()
     victims = 0
     for one in case.tries:
         if case.excuses.felt(one.gateway, one.sent, one.ended):
             continue
         for row in case.rows_of(one):
             failed = row.code in WORK_LOST
+            if row.code == DEADLINE and case.excuses.clock_ran_ahead(one.sent, one.ended):
+                explained["the clock of Redis went forwards"] += 1
+                continue
             victims += failed or (row.attempts or 0) > 1
             if failed:
                 offences.append(Offence(f"It failed with {row.code}.", one.invoked.nonce, row.id))
     few = len(offences) <= MOST_VICTIMS_LOST * victims
-    return Finding(() if few else offences, shown=f"{victims} victims, {len(offences)} of them failed")
+    return Finding(() if few else offences, explained, shown=f"{victims} victims, {len(offences)} of them failed")
 
 
 def attempts(case: Case) -> Finding:

@@ -23,6 +23,7 @@ from tierlane.chaos.plan import Customer, Sources, Target
 from tierlane.chaos.proxy import HOST, FaultProxy
 from tierlane.chaos.readiness import wait_until_whole
 from tierlane.chaos.seeding import seed_customers
+from tierlane.chaos.server_clock import ServerClock
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings import Settings
@@ -44,6 +45,8 @@ LOOK_S = 0.25
 SEE_LOG = "run it again with --keep DIR and look into roles.log there"
 # The stack throws its data away at the end, so nothing is synced to disk; but what PostgreSQL has committed must
 # survive the SIGKILL of its processes, which needs its commits to leave them.
+# A server whose disk is full shall get an error for that, where the limit of a file's size stands for the disk.
+LAUNCHER = ("/bin/sh", "-c", 'trap "" XFSZ; exec "$0" "$@"')
 POSTGRES_OPTIONS = ("-c", "synchronous_commit=on")
 
 
@@ -57,7 +60,9 @@ class ChaosStack:
         self._lines = lines
         self._supervisor = Supervisor(leash, lines, lambda: None)
         self._models = ModelProcesses()
-        self._redis = EmbeddedRedis(home.path, home.path / "run", ephemeral=True)
+        self.redis_clock = ServerClock(home.path)
+        self.redis_clock.prepare()
+        self._redis = chaos_redis(home.path, self.redis_clock)
         self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True, extra_args=POSTGRES_OPTIONS)
         self._proxies: dict[Place, list[FaultProxy]] = {Place.REDIS_PROXY: [], Place.POSTGRES_PROXY: []}
         self._aside = Aside()
@@ -246,3 +251,8 @@ def _postgres_socket(server: EmbeddedPostgres) -> Path:
 
 def _proxy_name(client: str, server: str) -> str:
     return f"{client}>{server}"
+
+
+def chaos_redis(home: Path, clock: ServerClock) -> EmbeddedRedis:
+    """A server that keeps nothing, whose clock can be moved and whose disk can be full."""
+    return EmbeddedRedis(home, home / "run", ephemeral=True, launcher=LAUNCHER, environment=clock.environment)
