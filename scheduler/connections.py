@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.line import Argument, Line
 from scheduler.sentinel import SCHEMES, PrimaryPool, parse
+from scheduler.tls import TlsConnection, prepare
 
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)
@@ -71,8 +72,12 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
     if url.startswith(SCHEMES):
         client = LineRedis.from_pool(PrimaryPool(parse(url), **options))
     else:
-        client = LineRedis.from_pool(BlockingConnectionPool.from_url(url, **options))
+        pool = BlockingConnectionPool.from_url(url, **options)
+        if pool.connection_class is SSLConnection:
+            pool.connection_class = TlsConnection
+        client = LineRedis.from_pool(pool)
     line_of(client).timeout_s = timeout_s
+    prepare(client.connection_pool.make_connection())  # type: ignore[no-untyped-call]
     return client
 
 

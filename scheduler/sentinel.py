@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio import BlockingConnectionPool
-from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection
 
 from scheduler.errors import StartError
+from scheduler.tls import PrimaryTlsConnection
 
 SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT = 26379
@@ -101,7 +102,7 @@ class PrimaryPool(BlockingConnectionPool):
     check_connection = False
 
     def __init__(self, where: SentinelUrl, **options: Any) -> None:
-        connection = SentinelManagedSSLConnection if where.tls else SentinelManagedConnection
+        connection = PrimaryTlsConnection if where.tls else SentinelManagedConnection
         super().__init__(connection_class=connection, db=where.database, **options)
         self.connection_kwargs |= where.credentials | where.tls_files
         self.connection_kwargs["connection_pool"] = weakref.proxy(self)

@@ -7,7 +7,7 @@ import pytest
 
 from tierlane.chaos.catalogue import BY_NAME, KINDS, Family, Place
 from tierlane.chaos.fault import blows
-from tierlane.chaos.schedule import GAP_S, QUIET_S, Planned, schedule
+from tierlane.chaos.schedule import BACK_S, GAP_S, QUIET_S, Planned, schedule
 
 TARGETS = {
     Place.GATEWAY: 3,
@@ -69,11 +69,11 @@ def test_some_faults_overlap() -> None:
 
 
 def test_nothing_else_hits_a_role_that_is_restarted_in_a_row() -> None:
-    """The others of the role carry its work meanwhile."""
+    """The others of the role carry its work meanwhile, and until it is back."""
     for seed in SEEDS:
         planned = schedule(seed, 60, KINDS, TARGETS)
         for series in (fault for fault in planned if fault.kind.repeats):
-            end = series.at_s + series.length_s
+            end = series.at_s + series.length_s + BACK_S
             meanwhile = [one for one in planned if one.place is series.place and series.at_s <= one.at_s <= end]
             assert meanwhile == [series]
 

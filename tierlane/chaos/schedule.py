@@ -15,6 +15,7 @@ QUIET_S = 3.0
 GAP_S = (2.0, 5.0)
 SHORT_GAP_S = (1.0, 2.5)  # A run of seconds would otherwise see one or two.
 SHORT_RUN_S = 30.0
+BACK_S = 5.0  # By then a process that was killed is there again, on a machine that has other things to do as well.
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,16 @@ def _planned(random: Random, at_s: float, kind: Kind, targets: Mapping[Place, in
 
 
 def _clash(one: Planned, other: Planned) -> bool:
-    same = (one.kind.name, one.place, one.index) == (other.kind.name, other.place, other.index)
+    if (one.kind.name, one.place, one.index) == (other.kind.name, other.place, other.index):
+        return one.at_s <= _end(other) and other.at_s <= _end(one)
     # While one of a role is restarted again and again, the others are what the promise rests on.
-    role = one.place is other.place and bool(one.kind.repeats or other.kind.repeats)
-    return (same or role) and one.at_s <= other.at_s + other.length_s and other.at_s <= one.at_s + one.length_s
+    in_a_row = bool(one.kind.repeats or other.kind.repeats)
+    return one.place is other.place and in_a_row and one.at_s <= _back(other) and other.at_s <= _back(one)
+
+
+def _end(fault: Planned) -> float:
+    return fault.at_s + fault.length_s
+
+
+def _back(fault: Planned) -> float:
+    return _end(fault) + BACK_S

@@ -24,6 +24,7 @@ from tierlane.chaos.proxy import HOST, FaultProxy
 from tierlane.chaos.readiness import wait_until_whole
 from tierlane.chaos.seeding import seed_customers
 from tierlane.chaos.server_clock import ServerClock
+from tierlane.chaos.tls_front import TlsFront
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings import Settings
@@ -53,7 +54,8 @@ POSTGRES_OPTIONS = ("-c", "synchronous_commit=on")
 class ChaosStack:
     """One stack in `home`. `start`, then faults, then `stop`; a `Ground`."""
 
-    def __init__(self, home: DataDir, shape: Shape, leash: Leash, lines: LogLines) -> None:
+    def __init__(self, home: DataDir, shape: Shape, leash: Leash, lines: LogLines, *, tls: bool = False) -> None:
+        """`tls`: the roles talk TLS to Redis, through the proxies."""
         self._home = home
         self._shape = shape
         self._leash = leash
@@ -63,6 +65,7 @@ class ChaosStack:
         self.redis_clock = ServerClock(home.path)
         self.redis_clock.prepare()
         self._redis = chaos_redis(home.path, self.redis_clock)
+        self._front = TlsFront(home.path / "certificates", self._redis.socket) if tls else None
         self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True, extra_args=POSTGRES_OPTIONS)
         self._proxies: dict[Place, list[FaultProxy]] = {Place.REDIS_PROXY: [], Place.POSTGRES_PROXY: []}
         self._aside = Aside()
@@ -96,9 +99,10 @@ class ChaosStack:
         await self._add(ServerMember("redis", self._redis))
         await self._add(ServerMember("postgres", self._postgres))
         await self._fill_database()
-        await self._start_roles()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
+                await self._start_front()
+                await self._start_roles()
                 await self._aside.run(self._supervisor.settle(self.whole()))
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; {SEE_LOG}.") from None
@@ -207,6 +211,11 @@ class ChaosStack:
         await seed_demo(settings.database_url, self._home, [model])
         self._customers = await seed_customers(settings.database_url)
 
+    async def _start_front(self) -> None:
+        if self._front is not None:
+            await self._add(RoleMember("tls", "tls", self._front.command(), dict(os.environ), self._lines))
+            await self._front.ready()
+
     async def _start_roles(self) -> None:
         shape = self._shape
         for number in range(shape.schedulers):
@@ -220,8 +229,9 @@ class ChaosStack:
 
     async def _start_role(self, place: Place, index: int, *, database: bool, **own: object) -> None:
         name = f"{place}-{index + 1}"
-        redis = await self._add_proxy(Place.REDIS_PROXY, name, self._redis.socket)
-        own["redis_url"] = f"redis://{HOST}:{redis.port}/0"
+        front = self._front
+        redis = await self._add_proxy(Place.REDIS_PROXY, name, front.socket if front else self._redis.socket)
+        own["redis_url"] = front.url(HOST, redis.port) if front else f"redis://{HOST}:{redis.port}/0"
         if database:
             postgres = await self._add_proxy(Place.POSTGRES_PROXY, name, _postgres_socket(self._postgres))
             own["database_url"] = f"postgresql+asyncpg://tierlane@{HOST}:{postgres.port}/tierlane"
