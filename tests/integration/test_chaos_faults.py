@@ -18,6 +18,8 @@ from eventually import eventually
 from tierlane.chaos.catalogue import BY_NAME, Place
 from tierlane.chaos.fault import do_fault
 from tierlane.chaos.faults import DOING
+from tierlane.chaos.ground import Stranger
+from tierlane.chaos.hostile_client import CONNECTIONS_OF_A_SORT, SORTS
 from tierlane.chaos.plan import FaultEvent, What
 from tierlane.chaos.proxy import FaultProxy
 from tierlane.chaos.schedule import Planned
@@ -35,6 +37,7 @@ class Servers:
     def __init__(self, sleeper: int) -> None:
         self._sleeper = sleeper
         self.redis_url = ""
+        self.http_port = 0
         self.redis: EmbeddedRedis | None = None
         self.postgres: EmbeddedPostgres | None = None
         self.redis_clock = ServerClock(Path())
@@ -57,6 +60,9 @@ class Servers:
         if place is Place.REDIS and self.redis:
             return family(self.redis.pid)
         return [one for one in family(self._sleeper) if one.status() != psutil.STATUS_ZOMBIE]
+
+    def stranger(self, index: int) -> Stranger:
+        return Stranger("127.0.0.1", self.http_port, "key", "model")
 
     def proxy(self, place: Place, index: int) -> FaultProxy:
         raise LookupError
@@ -281,3 +287,30 @@ async def test_postgres_can_write_nothing_and_then_goes_on(ground: Servers, post
     found = {row["id"] for row in await connection.fetch("SELECT id FROM requests")}
     await connection.close()
     assert {"before", "after"} <= found
+
+
+async def test_a_hostile_client_comes_again_and_goes_at_the_end(ground: Servers) -> None:
+    """Every sort on its few connections, never more at once, also where each is ended at once; none is left."""
+    here: set[asyncio.StreamWriter] = set()
+    came, most = 0, 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came, most
+        here.add(writer)
+        came, most = came + 1, max(most, len(here))
+        with suppress(OSError):
+            if came > len(SORTS) * CONNECTIONS_OF_A_SORT or came % 2:
+                while await reader.read(1 << 16):
+                    pass
+        here.discard(writer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        ground.http_port = server.sockets[0].getsockname()[1]
+        doing = Doing(ground, "hostile-client", Place.GATEWAY)
+        told = await doing.begun()
+        assert told.details == f"{len(SORTS) * CONNECTIONS_OF_A_SORT} connections"
+        await eventually(lambda: came > len(SORTS) * CONNECTIONS_OF_A_SORT, "some came again")
+        await doing.end()
+        await eventually(lambda: not here, "all are gone")
+    assert most <= len(SORTS) * CONNECTIONS_OF_A_SORT

@@ -16,6 +16,7 @@ class Family(StrEnum):
     REDIS = "redis"
     PROXY = "proxy"
     POSTGRES = "postgres"
+    CLIENT = "client"
 
 
 class Place(StrEnum):
@@ -54,6 +55,7 @@ BLOW: Range = (0.0, 0.0)
 STANDSTILL: Range = (0.2, 5.0)
 SPELL: Range = (0.5, 5.0)
 STEP: Range = (0.5, 8.0)
+HOSTILE: Range = (2.0, 8.0)
 IN_A_ROW: Range = (6.0, 12.0)
 RESTART_EVERY_S = 3.0
 PROXIES = (Place.REDIS_PROXY, Place.REDIS_PROXY, Place.POSTGRES_PROXY)  # Redis is asked for every request.
@@ -147,6 +149,13 @@ KINDS: tuple[Kind, ...] = (
     _postgres("pg-terminate", "pg_terminate_backend of every client"),
     _postgres("pg-lock", "LOCK TABLE requests", (1.0, 5.0)),
     _postgres("pg-disk-full", "backends of PostgreSQL that can write no file", (0.3, 3.0), outside=False),
+    Kind(
+        "hostile-client",
+        Family.CLIENT,
+        (Place.GATEWAY,),
+        HOSTILE,
+        "half heads, half bodies, strange hosts, garbage, abandoned streams and slow readers at a gateway",
+    ),
 )
 
 BY_NAME = {kind.name: kind for kind in KINDS}

@@ -40,6 +40,7 @@ HIDDEN = POSTGRES_FAULTS | {
     "term-scheduler",
     "script-flush",
     "client-kill-pubsub",
+    "hostile-client",
 }
 """What no request of a customer may feel: the work of a killed worker is done again while there is time."""
 EVERYBODY = ""

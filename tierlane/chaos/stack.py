@@ -18,11 +18,12 @@ from pydantic import SecretStr
 from tierlane.chaos.aside import Aside
 from tierlane.chaos.catalogue import Place
 from tierlane.chaos.echo import RUNS_VARIABLE
+from tierlane.chaos.ground import Stranger
 from tierlane.chaos.options import Shape
 from tierlane.chaos.plan import Customer, Sources, Target
 from tierlane.chaos.proxy import HOST, FaultProxy
 from tierlane.chaos.readiness import wait_until_whole
-from tierlane.chaos.seeding import seed_customers
+from tierlane.chaos.seeding import seed_customers, seed_hostile
 from tierlane.chaos.server_clock import ServerClock
 from tierlane.chaos.tls_front import TlsFront
 from tierlane.child_process import family
@@ -73,6 +74,7 @@ class ChaosStack:
         self._ports = ExitStack()
         self._urls: list[str] = []
         self._customers: tuple[Customer, ...] = ()
+        self._hostile_key = self._model = ""
         self.runs = home.path / "runs"
         self.settings = Settings.model_validate(
             {
@@ -162,6 +164,11 @@ class ChaosStack:
         """PostgreSQL itself."""
         return self._postgres.url
 
+    def stranger(self, index: int) -> Stranger:
+        """At this gateway."""
+        where = urlsplit(self._urls[index])
+        return Stranger(where.hostname or HOST, where.port or 0, self._hostile_key, self._model)
+
     def name(self, place: Place, index: int) -> str:
         """What a target is called in events."""
         if place in self._proxies:
@@ -208,8 +215,10 @@ class ChaosStack:
         if await self._aside.run(self._supervisor.run_once(migrate)) != 0:
             raise StackError(f"The migrations failed; {SEE_LOG}.")
         model = demo_model(BACKEND, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
+        self._model = model.name
         await seed_demo(settings.database_url, self._home, [model])
         self._customers = await seed_customers(settings.database_url)
+        self._hostile_key = await seed_hostile(settings.database_url)
 
     async def _start_front(self) -> None:
         if self._front is not None:
