@@ -38,7 +38,15 @@ class Story:
         self.whole(901, 0.0, gateway="gateway-1")
         self.whole(902, 0.0, gateway="gateway-2")
 
-    def sent(self, number: int, at: float, turn: int = 0, gateway: str = "gateway-1", key: str = "") -> None:
+    def sent(
+        self,
+        number: int,
+        at: float,
+        turn: int = 0,
+        gateway: str = "gateway-1",
+        key: str = "",
+        customer: str = CUSTOMER,
+    ) -> None:
         self.events.append(
             Invoked(
                 at=at,
@@ -47,7 +55,7 @@ class Story:
                 trace=trace_of(number, turn),
                 gateway=gateway,
                 tier="free",
-                customer=CUSTOMER,
+                customer=customer,
                 key=key,
             )
         )
