@@ -6,7 +6,7 @@ stored wins over the timeout. When Redis does not say in time, the client is tol
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.cancels import CALL_SIZE, CancelCall, Cancels
 from gateway.waiters import Waiter, Waiters
@@ -49,25 +49,35 @@ class DeadlineSweep:
             elif waiter.settling_since + GRACE_S <= now and not waiter.future.done():
                 self.overrun += 1
                 waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
-        for start in range(0, len(fresh), CALL_SIZE):
-            self._begin(fresh[start : start + CALL_SIZE], now)
+        for group in _groups(fresh):
+            self._begin(group, now)
 
-    def _begin(self, group: list[Waiter], now: float) -> None:
+    async def end_all(self, code: ErrorCode) -> None:
+        """End all that wait with this code, as at their deadline: what is stored by then is the answer."""
+        await asyncio.gather(*(self._settle(group, code) for group in _groups(self._waiters.all())))
+
+    def _begin(self, group: Sequence[Waiter], now: float) -> None:
         for waiter in group:
             waiter.settling_since = now
-        task = asyncio.get_running_loop().create_task(self._settle(group))
+        task = asyncio.get_running_loop().create_task(self._settle(group, ErrorCode.DEADLINE_EXCEEDED))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _settle(self, group: list[Waiter]) -> None:
+    async def _settle(self, group: Sequence[Waiter], code: ErrorCode) -> None:
         asked = [waiter for waiter in group if waiter.sent]
         try:
-            replies = await self._endings.cancel([(waiter.id, ErrorCode.DEADLINE_EXCEEDED) for waiter in asked])
+            replies = await self._endings.cancel([(waiter.id, code) for waiter in asked])
             self._waiters.resolve_all(replies)
         except TierlaneError:
             for waiter in asked:
-                self._cancels.add(waiter.id, ErrorCode.DEADLINE_EXCEEDED)
+                self._cancels.add(waiter.id, code)
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
-            log_fault("ending overdue requests failed", error)
+            log_fault("ending requests failed", error)
         for waiter in group:
-            waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
+            if not waiter.settled:  # Else its end is on its way to the disk, and is told within the grace.
+                waiter.finish(code)
+
+
+def _groups(waiters: Sequence[Waiter]) -> list[Sequence[Waiter]]:
+    """What one call takes each."""
+    return [waiters[start : start + CALL_SIZE] for start in range(0, len(waiters), CALL_SIZE)]

@@ -290,6 +290,23 @@ def sweeping(redis: FakeRedis) -> tuple[DeadlineSweep, Waiters, Cancels]:
     return DeadlineSweep(waiters, redis, cancels), waiters, cancels
 
 
+async def test_all_can_be_ended_at_once_with_what_is_stored() -> None:
+    """A gateway that leaves asks Redis before it refuses: one whose output is there by then gets it."""
+    redis = FakeRedis()
+    sweep, waiters, _ = sweeping(redis)
+    done, rest, unasked = waiter("done"), waiter("rest"), waiter("unasked")
+    for each in (done, rest, unasked):
+        each.sent = each is not unasked
+        waiters.add(each)
+    redis.standing["done"] = reply("done", output="in time")
+
+    await sweep.end_all(ErrorCode.DRAINING)
+
+    assert redis.cancelled == [[("done", ErrorCode.DRAINING), ("rest", ErrorCode.DRAINING)]]
+    assert await done.future == reply("done", output="in time")
+    assert [await rest.future, await unasked.future] == [ErrorCode.DRAINING] * 2
+
+
 async def test_all_that_are_due_are_ended_in_one_call() -> None:
     """Nobody is asked about long before the deadline; close to it the stored result wins over the timeout."""
     redis = FakeRedis()
