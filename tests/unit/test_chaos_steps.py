@@ -64,6 +64,15 @@ def test_a_step_forwards_ends_what_has_less_time_left(step: float, sent: float, 
     assert ("needless failures" not in story.broken()) is holds
 
 
+def test_a_step_makes_nobody_too_late_to_enter() -> None:
+    """A request that has just come is not refused as overdue, whatever the clock says."""
+    story = Story()
+    story.fault(FORWARD, "redis", 10.0, 15.0, details=told_step(5.0))
+    story.sent(1, 10.1)
+    story.answered(1, 10.15, 504, "deadline_exceeded")
+    assert story.broken() == {"needless failures": 1}
+
+
 def test_the_way_back_of_a_step_backwards_is_one_forwards() -> None:
     """What was sent meanwhile is ended by it."""
     story = Story()
