@@ -191,6 +191,17 @@ def test_the_tool_itself_stood_still() -> None:
     assert story.broken() == {"late answers": 1}
 
 
+@pytest.mark.parametrize(("seconds", "holds"), [(0.3, True), (0.2, False)])
+def test_a_tool_that_stood_still_had_cut_everybody_off_from_redis(seconds: float, *, holds: bool) -> None:
+    """Its proxies stood still with it, for longer than a call may take: a gateway could not learn what became of a request."""
+    story = Story()
+    story.stall(1.2, 1.2 + seconds)
+    story.sent(1, 1.0)
+    story.answered(1, 1.8, 503, "no_capacity")
+    story.row(1, "failed", "queue_timeout")
+    assert story.broken() == ({} if holds else {"mismatch": 1})
+
+
 def test_an_interrupted_run_is_judged_by_what_it_did() -> None:
     """What was under way when it was stopped is neither answered nor not."""
     story = Story()

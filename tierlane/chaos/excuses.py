@@ -7,9 +7,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from tierlane.chaos.catalogue import BLOW, BY_NAME
-from tierlane.chaos.history import Answered, Event, Fault, Invoked
+from tierlane.chaos.history import Answered, Event, Fault, Invoked, Stalled
 from tierlane.chaos.plan import What
 from tierlane.chaos.steps import CLOCK_STEPS, Step, SteppedClock, read_step
 
@@ -25,6 +26,7 @@ AUDIT_S = 2.0  # By then an auditor has written what ended, where PostgreSQL is 
 CATCH_UP_S = 10.0  # And by then after PostgreSQL has come back.
 GATEWAY_LOOK_S = 0.25  # So often a gateway looks at the clock of Redis.
 LEAST_FOR_A_RUN_S = 3.4  # Who has waited for so long may have less time left than a slow run takes, and is ended.
+CALL_S = 0.25  # After which a call of Redis counts as lost.
 ANSWER_S = 4.1
 RUN_S = 4.05
 
@@ -103,6 +105,14 @@ def _steps(windows: Iterable[Window]) -> Iterable[Step]:
             yield Step(window.end, -window.step_s)
 
 
+def _counts(event: Event) -> TypeGuard[Stalled]:
+    return isinstance(event, Stalled) and event.at - event.since >= CALL_S
+
+
+def _stall(event: Stalled) -> Window:
+    return Window(event.since, event.at, EVERYBODY, "this tool stood still")
+
+
 class Excuses:
     """The faults of one run, asked by what they can cause. Gateways have the names that the load gives them."""
 
@@ -116,6 +126,8 @@ class Excuses:
         self._leaving = self._until_back("term-gateway", LEAVE_S, answers)
         self._frozen = [self._renamed(w) for w in self.windows if w.name == "stop-gateway"]
         self.clock = SteppedClock(_steps(self.windows), STAMP_S)
+        # The proxies are in this tool: while it stands still for as long as a call may take, nobody has Redis.
+        self._stalls = [] if self._one_address else [_stall(event) for event in events if _counts(event)]
         self._losses = [w for w in self.windows if w.name in LOSSES]
         self._redis = [w for w in map(self._at_redis, self.windows) if w is not None]
         self._postgres = [w for w in self.windows if w.name in POSTGRES_FAULTS or w.whom.endswith(">postgres")]
@@ -199,7 +211,7 @@ class Excuses:
 
     def redis_unsure(self, gateway: str, begin: float, end: float) -> bool:
         """Whether this gateway may not have had a true word from Redis in between."""
-        return any(w.meets(begin - SETTLE_S, end + STAMP_S, gateway) for w in self._redis)
+        return any(w.meets(begin - SETTLE_S, end + STAMP_S, gateway) for w in (*self._redis, *self._stalls))
 
     def frozen(self, gateway: str, begin: float, end: float) -> bool:
         """Whether the gateway was stopped in between."""
@@ -226,7 +238,7 @@ class Excuses:
 
     def felt(self, gateway: str, begin: float, end: float) -> bool:
         """Whether a fault that a request may feel was there for this gateway in between, or shortly before."""
-        for window in self.windows:
+        for window in (*self.windows, *self._stalls):
             hidden = window.name in HIDDEN or window.whom.endswith(">postgres")
             elsewhere = window.name in ("kill-gateway", "stop-gateway", "term-gateway") and not self._renamed(
                 window
