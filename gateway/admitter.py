@@ -10,7 +10,7 @@ the ids that may have been admitted after all are ended later, so that nothing r
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from gateway.call_watch import ONCE_MORE, CallWatch
@@ -83,6 +83,7 @@ class Admitter:
         self._took = took  # Told the seconds of each call that Redis answered.
         self._wake = asyncio.Event()
         self.rejections = Rejections()
+        self._doubted = False  # What is thought to be Redis TIME was wrong: the next call goes without it.
         self.calls = 0
         self.failed_calls = 0
 
@@ -164,6 +165,8 @@ class Admitter:
             waiter.sent = True
         try:
             limits = self._limits()
+            if self._doubted:
+                limits, self._doubted = limits._replace(redis_ms=0), False
             batch = _of_known_tiers(batch, limits)
             now = self._clock()
             verdicts = await self._ask(limits, [with_time_left(waiter, now) for waiter in batch])
@@ -174,12 +177,27 @@ class Admitter:
             self._refuse(batch, ErrorCode.INTERNAL_ERROR)
         else:
             failpoint("admit_unheard")
+            again = self._not_late(batch, verdicts) if limits.redis_ms else ()
             together = 0  # So many more are judged as one with those before.
             for waiter, verdict in zip(batch, verdicts, strict=True):
                 together = max(together - 1, len(waiter.together))
+                if waiter in again:
+                    continue
                 if not together and verdict.outcome not in ENTERED:
                     self.rejections.note(waiter.submission, verdict, self._clock())
                 self._judged(waiter, verdict)
+            if again:
+                self._doubted = True
+                self._pending.extendleft(waiter for waiter in reversed(batch) if waiter in again)
+
+    def _not_late(self, batch: list[Waiter], verdicts: list[Verdict]) -> Collection[Waiter]:
+        """Those who were told that they are too late and are not, by our own clock: the one of Redis went forwards."""
+        late = {w for w, verdict in zip(batch, verdicts, strict=True) if verdict.outcome is Admission.TOO_LATE}
+        if not late:
+            return ()
+        now = self._clock()
+        early = {waiter for waiter in late if now < waiter.deadline}
+        return {waiter for waiter in early if early.issuperset(waiter.together)}
 
     async def _ask(self, limits: Limits, submissions: Sequence[Submission]) -> list[Verdict]:
         self.calls += 1

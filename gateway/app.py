@@ -93,10 +93,7 @@ class Gateway(Parts):
         await self._close_doors()
         everywhere = self.pools.all
         await self._within(self.config.drain_timeout_s, lambda: not any(parts.under_way for parts in everywhere))
-        for parts in everywhere:
-            for waiter in parts.waiters.all():
-                parts.cancels.add(waiter.id, ErrorCode.DRAINING, told=True)
-                waiter.finish(ErrorCode.DRAINING)
+        await asyncio.gather(*(parts.sweep.end_all(ErrorCode.DRAINING) for parts in everywhere))
         await self._within(LAST_CANCELS_S, lambda: not any(parts.unsettled for parts in everywhere))
 
     async def _close_doors(self) -> None:

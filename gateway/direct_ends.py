@@ -151,6 +151,7 @@ class DirectEnds:
             pair = self._pair_as_told(waiter)
         else:
             pair = audit_pair(self._gateway_id, waiter, outcome, self._clock(), "direct")
+            waiter.settled = True
         self._noting += 1
         self._audit.note(pair, lambda safe: self._noted(entry, outcome, safe=safe))
 
@@ -173,7 +174,7 @@ class DirectEnds:
         """The client does not get what the audit does not have. It is told so, and its end is owed to its beginning."""
         self.unsafe += 1
         waiter = entry.waiter
-        waiter.direct = False
+        waiter.direct = waiter.settled = False
         refuse(waiter, ErrorCode.NO_CAPACITY, self._cancels)
         if entry.on_record and waiter.future.done():
             self._owed.append(self._pair_as_told(waiter))

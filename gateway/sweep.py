@@ -6,7 +6,7 @@ stored wins over the timeout. When Redis does not say in time, the client is tol
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.cancels import CALL_SIZE, CancelCall, Cancels
 from gateway.waiters import Waiter, Waiters
@@ -49,37 +49,43 @@ class DeadlineSweep:
                 fresh.append(waiter)
             elif waiter.settling_since + GRACE_S <= now and not waiter.future.done():
                 self.overrun += 1
-                self._answer(waiter)
-        for start in range(0, len(fresh), CALL_SIZE):
-            self._begin(fresh[start : start + CALL_SIZE], now)
+                self._answer(waiter, ErrorCode.DEADLINE_EXCEEDED)
+        for group in _groups(fresh):
+            self._begin(group, now)
 
-    def _begin(self, group: list[Waiter], now: float) -> None:
+    async def end_all(self, code: ErrorCode) -> None:
+        """End all that wait with this code, as at their deadline: what is stored by then is the answer."""
+        await asyncio.gather(*(self._settle(group, code) for group in _groups(self._waiters.all())))
+
+    def _begin(self, group: Sequence[Waiter], now: float) -> None:
         for waiter in group:
             waiter.settling_since = now
-        task = asyncio.get_running_loop().create_task(self._settle(group))
+        task = asyncio.get_running_loop().create_task(self._settle(group, ErrorCode.DEADLINE_EXCEEDED))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _settle(self, group: list[Waiter]) -> None:
+    async def _settle(self, group: Sequence[Waiter], code: ErrorCode) -> None:
         asked = [waiter for waiter in group if waiter.sent]
         try:
-            replies = await self._endings.cancel([_ended(waiter) for waiter in asked])
+            replies = await self._endings.cancel([Cancellation(waiter.id, code, used=waiter.used) for waiter in asked])
             self._waiters.resolve_all(replies)
         except TierlaneError:
             pass  # It is told what the client was told when it is back.
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
-            log_fault("ending overdue requests failed", error)
+            log_fault("ending requests failed", error)
         for waiter in group:
-            self._answer(waiter)
+            if not waiter.settled:  # Else its end is on its way to the disk, and is told within the grace.
+                self._answer(waiter, code)
 
-    def _answer(self, waiter: Waiter) -> None:
-        """Send 504 where nothing else was sent. Redis may note another end at this moment, which then is revoked."""
+    def _answer(self, waiter: Waiter, code: ErrorCode) -> None:
+        """Send this error where nothing else was sent. Redis may note another end at this moment, which then is revoked."""
         if waiter.future.done():
             return
         if waiter.sent:
-            self._cancels.add(waiter.id, ErrorCode.DEADLINE_EXCEEDED, told=True, used=waiter.used)
-        waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
+            self._cancels.add(waiter.id, code, told=True, used=waiter.used)
+        waiter.finish(code)
 
 
-def _ended(waiter: Waiter) -> Cancellation:
-    return Cancellation(waiter.id, ErrorCode.DEADLINE_EXCEEDED, used=waiter.used)
+def _groups(waiters: Sequence[Waiter]) -> list[Sequence[Waiter]]:
+    """What one call takes each."""
+    return [waiters[start : start + CALL_SIZE] for start in range(0, len(waiters), CALL_SIZE)]

@@ -73,6 +73,7 @@ class Waiter:
         "lost",
         "reader",
         "sent",
+        "settled",
         "settling_since",
         "started",
         "streams",
@@ -91,6 +92,7 @@ class Waiter:
         self.accepted = False  # Redis said that it keeps it.
         self.lost = False  # Redis may have lost it since, and has not said again that it keeps it.
         self.direct = False  # A worker runs it past Redis, and its audit is written there: no witness is needed.
+        self.settled = False  # Its end past Redis is on its way to the disk: Redis may not tell another one.
         self.gone = False  # Nobody waits any more.
         self.reader: Reader | None = None  # Whoever reads along now.
         self.streams = False  # Somebody reads along, or did: without a reader nothing is to be run to its end.
@@ -153,6 +155,8 @@ class Waiters:
             return False
         if reply.customer_id != waiter.submission.customer_id or reply.nonce != waiter.submission.nonce:
             self.refused_replies += 1
+            return False
+        if waiter.settled:
             return False
         waiter.finish(reply)
         return True

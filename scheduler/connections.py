@@ -26,7 +26,7 @@ from scheduler.errors import RedisUnavailable, StartError
 from scheduler.keys import PROTOCOL
 from scheduler.line import Argument, Line
 from scheduler.sentinel import SCHEMES, PrimaryPool, parse
-from scheduler.tls import SharedSSLConnection
+from scheduler.tls import SharedSSLConnection, prepare
 
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)
@@ -86,6 +86,7 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
             pool.connection_class = SharedSSLConnection
         client = LineRedis.from_pool(pool)
     line_of(client).timeout_s = timeout_s
+    prepare(client.connection_pool.make_connection())  # type: ignore[no-untyped-call]
     return client
 
 

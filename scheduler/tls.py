@@ -6,6 +6,7 @@ when they change, so that a renewed certificate is used by the next connection.
 """
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
@@ -34,6 +35,16 @@ def _version(path: str | None) -> tuple[int, ...]:
         return ()
     found = os.stat(path)  # noqa: PTH116 - the path may be of a file or a folder, and may be text
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def prepare(connection: object) -> None:
+    """Make the context now, where this connection has one: the time of a first call may be too short for it.
+
+    A fault of its files is reported by each connection.
+    """
+    if isinstance(connection, SSLConnection):
+        with suppress(OSError):
+            shared(connection.ssl_context).get()
 
 
 class SharedSSLConnection(SSLConnection):

@@ -38,7 +38,15 @@ class Story:
         self.whole(901, 0.0, gateway="gateway-1")
         self.whole(902, 0.0, gateway="gateway-2")
 
-    def sent(self, number: int, at: float, turn: int = 0, gateway: str = "gateway-1", key: str = "") -> None:
+    def sent(
+        self,
+        number: int,
+        at: float,
+        turn: int = 0,
+        gateway: str = "gateway-1",
+        key: str = "",
+        customer: str = CUSTOMER,
+    ) -> None:
         self.events.append(
             Invoked(
                 at=at,
@@ -47,7 +55,7 @@ class Story:
                 trace=trace_of(number, turn),
                 gateway=gateway,
                 tier="free",
-                customer=CUSTOMER,
+                customer=customer,
                 key=key,
             )
         )
@@ -96,8 +104,10 @@ class Story:
         self.answered(number, at + 0.1)
         self.row(number)
 
-    def fault(self, name: str, target: str, begin: float, end: float | None = None, error: str = "") -> None:
-        self.events.append(Fault(at=begin, name=name, target=target, what="start", error=error))
+    def fault(
+        self, name: str, target: str, begin: float, end: float | None = None, error: str = "", details: str = ""
+    ) -> None:
+        self.events.append(Fault(at=begin, name=name, target=target, what="start", details=details, error=error))
         if end is not None:
             self.events.append(Fault(at=end, name=name, target=target, what="heal"))
 

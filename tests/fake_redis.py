@@ -25,6 +25,7 @@ class FakeRedis:
         self.total_ms: list[int] = []
         self.cancelled: list[list[tuple[str, ErrorCode] | tuple[str, ErrorCode, bool]]] = []
         self.told: list[str] = []  # Whose clients were told that code.
+        self.redis_ms: list[int] = []
         self.standing: dict[str, Reply] = {}
 
     async def admit(
@@ -37,6 +38,7 @@ class FakeRedis:
     ) -> list[Verdict]:
         self.admitted.append([submission.id for submission in submissions])
         self.total_ms += [submission.total_ms for submission in submissions]
+        self.redis_ms.append(redis_ms)
         self.meanwhile()
         await self._answer()
         return [self.verdict for _ in submissions]

@@ -31,6 +31,11 @@ local function still_wanted(batch)
   return left > 0
 end
 
+-- A lease that is longer than any was written before TIME went back: a worker that was lost since would be noticed as late.
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '(' .. now + rule.lease_ms, '+inf', 'LIMIT', 0, ARGV[2])) do
+  redis.call('ZADD', P .. 'leases', now + rule.lease_ms, id)
+end
+
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', now, 'LIMIT', 0, ARGV[2])) do
   local batch = load_batch(id)
   if not batch then

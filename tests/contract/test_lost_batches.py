@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pool import Pool, done
-from scheduler.batches import RETRY_BUDGET
+from scheduler.batches import LEASE_MS, RETRY_BUDGET
 from scheduler.endings import Reaped
 from scheduler.errors import ErrorCode
 
@@ -214,3 +214,17 @@ async def test_a_popped_batch_can_be_pushed_back(pool: Pool) -> None:
     await pool.batches.push_back("unknown")
 
     assert [await pool.pop(), await pool.pop()] == ["b1", None]
+
+
+async def test_a_clock_that_went_back_makes_no_lease_longer(pool: Pool) -> None:
+    """A lease of an hour ahead was written before Redis TIME went back: from the next pass it lasts as long as any other."""
+    claimed = await pool.running(1)
+    ahead_ms = await pool.now_ms() + 3_600_000
+    await pool.client.zadd(pool.keys.leases, {claimed.batch_id: ahead_ms})
+    await pool.client.set(pool.keys.reaped_at, ahead_ms)
+
+    assert await pool.endings.reap(0) == Reaped(0, 0, 0, 0)
+    assert await pool.client.zscore(pool.keys.leases, claimed.batch_id) <= await pool.now_ms() + LEASE_MS
+
+    await pool.reaped()
+    assert (await pool.claim_next("w2")).requests[0].attempt == 2

@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,15 +12,19 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from eventually import eventually
 from tierlane.chaos.catalogue import BY_NAME, Place
 from tierlane.chaos.fault import do_fault
 from tierlane.chaos.faults import DOING
+from tierlane.chaos.ground import Stranger
+from tierlane.chaos.hostile_client import CONNECTIONS_OF_A_SORT, SORTS
 from tierlane.chaos.plan import FaultEvent, What
 from tierlane.chaos.proxy import FaultProxy
 from tierlane.chaos.schedule import Planned
+from tierlane.chaos.server_clock import ServerClock
+from tierlane.chaos.stack import chaos_redis
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 
@@ -32,7 +37,10 @@ class Servers:
     def __init__(self, sleeper: int) -> None:
         self._sleeper = sleeper
         self.redis_url = ""
+        self.http_port = 0
+        self.redis: EmbeddedRedis | None = None
         self.postgres: EmbeddedPostgres | None = None
+        self.redis_clock = ServerClock(Path())
 
     @property
     def targets(self) -> Mapping[Place, int]:
@@ -49,7 +57,12 @@ class Servers:
     def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
         if place is Place.POSTGRES and self.postgres:
             return family(self.postgres.pid)
+        if place is Place.REDIS and self.redis:
+            return family(self.redis.pid)
         return [one for one in family(self._sleeper) if one.status() != psutil.STATUS_ZOMBIE]
+
+    def stranger(self, index: int) -> Stranger:
+        return Stranger("127.0.0.1", self.http_port, "key", "model")
 
     def proxy(self, place: Place, index: int) -> FaultProxy:
         raise LookupError
@@ -87,8 +100,10 @@ def ground() -> Iterator[Servers]:
 
 @pytest.fixture
 async def redis(tmp_path: Path, ground: Servers) -> AsyncIterator[Redis]:
-    """A client of a server of the test's own."""
-    server = EmbeddedRedis(tmp_path, tmp_path / "run", ephemeral=True)
+    """A client of a server of the test's own, started as that of a chaos stack is."""
+    ground.redis_clock = ServerClock(tmp_path)
+    ground.redis_clock.prepare()
+    server = ground.redis = chaos_redis(tmp_path, ground.redis_clock)
     await server.start()
     ground.redis_url = server.url
     client = Redis.from_url(server.url)
@@ -184,6 +199,57 @@ async def test_clients_of_redis_are_cut_off(ground: Servers, redis: Redis) -> No
     await subscription.aclose()
 
 
+@pytest.mark.parametrize(("name", "step_s"), [("clock-forward", 5.0), ("clock-backward", -5.0)])
+async def test_the_clock_of_redis_steps_and_comes_back(ground: Servers, redis: Redis, name: str, step_s: float) -> None:
+    """TIME, and with it what is left of a key's life; at the end all is as before. Also after a restart of the server."""
+    assert not ground.redis_clock.why_not
+    await redis.set("key", "value", px=60_000)
+    doing = Doing(ground, name, Place.REDIS, step_s=5.0)
+    assert (await doing.begun()).details == f"{step_s:+.3f} s"
+    assert await _ahead_s(redis) == pytest.approx(step_s, abs=0.5)
+    assert await redis.pttl("key") == pytest.approx(60_000 - step_s * 1000, abs=2000)
+    assert ground.redis
+    ground.redis.kill()
+    await ground.redis.stop()
+    await ground.redis.start()
+    assert await _ahead_s(redis) == pytest.approx(step_s, abs=0.5)
+    await doing.end()
+    assert await _ahead_s(redis) == pytest.approx(0.0, abs=0.5)
+
+
+async def _ahead_s(redis: Redis) -> float:
+    seconds, microseconds = await redis.time()
+    return float(seconds + microseconds / 1e6 - time.time())
+
+
+async def test_a_clock_that_cannot_be_moved_is_no_fault(ground: Servers) -> None:
+    """Where there is no compiler, say: the event tells why."""
+    ground.redis_clock.why_not = "There is no C compiler."
+    told = await Doing(ground, "clock-forward", Place.REDIS, step_s=5.0).begun()
+    assert (told.what, told.error) == (What.START, "FaultImpossible: There is no C compiler.")
+
+
+async def test_redis_can_write_nothing_and_then_goes_on(ground: Servers, redis: Redis) -> None:
+    """While the disk of its append-only file is full every write is refused; with room again it recovers by itself."""
+    await redis.set("key", "before")
+    doing = Doing(ground, "redis-disk-full", Place.REDIS)
+    await doing.begun()
+
+    await eventually(lambda: _refused(redis), "a write that is refused")
+    assert await redis.get("key") in {b"before", b"meanwhile"}
+    await doing.end()
+    await redis.set("key", "after")
+    assert (await redis.config_get("appendonly"))["appendonly"] == "no"
+
+
+async def _refused(redis: Redis) -> bool:
+    try:
+        await redis.set("key", "meanwhile")
+    except ResponseError as error:
+        return str(error).startswith("MISCONF")
+    return False
+
+
 async def test_redis_pauses(ground: Servers, redis: Redis) -> None:
     """Commands wait until the pause is over."""
     loop = asyncio.get_running_loop()
@@ -221,3 +287,30 @@ async def test_postgres_can_write_nothing_and_then_goes_on(ground: Servers, post
     found = {row["id"] for row in await connection.fetch("SELECT id FROM requests")}
     await connection.close()
     assert {"before", "after"} <= found
+
+
+async def test_a_hostile_client_comes_again_and_goes_at_the_end(ground: Servers) -> None:
+    """Every sort on its few connections, never more at once, also where each is ended at once; none is left."""
+    here: set[asyncio.StreamWriter] = set()
+    came, most = 0, 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came, most
+        here.add(writer)
+        came, most = came + 1, max(most, len(here))
+        with suppress(OSError):
+            if came > len(SORTS) * CONNECTIONS_OF_A_SORT or came % 2:
+                while await reader.read(1 << 16):
+                    pass
+        here.discard(writer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        ground.http_port = server.sockets[0].getsockname()[1]
+        doing = Doing(ground, "hostile-client", Place.GATEWAY)
+        told = await doing.begun()
+        assert told.details == f"{len(SORTS) * CONNECTIONS_OF_A_SORT} connections"
+        await eventually(lambda: came > len(SORTS) * CONNECTIONS_OF_A_SORT, "some came again")
+        await doing.end()
+        await eventually(lambda: not here, "all are gone")
+    assert most <= len(SORTS) * CONNECTIONS_OF_A_SORT

@@ -63,6 +63,15 @@ async def test_every_request_is_noted_with_its_answer(gateways: list[StandIn]) -
     assert all(event.owner == event.nonce and event.status == 200 for event in answers)
 
 
+async def test_customers_use_the_same_keys_for_different_requests(gateways: list[StandIn]) -> None:
+    """So that an answer that is kept under the key alone would reach another customer; no customer uses one twice."""
+    sent = [event for event in of(await loaded(gateways, rate=800.0), Invoked) if event.key]
+    users = {key: [event.customer for event in sent if event.key == key] for key in {event.key for event in sent}}
+
+    assert sum(len(several) > 1 for several in users.values()) > 5
+    assert all(len(several) == len(set(several)) for several in users.values())
+
+
 async def test_the_same_seed_sends_the_same(gateways: list[StandIn]) -> None:
     """Customers, gateways and keys are drawn from the seed; the secrets are not."""
     first, again, other = [of(await loaded(gateways, seed=seed), Invoked) for seed in (7, 7, 8)]
@@ -80,7 +89,7 @@ async def test_only_requests_with_a_key_are_tried_again(
 ) -> None:
     """A reset is indeterminate: with a key the client asks the other gateway, with the same body; else it gives up."""
     monkeypatch.setattr(customers, "RETRY_AFTER_S", 0.02)
-    bodies: dict[str, set[str]] = {}
+    bodies: dict[tuple[str, str], set[str]] = {}
 
     async def reset(number: int, text: str, request: web.Request) -> web.Response:
         assert request.transport is not None
@@ -88,7 +97,8 @@ async def test_only_requests_with_a_key_are_tried_again(
         return error_answer(500, "")
 
     async def answer(number: int, text: str, request: web.Request) -> web.Response:
-        bodies.setdefault(request.headers.get("Idempotency-Key", ""), set()).add(text)
+        whose = request.headers["Authorization"], request.headers.get("Idempotency-Key", "")
+        bodies.setdefault(whose, set()).add(text)
         return reversed_answer(text)
 
     gateways[0].behaviour, gateways[1].behaviour = reset, answer
@@ -104,7 +114,7 @@ async def test_only_requests_with_a_key_are_tried_again(
     again = [event for event in of(history, Invoked) if event.turn]
     assert again
     assert all(event.gateway == "gateway-2" and event.key for event in again)
-    assert all(len(texts) == 1 for key, texts in bodies.items() if key)
+    assert all(len(texts) == 1 for (_, key), texts in bodies.items() if key)
 
 
 async def test_a_client_that_is_told_to_wait_asks_again(

@@ -160,3 +160,16 @@ async def test_postgresql_turns_away_who_shows_none(database_url: str, made: Cer
             await (await connect(url, name="t", connect_timeout_s=5.0, statement_timeout_ms=1000)).fetchval("SELECT 1")
         with pytest.raises(StartError, match=r"127\.0\.0\.1"):
             await is_current(url)
+
+
+@pytest.mark.parametrize("url", ["rediss://127.0.0.1:1/0?", "rediss+sentinel://127.0.0.1:1/service?"])
+def test_connections_to_redis_share_a_context_until_a_file_is_renewed(
+    url: str, made: Certificates, tmp_path: Path
+) -> None:
+    """Making one takes tens of milliseconds, in which a gateway does nothing else; certificates are renewed in place."""
+    pool = command_client(with_files(url, REDIS_FILES, made)).connection_pool
+    first, second = (pool.make_connection()._connection_arguments()["ssl"] for _ in range(2))
+    assert first is second
+
+    certificates(tmp_path)
+    assert pool.make_connection()._connection_arguments()["ssl"] is not first

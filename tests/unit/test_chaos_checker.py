@@ -151,6 +151,23 @@ def test_crosstalk_the_output_of_another(owner: str) -> None:
     assert story.broken() == {"crosstalk": 1}
 
 
+def test_crosstalk_tells_another_customer_of_the_same_tier() -> None:
+    """Two customers of one tier: whose output it was is told, and whether that was only another request of the same."""
+    story = Story()
+    story.sent(2, 1.0, customer=OTHER)
+    story.answered(2, 1.1)
+    story.row(2, customer=OTHER)
+    story.whole(3, 1.0)
+    for number, owner in ((1, 2), (4, 3)):
+        story.sent(number, 2.0)
+        story.answered(number, 2.1, owner=nonce_of(owner))
+        story.row(number)
+
+    says = [example.says for example in story.verdict("crosstalk").examples]
+    assert f"of a request of customer {OTHER}." in says[0]
+    assert "of a request of the same customer." in says[1]
+
+
 def test_crosstalk_a_row_of_another_customer() -> None:
     """The audit bills somebody else."""
     story = Story()

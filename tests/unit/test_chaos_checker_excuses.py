@@ -99,7 +99,9 @@ def test_behind_one_address_any_gateway_may_have_had_it() -> None:
     assert story.broken() == {}
 
 
-@pytest.mark.parametrize("kind", ["flushall", "kill-redis", "kill-worker", "stop-scheduler", "pg-lock"])
+@pytest.mark.parametrize(
+    "kind", ["flushall", "kill-redis", "kill-worker", "stop-scheduler", "pg-lock", "redis-disk-full", "hostile-client"]
+)
 def test_no_other_fault_excuses_a_lost_connection(kind: str) -> None:
     """Redis, workers, schedulers and PostgreSQL may die as they like: the client's connection lives."""
     story = Story()
@@ -161,7 +163,9 @@ def test_a_run_may_begin_later_where_the_gateway_was_stopped() -> None:
     assert story.broken() == {"late execution": 1}
 
 
-@pytest.mark.parametrize("kind", ["stop-redis", "stop-worker", "stop-model", "flushall"])
+@pytest.mark.parametrize(
+    "kind", ["stop-redis", "stop-worker", "stop-model", "flushall", "redis-disk-full", "hostile-client"]
+)
 def test_nothing_else_excuses_a_late_answer_or_run(kind: str) -> None:
     """That is what deadlines are for."""
     story = Story()
@@ -187,6 +191,17 @@ def test_the_tool_itself_stood_still() -> None:
     assert story.broken() == {"late answers": 1}
 
 
+@pytest.mark.parametrize(("seconds", "holds"), [(0.3, True), (0.2, False)])
+def test_a_tool_that_stood_still_had_cut_everybody_off_from_redis(seconds: float, *, holds: bool) -> None:
+    """Its proxies stood still with it, for longer than a call may take: a gateway could not learn what became of a request."""
+    story = Story()
+    story.stall(1.2, 1.2 + seconds)
+    story.sent(1, 1.0)
+    story.answered(1, 1.8, 503, "no_capacity")
+    story.row(1, "failed", "queue_timeout")
+    assert story.broken() == ({} if holds else {"mismatch": 1})
+
+
 def test_an_interrupted_run_is_judged_by_what_it_did() -> None:
     """What was under way when it was stopped is neither answered nor not."""
     story = Story()
@@ -204,6 +219,8 @@ def test_an_interrupted_run_is_judged_by_what_it_did() -> None:
         ("stop-postgres", "postgres", False),
         ("drop-requests", "gateway-1>postgres", False),
         ("client-kill-pubsub", "redis", False),
+        ("hostile-client", "gateway-1", False),
+        ("redis-disk-full", "redis", True),
         ("stop-gateway", "gateway-2", False),
         ("stop-gateway", "gateway-1", True),
         ("stop-worker", "worker-1", True),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tierlane.chaos.catalogue import BY_NAME, KINDS
+from tierlane.chaos.catalogue import KINDS
 from tierlane.chaos.command import main
 from tierlane.chaos.faults import DOING
 from tierlane.chaos.option_texts import OPTIONS, TOOL
@@ -28,8 +28,9 @@ def test_the_defaults_are_those_of_the_help() -> None:
 
 
 def test_every_fault_of_the_catalogue_can_be_done() -> None:
-    """The table and the modules that do the faults name the same ones."""
-    assert set(DOING) == set(BY_NAME)
+    """The table and the modules that do the faults name the same ones; one that repeats a blow has that of the blow."""
+    assert set(DOING) == {kind.name for kind in KINDS if not kind.repeats}
+    assert {kind.repeats for kind in KINDS if kind.repeats} <= set(DOING)
 
 
 def test_a_stack_that_is_not_ours_gets_only_what_can_be_undone() -> None:
@@ -49,6 +50,8 @@ def test_a_stack_that_is_not_ours_gets_only_what_can_be_undone() -> None:
         ({"duration": "5"}, "--duration (TIERLANE_CHAOS_DURATION): must be a number from 8"),
         ({"rate": "nan"}, "--rate (TIERLANE_CHAOS_RATE): must be a number"),
         ({"workers": "0"}, "--workers (TIERLANE_CHAOS_WORKERS): must be an integer from 1"),
+        ({"tls": "yes"}, "--tls (TIERLANE_CHAOS_TLS): must be on, off or seed, got 'yes'"),
+        ({"tls": "on", "against": "stack.json"}, "--tls (TIERLANE_CHAOS_TLS): cannot be changed on a stack"),
         ({"faults": "kill-redis,earthquake"}, "there is no fault 'earthquake'"),
         ({"faults": "delay", "against": "stack.json"}, "delay cannot be done to a stack that is not our own"),
     ],
@@ -59,6 +62,17 @@ def test_a_wrong_option_is_named_in_one_sentence(given: dict[str, str | None], t
         read_options(given)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_seed_draws_whether_roles_talk_tls() -> None:
+    """About one in four, the same each time; `on` and `off` are for all seeds. A stack that is up is what it is."""
+    drawn = [read_options({"seed": str(seed)}).tls_to_redis for seed in range(100)]
+    assert 10 < sum(drawn) < 40
+    assert drawn == [read_options({"seed": str(seed)}).tls_to_redis for seed in range(100)]
+    assert [read_options({"seed": "1", "tls": tls}).tls_to_redis for tls in ("on", "off")] == [True, False]
+    with_tls = str(drawn.index(True))
+    assert read_options({"seed": with_tls}).stack.endswith("schedulers, TLS to Redis")
+    assert not read_options({"seed": with_tls, "against": "stack.json"}).tls_to_redis
 
 
 def test_named_faults_are_taken_once_each() -> None:

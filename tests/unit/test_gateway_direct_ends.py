@@ -16,6 +16,7 @@ from gateway.direct_queue import DirectEntry
 from gateway.endless import end_all
 from gateway.spool import to_line
 from gateway.spool_writer import PAIR_ROOM
+from gateway.waiters import Waiters
 from scheduler.admission import Verdict
 from scheduler.batches import Outcome
 from scheduler.errors import ErrorCode
@@ -117,6 +118,22 @@ async def test_what_redis_accepted_is_left_to_it(desk: Desk) -> None:
     assert await desk.ended() == []
     assert [entry.waiter.future.done() for entry in (sent, leaving)] == [False, False]
     assert desk.audit.spool.kept_free == 0
+
+
+async def test_what_is_on_its_way_to_the_disk_is_what_is_told(desk: Desk) -> None:
+    """Redis ended it as well, and says so before the disk has the output: the client gets what the audit will have."""
+    waiters, entry = Waiters(), await desk.begun()
+    entry.waiter.accepted = True
+    waiters.add(entry.waiter)
+    desk.ends.ran(entry, Outcome(entry.id, "", 1.0, 1, "v1", "output"), "w1", 1)
+    submission = entry.waiter.submission
+    expired = Reply(
+        entry.id, submission.customer_id, submission.nonce, "failed", "queue_timeout", 0, 1.0, "", 0, "", 0, 0, "", ""
+    )
+
+    assert not waiters.resolve(expired)
+    assert await desk.ended() == [("completed", "", True)]
+    assert entry.waiter.future.result().output == "output"
 
 
 async def test_a_thousand_that_were_cancelled_leave_nothing(desk: Desk) -> None:

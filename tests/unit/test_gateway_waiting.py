@@ -293,6 +293,23 @@ def sweeping(redis: FakeRedis) -> tuple[DeadlineSweep, Waiters, Cancels]:
     return DeadlineSweep(waiters, redis, cancels), waiters, cancels
 
 
+async def test_all_can_be_ended_at_once_with_what_is_stored() -> None:
+    """A gateway that leaves asks Redis before it refuses: one whose output is there by then gets it."""
+    redis = FakeRedis()
+    sweep, waiters, _ = sweeping(redis)
+    done, rest, unasked = waiter("done"), waiter("rest"), waiter("unasked")
+    for each in (done, rest, unasked):
+        each.sent = each is not unasked
+        waiters.add(each)
+    redis.standing["done"] = reply("done", output="in time")
+
+    await sweep.end_all(ErrorCode.DRAINING)
+
+    assert redis.cancelled == [[("done", ErrorCode.DRAINING), ("rest", ErrorCode.DRAINING)]]
+    assert await done.future == reply("done", output="in time")
+    assert [await rest.future, await unasked.future] == [ErrorCode.DRAINING] * 2
+
+
 async def test_all_that_are_due_are_ended_in_one_call() -> None:
     """Nobody is asked about long before the deadline; close to it the stored result wins over the timeout."""
     redis = FakeRedis()
@@ -480,3 +497,37 @@ def test_what_is_submitted_again_goes_in_calls_of_a_bounded_size() -> None:
     assert [len(call) for call in calls_of([submission] * (MAX_SUBMISSIONS + 1))] == [MAX_SUBMISSIONS, 1]
     assert [len(call) for call in calls_of([large] * 5)] == [2, 2, 1]
     assert [len(call) for call in calls_of([submission, huge, submission])] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("inputs", [1, 3])
+async def test_a_step_of_redis_clock_makes_nobody_too_late(inputs: int) -> None:
+    """Too late, and there is time left here: the guess of Redis TIME is wrong. They are sent again, without a guess."""
+    redis = FakeRedis(verdict=Verdict(Admission.TOO_LATE, 0.0, 0, 0, 0))
+    redis.meanwhile = lambda: setattr(redis, "verdict", redis.verdict if redis.redis_ms[-1] else ACCEPTED)
+    admitter = Admitter(redis, lambda: limits()._replace(redis_ms=1000), Cancels(redis), clock=lambda: 1.0)
+    waiting = [waiter(f"w{index}") for index in range(inputs)]
+    if inputs > 1:
+        for one in waiting:
+            one.together = waiting
+    task = asyncio.create_task(admitter.run())
+    admitter.submit(waiting[0])
+    await settled()
+    await end_all([task])
+
+    ids = [one.id for one in waiting]
+    assert (redis.admitted, redis.redis_ms) == ([ids, ids], [1000, 0])
+    assert [(one.verdict, one.future.done()) for one in waiting] == [(ACCEPTED, False)] * inputs
+
+
+async def test_who_is_too_late_by_our_own_clock_is_refused() -> None:
+    """The time is over here as well: nobody is sent again."""
+    refused = Verdict(Admission.TOO_LATE, 0.0, 0, 0, 0)
+    redis = FakeRedis(verdict=refused)
+    admitter = Admitter(redis, lambda: limits()._replace(redis_ms=1000), Cancels(redis), clock=lambda: 4.0)
+    waiting = waiter("a")
+    admitter.submit(waiting)
+    task = asyncio.create_task(admitter.run())
+    await settled()
+    await end_all([task])
+
+    assert (await waiting.future, len(redis.admitted)) == (refused, 1)

@@ -16,6 +16,7 @@ class Family(StrEnum):
     REDIS = "redis"
     PROXY = "proxy"
     POSTGRES = "postgres"
+    CLIENT = "client"
 
 
 class Place(StrEnum):
@@ -36,6 +37,7 @@ class Kind:
     """One kind of fault. `length_s` (0, 0) is a blow: over at once. `draws`: ranges of further parameters.
 
     `outside`: it needs no proxy of ours and nothing that could not be undone, so it may be done to any stack.
+    `repeats`: it is the blow of this name, again and again on one target, every `every_s`; each is an event of its own.
     """
 
     name: str
@@ -45,11 +47,17 @@ class Kind:
     says: str
     draws: dict[str, Range] = field(default_factory=dict)
     outside: bool = False
+    repeats: str = ""
+    every_s: float = 0.0
 
 
 BLOW: Range = (0.0, 0.0)
 STANDSTILL: Range = (0.2, 5.0)
 SPELL: Range = (0.5, 5.0)
+STEP: Range = (0.5, 8.0)
+HOSTILE: Range = (2.0, 8.0)
+IN_A_ROW: Range = (6.0, 12.0)
+RESTART_EVERY_S = 3.0
 PROXIES = (Place.REDIS_PROXY, Place.REDIS_PROXY, Place.POSTGRES_PROXY)  # Redis is asked for every request.
 
 
@@ -64,6 +72,21 @@ def _stopped(place: Place) -> Kind:
 def _ended(place: Place) -> Kind:
     return Kind(
         f"term-{place}", Family.PROCESS, (place,), BLOW, f"SIGTERM of a {place}, which hands back", outside=True
+    )
+
+
+def _restarted(place: Place) -> Kind:
+    says = f"SIGKILL of one {place} every {RESTART_EVERY_S:.0f} s"
+    kill = f"kill-{place}"
+    return Kind(
+        f"restarts-{place}",
+        Family.PROCESS,
+        (place,),
+        IN_A_ROW,
+        says,
+        outside=True,
+        repeats=kill,
+        every_s=RESTART_EVERY_S,
     )
 
 
@@ -85,6 +108,7 @@ KINDS: tuple[Kind, ...] = (
     *(_killed(role) for role in ROLES),
     *(_stopped(role) for role in ROLES),
     *(_ended(role) for role in (Place.GATEWAY, Place.SCHEDULER, Place.WORKER)),
+    *(_restarted(role) for role in (Place.GATEWAY, Place.SCHEDULER, Place.WORKER)),
     Kind(
         "lose-workers",
         Family.PROCESS,
@@ -108,6 +132,13 @@ KINDS: tuple[Kind, ...] = (
     _redis("script-flush", "SCRIPT FLUSH: Redis knows no script"),
     _redis("maxmemory", "CONFIG SET maxmemory just above what is used", SPELL, outside=False, spare_kib=(0.0, 512.0)),
     _redis("client-pause", "CLIENT PAUSE ALL: Redis takes commands and answers later", (0.2, 3.0), outside=False),
+    _redis("redis-disk-full", "an append-only file of Redis that takes no byte more", SPELL, outside=False),
+    _redis(
+        "clock-forward", "the clock of Redis steps forwards, and back at the end", SPELL, outside=False, step_s=STEP
+    ),
+    _redis(
+        "clock-backward", "the clock of Redis steps backwards, and on at the end", SPELL, outside=False, step_s=STEP
+    ),
     _proxy("delay", "20 to 200 ms on the way to and from a server", delay_ms=(20.0, 200.0)),
     _proxy("drop-requests", "what one client sends to a server is lost"),
     _proxy("drop-replies", "what a server answers one client is lost: half-open"),
@@ -118,6 +149,13 @@ KINDS: tuple[Kind, ...] = (
     _postgres("pg-terminate", "pg_terminate_backend of every client"),
     _postgres("pg-lock", "LOCK TABLE requests", (1.0, 5.0)),
     _postgres("pg-disk-full", "backends of PostgreSQL that can write no file", (0.3, 3.0), outside=False),
+    Kind(
+        "hostile-client",
+        Family.CLIENT,
+        (Place.GATEWAY,),
+        HOSTILE,
+        "half heads, half bodies, strange hosts, garbage, abandoned streams and slow readers at a gateway",
+    ),
 )
 
 BY_NAME = {kind.name: kind for kind in KINDS}

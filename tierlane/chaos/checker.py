@@ -13,7 +13,8 @@ time; nothing is excused by number or share. What is excused is counted beside t
 * in time is 4.1 s after sending. A gateway that was stopped when the request was sent has 4.1 s from when it goes on;
   one that is stopped when the time is over answers within 0.25 s of going on. Nothing else moves the bound. An answer
   that came while this tool itself stood still counts as come when that began.
-* a run may begin until 4.0 s (and 50 ms) after a try of its request was sent, or could be read by a stopped gateway.
+* a run may begin until 4.0 s (and 50 ms) after a try of its request was sent, or could be read by a stopped gateway; by as
+  much later as the clock of Redis went backwards meanwhile, where the gateway was killed: else it ends what is overdue.
 * unexpected: bytes nobody asked for, an answer that cannot be read, a replay for a request without Idempotency-Key.
 * duplicated: two answers with one id, two rows of one id or one try. Two completed rows under one Idempotency-Key are
   excused where Redis was emptied between the first try and the last answer, which is what knew the key, and where one of
@@ -34,10 +35,12 @@ time; nothing is excused by number or share. What is excused is counted beside t
   it is excused as a missing one is. A refusal (429, queue_full, ...) must have no row, or in direct mode,
   where the row is written ahead, one that failed with just that code.
 * fencing: a completed row names a worker that had run it to its end by then, to 20 ms; the log says how long each run
-  takes, 50 or 300 ms. The same in direct mode, where the end is told by the gateway's clock.
+  takes, 50 or 300 ms. The end is told by the clock of Redis, whose steps are known; in direct mode by the gateway's.
 * needless failures: accepted, and failed with deadline_exceeded, gpu_timeout, worker_lost, gateway_lost or abandoned,
   while nothing was wrong, nor in the 6 s before, but killed workers, models or schedulers, PostgreSQL, flushed scripts,
-  lost subscriptions, and other gateways. At most 1 % of such victims (retried or failed) may fail.
+  lost subscriptions, steps of Redis' clock, hostile clients, and other gateways. At most 1 % of such victims (retried or
+  failed) may fail. Nor is one refused as too late before it is. Where the clock of Redis went forwards in the life of a
+  request, or in the 0.25 s before, its deadline_exceeded is excused if the step took what was left for a run.
 * alive again: a gateway that is asked 15 s after the last fault is over has completed a request since.
 * attempts: at most 3 a request; retries in all at most 20 % of what was accepted, and 10 a second, and the 100 that the
   budget begins with.

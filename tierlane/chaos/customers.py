@@ -3,6 +3,8 @@
 Each request carries a secret that its answer must give back. A fifth carry an `Idempotency-Key` and behave as its
 clients should: without an answer, or told that the first try is still running, they try again with the same key and
 body at another gateway, until their own deadline. All others are sent once. Everything goes into the history.
+
+Customers of one tier and of others use the same keys by chance, as clients that count do: a key is one customer's own.
 """
 
 import asyncio
@@ -26,6 +28,7 @@ from tierlane.chaos.stalls import watch_stalls
 
 TIMEOUT_S = 6.0
 KEYED_SHARE = 0.2
+SAME_KEY_SHARE = 0.5  # Of those: another customer has used it before, for something else.
 RETRY_AFTER_S = 0.2
 PATIENCE_S = 10.0  # Of a client with an Idempotency-Key, from its first try.
 MAX_PADDING = 400
@@ -82,6 +85,7 @@ class Load:
         self._next: float | None = None
         self._began = 0.0
         self._open = 0
+        self._key, self._key_users = "", set[str]()
         self._retries: dict[_Request, asyncio.TimerHandle] = {}
         self._done = asyncio.Event()
         self._tally = TierTally("all")
@@ -170,7 +174,15 @@ class Load:
         customer = random.choice(self._target.customers)
         gateway = random.randrange(len(self._pools))
         keyed, padding = random.random() < KEYED_SHARE, "x" * random.randrange(MAX_PADDING)
-        return _Request(customer, gateway, secrets.token_hex(12) if keyed else "", padding)
+        return _Request(customer, gateway, self._drawn_key(customer) if keyed else "", padding)
+
+    def _drawn_key(self, customer: Customer) -> str:
+        """A key that this customer has not used; often one that another has used just before."""
+        same = self._random.random() < SAME_KEY_SHARE and self._key_users and customer.id not in self._key_users
+        if not same:
+            self._key, self._key_users = secrets.token_hex(12), set()
+        self._key_users.add(customer.id)
+        return self._key
 
     def _begin(self, request: _Request) -> None:
         self.sent += 1

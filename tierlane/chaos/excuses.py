@@ -7,10 +7,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from tierlane.chaos.catalogue import BLOW, BY_NAME
-from tierlane.chaos.history import Answered, Event, Fault, Invoked
+from tierlane.chaos.history import Answered, Event, Fault, Invoked, Stalled
 from tierlane.chaos.plan import What
+from tierlane.chaos.steps import CLOCK_STEPS, Step, SteppedClock, read_step
 
 STAMP_S = 0.25  # A fault is stamped about when it is done, not at the same instant.
 RESTART_S = 20.0  # A killed gateway is back by then, or its absence is no longer the kill's doing.
@@ -22,11 +24,14 @@ SETTLE_S = 6.0  # A gateway trusts Redis again after 5 s without a fault, and le
 RESEND_S = 3.0  # By then a gateway has noticed an empty Redis and sent again what it remembers.
 AUDIT_S = 2.0  # By then an auditor has written what ended, where PostgreSQL is there.
 CATCH_UP_S = 10.0  # And by then after PostgreSQL has come back.
+GATEWAY_LOOK_S = 0.25  # So often a gateway looks at the clock of Redis.
+LEAST_FOR_A_RUN_S = 3.4  # Who has waited for so long may have less time left than a slow run takes, and is ended.
+CALL_S = 0.25  # After which a call of Redis counts as lost.
 ANSWER_S = 4.1
 RUN_S = 4.05
 
 LOSSES = frozenset({"kill-redis", "flushall"})
-REDIS_FAULTS = frozenset({"stop-redis", "client-kill-normal", "client-pause"}) | LOSSES
+REDIS_FAULTS = frozenset({"stop-redis", "client-kill-normal", "client-pause", "redis-disk-full"}) | LOSSES
 PROXY_FAULTS = frozenset({"delay", "drop-requests", "drop-replies", "cut", "refuse"})
 POSTGRES_FAULTS = frozenset({"kill-postgres", "stop-postgres", "pg-terminate", "pg-lock", "pg-disk-full"})
 HIDDEN = POSTGRES_FAULTS | {
@@ -37,6 +42,7 @@ HIDDEN = POSTGRES_FAULTS | {
     "term-scheduler",
     "script-flush",
     "client-kill-pubsub",
+    "hostile-client",
 }
 """What no request of a customer may feel: the work of a killed worker is done again while there is time."""
 EVERYBODY = ""
@@ -44,12 +50,13 @@ EVERYBODY = ""
 
 @dataclass(frozen=True)
 class Window:
-    """A fault was there from `begin` to `end`; `whom` it hit, EVERYBODY for all."""
+    """A fault was there from `begin` to `end`; `whom` it hit, EVERYBODY for all; `step_s` moved the clock of Redis."""
 
     begin: float
     end: float
     whom: str
     name: str
+    step_s: float = 0.0
 
     def overlaps(self, begin: float, end: float) -> bool:
         """Whether it was there at any time from `begin` to `end`."""
@@ -86,7 +93,24 @@ def _window(start: Fault, healed: float | None) -> Window:
     end = healed if healed is not None else start.at if blow else float("inf")
     if start.name in ("kill-redis", "kill-postgres", "pg-disk-full"):
         end += SERVER_S  # Healed means that it may come back, not that it has.
-    return Window(start.at, end, start.target, start.name)
+    step_s = read_step(start.details) if start.name in CLOCK_STEPS else 0.0
+    return Window(start.at, end, start.target, start.name, step_s)
+
+
+def _steps(windows: Iterable[Window]) -> Iterable[Step]:
+    """Each of these windows has one at its begin, and at its end the way back."""
+    for window in windows:
+        if window.step_s:
+            yield Step(window.begin, window.step_s)
+            yield Step(window.end, -window.step_s)
+
+
+def _counts(event: Event) -> TypeGuard[Stalled]:
+    return isinstance(event, Stalled) and event.at - event.since >= CALL_S
+
+
+def _stall(event: Stalled) -> Window:
+    return Window(event.since, event.at, EVERYBODY, "this tool stood still")
 
 
 class Excuses:
@@ -101,6 +125,9 @@ class Excuses:
         self._gone = self._until_back("kill-gateway", STAMP_S, answers)
         self._leaving = self._until_back("term-gateway", LEAVE_S, answers)
         self._frozen = [self._renamed(w) for w in self.windows if w.name == "stop-gateway"]
+        self.clock = SteppedClock(_steps(self.windows), STAMP_S)
+        # The proxies are in this tool: while it stands still for as long as a call may take, nobody has Redis.
+        self._stalls = [] if self._one_address else [_stall(event) for event in events if _counts(event)]
         self._losses = [w for w in self.windows if w.name in LOSSES]
         self._redis = [w for w in map(self._at_redis, self.windows) if w is not None]
         self._postgres = [w for w in self.windows if w.name in POSTGRES_FAULTS or w.whom.endswith(">postgres")]
@@ -154,8 +181,22 @@ class Excuses:
         return due
 
     def run_due(self, gateway: str, sent: float) -> float:
-        """Until when a run of the request may begin."""
-        return self._readable(gateway, sent) + RUN_S
+        """Until when a run of the request may begin.
+
+        A gateway ends what is overdue by its own clock. Where it was killed, only the clock of Redis does.
+        """
+        due = self._readable(gateway, sent) + RUN_S
+        if self.clock and self.gone(gateway, sent, due):
+            due += self.clock.backward(sent, due)
+        return due
+
+    def clock_ran_ahead(self, sent: float, ended: float) -> bool:
+        """Whether a step forwards took what was left of the time of the request.
+
+        Also one shortly before it: until its next look a gateway tells Redis an earlier time than the request's.
+        """
+        step_s = self.clock.forward(sent - GATEWAY_LOOK_S, ended)
+        return step_s > 0 and ended - sent + step_s >= LEAST_FOR_A_RUN_S
 
     def _readable(self, gateway: str, sent: float) -> float:
         for window in self._frozen:
@@ -170,7 +211,7 @@ class Excuses:
 
     def redis_unsure(self, gateway: str, begin: float, end: float) -> bool:
         """Whether this gateway may not have had a true word from Redis in between."""
-        return any(w.meets(begin - SETTLE_S, end + STAMP_S, gateway) for w in self._redis)
+        return any(w.meets(begin - SETTLE_S, end + STAMP_S, gateway) for w in (*self._redis, *self._stalls))
 
     def frozen(self, gateway: str, begin: float, end: float) -> bool:
         """Whether the gateway was stopped in between."""
@@ -197,12 +238,12 @@ class Excuses:
 
     def felt(self, gateway: str, begin: float, end: float) -> bool:
         """Whether a fault that a request may feel was there for this gateway in between, or shortly before."""
-        for window in self.windows:
+        for window in (*self.windows, *self._stalls):
             hidden = window.name in HIDDEN or window.whom.endswith(">postgres")
             elsewhere = window.name in ("kill-gateway", "stop-gateway", "term-gateway") and not self._renamed(
                 window
             ).hits(gateway)
-            if not (hidden or elsewhere) and window.overlaps(begin - SETTLE_S, end + STAMP_S):
+            if not (hidden or elsewhere or window.step_s) and window.overlaps(begin - SETTLE_S, end + STAMP_S):
                 return True
         return False
 

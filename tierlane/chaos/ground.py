@@ -1,12 +1,24 @@
 """What faults can be done to: processes by place, proxies by place, and the servers themselves, past all proxies."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import psutil
 
 from tierlane.chaos.catalogue import Place
 from tierlane.chaos.proxy import FaultProxy
+from tierlane.chaos.server_clock import ServerClock
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """How somebody who is none of the customers of the load comes to one gateway, and what model there is."""
+
+    host: str
+    port: int
+    key: str
+    model: str
 
 
 class Ground(Protocol):
@@ -23,6 +35,13 @@ class Ground(Protocol):
     @property
     def database_url(self) -> str:
         """PostgreSQL itself."""
+
+    @property
+    def redis_clock(self) -> ServerClock:
+        """The wall clock of Redis."""
+
+    def stranger(self, index: int) -> Stranger:
+        """At this gateway."""
 
     def name(self, place: Place, index: int) -> str:
         """What a target is called in events."""

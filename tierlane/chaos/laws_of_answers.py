@@ -7,7 +7,7 @@ from scheduler.errors import ErrorCode
 from tierlane.chaos.calls import NOBODY
 from tierlane.chaos.case import Case, Request, Try
 from tierlane.chaos.excuses import ANSWER_S
-from tierlane.chaos.history import Answered, Unanswered
+from tierlane.chaos.history import Answered, Invoked, Unanswered
 from tierlane.chaos.verdicts import Finding, Offence
 
 STUCK_S = 15.0  # Longer than a restart, a breaker's pauses and the way back from direct mode.
@@ -111,13 +111,21 @@ def crosstalk(case: Case) -> Finding:
 def _foreign(case: Case, one: Try) -> Iterator[tuple[str, str]]:
     answer, invoked = one.answer, one.invoked
     if answer is not None and answer.status == 200 and answer.owner != invoked.nonce:
-        known = "of a request of this run" if answer.owner in case.requests else "unknown to this run"
-        whose = "no nonce at all" if answer.owner in ("", NOBODY) else f"the nonce {answer.owner}, {known}"
-        yield f"The output carries {whose}.", answer.id
+        yield f"The output carries {_whose(case, invoked, answer.owner)}.", answer.id
     for row in case.rows_of(one):
         told = (row.customer, row.tier)
         if row.customer and told != (invoked.customer, invoked.tier):
             yield f"The row is of customer {row.customer}, tier {row.tier}.", row.id
+
+
+def _whose(case: Case, invoked: Invoked, owner: str) -> str:
+    if owner in ("", NOBODY):
+        return "no nonce at all"
+    if owner not in case.requests:
+        return f"the nonce {owner}, unknown to this run"
+    theirs = {one.invoked.customer for one in case.requests[owner].tries}
+    whose = "the same customer" if invoked.customer in theirs else f"customer {', '.join(sorted(theirs)) or '?'}"
+    return f"the nonce {owner}, of a request of {whose}"
 
 
 def wrong_answers(case: Case) -> Finding:

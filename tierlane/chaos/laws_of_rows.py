@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from scheduler.errors import http_status
 from tierlane.bench.answer_ids import Fate, fate_of
 from tierlane.chaos.case import Case, Request, Try
+from tierlane.chaos.excuses import LEAST_FOR_A_RUN_S
 from tierlane.chaos.history import Answered
 from tierlane.chaos.proof import Row
 from tierlane.chaos.verdicts import Finding, Offence
@@ -16,6 +17,7 @@ RETRIES_A_SECOND = 10.0
 RETRIES_AT_START = 100.0
 MOST_VICTIMS_LOST = 0.01
 WORK_LOST = frozenset({"deadline_exceeded", "gpu_timeout", "worker_lost", "gateway_lost", "abandoned"})
+DEADLINE = "deadline_exceeded"
 TOLD_IN_DOUBT = (503, 504)  # What a gateway says of its own accord where it cannot learn the outcome.
 BOTH_WITNESSES = "Redis and then the gateway were lost before PostgreSQL had it"
 ABANDONED = "abandoned"  # What the auditor makes of a row whose end nobody has told.
@@ -165,17 +167,33 @@ def _in_doubt(case: Case, one: Try) -> bool:
 def needless_failures(case: Case) -> Finding:
     """Accepted and failed for want of a worker or of time, where no fault was there that a request may feel."""
     offences: list[Offence] = []
+    refused: list[Offence] = []
+    explained: Counter[str] = Counter()
     victims = 0
     for one in case.tries:
         if case.excuses.felt(one.gateway, one.sent, one.ended):
             continue
+        if says := _refused_as_late(case, one):
+            refused.append(Offence(says, one.invoked.nonce))
         for row in case.rows_of(one):
             failed = row.code in WORK_LOST
+            if row.code == DEADLINE and case.excuses.clock_ran_ahead(one.sent, one.ended):
+                explained["the clock of Redis went forwards"] += 1
+                continue
             victims += failed or (row.attempts or 0) > 1
             if failed:
                 offences.append(Offence(f"It failed with {row.code}.", one.invoked.nonce, row.id))
-    few = len(offences) <= MOST_VICTIMS_LOST * victims
-    return Finding(() if few else offences, shown=f"{victims} victims, {len(offences)} of them failed")
+    failures = len(offences)
+    few = failures <= MOST_VICTIMS_LOST * victims
+    offences = refused if few else refused + offences
+    return Finding(offences, explained, shown=f"{victims} victims, {failures} of them failed")
+
+
+def _refused_as_late(case: Case, one: Try) -> str:
+    """How a request was refused as too late that had just come; "" where it was not."""
+    answer = one.answer
+    late = answer is not None and answer.code == DEADLINE and not answer.replayed and answer.seconds < LEAST_FOR_A_RUN_S
+    return f"Refused with {DEADLINE} after {one.ended - one.sent:.3f} s." if late and not case.rows_of(one) else ""
 
 
 def attempts(case: Case) -> Finding:

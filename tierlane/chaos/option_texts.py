@@ -19,6 +19,9 @@ OPTIONS: dict[str, Text] = {
     ),
     "schedulers": number("2", "Schedulers."),
     "faults": Text("all", "Which faults, as names with commas between; `list` shows them.", "NAMES"),
+    "tls": Text(
+        "seed", "Whether the roles talk TLS to Redis: on, off, or seed: one seed in four, as it says itself.", "WHEN"
+    ),
     "against": Text(
         "",
         "Stack file of a stack that is up: only faults that need no proxy. Its backend must be simulated. "

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from tierlane.chaos.catalogue import BY_NAME, KINDS, Kind
 from tierlane.chaos.option_texts import OPTIONS, TOOL
@@ -18,6 +19,8 @@ MAX_SECONDS = 86_400.0
 MIN_SECONDS = 8.0  # Shorter, there is no time between the quiet ends.
 MAX_RATE = 10_000.0
 MAX_OF_A_ROLE = 16
+ON, OFF, BY_SEED = "on", "off", "seed"
+TLS_ONE_IN = 4
 
 
 class UsageError(Exception):
@@ -51,6 +54,19 @@ class Options:
     keep: Path | None
     quiet: bool
     seeds: tuple[int, ...] = ()  # Of a series; without one, `seed` is the only one.
+    tls: str = BY_SEED
+
+    @property
+    def tls_to_redis(self) -> bool:
+        """Whether the roles of this run talk TLS to Redis."""
+        if self.tls == BY_SEED:
+            return self.against is None and Random(f"{self.seed}/tls").randrange(TLS_ONE_IN) == 0
+        return self.tls == ON
+
+    @property
+    def stack(self) -> str:
+        """The stack as the report says it."""
+        return f"{self.shape}, TLS to Redis" if self.tls_to_redis else str(self.shape)
 
 
 def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Options:
@@ -71,6 +87,7 @@ def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Opt
         keep=reader.path("keep"),
         quiet=quiet,
         seeds=seeds,
+        tls=reader.tls("tls", outside=against is not None),
     )
 
 
@@ -129,6 +146,14 @@ class _Reader:
             return seed_range(text) if text else ()
         except ValueError as error:
             raise UsageError(f"{TOOL.both_names(option)}: {error}.") from None
+
+    def tls(self, option: str, *, outside: bool) -> str:
+        text = self.text(option)
+        if text not in (ON, OFF, BY_SEED):
+            raise UsageError(f"{TOOL.both_names(option)}: must be {ON}, {OFF} or {BY_SEED}, got {text!r}.")
+        if outside and text == ON:
+            raise UsageError(f"{TOOL.both_names(option)}: cannot be changed on a stack that is not our own.")
+        return text
 
     def kinds(self, option: str, *, outside: bool) -> tuple[Kind, ...]:
         text = self.text(option)

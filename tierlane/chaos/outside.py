@@ -14,10 +14,12 @@ import psutil
 from ledger.postgres import asyncpg_dsn
 from tierlane.bench.stack_info import ProcessInfo
 from tierlane.chaos.catalogue import Place
+from tierlane.chaos.ground import Stranger
 from tierlane.chaos.option_texts import TOOL
 from tierlane.chaos.options import UsageError
 from tierlane.chaos.plan import Customer, Sources, Target
 from tierlane.chaos.proxy import FaultProxy
+from tierlane.chaos.server_clock import ServerClock
 from tierlane.child_process import family
 
 PATIENCE_S = 5.0
@@ -75,6 +77,15 @@ class OutsideStack:
     def database_url(self) -> str:
         """PostgreSQL itself."""
         return self._info.database_url
+
+    @property
+    def redis_clock(self) -> ServerClock:
+        """It cannot be moved."""
+        return ServerClock(self._path.parent)
+
+    def stranger(self, index: int) -> Stranger:
+        """There is none."""
+        raise LookupError(f"{Place.GATEWAY}-{index + 1}")
 
     def name(self, place: Place, index: int) -> str:
         """What a target is called in events."""

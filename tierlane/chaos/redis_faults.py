@@ -1,4 +1,4 @@
-"""Faults of Redis that are commands: clients cut off, data lost, memory short, answers late."""
+"""Faults of Redis itself: clients cut off, data lost, memory or disk short, answers late, a clock that steps."""
 
 import asyncio
 import time
@@ -10,12 +10,16 @@ from redis.exceptions import RedisError
 
 from scheduler.connections import bounded, command_client
 from scheduler.errors import RedisUnavailable
+from tierlane.chaos.fault import Doing, FaultImpossible
+from tierlane.chaos.file_limits import full_disk
 from tierlane.chaos.ground import Ground
 from tierlane.chaos.schedule import Planned
+from tierlane.chaos.steps import told_step
 
 PATIENCE_S = 1.0
 HEAL_WITHIN_S = 15.0  # Another fault may have stopped or killed it meanwhile.
 HEAL_POLL_S = 0.1
+AOF_WITHIN_S = 2.0  # A file of what such a stack holds is begun in a fraction of it.
 
 
 @asynccontextmanager
@@ -83,7 +87,7 @@ async def short_of_memory(ground: Ground, fault: Planned) -> AsyncIterator[str]:
     try:
         yield f"maxmemory {used + spare}, {spare} more than used"
     finally:
-        await _give_back(ground, before)
+        await _set(ground, "maxmemory", before)
 
 
 async def _memory_limit(ground: Ground) -> int:
@@ -91,14 +95,59 @@ async def _memory_limit(ground: Ground) -> int:
         return int((await client.config_get("maxmemory"))["maxmemory"] or 0)
 
 
-async def _give_back(ground: Ground, limit: int) -> None:
-    """Set the old limit again, however long Redis is away; a restarted one has it already."""
+async def _set(ground: Ground, name: str, value: str | int) -> None:
+    """Set it, however long Redis is away; a restarted one has its own value already."""
     deadline = time.monotonic() + HEAL_WITHIN_S
     while True:
         try:
-            await command(ground, "CONFIG", "SET", "maxmemory", limit)
+            await command(ground, "CONFIG", "SET", name, value)
             return
         except (RedisUnavailable, RedisError):
             if time.monotonic() > deadline:
                 raise
         await asyncio.sleep(HEAL_POLL_S)
+
+
+@asynccontextmanager
+async def without_disk(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+    """An append-only file that takes no byte more: every command that writes, and PING, is answered MISCONF."""
+    processes = await asyncio.to_thread(ground.processes, fault.place, fault.index)
+    if not processes:
+        raise FaultImpossible("It is down already.")
+    try:
+        await command(ground, "CONFIG", "SET", "appendonly", "yes")
+        await _file_begun(ground)
+        with full_disk() as disk:
+            disk.fill(processes[0])
+            yield ""
+    finally:
+        await _set(ground, "appendonly", "no")
+
+
+async def _file_begun(ground: Ground) -> None:
+    """Wait until the file has what is in memory. Raises FaultImpossible where that takes too long."""
+    deadline = time.monotonic() + AOF_WITHIN_S
+    while time.monotonic() < deadline:
+        async with redis(ground) as client, bounded(PATIENCE_S):
+            state = await client.info("persistence")
+        if not state["aof_rewrite_in_progress"] and not state["aof_rewrite_scheduled"]:
+            return
+        await asyncio.sleep(HEAL_POLL_S)
+    raise FaultImpossible("It did not begin its append-only file in time.")
+
+
+def clock_stepped(direction: int) -> Doing:
+    """Its wall clock steps forwards (1) or backwards (-1), and back again at the end."""
+
+    @asynccontextmanager
+    async def stepped(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+        step_s = direction * round(fault.parameters["step_s"], 3)
+        if ground.redis_clock.why_not:
+            raise FaultImpossible(ground.redis_clock.why_not)
+        ground.redis_clock.move(step_s)
+        try:
+            yield told_step(step_s)
+        finally:
+            ground.redis_clock.move(-step_s)
+
+    return stepped

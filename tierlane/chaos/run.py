@@ -95,9 +95,9 @@ async def _run_outside(options: Options, file: Path, screen: Screen) -> Result:
 
 async def _run_inside(options: Options, screen: Screen) -> Result:
     with home(options.keep) as place:
-        stack = ChaosStack(place.data_dir, options.shape, place.leash, place.lines)
+        stack = ChaosStack(place.data_dir, options.shape, place.leash, place.lines, tls=options.tls_to_redis)
         try:
-            screen.say(f"seed {options.seed}: starting {options.shape}")
+            screen.say(f"seed {options.seed}: starting {options.stack}")
             took_s: dict[str, float] = {}
             with timed(took_s, "start"):
                 await stack.start()
@@ -146,7 +146,7 @@ def _run_info(options: Options, shown: dict[str, str], conducted: Conducted, too
         duration_s=options.duration,
         rate=options.rate,
         versions=shown,
-        shape=str(options.shape),
+        shape=options.stack,
         schedule=conducted.planned,
         events=conducted.events,
         recoveries=conducted.recoveries,

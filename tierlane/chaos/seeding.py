@@ -1,4 +1,5 @@
-"""The customers of a chaos stack: ten in each tier, with limits so wide that the load itself is never rejected.
+"""The customers of a chaos stack: ten in each tier, with limits so wide that the load itself is never rejected; and one
+who is none of the load, whose key the hostile client has.
 
 Only what one customer may do is wide. The shed rules, the queue times and the capacity of the GPUs stay what they are.
 """
@@ -28,6 +29,7 @@ ISSUE_KEYS = """
 SELECT id::text, name, tier, issue_api_key(name, 'chaos') AS key
 FROM customers WHERE name LIKE 'chaos-%' ORDER BY name
 """
+ADD_HOSTILE = "INSERT INTO customers (name, tier) VALUES ('hostile', $1)"
 
 
 async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) -> tuple[Customer, ...]:
@@ -41,3 +43,13 @@ async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) 
     finally:
         await connection.close()
     return tuple(Customer(tier=row["tier"], id=row["id"], name=row["name"], key=row["key"]) for row in rows)
+
+
+async def seed_hostile(database_url: str) -> str:
+    """Make the customer of the hostile client, in the lowest tier; the key."""
+    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
+    try:
+        await connection.execute(ADD_HOSTILE, TIERS[-1])
+        return str(await connection.fetchval("SELECT issue_api_key('hostile', 'chaos')"))
+    finally:
+        await connection.close()

@@ -18,11 +18,14 @@ from pydantic import SecretStr
 from tierlane.chaos.aside import Aside
 from tierlane.chaos.catalogue import Place
 from tierlane.chaos.echo import RUNS_VARIABLE
+from tierlane.chaos.ground import Stranger
 from tierlane.chaos.options import Shape
 from tierlane.chaos.plan import Customer, Sources, Target
 from tierlane.chaos.proxy import HOST, FaultProxy
 from tierlane.chaos.readiness import wait_until_whole
-from tierlane.chaos.seeding import seed_customers
+from tierlane.chaos.seeding import seed_customers, seed_hostile
+from tierlane.chaos.server_clock import ServerClock
+from tierlane.chaos.tls_front import TlsFront
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings import Settings
@@ -42,19 +45,25 @@ MAX_BATCH_SIZE = 8  # Small, so that at the default rate workers are busy, and a
 READY_TIMEOUT_S = 120.0
 LOOK_S = 0.25
 SEE_LOG = "run it again with --keep DIR and look into roles.log there"
+# A server whose disk is full shall get an error for that, where the limit of a file's size stands for the disk.
+LAUNCHER = ("/bin/sh", "-c", 'trap "" XFSZ; exec "$0" "$@"')
 
 
 class ChaosStack:
     """One stack in `home`. `start`, then faults, then `stop`; a `Ground`."""
 
-    def __init__(self, home: DataDir, shape: Shape, leash: Leash, lines: LogLines) -> None:
+    def __init__(self, home: DataDir, shape: Shape, leash: Leash, lines: LogLines, *, tls: bool = False) -> None:
+        """`tls`: the roles talk TLS to Redis, through the proxies."""
         self._home = home
         self._shape = shape
         self._leash = leash
         self._lines = lines
         self._supervisor = Supervisor(leash, lines, lambda: None)
         self._models = ModelProcesses()
-        self._redis = EmbeddedRedis(home.path, home.path / "run", ephemeral=True)
+        self.redis_clock = ServerClock(home.path)
+        self.redis_clock.prepare()
+        self._redis = chaos_redis(home.path, self.redis_clock)
+        self._front = TlsFront(home.path / "certificates", self._redis.socket) if tls else None
         self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True)
         self._proxies: dict[Place, list[FaultProxy]] = {Place.REDIS_PROXY: [], Place.POSTGRES_PROXY: []}
         self._aside = Aside()
@@ -62,6 +71,7 @@ class ChaosStack:
         self._ports = ExitStack()
         self._urls: list[str] = []
         self._customers: tuple[Customer, ...] = ()
+        self._hostile_key = self._model = ""
         self.runs = home.path / "runs"
         self.settings = Settings.model_validate(
             {
@@ -88,9 +98,10 @@ class ChaosStack:
         await self._add(ServerMember("redis", self._redis))
         await self._add(ServerMember("postgres", self._postgres))
         await self._fill_database()
-        await self._start_roles()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
+                await self._start_front()
+                await self._start_roles()
                 await self._aside.run(self._supervisor.settle(self.whole()))
         except TimeoutError:
             raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; {SEE_LOG}.") from None
@@ -150,6 +161,11 @@ class ChaosStack:
         """PostgreSQL itself."""
         return self._postgres.url
 
+    def stranger(self, index: int) -> Stranger:
+        """At this gateway."""
+        where = urlsplit(self._urls[index])
+        return Stranger(where.hostname or HOST, where.port or 0, self._hostile_key, self._model)
+
     def name(self, place: Place, index: int) -> str:
         """What a target is called in events."""
         if place in self._proxies:
@@ -196,8 +212,15 @@ class ChaosStack:
         if await self._aside.run(self._supervisor.run_once(migrate)) != 0:
             raise StackError(f"The migrations failed; {SEE_LOG}.")
         model = demo_model(BACKEND, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)
+        self._model = model.name
         await seed_demo(settings.database_url, self._home, [model])
         self._customers = await seed_customers(settings.database_url)
+        self._hostile_key = await seed_hostile(settings.database_url)
+
+    async def _start_front(self) -> None:
+        if self._front is not None:
+            await self._add(RoleMember("tls", "tls", self._front.command(), dict(os.environ), self._lines))
+            await self._front.ready()
 
     async def _start_roles(self) -> None:
         shape = self._shape
@@ -212,8 +235,9 @@ class ChaosStack:
 
     async def _start_role(self, place: Place, index: int, *, database: bool, **own: object) -> None:
         name = f"{place}-{index + 1}"
-        redis = await self._add_proxy(Place.REDIS_PROXY, name, self._redis.socket)
-        own["redis_url"] = f"redis://{HOST}:{redis.port}/0"
+        front = self._front
+        redis = await self._add_proxy(Place.REDIS_PROXY, name, front.socket if front else self._redis.socket)
+        own["redis_url"] = front.url(HOST, redis.port) if front else f"redis://{HOST}:{redis.port}/0"
         if database:
             postgres = await self._add_proxy(Place.POSTGRES_PROXY, name, _postgres_socket(self._postgres))
             own["database_url"] = f"postgresql+asyncpg://tierlane@{HOST}:{postgres.port}/tierlane"
@@ -243,3 +267,8 @@ def _postgres_socket(server: EmbeddedPostgres) -> Path:
 
 def _proxy_name(client: str, server: str) -> str:
     return f"{client}>{server}"
+
+
+def chaos_redis(home: Path, clock: ServerClock) -> EmbeddedRedis:
+    """A server that keeps nothing, whose clock can be moved and whose disk can be full."""
+    return EmbeddedRedis(home, home / "run", ephemeral=True, launcher=LAUNCHER, environment=clock.environment)

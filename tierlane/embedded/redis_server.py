@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -40,16 +40,22 @@ class EmbeddedRedis:
         ephemeral: bool = False,
         log: Path | None = None,
         extra_args: Sequence[str] = (),
+        launcher: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
         binary: Path | None = None,
     ) -> None:
         """`ephemeral`: keep nothing on disk. `extra_args`: appended to the command line, so they win. `binary`: the server
         to start instead of the one that is found.
+
+        `launcher`: put before the command line. `environment`: besides our own, as it is at each start.
         """
         self.home = data_dir.absolute() / "redis"
         self._socket_dir = usable_socket_dir(socket_dir, SOCKET_NAME)
         self._ephemeral = ephemeral
         self._extra_args = tuple(extra_args)
         self._binary = binary
+        self._launcher = tuple(launcher)
+        self._environment = environment or {}
         self._process = ServerProcess("Embedded Redis", self.home, log or data_dir.absolute() / "redis.log")
         self.socket = self._socket_dir / SOCKET_NAME
         self.url = f"unix://{self.socket}"
@@ -79,7 +85,8 @@ class EmbeddedRedis:
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         prepare_socket_dir(self._socket_dir)
         await self._process.clear_leftover(read_pid(self._pid_file), REDIS_NAMES)
-        self._process.run([str(binary), *self._arguments()], env=with_jemalloc(os.environ, find_jemalloc()))
+        environment = with_jemalloc({**os.environ, **self._environment}, find_jemalloc())
+        self._process.run([*self._launcher, str(binary), *self._arguments()], env=environment)
         give_right_of_way(self.pid)
         try:
             await self._ready()
