@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.catalog_view import CatalogView, SnapshotView
 from gateway.limits import LiveLimits
@@ -44,7 +46,7 @@ class Beat:
     """The heartbeat and the last look at the pool. `clock` is monotonic seconds.
 
     `refusals` gives what was refused since it was called last: it goes with the beat, and is lost with it. `took` is told
-    the seconds of each call that Redis answered.
+    the seconds of each call that Redis answered. `ended_tasks`: what other gateways are told of this one's tasks.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Beat:
         watch: CallWatch = ONCE_MORE,
         refusals: Callable[[], Sequence[Refusal]] = tuple,
         took: Callable[[str, float], None] = lambda *_: None,
+        ended_tasks: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._presence = presence
@@ -68,6 +71,7 @@ class Beat:
         self._watch = watch
         self._refusals = refusals
         self._took = took
+        self._ended_tasks = ended_tasks
         self._clock = clock
         self.observation: Observation | None = None
         self.observed_at = 0.0
@@ -89,6 +93,8 @@ class Beat:
         self._watch.begun()
         try:
             stats = self._limits.told(self._meter.beat(tiers, self._clock()))
+            if ended := self._ended_tasks():
+                stats = msgspec.structs.replace(stats, ended_tasks=ended)
             begun_at = self._clock()
             reply = await self._presence.gateway_beat(stats, self._refusals())
             self._limits.memory(reply.memory_share)

@@ -7,9 +7,8 @@ well costs a second run and nothing else. Where no worker has a door, whoever co
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -32,6 +31,7 @@ from scheduler.admission import TierLimit
 from scheduler.direct import Hello
 from scheduler.errors import ErrorCode
 from scheduler.fault_log import log_fault
+from scheduler.run_forever import Loop
 from scheduler.states import Admission
 
 TICK_S = 0.025
@@ -80,9 +80,9 @@ class Direct:
         if self._parts.config.direct:
             self._parts.audit.begin()
 
-    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> dict[str, Loop]:
         """What runs for as long as the gateway does."""
-        return {"direct": self._run(), **self._parts.audit.loops()}
+        return {"direct": self._run, **self._parts.audit.loops()}
 
     def enter(self, waiter: Waiter) -> bool:
         """Take a new request instead of the admitter, or refuse it at once. True, as it is dealt with."""

@@ -12,13 +12,14 @@ from gateway.direct_view import DirectView
 from gateway.finding import LEVELS, Finding, Status
 from gateway.gateway_losses import LostGateway
 from gateway.health_document import Health, HealthFigures
-from gateway.health_roles import other_gateways, scheduling
+from gateway.health_roles import ended_tasks, other_gateways, scheduling
 from gateway.health_shedding import flows, shedding
 from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, tier_figures
 from gateway.limits import MEMORY_EASED
 from gateway.losses import SILENT, Loss
 from gateway.restarts import Restart, restarted
 from scheduler.observation import Observation, WorkerView
+from scheduler.run_forever import EndedTask
 
 STALE_LOOK_S = 2.0
 STALE_AUDIT_MS = 10_000
@@ -49,6 +50,8 @@ class HealthInputs:
     losses: tuple[Loss, ...] = ()  # Workers that serve no more, the latest first.
     restarts: tuple[Restart, ...] = ()  # Model processes that were replaced just now.
     lost_gateways: tuple[LostGateway, ...] = ()  # That beat no more, and did not leave; the latest first.
+    gateway_id: str = ""  # This gateway's.
+    ended_tasks: tuple[EndedTask, ...] = ()  # Of this process, that were started again; the latest first.
     time: str = ""  # Now, RFC 3339.
 
 
@@ -58,6 +61,7 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     findings = [shedding(tiers, inputs.capacity_rps, inputs.losses), _gpus(inputs), _redis(inputs), _catalog(inputs)]
     findings += [restarted(inputs.restarts), scheduling(inputs.observation)]
     findings += [other_gateways(inputs.observation, inputs.lost_gateways)]
+    findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
     findings += [_subscriber(inputs), _audit(inputs)]
     findings += [lowered_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
     findings += [_memory(inputs), paused_tiers(inputs.paused, inputs.observation)]

@@ -78,6 +78,7 @@ class Judging:
             ],
             catalog.snapshot.cordoned if catalog.snapshot is not None else None,
             (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._doors.leaving, self._paused()),
+            [each[:3] for parts in self._pools.named for each in parts.ended_tasks],
         )
 
     def _paused(self) -> Sequence[str]:
@@ -118,6 +119,8 @@ class Judging:
             losses=memory.losses.all,
             restarts=memory.restarts.all,
             lost_gateways=memory.gateways.all,
+            gateway_id=parts.config.gateway_id,
+            ended_tasks=parts.ended_tasks,
             time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
         )
 

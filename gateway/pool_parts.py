@@ -7,10 +7,8 @@ the catalog names (gateway/pools.py). What customers are, and which doors stand 
 import contextlib
 import math
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from gateway.admitter import Admitter, Limits
 from gateway.audit_lag import AuditLag
@@ -48,6 +46,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.keys import Keys
 from scheduler.presence import Presence
 from scheduler.replies import Results
+from scheduler.run_forever import EndedTask, Loop, TaskRegistry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +58,7 @@ class Shared:
     doorman: Doorman
     faults: Faults
     tally: Tally = field(default_factory=Tally)
+    tasks: TaskRegistry = field(default_factory=TaskRegistry)
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
 
@@ -111,6 +111,7 @@ class PoolParts:
             watch=self.watch,
             refusals=self.refusals.drain,
             took=shared.tally.called,
+            ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
         )
         self.scale = ScaleAdvice(config.scale, config.pool, catalog=shared.catalog, beat=self.beat, limits=self.limits)
         self.audit_lag = AuditLag(self._client, keys)
@@ -120,21 +121,26 @@ class PoolParts:
         self.inference, self.jobs = self._serving()
 
     @property
+    def ended_tasks(self) -> tuple[EndedTask, ...]:
+        """Endless tasks of this process that ended lately."""
+        return self._shared.tasks.ended
+
+    @property
     def snapshot(self) -> SnapshotView | None:
         """The catalog as it is now."""
         return self._shared.catalog.snapshot
 
-    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> dict[str, Loop]:
         """What has to run, by name."""
         return {
-            "admitter": self.admitter.run(),
-            "cancels": self.cancels.run(),
-            "subscriber": self.subscriber.run(),
-            "catch-up": self.subscriber.catch_up_forever(),
-            "deadlines": self.sweep.run(),
-            "beat": self.beat.run(),
-            "witness": self.witness.run(),
-            "scale": self.scale.run(),
+            "admitter": self.admitter.run,
+            "cancels": self.cancels.run,
+            "subscriber": self.subscriber.run,
+            "catch-up": self.subscriber.catch_up_forever,
+            "deadlines": self.sweep.run,
+            "beat": self.beat.run,
+            "witness": self.witness.run,
+            "scale": self.scale.run,
             **self.direct.loops(),
             **self.jobs.loops(),
         }
@@ -214,7 +220,9 @@ class PoolParts:
         )
         inference, limits, client = Inference(parts), self._limits_now, self._client
         return inference, Jobs(
-            JobParts(inference=inference, parts=parts, client=client, limits=limits, watch=self.watch)
+            JobParts(
+                inference=inference, parts=parts, client=client, limits=limits, watch=self.watch, tasks=shared.tasks
+            )
         )
 
     def _ended(self, waiter: Waiter) -> None:

@@ -22,7 +22,7 @@ EMPTY_PASS_S = 0.3
 
 
 class Caretaker:
-    """Looks after one pool every `pass_ms`."""
+    """Looks after one pool every `pass_ms`. `notices`: what health is to say of this process, in sentences."""
 
     def __init__(
         self,
@@ -31,12 +31,15 @@ class Caretaker:
         tiers: Callable[[], Sequence[str]],
         min_left_ms: Callable[[], int],
         pass_ms: int = 100,
+        *,
+        notices: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._endings = endings
         self._presence = presence
         self._tiers = tiers
         self._min_left_ms = min_left_ms
         self._pass_s = pass_ms / 1000
+        self._notices = notices
         self.healthy = 0
         self._known = 0
 
@@ -71,7 +74,7 @@ class Caretaker:
             log.info("expired", ended=ended)
 
     async def _count(self) -> None:
-        healthy, known = await self._presence.census()
+        healthy, known = await self._presence.census(self._notices())
         if healthy != self.healthy:
             log.info("healthy_gpus", healthy=healthy, known=known)
         self.healthy, self._known = healthy, known

@@ -86,6 +86,7 @@ class Keys:
         self.history = self.prefix + "history"
         self.history_turn = self.prefix + "history_turn"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
+        self.notices = self.prefix + "notices"
 
     def queue(self, tier: str) -> str:
         return f"{self.prefix}queue:{tier}"

@@ -134,10 +134,13 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     batches_per_second: float = 0.0
     filled_per_second: float = 0.0
     busiest: list[CustomerRate] = []
+    ended_tasks: list[str] = []  # Endless tasks of its process that ended, in sentences.
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """One atomic look at a pool. Ages: of each gateway's last heartbeat, and of the last pass of any scheduler (None: unknown)."""
+    """One atomic look at a pool. Ages: of each gateway's last heartbeat, and of the last pass of any scheduler (None:
+    unknown). `notices`: what schedulers say of themselves lately, where something is wrong.
+    """
 
     now_ms: int
     tiers: dict[str, TierDepth]
@@ -149,6 +152,7 @@ class Observation(msgspec.Struct, frozen=True):
     dlq: int
     gateway_ages_ms: dict[str, float] = {}
     scheduler_age_ms: float | None = 0.0
+    notices: list[str] = []
 
     @property
     def healthy_gpus(self) -> int:

@@ -24,6 +24,9 @@ GONE_MS = 1000
 
 _COUNT_HOLDS_MS = 3000
 
+NOTICE_MS = 5000
+"""How long what a scheduler says of itself is repeated: it says it with each of its ten passes a second."""
+
 COUNT_OUTLIVES_S = 10.0
 """How long the count that was made before Redis went away is believed when Redis comes back empty."""
 
@@ -31,7 +34,15 @@ _encode = msgspec.msgpack.Encoder().encode
 _beat = msgspec.msgpack.Decoder(WorkerBeat)
 _stats = msgspec.msgpack.Decoder(GatewayStats)
 _observed = msgspec.msgpack.Decoder(
-    tuple[Queues, list[tuple[str, float, bool, bool, msgspec.Raw]], list[tuple[float, msgspec.Raw]], int, int, float]
+    tuple[
+        Queues,
+        list[tuple[str, float, bool, bool, msgspec.Raw]],
+        list[tuple[float, msgspec.Raw]],
+        int,
+        int,
+        float,
+        list[str],
+    ]
 )
 
 
@@ -110,15 +121,17 @@ class Presence:
             pipeline.delete(key)
             await pipeline.execute()
 
-    async def census(self) -> tuple[int, int]:
-        """Count into `healthy_gpu_count`: (healthy, known).
+    async def census(self, notices: Sequence[str] = ()) -> tuple[int, int]:
+        """Count into `healthy_gpu_count`: (healthy, known). `notices` are kept for health.
 
         Redis forgets its workers when it comes back empty. What was counted before stands for as long as a silent worker
         does, or nothing would be formed, and free be shed, until each has beaten again.
         """
         last, now_s = self._counted, self._clock_s()
         held = last.epoch if now_s < last.until_s else b""
-        healthy, known, epoch = await self._census(self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held)
+        healthy, known, epoch = await self._census(
+            self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held, NOTICE_MS, *notices
+        )
         self._counted = last.later(now_s, epoch, healthy, self._gone_ms / 1000)
         return healthy, known
 
@@ -129,7 +142,7 @@ class Presence:
 
 def decode_observation(packed: bytes) -> Observation:
     """From the observe script's reply. A beat that cannot be read leaves its worker unhealthy, never the look undone."""
-    queues, workers, gateways, outbox, dlq, passed_ms = _observed.decode(packed)
+    queues, workers, gateways, outbox, dlq, passed_ms, notices = _observed.decode(packed)
     told = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
     return Observation(
         now_ms=queues.now_ms,
@@ -142,6 +155,7 @@ def decode_observation(packed: bytes) -> Observation:
         dlq=dlq,
         gateway_ages_ms={stats.gateway_id: age_ms for age_ms, stats in told},
         scheduler_age_ms=passed_ms if passed_ms >= 0 else None,
+        notices=notices,
     )
 
 

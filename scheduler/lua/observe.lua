@@ -2,7 +2,7 @@
 -- observe: everything that health, limits and the scheduler look at, in one atomic look.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 ms of silence after which a worker is gone.
 -- Returns packed {queues, workers, {ms since its last heartbeat, stats} of each gateway, outbox length, dlq length, ms since a
---   scheduler last passed or -1 where none is known}.
+--   scheduler last passed or -1 where none is known, what schedulers say of themselves}.
 -- include: prelude, queues, workers
 local gateways = {}
 local beating = redis.call('ZRANGE', P .. 'gateways', 0, -1, 'WITHSCORES')
@@ -13,4 +13,5 @@ end
 local rows = workers(tonumber(ARGV[3]))
 local passed = redis.call('GET', P .. 'reaped_at')
 return cmsgpack.pack({queues(cmsgpack.unpack(ARGV[2])), rows, gateways, redis.call('LLEN', P .. 'outbox'),
-  redis.call('LLEN', P .. 'dlq'), passed and math.max(0, now - passed) or -1})
+  redis.call('LLEN', P .. 'dlq'), passed and math.max(0, now - passed) or -1,
+  redis.call('ZRANGEBYSCORE', P .. 'notices', now, '+inf', 'LIMIT', 0, 20)})

@@ -182,3 +182,17 @@ async def test_pools_do_not_see_each_other(pool: Pool) -> None:
         "rl:customer:customer",
         "rl:leases:customer",
     }
+
+
+async def test_what_a_scheduler_says_of_itself_is_seen_by_all(pool: Pool) -> None:
+    """With its next pass; it is forgotten a few seconds after it was said last."""
+    assert (await pool.presence.observe(TIERS)).notices == []
+    await pool.presence.census(["scheduler s-1: the task 'dispatcher' returned"])
+
+    assert (await pool.presence.observe(TIERS)).notices == ["scheduler s-1: the task 'dispatcher' returned"]
+    assert 0 < await pool.client.pttl(pool.keys.notices) <= 5000
+    await pool.presence.census()
+    assert len((await pool.presence.observe(TIERS)).notices) == 1
+
+    await pool.client.zadd(pool.keys.notices, {"scheduler s-1: the task 'dispatcher' returned": 1})  # Long ago.
+    assert (await pool.presence.observe(TIERS)).notices == []

@@ -200,7 +200,7 @@ def test_checks_have_the_drafts_shape() -> None:
     assert set(document["checks"]) == {
         "gpus:healthy", "redis:look_age", "catalog:age", "responses:subscribed", "audit:lag", "limits:lowest",
         "retries:amplification", "redis:memory", "tiers:paused", "capacity:shed",
-            "scheduler:pass_age", "gateways:beating", "models:restarted",
+            "scheduler:pass_age", "gateways:beating", "models:restarted", "tasks:ended",
     }  # fmt: skip
     for checks in document["checks"].values():
         assert all({"componentType", "observedValue", "status", "time"} <= set(check) for check in checks)

@@ -92,6 +92,7 @@ def _job_config(settings: "Settings") -> JobConfig:
         callback_hosts=settings.callback_host_list,
         callback_secret=settings.callback_key,
         private_addresses=settings.callback_private_addresses,
+        shared_signature=settings.callback_shared_signature,
     )
 
 
