@@ -4,13 +4,14 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -25,6 +26,9 @@ MIGRATION_LOCK = 7_436_001
 """Key of the advisory lock that one migrator at a time holds."""
 
 CONNECT_TIMEOUT_S = 10
+_OURS = re.compile(r"[0-9]{4}_(pre|post)_\w+")
+"""`pre`: runs before the new code, and old code bears it."""
+
 _DAY_PARTITION = re.compile(r"requests_(default|\d{8})")
 
 
@@ -52,13 +56,22 @@ def head_revision() -> str:
     return head
 
 
-async def upgrade_to_head(database_url: str) -> None:
+async def upgrade_to_head(database_url: str) -> str:
     """Run what is missing, in one transaction; a second migrator waits and then finds nothing to do.
 
-    `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence that holds no password.
+    A database that a newer version has migrated is left as it is, where this version can run on it. Returns the revision that
+    it is at. `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence that holds no password.
     """
     async with _connected(database_url, "migrate") as connection:
-        await connection.run_sync(_upgrade)
+        revision = await connection.run_sync(_revision)
+        await connection.rollback()  # The migration begins a transaction of its own.
+        if is_unknown(revision):
+            return _bearable(revision)
+        try:
+            await connection.run_sync(_upgrade)
+        except CommandError as error:  # A newer version may have been at it since.
+            raise StartError(f"Cannot migrate PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
+    return head_revision()
 
 
 async def current_revision(database_url: str) -> str | None:
@@ -73,10 +86,28 @@ def is_behind(revision: str | None) -> bool:
     A revision that is not known here was written by a newer version, whose migrations old code must bear: a rolling
     upgrade migrates first.
     """
-    if revision is None:
-        return True
+    return revision is None or (not is_unknown(revision) and revision != head_revision())
+
+
+def is_unknown(revision: str | None) -> TypeGuard[str]:
+    """Whether this installation does not have it."""
     known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
-    return revision in known and revision != head_revision()
+    return revision is not None and revision not in known
+
+
+def _bearable(revision: str) -> str:
+    """A revision that is not known here, where this version can run on it. Raises StartError where it cannot.
+
+    Only the newest one can be seen: a `post` migration below it was for versions that were gone by then, this one among them.
+    """
+    named = _OURS.fullmatch(revision)
+    if named is None:
+        why = "which no version of Tierlane has made: is this another application's database?"
+    elif named[1] == "post":
+        why = "which only newer versions can run on: install that version again."
+    else:
+        return revision
+    raise StartError(f"The database is at revision {revision}, {why}")
 
 
 async def is_current(database_url: str) -> bool:
