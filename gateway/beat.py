@@ -76,6 +76,7 @@ class Beat:
         self.observation: Observation | None = None
         self.observed_at = 0.0
         self.redis_problem: str | None = None
+        self.eviction_policy = ""  # Of Redis, as it said last.
         self._redis_ahead_ms: float | None = None  # Redis TIME less our clock, at the most.
         self.service_p95_ms = 0.0  # Of a run on the slowest healthy worker; 0 while none has told.
         self.model_version = ""  # That all healthy workers run; "" while there is not just one.
@@ -98,6 +99,7 @@ class Beat:
             begun_at = self._clock()
             reply = await self._presence.gateway_beat(stats, self._refusals())
             self._limits.memory(reply.memory_share)
+            self.eviction_policy = reply.policy
             self._listener.beat(reply.epoch_us)
             asked_at = self._clock()
             observation = await self._presence.observe(tiers)

@@ -75,6 +75,19 @@ class Direct:
         """Whether what cannot do without Redis may go there, though the others still go past it."""
         return self._parts.watch.answers
 
+    def why_refused(self) -> str | None:
+        """What a client is told that gets no capacity while requests go past Redis; None where they do not, or for no
+        reason of this gateway's own.
+        """
+        if self._policy.mode is Mode.OFF:
+            return None
+        audit = self._parts.audit
+        if audit.begun and not audit.takes:
+            return "This gateway cannot note further requests while its queues are away; try again soon."
+        if self._lines.able == 0:
+            return "No GPU can be reached while the queues are away; try again soon."
+        return None
+
     def begin(self) -> None:
         """Open the spool."""
         if self._parts.config.direct:

@@ -111,6 +111,8 @@ class Judging:
             capacity_rps=parts.limits.capacity_rps,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
+            eviction_policy=parts.beat.eviction_policy,
+            no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             paused=self._paused(),
             audit_lag_ms=await audit_lag_ms(parts),

@@ -50,11 +50,12 @@ class BeatReply(NamedTuple):
     """What Redis says to a gateway that beats.
 
     `epoch_us` is when this Redis was first used: another one than before means that it came back empty. `memory_share`
-    of its limit is in use, 0.0 where it has none.
+    of its limit is in use, 0.0 where it has none. `policy` is its maxmemory-policy, "" where it does not tell.
     """
 
     epoch_us: int
     memory_share: float
+    policy: str = ""
 
 
 class _Counted(NamedTuple):
@@ -105,10 +106,10 @@ class Presence:
     async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply:
         """Register or refresh a gateway, and keep what it refused since its last beat: the oldest 256, oldest first."""
         refused = [_encode(refusal) for refusal in refusals[:MAX_A_BEAT]]
-        epoch_us, share = await self._gateway_beat(
+        epoch_us, share, policy = await self._gateway_beat(
             stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, KEPT_A_GATEWAY, KEEP_REFUSALS_MS, *refused
         )
-        return BeatReply(int(epoch_us), float(share))
+        return BeatReply(int(epoch_us), float(share), policy.decode())
 
     async def gateway_gone(self, gateway_id: str) -> None:
         """A graceful leave, once nothing waits there any more."""

@@ -121,6 +121,16 @@ async def test_a_gateway_learns_how_full_redis_is(pool: Pool) -> None:
         await pool.client.config_set("maxmemory", 0)
 
 
+async def test_a_gateway_learns_of_another_eviction_policy(pool: Pool) -> None:
+    """With its next beat, though roles look at it when they start alone."""
+    try:
+        assert (await pool.gateway_lives("g1")).policy == "noeviction"
+        await pool.client.config_set("maxmemory-policy", "allkeys-lru")
+        assert (await pool.gateway_lives("g1")).policy == "allkeys-lru"
+    finally:
+        await pool.client.config_set("maxmemory-policy", "noeviction")
+
+
 async def test_observe_shows_everything_in_one_look(pool: Pool) -> None:
     """Queues, workers, gateways, outbox and dead letters, as of one moment."""
     stats = GatewayStats("g1", 12.5, {"free": TierStats(10.0, 1.0, 80.0)})
