@@ -12,7 +12,7 @@ from gateway.direct_view import DirectView
 from gateway.finding import LEVELS, Finding, Status
 from gateway.gateway_losses import LostGateway
 from gateway.health_document import Health, HealthFigures
-from gateway.health_roles import ended_tasks, other_gateways, scheduling
+from gateway.health_roles import ended_tasks, other_gateways, repaired_keys, scheduling
 from gateway.health_shedding import flows, shedding
 from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, tier_figures
 from gateway.limits import MEMORY_EASED
@@ -71,7 +71,12 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
     findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
     findings += [_subscriber(inputs), _audit(inputs)]
     findings += [lowered_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
-    findings += [_memory(inputs), _eviction(inputs), paused_tiers(inputs.paused, inputs.observation)]
+    findings += [
+        repaired_keys(inputs.observation),
+        _memory(inputs),
+        _eviction(inputs),
+        paused_tiers(inputs.paused, inputs.observation),
+    ]
     if inputs.tokens_problem:
         findings.append(Finding("jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
     if inputs.direct is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gateway.finding import Finding, Status, clock, first_of
 from gateway.gateway_losses import LostGateway
+from scheduler.index_repair import REPAIRED
 from scheduler.observation import Observation
 from scheduler.run_forever import EndedTask
 
@@ -58,7 +59,7 @@ def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: 
             if other.gateway_id != gateway_id
             for sentence in other.ended_tasks
         ]
-        told += seen.notices
+        told += [notice for notice in seen.notices if not notice.startswith(REPAIRED)]
     if not told:
         return Finding("tasks:ended", "component", "healthy", 0, "tasks")
     verb = "A background task" if len(told) == 1 else f"{len(told)} background tasks"
@@ -68,3 +69,12 @@ def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: 
         "if this does not end."
     )
     return Finding("tasks:ended", "component", "degraded", len(told), "tasks", reason)
+
+
+def repaired_keys(seen: Observation | None) -> Finding:
+    """Whether schedulers had to repair an index in Redis."""
+    told = [notice for notice in seen.notices if notice.startswith(REPAIRED)] if seen else []
+    if not told:
+        return Finding("redis:repaired", "datastore", "healthy", 0, "keys")
+    reason = f"{'; '.join(told[:NAMED])}: find out who else writes to this Redis, and keep it out."
+    return Finding("redis:repaired", "datastore", "degraded", len(told), "keys", reason)

@@ -27,7 +27,7 @@ each_member(batch, function(id, row)
   else close(id, row, code == '' and 'completed' or 'failed', code, batch, run) end
   stale = stale - 1
 end)
+flush() -- first: should an index be broken, the ends are told, and the batch is still there to be dropped later
 drop_batch(batch)
-flush()
 if call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- else this worker takes that one, and its claim wakes
 return {stale, owing and 1 or 0}

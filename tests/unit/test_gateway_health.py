@@ -201,7 +201,7 @@ def test_checks_have_the_drafts_shape() -> None:
         "gpus:healthy", "redis:look_age", "catalog:age", "responses:subscribed", "audit:lag", "limits:lowest",
         "retries:amplification", "redis:memory", "tiers:paused", "capacity:shed",
             "scheduler:pass_age", "gateways:beating", "models:restarted", "tasks:ended",
-            "models:enabled", "redis:eviction",
+            "models:enabled", "redis:eviction", "redis:repaired",
     }  # fmt: skip
     for checks in document["checks"].values():
         assert all({"componentType", "observedValue", "status", "time"} <= set(check) for check in checks)

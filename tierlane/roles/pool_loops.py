@@ -21,6 +21,7 @@ from scheduler.connections import blocking_client
 from scheduler.cordons import CordonKeeper, Cordons
 from scheduler.dispatcher import Dispatcher, Waker
 from scheduler.endings import Endings
+from scheduler.index_repair import IndexRepair
 from scheduler.keys import Keys
 from scheduler.outbox import Outbox
 from scheduler.presence import Presence
@@ -68,6 +69,7 @@ async def _run_loops(
         lambda: MIN_LEFT_MS,
         settings.reap_ms,
         notices=lambda: _notices(tasks),
+        repair=IndexRepair(client, keys, lease_ms=settings.lease_ms),
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
     quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
