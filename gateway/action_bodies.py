@@ -17,12 +17,17 @@ MOST_NUMBER = 2**63 - 1
 MAX_WORKER_CHARACTERS = 200
 MAX_REASON_CHARACTERS = 500
 
-Worker = Annotated[str, Meta(min_length=1, max_length=MAX_WORKER_CHARACTERS)]
-Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*(?![\s\S])"
+"""Without control characters: PostgreSQL keeps no NUL, and its tables refuse the others. (`$` would let
+a line feed at the end pass.)
+"""
+
+Worker = Annotated[str, Meta(min_length=1, max_length=MAX_WORKER_CHARACTERS, pattern=PLAIN)]
+Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=PLAIN)]
 Healthy = Annotated[int, Meta(ge=0, le=1_000_000)]
 Count = Annotated[int, Meta(ge=1, le=MOST_LETTERS)]
 Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
-Name = Annotated[str, Meta(max_length=200, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, Meta(max_length=200, pattern=PLAIN)]
 
 
 class CordonBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -66,14 +66,17 @@ class Gateway(Parts):
         await self.beat.beat()
         edge = self._edge = EdgeServer(self._routes, self._shared.faults, self.doors, self.config, self._lane)
         loops = {
-            "edge": edge.sweep_forever(),
-            "pools": self.pools.run(),
-            "snapshots": self.snapshots.run(),
-            "metrics": self.metrics.run(),
+            "edge": edge.sweep_forever,
+            "pools": self.pools.run,
+            "snapshots": self.snapshots.run,
+            "metrics": self.metrics.run,
             **self.loops(),
             **self.identities.loops(),
         }
-        self._tasks = [asyncio.create_task(loop, name=f"gateway {name}") for name, loop in loops.items()]
+        run_forever = self._shared.tasks.run_forever
+        self._tasks = [
+            asyncio.create_task(run_forever(name, loop), name=f"gateway {name}") for name, loop in loops.items()
+        ]
         self._runner, self.port = await serve(edge, self.config)
 
     async def ready(self) -> None:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.catalog_view import CatalogView, SnapshotView
 from gateway.limits import LiveLimits
@@ -44,7 +46,8 @@ class Beat:
     """The heartbeat and the last look at the pool. `clock` is monotonic seconds.
 
     `refusals` gives what was refused since it was called last: it goes with the beat, and is lost with it. `took` is told
-    the seconds of each call that Redis answered, `looked` what each look saw, None where it failed.
+    the seconds of each call that Redis answered, `looked` what each look saw, None where it failed. `ended_tasks`: what
+    other gateways are told of this one's tasks.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Beat:
         refusals: Callable[[], Sequence[Refusal]] = tuple,
         took: Callable[[str, float], None] = lambda *_: None,
         looked: Callable[[Observation | None], None] = lambda _: None,
+        ended_tasks: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._presence = presence
@@ -70,11 +74,13 @@ class Beat:
         self._refusals = refusals
         self._took = took
         self._looked = looked
+        self._ended_tasks = ended_tasks
         self._clock = clock
         self.observation: Observation | None = None
         self.observed_at = 0.0
         self.redis_problem: str | None = None
         self._epoch_us: int | None = None
+        self.eviction_policy = ""  # Of Redis, as it said last.
         self._redis_ahead_ms: float | None = None  # Redis TIME less our clock, at the most.
         self.service_p95_ms = 0.0  # Of a run on the slowest healthy worker; 0 while none has told.
         self.greedy = False  # No worker samples where a request has no temperature.
@@ -93,12 +99,15 @@ class Beat:
         self._watch.begun()
         try:
             stats = self._limits.told(self._meter.beat(tiers, self._clock()))
+            if ended := self._ended_tasks():
+                stats = msgspec.structs.replace(stats, ended_tasks=ended)
             begun_at = self._clock()
             reply = await self._presence.gateway_beat(stats, self._refusals())
             self._limits.memory(reply.memory_share)
             if self._epoch_us not in (None, reply.epoch_us):
                 self._limits.emptied(self._clock())
             self._epoch_us = reply.epoch_us
+            self.eviction_policy = reply.policy
             self._listener.beat(reply.epoch_us)
             asked_at = self._clock()
             observation = await self._presence.observe(tiers)

@@ -50,11 +50,20 @@ class ModelRow(Protocol):
     def enabled(self) -> bool: ...
 
 
+class CustomerRow(Protocol):
+    """One row of `customers`."""
+
+    @property
+    def callback_hosts(self) -> str | None: ...
+
+
 class SnapshotView(Protocol):
     """The catalog at one moment."""
 
     @property
     def tiers(self) -> Sequence[TierRow]: ...
+    @property
+    def customers(self) -> Mapping[str, CustomerRow]: ...
     @property
     def models(self) -> Mapping[str, ModelRow]: ...
     @property

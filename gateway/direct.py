@@ -7,9 +7,8 @@ well costs a second run and nothing else. Where no worker has a door, whoever co
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
@@ -34,6 +33,7 @@ from scheduler.direct import Hello, direct_token
 from scheduler.errors import ErrorCode
 from scheduler.fault_log import log_fault
 from scheduler.observation import WorkerView
+from scheduler.run_forever import Loop
 from scheduler.states import Admission
 
 TICK_S = 0.025
@@ -79,15 +79,28 @@ class Direct:
         """Whether what cannot do without Redis may go there, though the others still go past it."""
         return self._parts.watch.answers
 
+    def why_refused(self) -> str | None:
+        """What a client is told that gets no capacity while requests go past Redis; None where they do not, or for no
+        reason of this gateway's own.
+        """
+        if self._policy.mode is Mode.OFF:
+            return None
+        audit = self._parts.audit
+        if audit.begun and not audit.takes:
+            return "This gateway cannot note further requests while its queues are away; try again soon."
+        if self._lines.able == 0:
+            return "No GPU can be reached while the queues are away; try again soon."
+        return None
+
     def begin(self) -> None:
         """Open the spool."""
         if self._parts.config.direct:
             self._parts.audit.begin()
 
-    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> dict[str, Loop]:
         """What runs for as long as the gateway does."""
-        probe = {"direct probe": self._probe.run()} if self._parts.config.direct else {}
-        return {"direct": self._run(), **probe, **self._parts.audit.loops()}
+        probe = {"direct probe": self._probe.run} if self._parts.config.direct else {}
+        return {"direct": self._run, **probe, **self._parts.audit.loops()}
 
     def enter(self, waiter: Waiter) -> bool:
         """Take a new request instead of the admitter, or refuse it at once. True, as it is dealt with."""

@@ -1,9 +1,8 @@
 """The spool put together: its file, who writes it, who merges it, and what health is told. Without it nothing is direct."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -11,6 +10,7 @@ from gateway.audit_pairs import Note, Pair
 from gateway.spool import FOLDER, Spool, SpoolError
 from gateway.spool_merge import AdoptCall, SpoolMerge
 from gateway.spool_writer import SpoolWriter
+from scheduler.run_forever import Loop
 
 log = structlog.get_logger("gateway")
 
@@ -64,9 +64,9 @@ class DirectAudit:
             return f"The spool is full: {self.spool.bytes} bytes wait for Redis."
         return self._problem or self.writer.problem
 
-    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> dict[str, Loop]:
         """What runs for as long as the gateway does."""
-        return {"spool writer": self.writer.run(), "spool merge": self._merge.run()} if self.begun else {}
+        return {"spool writer": self.writer.run, "spool merge": self._merge.run} if self.begun else {}
 
     def note(self, note: Note, then: Callable[[bool], None]) -> None:
         """Have this on the disk, then be told whether it is."""

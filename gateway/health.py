@@ -5,14 +5,14 @@ reason is a sentence for the person on call.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.breaker import BreakerState
 from gateway.direct_view import DirectView
 from gateway.finding import LEVELS, Finding, Status
 from gateway.gateway_losses import LostGateway
 from gateway.health_document import Health, HealthFigures
-from gateway.health_roles import other_gateways, scheduling
+from gateway.health_roles import ended_tasks, other_gateways, repaired_keys, scheduling
 from gateway.health_shedding import flows, shedding
 from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, tier_figures
 from gateway.limits import MEMORY_EASED
@@ -20,6 +20,7 @@ from gateway.losses import SILENT, Loss
 from gateway.restarts import Restart, restarted
 from ratelimit.capacity import Evidence
 from scheduler.observation import Observation, WorkerView
+from scheduler.run_forever import EndedTask
 
 STALE_LOOK_S = 2.0
 STALE_AUDIT_MS = 10_000
@@ -44,6 +45,8 @@ class HealthInputs:
     capacity_confidence: float = 0.0
     memory_share: float = 0.0  # Of Redis' memory limit, 0..1.
     short_of_memory: bool = False  # New requests are refused for it.
+    eviction_policy: str = ""  # Redis' maxmemory-policy, "" where it is not known.
+    no_model: bool = False  # No row of the catalog's models is enabled.
     factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> part of its limits in force, all tiers.
     paused: Collection[str] = ()  # Tiers of which no batch is formed.
     audit_lag_ms: int | None = 0  # None: it could not be read.
@@ -52,18 +55,31 @@ class HealthInputs:
     losses: tuple[Loss, ...] = ()  # Workers that serve no more, the latest first.
     restarts: tuple[Restart, ...] = ()  # Model processes that were replaced just now.
     lost_gateways: tuple[LostGateway, ...] = ()  # That beat no more, and did not leave; the latest first.
+    gateway_id: str = ""  # This gateway's.
+    ended_tasks: tuple[EndedTask, ...] = ()  # Of this process, that were started again; the latest first.
     time: str = ""  # Now, RFC 3339.
+
+
+_OF_QUEUES = frozenset({"gpus:healthy", "redis:look_age", "scheduler:pass_age"})
+"""What the way by the queues stands on: while requests go past them and are served, none of it is an outage."""
 
 
 def health(inputs: HealthInputs) -> tuple[int, Health]:
     """The HTTP status and the document."""
     tiers = flows(list(inputs.factors), inputs.observation)
-    findings = [shedding(tiers, inputs.capacity_rps, inputs.losses), _gpus(inputs), _redis(inputs), _catalog(inputs)]
+    findings = [shedding(tiers, inputs.capacity_rps, inputs.losses, _in_the_way(inputs))]
+    findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
     findings += [restarted(inputs.restarts), scheduling(inputs.observation)]
     findings += [other_gateways(inputs.observation, inputs.lost_gateways)]
+    findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
     findings += [_subscriber(inputs), _audit(inputs)]
     findings += [lowered_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
-    findings += [_memory(inputs), paused_tiers(inputs.paused, inputs.observation)]
+    findings += [
+        repaired_keys(inputs.observation),
+        _memory(inputs),
+        _eviction(inputs),
+        paused_tiers(inputs.paused, inputs.observation),
+    ]
     if inputs.tokens_problem:
         findings.append(Finding("jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
     if inputs.direct is not None:
@@ -72,6 +88,8 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
         findings.append(
             Finding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
         )
+    if _served_past_redis(inputs.direct):
+        findings = [replace(f, level="degraded") if f.level == "down" and f.name in _OF_QUEUES else f for f in findings]
     status = max((finding.level for finding in findings), key=LEVELS.index)
     document: Health = {
         "status": status,
@@ -137,7 +155,7 @@ def _illness(worker: WorkerView) -> str:
 def _redis(inputs: HealthInputs) -> Finding:
     age_s, direct = inputs.look_age_s, inputs.direct
     fresh = inputs.redis_problem is None and age_s is not None and age_s <= STALE_LOOK_S
-    if direct is not None and direct.active and direct.serves:
+    if direct is not None and _served_past_redis(direct):
         return Finding("redis:look_age", "datastore", "degraded", age_s, "s", _served_directly(direct, fresh=fresh))
     if fresh:
         return Finding("redis:look_age", "datastore", "healthy", round(age_s or 0.0, 2), "s")
@@ -146,6 +164,22 @@ def _redis(inputs: HealthInputs) -> Finding:
     # A single missed look is no outage; two seconds of them are.
     level: Status = "degraded" if age_s is not None and age_s <= STALE_LOOK_S else "down"
     return Finding("redis:look_age", "datastore", level, age_s, "s", reason)
+
+
+def _served_past_redis(direct: DirectView | None) -> bool:
+    return direct is not None and direct.active and direct.serves
+
+
+def _in_the_way(inputs: HealthInputs) -> str | None:
+    """What keeps requests out before capacity is even asked: each cause has its words, and its check what to do."""
+    direct, seen = inputs.direct, inputs.observation
+    if direct is not None and direct.active and direct.spool_problem:
+        return "the gateway's spool takes no more while requests go past Redis (see direct:spool)"
+    if inputs.short_of_memory:
+        return "Redis is short of memory and is given no new requests (see redis:memory)"
+    if seen is not None and seen.workers and not any(worker.healthy for worker in seen.workers):
+        return "no GPU is healthy (see gpus:healthy)"
+    return None
 
 
 def _served_directly(direct: DirectView, *, fresh: bool) -> str:
@@ -196,6 +230,17 @@ def _catalog(inputs: HealthInputs) -> Finding:
     return Finding("catalog:age", "datastore", "healthy", age_s, "s")
 
 
+def _models(inputs: HealthInputs) -> Finding:
+    """Without an enabled model there is nothing that a request could name."""
+    if not inputs.no_model:
+        return Finding("models:enabled", "component", "healthy", "yes", "")
+    reason = (
+        "No model is enabled, so every request is answered 404 model_not_found: enable one with "
+        "`tierlane model set NAME --enabled on`, or add its row with `tierlane model create NAME`."
+    )
+    return Finding("models:enabled", "component", "down", "no", "", reason)
+
+
 def _clause(problem: str | None, otherwise: str) -> str:
     """A problem without its full stop, to end a longer sentence."""
     return (problem or otherwise).rstrip(".")
@@ -225,3 +270,15 @@ def _memory(inputs: HealthInputs) -> Finding:
         f"{MEMORY_EASED:.0%}."
     )
     return Finding("redis:memory", "datastore", "degraded", share, "ratio", reason)
+
+
+def _eviction(inputs: HealthInputs) -> Finding:
+    """A role refuses to start on such a Redis; it can be changed while they run."""
+    policy = inputs.eviction_policy
+    if policy in ("", "noeviction"):
+        return Finding("redis:eviction", "datastore", "healthy", policy, "")
+    reason = (
+        f"Redis has maxmemory-policy {policy}, which can evict queued work: `CONFIG SET maxmemory-policy noeviction`, and set "
+        "it in the server's configuration."
+    )
+    return Finding("redis:eviction", "datastore", "degraded", policy, "", reason)

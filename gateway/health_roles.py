@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from gateway.finding import Finding, Status, clock, first_of
 from gateway.gateway_losses import LostGateway
+from scheduler.index_repair import REPAIRED
 from scheduler.observation import Observation
+from scheduler.run_forever import EndedTask
 
 SILENT_MS = 1000.0
 """A scheduler passes ten times a second."""
@@ -53,3 +55,34 @@ def other_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> Fin
     verb = "gateway is" if len(lost) == 1 else "gateways are"
     reason = f"{len(lost)} {verb} lost: {named}; {beating} beat."
     return Finding("gateways:beating", "component", "degraded", beating, "gateways", reason)
+
+
+def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: str) -> Finding:
+    """Whether an endless task of any process ended, and was started again. `gateway_id` is this gateway's."""
+    told = [f"this gateway: {ended.sentence()}" for ended in own]
+    if seen:
+        told += [
+            f"gateway {other.gateway_id}: {sentence}"
+            for other in seen.gateways
+            if other.gateway_id != gateway_id
+            for sentence in other.ended_tasks
+        ]
+        told += [notice for notice in seen.notices if not notice.startswith(REPAIRED)]
+    if not told:
+        return Finding("tasks:ended", "component", "healthy", 0, "tasks")
+    verb = "A background task" if len(told) == 1 else f"{len(told)} background tasks"
+    reason = (
+        f"{verb} ended unexpectedly and {'was' if len(told) == 1 else 'were'} started again: {'; '.join(told[:NAMED])}. "
+        "The log of that process has the place of the fault in its line `task_ended`: report it, and restart the process "
+        "if this does not end."
+    )
+    return Finding("tasks:ended", "component", "degraded", len(told), "tasks", reason)
+
+
+def repaired_keys(seen: Observation | None) -> Finding:
+    """Whether schedulers had to repair an index in Redis."""
+    told = [notice for notice in seen.notices if notice.startswith(REPAIRED)] if seen else []
+    if not told:
+        return Finding("redis:repaired", "datastore", "healthy", 0, "keys")
+    reason = f"{'; '.join(told[:NAMED])}: find out who else writes to this Redis, and keep it out."
+    return Finding("redis:repaired", "datastore", "degraded", len(told), "keys", reason)

@@ -34,14 +34,19 @@ def flows(names: Sequence[str], seen: Observation | None) -> dict[str, Flow]:
     return found
 
 
-def shedding(tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[Loss]) -> Finding:
-    """Whether any tier is refused for want of capacity, and the sentence that says why."""
+def shedding(
+    tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[Loss], in_the_way: str | None = None
+) -> Finding:
+    """Whether any tier is refused for want of capacity, and the sentence that says why: what is `in_the_way` of all
+    requests, where something is, else capacity or what waits.
+    """
     shed = {name: _share(flow) for name, flow in tiers.items() if _is_worth_telling(flow)}
     worst = round(max(shed.values(), default=0.0), 4)
     if not shed:
         return Finding("capacity:shed", "component", "healthy", worst, "ratio")
     said = ", ".join(f"{name} is shed {share:.0%}" for name, share in shed.items())
-    reason = f"{said}: {_why(sum(flow.demand for flow in tiers.values()), capacity_rps)}{_since(losses)}."
+    why = in_the_way or _why(sum(flow.demand for flow in tiers.values()), capacity_rps)
+    reason = f"{said}: {why}{_since(losses)}."
     return Finding("capacity:shed", "component", "degraded", worst, "ratio", reason)
 
 

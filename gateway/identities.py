@@ -1,10 +1,11 @@
 """Who presents this token: an API key goes to the catalog, a JWT to the verifier where one is configured."""
 
-from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from gateway.bearer import looks_like_jwt
 from gateway.catalog_view import IdentityView
+from scheduler.run_forever import Loop
 
 KEY_PREFIX = "tl_"
 
@@ -25,7 +26,7 @@ class Tokens(Protocol):
 
     def identify(self, presented: str, wall_now: float) -> IdentityView: ...
 
-    def loops(self) -> Mapping[str, Coroutine[Any, Any, None]]: ...
+    def loops(self) -> Mapping[str, Loop]: ...
 
 
 class Identities:
@@ -51,6 +52,6 @@ class Identities:
             return self._keys.identify(presented, wall_now)
         return self._tokens.identify(presented, wall_now)
 
-    def loops(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> Mapping[str, Loop]:
         """What has to run beside the requests, by name."""
         return self._tokens.loops() if self._tokens else {}

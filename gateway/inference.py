@@ -34,6 +34,7 @@ from scheduler.payload import Payload
 from scheduler.replies import Reply
 from scheduler.states import State
 
+NO_GPU = "No GPU is ready to serve this request; try again soon."
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or leave it out."
 
 
@@ -124,7 +125,7 @@ class Inference:
             past_redis = False
         if not past_redis and parts.limits.no_gpu(waiter.started):
             self._refused(tier)
-            raise RequestError(ErrorCode.NO_CAPACITY)
+            raise RequestError(ErrorCode.NO_CAPACITY, NO_GPU)
         if not past_redis and parts.limits.short_of_memory:
             self._refused(tier)
             raise RequestError(ErrorCode.BACKPRESSURE)
@@ -197,7 +198,8 @@ class Inference:
         if isinstance(outcome, Verdict):
             raise self._shed(identity, self.standing.refusal(identity, outcome, base_limit_allows=base_limit_allows))
         if isinstance(outcome, ErrorCode):
-            raise self._shed(identity, RequestError(outcome))
+            why = self._parts.direct.why_refused() if outcome is ErrorCode.NO_CAPACITY else None
+            raise self._shed(identity, RequestError(outcome, why))
         if outcome.served_from != "cache":  # Else the verdict has told it already.
             self.standing.settle(identity, waiter.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:

@@ -16,6 +16,7 @@ from gateway.jobs_admitter import JobAdmitter
 from gateway.jobs_again import Requeue
 from gateway.jobs_callbacks import Callbacks
 from gateway.jobs_config import JobConfig
+from gateway.jobs_hosts import CallbackHosts
 from gateway.jobs_inbox import JobInbox
 from gateway.jobs_keeper import JobKeeper
 from gateway.jobs_look import JobLook
@@ -29,6 +30,7 @@ from scheduler.connections import subscriber_client
 from scheduler.endings import Endings
 from scheduler.keys import JOBS_GATEWAY, Keys
 from scheduler.replies import Results
+from scheduler.run_forever import Loop, TaskRegistry
 from scheduler.stands import Stands
 
 
@@ -41,6 +43,7 @@ class JobParts:
     client: Redis
     limits: Callable[[], Limits]
     watch: CallWatch
+    tasks: TaskRegistry
 
 
 class Jobs:
@@ -63,7 +66,7 @@ class Jobs:
         """Jobs that are being taken in at this moment."""
         return self.serving.submit.under_way if self.serving else 0
 
-    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> dict[str, Loop]:
         """What has to run, by name."""
         return self.serving.loops() if self.serving else {}
 
@@ -85,11 +88,19 @@ class JobServing:
         admissions = Admissions(client, keys, JOBS_GATEWAY, jobs.kept_ms, config.replays)
         cancels = parts.parts.cancels
         self.admitter = JobAdmitter(admissions, parts.limits, cancels, config.max_pending, watch=parts.watch)
-        self.submit = Submit(waiting, parts.inference, parts.parts, self.admitter, store)
+        catalog = parts.parts.catalog
+
+        def own_hosts(customer_id: str) -> str | None:
+            customer = catalog.snapshot.customers.get(customer_id) if catalog.snapshot else None
+            return customer.callback_hosts if customer else None
+
+        hosts = CallbackHosts(jobs.callback_hosts if jobs.callback_secret else (), own_hosts)
+        self.submit = Submit(waiting, parts.inference, parts.parts, self.admitter, store, hosts=hosts)
         self.listener = subscriber_client(config.redis_url)
-        self.callbacks = Callbacks(jobs, config.pool)
+        self.callbacks = Callbacks(jobs, config.pool, hosts)
         self.inbox = JobInbox()
         self._results = Results(client, keys)
+        self._tasks = parts.tasks
         requeue = Requeue(admissions, parts.limits)
         self.look = JobLook(config.pool, Stands(client, keys), Endings(client, keys), requeue)
         self.keeper = JobKeeper(
@@ -106,8 +117,9 @@ class JobServing:
         """Loops of the active keeper."""
         channel, inbox = self._keys.responses(JOBS_GATEWAY), self.inbox
         subscriber = Subscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
-        return (subscriber.run(), self.callbacks.run())
+        run_forever = self._tasks.run_forever
+        return (run_forever("job subscriber", subscriber.run), run_forever("callbacks", self.callbacks.run))
 
-    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> dict[str, Loop]:
         """What has to run, by name."""
-        return {"job admitter": self.admitter.run(), "job keeper": self.keeper.run()}
+        return {"job admitter": self.admitter.run, "job keeper": self.keeper.run}

@@ -1,14 +1,14 @@
-"""Where a callback may connect to: its name is looked up once, judged, and only what was judged is connected to.
+"""Where a callback may connect to: every address is judged as it is connected to.
 
 Without that, an allowed name that leads to a private address would open what is behind this gateway, and one that changes
 between the look and the connection would do so however often it is looked at.
 """
 
-import asyncio
 import ipaddress
 import socket
+from collections.abc import Callable
 
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohappyeyeballs import AddrInfoType
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # What the standard library takes for public, some of it only in the oldest version that we run with.
@@ -25,6 +25,7 @@ NOT_PUBLIC = tuple(
     )
 )
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+SocketFactory = Callable[[AddrInfoType], socket.socket]
 
 
 def is_public(text: str) -> bool:
@@ -50,28 +51,17 @@ def _inner(address: Address) -> Address:
     return address
 
 
-class JudgedResolver(AbstractResolver):
-    """Gives a connection only addresses that it may use. `private`: all of them."""
+def judged_sockets(*, private: bool) -> SocketFactory:
+    """Makes the sockets of a connector, each for an address that may be connected to. `private`: for all of them.
 
-    def __init__(self, *, private: bool) -> None:
-        self._private = private
+    It is the last that is asked before connecting, and is asked of the address itself: whether the URL had a name, an
+    address, or a number that some resolver takes for one makes no difference. What it makes raises OSError.
+    """
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Raises OSError where the name leads nowhere, or nowhere it may."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-        results = [
-            ResolveResult(
-                hostname=host, host=str(address[0]), port=port, family=kind, proto=proto, flags=socket.AI_NUMERICHOST
-            )
-            for kind, _, proto, _, address in found
-            if self._private or is_public(str(address[0]))
-        ]
-        if not results:
-            raise OSError("The name has no public address.")
-        return results
+    def make(address: AddrInfoType) -> socket.socket:
+        family, kind, proto, _, place = address
+        if not private and not is_public(str(place[0])):
+            raise OSError(f"{place[0]} is not a public address.")
+        return socket.socket(family, kind, proto)
 
-    async def close(self) -> None:
-        """Nothing is held."""
+    return make

@@ -3,31 +3,56 @@
 It is parsed by the same library that will call it, so that no two readers can see two hosts in it.
 """
 
+import ipaddress
 import re
 from collections.abc import Sequence
 
 from yarl import URL
 
+from gateway.jobs_addresses import is_public
 from gateway.jobs_hosts import split_entry
 
 MAX_CHARACTERS = 2048
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
-_HOST = re.compile(rf"(?=.{{1,253}}\Z)(?:{_LABEL}\.)*{_LABEL}|[0-9a-f.]*:[0-9a-f:.]*")
-"""A name that DNS can hold, or an IPv6 address without a zone: no %2f that a resolver may take for what it stands for."""
+_NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:{_LABEL}\.)*{_LABEL}")
+"""A name that DNS can hold: no %2f that a resolver may take for what it stands for, and no dot at its end."""
+
+_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
+"""What a resolver may take for an IPv4 address, however it is written: 127.1, 2130706433, 0x7f.1, 0177.0.0.1."""
 
 
-def refused(url: str, hosts: Sequence[str]) -> str | None:
-    """Why callbacks do not go to `url`, in words for the client; None where they may."""
+def refused(url: str, hosts: Sequence[str], *, private: bool = False) -> str | None:
+    """Why callbacks do not go to `url`, in words for the client; None where they may. `private`: to any address."""
     if not hosts:
         return "Callbacks are not enabled here."
     if len(url) > MAX_CHARACTERS:
         return f"`callback_url` must not be longer than {MAX_CHARACTERS} characters."
     parsed = _parsed(url)
-    if parsed is None or parsed.raw_host is None:
+    if parsed is None:
         return "`callback_url` must be an http or https URL in ASCII, without user, password and fragment."
-    if not any(_allows(entry, parsed.raw_host.lower(), parsed) for entry in hosts):
+    return _host_refused(parsed, hosts, private=private)
+
+
+def _host_refused(parsed: URL, hosts: Sequence[str], *, private: bool) -> str | None:
+    host = (parsed.raw_host or "").lower()
+    if not _is_address(host) and (_NUMBER.fullmatch(host) or not _is_name(parsed, host)):
+        return (
+            "The host of `callback_url` must be a DNS name without a dot at its end, or an IP address in its usual form, "
+            "such as 192.0.2.1 or [2001:db8::1]."
+        )
+    if not any(_allows(entry, host, parsed) for entry in hosts):
         return "The host of `callback_url` is not one of those that callbacks may go to."
+    if _is_address(host) and not private and not is_public(host):
+        return "`callback_url` must not lead to an address that is not public."
     return None
+
+
+def host_of(url: str) -> str:
+    """The host of a stored URL; "" where it has none. Raises nothing, whatever is stored."""
+    try:
+        return URL(url).raw_host or ""
+    except ValueError:
+        return ""
 
 
 def _parsed(url: str) -> URL | None:
@@ -36,11 +61,27 @@ def _parsed(url: str) -> URL | None:
         return None
     try:
         parsed = URL(url)
-        plain = parsed.scheme in ("http", "https") and "@" not in parsed.raw_authority
-        plain = plain and _HOST.fullmatch((parsed.raw_host or "").lower()) is not None
+        plain = parsed.scheme in ("http", "https") and "@" not in parsed.raw_authority and bool(parsed.raw_host)
     except ValueError:
         return None
     return parsed if plain else None
+
+
+def _is_name(url: URL, host: str) -> bool:
+    if _NAME.fullmatch(host) is None:
+        return False
+    try:
+        return bool(url.host)  # Which decodes what is written in Punycode.
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return "%" not in host  # No zone: it means something on one machine alone.
 
 
 def _allows(entry: str, host: str, url: URL) -> bool:

@@ -1,14 +1,13 @@
 """Callbacks: the end of a job is POSTed to the URL that came with it, signed, at least once.
 
 What is still to be told stands in the job's row, so whoever becomes the active keeper goes on with it. A URL is checked
-against the list of hosts again, since the list may have changed. The answer's status is all that is read of it; redirects
+against its customer's list of hosts again, since the list may have changed. The answer's status is all that is read of it; redirects
 are not followed.
 """
 
 import asyncio
 import contextlib
 import functools
-import ipaddress
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,11 +17,12 @@ import structlog
 from yarl import URL
 
 from gateway.answer import encode_json
-from gateway.jobs_addresses import JudgedResolver, is_public
-from gateway.jobs_callback_url import refused
+from gateway.jobs_addresses import judged_sockets
+from gateway.jobs_callback_url import host_of, refused
 from gateway.jobs_config import JobConfig
 from gateway.jobs_document import Told, job_result
-from gateway.jobs_signature import signed
+from gateway.jobs_hosts import CallbackHosts
+from gateway.jobs_signature import customer_key, signed
 from ledger.job_session import JobSession
 from ledger.jobs import Callback, JobRow, due_callbacks, find_jobs, note_told
 from ledger.postgres import Connection
@@ -54,8 +54,11 @@ def again_s(tries: int, left_s: float, status: int | None) -> float | None:
 class Callbacks:
     """Tells the ends of one pool's jobs. `wall` is seconds since the epoch."""
 
-    def __init__(self, config: JobConfig, pool: str, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, config: JobConfig, pool: str, hosts: CallbackHosts, wall: Callable[[], float] = time.time
+    ) -> None:
         self._config = config
+        self._hosts = hosts
         self._pool = pool
         self._wall = wall
         self._session = JobSession(config.database_url, "tierlane-jobs-callbacks")
@@ -71,7 +74,7 @@ class Callbacks:
     async def run(self) -> None:
         """Tell whatever is due; ends by being cancelled, and what is under way is then told by the next keeper."""
         connector = aiohttp.TCPConnector(
-            resolver=JudgedResolver(private=self._config.private_addresses),
+            socket_factory=judged_sockets(private=self._config.private_addresses),
             use_dns_cache=False,
             force_close=True,
             limit=MOST_AT_ONCE,
@@ -109,7 +112,7 @@ class Callbacks:
             return
         hosts = Counter(host for host, _ in self._under_way.values())
         for callback in due:
-            host = URL(callback.url).host or ""
+            host = host_of(callback.url)
             if hosts[host] >= MOST_OF_A_HOST:
                 continue
             if len(self._under_way) >= MOST_AT_ONCE:
@@ -129,9 +132,12 @@ class Callbacks:
     async def _tell(self, client: aiohttp.ClientSession, callback: Callback) -> None:
         try:
             row = (await self._session.run(lambda connection: find_jobs(connection, [callback.id]))).get(callback.id)
+            status = await self._post(client, callback, row) if row is not None else GONE
         except TierlaneError:
             return  # It is still due.
-        status = await self._post(client, callback, row) if row is not None else GONE
+        except Exception as error:  # noqa: BLE001 - it is noted as any try that failed, or it would be due again at once
+            log_fault("a callback failed", error, id=callback.id)
+            status = None
         well = status is not None and 200 <= status < 300
         wait_s = None if well else again_s(callback.tries + 1, callback.left_s, status)
         self.told += well
@@ -143,12 +149,13 @@ class Callbacks:
 
     async def _post(self, client: aiohttp.ClientSession, callback: Callback, row: JobRow) -> int | None:
         """The status of the answer; None where there was none, or where it may not be called."""
-        if refused(callback.url, self._config.callback_hosts) or not self._may_connect(callback.url):
+        hosts, private = self._hosts.of(row.customer_id), self._config.private_addresses
+        if refused(callback.url, hosts, private=private):
             return None
         result = job_result(row.id, row.status, row.output, row.error_code)
         body = encode_json(Told(callback.id, result.status, result.output, result.error))
         headers = {"Content-Type": "application/json", "User-Agent": "tierlane"}
-        headers |= signed(self._config.callback_secret, callback.id, int(self._wall()), body)
+        headers |= signed(self._keys(row.customer_id), callback.id, int(self._wall()), body)
         try:
             async with client.post(URL(callback.url), data=body, headers=headers, allow_redirects=False) as answer:
                 answer.close()  # Unread: only its status says something.
@@ -156,11 +163,6 @@ class Callbacks:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             return None
 
-    def _may_connect(self, url: str) -> bool:
-        """A literal address is never resolved, so it is judged here."""
-        host = URL(url).host or ""
-        try:
-            ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
-            return True
-        return self._config.private_addresses or is_public(host)
+    def _keys(self, customer_id: str) -> list[bytes]:
+        secret = self._config.callback_secret
+        return [customer_key(secret, customer_id), *([secret] if self._config.shared_signature else [])]

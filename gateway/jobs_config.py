@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
-    """The composition root fills this in. Without hosts and a secret no callbacks are taken."""
+    """The composition root fills this in. Without a secret no callbacks are taken, nor where a customer has no hosts."""
 
     database_url: str = field(repr=False)
     total_ms: int = 600_000  # From taking a job in to its end.
     kept_ms: int = 600_000  # How long its result can be read after that.
-    callback_hosts: tuple[str, ...] = ()  # `name`, `*.name`, each with `:port` where it is not the scheme's own.
-    callback_secret: bytes = field(default=b"", repr=False)
+    callback_hosts: tuple[str, ...] = ()  # Of customers without a list of their own: see gateway/jobs_hosts.py.
+    callback_secret: bytes = field(default=b"", repr=False)  # Of which each customer's own is made.
+    shared_signature: bool = False  # Whether it signs itself as well, as it did before customers had their own.
     private_addresses: bool = False  # Whether callbacks may go to addresses that are not public.

@@ -25,6 +25,7 @@ from gateway.jobs_body import read_job
 from gateway.jobs_callback_url import refused
 from gateway.jobs_config import JobConfig
 from gateway.jobs_document import Promise
+from gateway.jobs_hosts import CallbackHosts
 from gateway.jobs_preference import APPLIED, prefers_async
 from gateway.jobs_store import JobStore, new_job
 from gateway.problem import wants_problem
@@ -67,7 +68,14 @@ class Submit:
     """
 
     def __init__(
-        self, waiting: Handler, inference: Inference, parts: InferenceParts, admitter: Admitter, store: JobStore
+        self,
+        waiting: Handler,
+        inference: Inference,
+        parts: InferenceParts,
+        admitter: Admitter,
+        store: JobStore,
+        *,
+        hosts: CallbackHosts,
     ) -> None:
         self._waiting = waiting
         self._inference = inference
@@ -75,6 +83,7 @@ class Submit:
         self._config = cast("JobConfig", parts.config.jobs)
         self._admitter = admitter
         self._store = store
+        self._hosts = hosts
         self.elsewhere: Callable[[str], Submit | None] = lambda _: None
         self.under_way = 0  # A gateway that leaves waits for them.
 
@@ -136,8 +145,10 @@ class Submit:
     def _waiter(self, call: Call, wish: Wish) -> Waiter:
         """What asks to enter. Raises RequestError."""
         identity, asked, url, key, started = wish
-        if url is not None and (problem := refused(url, self._config.callback_hosts)):
-            raise invalid("callback_url", problem)
+        if url is not None:
+            hosts = self._hosts.of(identity.customer_id)
+            if problem := refused(url, hosts, private=self._config.private_addresses):
+                raise invalid("callback_url", problem)
         payload = self._inference.payload(asked, INFERENCE)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         waiter = self._inference.waiter(call, identity, payload, key, started, future=future)

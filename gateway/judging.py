@@ -78,6 +78,7 @@ class Judging:
             ],
             catalog.snapshot.cordoned if catalog.snapshot is not None else None,
             (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._doors.leaving, self._paused()),
+            [each[:3] for parts in self._pools.named for each in parts.ended_tasks],
         )
 
     def _paused(self) -> Sequence[str]:
@@ -112,6 +113,8 @@ class Judging:
             capacity_confidence=parts.limits.estimate.confidence,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
+            eviction_policy=parts.beat.eviction_policy,
+            no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             paused=self._paused(),
             audit_lag_ms=await audit_lag_ms(parts),
@@ -120,6 +123,8 @@ class Judging:
             losses=memory.losses.all,
             restarts=memory.restarts.all,
             lost_gateways=memory.gateways.all,
+            gateway_id=parts.config.gateway_id,
+            ended_tasks=parts.ended_tasks,
             time=datetime.fromtimestamp(self._wall(), tz=UTC).isoformat(timespec="milliseconds"),
         )
 

@@ -1,14 +1,14 @@
 """JWTs as a second way in, put together: key set, verifier, customers. Only imported where JWTs are configured."""
 
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from gateway.jwks import JwksSource
 from gateway.jwt_config import JwtConfig
 from gateway.jwt_customers import CustomersView, JwtCustomers
 from gateway.jwt_verifier import JwtVerifier
 from ledger.snapshot import Identity
+from scheduler.run_forever import Loop
 
 
 class JwtIdentities:
@@ -41,6 +41,6 @@ class JwtIdentities:
         """Who presents this token; `wall_now` is seconds since the epoch. Raises RequestError."""
         return self._customers.identity(self._verifier.verify(presented, wall_now))
 
-    def loops(self) -> Mapping[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> Mapping[str, Loop]:
         """What has to run beside the requests, by name."""
-        return {"jwks": self.source.run(), "customer names": self._customers.run()}
+        return {"jwks": self.source.run, "customer names": self._customers.run}

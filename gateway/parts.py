@@ -94,6 +94,7 @@ class Parts(PoolParts):
             lambda pool: PoolParts(of_pool(config, pool), shared),
             only_own=config.only_own,
             unfinished=Unfinished(self._client).pools,
+            tasks=shared.tasks,
         )
         self.snapshots = self._snapshots()
         self.internal = self._internal(find_stored)

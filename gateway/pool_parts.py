@@ -7,10 +7,8 @@ the catalog names (gateway/pools.py). What customers are, and which doors stand 
 import contextlib
 import math
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from gateway.admitter import Admitter, Limits
 from gateway.audit_lag import AuditLag
@@ -51,6 +49,7 @@ from scheduler.keys import Keys
 from scheduler.observation import Observation
 from scheduler.presence import Presence
 from scheduler.replies import Results
+from scheduler.run_forever import EndedTask, Loop, TaskRegistry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +62,7 @@ class Shared:
     faults: Faults
     bodies: BodyBudget
     tally: Tally = field(default_factory=Tally)
+    tasks: TaskRegistry = field(default_factory=TaskRegistry)
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
     schedule: Schedule | None = None
@@ -117,6 +117,7 @@ class PoolParts:
             refusals=self.refusals.drain,
             took=shared.tally.called,
             looked=self._looked,
+            ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
         )
         self._stand_in = None if shared.schedule is None else StandIn(config, shared.schedule, self._presence.census)
         self.scale = ScaleAdvice(config.scale, config.pool, catalog=shared.catalog, beat=self.beat, limits=self.limits)
@@ -127,22 +128,27 @@ class PoolParts:
         self.inference, self.jobs = self._serving()
 
     @property
+    def ended_tasks(self) -> tuple[EndedTask, ...]:
+        """Endless tasks of this process that ended lately."""
+        return self._shared.tasks.ended
+
+    @property
     def snapshot(self) -> SnapshotView | None:
         """The catalog as it is now."""
         return self._shared.catalog.snapshot
 
-    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def loops(self) -> dict[str, Loop]:
         """What has to run, by name."""
         return {
-            "admitter": self.admitter.run(),
-            "cancels": self.cancels.run(),
-            "subscriber": self.subscriber.run(),
-            "catch-up": self.subscriber.catch_up_forever(),
-            "deadlines": self.sweep.run(),
-            "beat": self.beat.run(),
-            "witness": self.witness.run(),
-            "scale": self.scale.run(),
-            **({} if self._stand_in is None else {"stand-in": self._stand_in.run()}),
+            "admitter": self.admitter.run,
+            "cancels": self.cancels.run,
+            "subscriber": self.subscriber.run,
+            "catch-up": self.subscriber.catch_up_forever,
+            "deadlines": self.sweep.run,
+            "beat": self.beat.run,
+            "witness": self.witness.run,
+            "scale": self.scale.run,
+            **({} if self._stand_in is None else {"stand-in": self._stand_in.run}),
             **self.direct.loops(),
             **self.jobs.loops(),
         }
@@ -224,7 +230,9 @@ class PoolParts:
         )
         inference, limits, client = Inference(parts), self._limits_now, self._client
         return inference, Jobs(
-            JobParts(inference=inference, parts=parts, client=client, limits=limits, watch=self.watch)
+            JobParts(
+                inference=inference, parts=parts, client=client, limits=limits, watch=self.watch, tasks=shared.tasks
+            )
         )
 
     def _looked(self, seen: Observation | None) -> None:

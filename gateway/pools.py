@@ -12,12 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from gateway.catalog_view import CatalogView, ModelRow
+from gateway.endless import end_all
 from gateway.inference import Inference
 from gateway.jobs_result import Result
 from gateway.jobs_submit import Submit
 from gateway.pool_parts import PoolParts
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.keys import is_pool_name, pools_of, pools_to_serve
+from scheduler.run_forever import TaskRegistry
 
 LOOK_S = 0.1
 LEFT_EVERY = 10  # Looks: so often Redis is asked which pools have something unfinished.
@@ -27,7 +29,7 @@ log = structlog.get_logger("gateway")
 
 class Pools:
     """`make` builds the parts of another pool; `unfinished` names those in which somebody may wait, and may raise
-    RedisUnavailable. With `only_own` there are no others.
+    RedisUnavailable. With `only_own` there are no others. Their loops are started by `tasks`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Pools:
         *,
         only_own: bool = False,
         unfinished: Callable[[], Awaitable[set[str]]] | None = None,
+        tasks: TaskRegistry | None = None,
     ) -> None:
         self._catalog = catalog
         self._own = own
@@ -45,6 +48,8 @@ class Pools:
         self._only_own = only_own
         self._unfinished = unfinished
         self._others: dict[str, PoolParts] = {}
+        self._registry = tasks or TaskRegistry()
+        self._tasks: list[asyncio.Task[None]] = []
         self._looked_at: Mapping[str, ModelRow] | None = None
         self._subscribed = False
         own.inference.elsewhere = self.serving
@@ -112,12 +117,12 @@ class Pools:
         return pools_of(snapshot.models.values()) if snapshot else set()
 
     async def run(self) -> None:
-        """Begin to serve pools as they are named; ends only with a loop that fails."""
-        async with asyncio.TaskGroup() as group:
-            for turn in itertools.count():
-                for pool in self._new() if turn % LEFT_EVERY else sorted({*self._new(), *await self._left()}):
-                    await self._begin(pool, group)
-                await asyncio.sleep(LOOK_S)
+        """Begin to serve pools as they are named; never ends by itself."""
+        self._looked_at = None  # Where it was started again, a pool may have been missed.
+        for turn in itertools.count():
+            for pool in self._new() if turn % LEFT_EVERY else sorted({*self._new(), *await self._left()}):
+                await self._begin(pool)
+            await asyncio.sleep(LOOK_S)
 
     async def _left(self) -> set[str]:
         if self._only_own or self._unfinished is None:
@@ -134,16 +139,18 @@ class Pools:
         self._looked_at = snapshot.models
         return sorted(pools_to_serve(snapshot.models.values()) - {parts.config.pool for parts in self.all})
 
-    async def _begin(self, pool: str, group: asyncio.TaskGroup) -> None:
+    async def _begin(self, pool: str) -> None:
         log.info("pool served", pool=pool)
         parts = self._make(pool)
         parts.direct.begin()
         await parts.beat.beat()
         self._others[pool] = parts
         for name, loop in parts.loops().items():
-            group.create_task(loop, name=f"gateway {pool} {name}")
+            run_forever = self._registry.run_forever(f"{pool} {name}", loop)
+            self._tasks.append(asyncio.create_task(run_forever, name=f"gateway {pool} {name}"))
 
     async def close(self) -> None:
-        """Close the others, once their loops are ended."""
+        """End the loops of the others, and close them."""
+        await end_all(self._tasks)
         for parts in self._others.values():
             await parts.close()

@@ -116,7 +116,7 @@ class Spool:
         """
         data = b"".join(to_line(note) for note in notes)
         if self.bytes + len(data) + keep_free > self._max_bytes:
-            raise SpoolFull(f"The spool is full: {self.bytes} of {self._max_bytes} bytes wait for Redis.")
+            raise SpoolFull(self._full())
         try:
             self._write(data)
         except OSError as error:
@@ -125,6 +125,26 @@ class Spool:
         self._size += len(data)
         self.bytes += len(data)
         self.kept_free = keep_free
+
+    def try_out(self) -> None:
+        """See whether a line would be written. Raises SpoolFull and other SpoolErrors."""
+        if self.full:
+            raise SpoolFull(self._full())
+        path = self._path("try")
+        try:
+            self._write(b"")  # Where the file itself is at fault.
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(handle, bytes(MAX_LINE_BYTES))
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise SpoolError(f"The spool cannot be written: {_why(error)}.") from error
+
+    def _full(self) -> str:
+        return f"The spool is full: {self.bytes} of {self._max_bytes} bytes wait for Redis."
 
     def _write(self, data: bytes) -> None:
         if self._file is None:

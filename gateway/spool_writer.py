@@ -69,9 +69,23 @@ class SpoolWriter:
     async def run(self) -> None:
         """Write whenever something was added; never ends by itself."""
         while True:
-            await self._wake.wait()
+            try:
+                # Nobody may write for hours after a problem: whether it is over has to be tried.
+                async with asyncio.timeout(None if self.problem is None else RETRY_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self._try_out()
+                continue
             self._wake.clear()
             await self.flush()
+
+    async def _try_out(self) -> None:
+        problem = None
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._spool.try_out)
+        except SpoolError as error:
+            problem = str(error)
+        self.problem = problem
 
     async def flush(self) -> None:
         """Write everything that was added. What a cancelled flush left is written again, which does no harm."""

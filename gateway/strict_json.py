@@ -111,4 +111,6 @@ def _validation_error(text: str) -> RequestError:
     if "missing required field `" in reason:
         field = reason.split("`")[1]
         return invalid(field, f"The field `{field}` is required.")
+    if "matching regex" in reason:  # All patterns are of this kind.
+        return invalid(field, f"`{field}` must have no control characters.")
     return invalid(field, reason + (f" in `{field}`." if field else "."))

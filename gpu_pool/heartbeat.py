@@ -55,9 +55,10 @@ class Heartbeat:
         self.free = asyncio.Event()
         self.free.set()
 
-    def start(self) -> None:
-        """Begin, with the first beat at once."""
+    def start(self) -> "asyncio.Task[None]":
+        """Begin, with the first beat at once. Returns the task, which ends by `close` alone."""
         self._task = asyncio.create_task(self._run(), name="heartbeat")
+        return self._task
 
     def now(self) -> None:
         """The next beat is due: something changed that others should know."""
@@ -73,7 +74,7 @@ class Heartbeat:
         self._stopping = True
         self._due.set()
         if self._task is not None:
-            await self._task
+            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while not self._stopping:

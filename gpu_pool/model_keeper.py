@@ -54,9 +54,10 @@ class ModelKeeper:
         """Of the process that is there, ready or not; 0 while there is none."""
         return 0 if self._process is None else self._process.pid
 
-    def start(self) -> None:
-        """Begin to keep a model alive."""
+    def start(self) -> "asyncio.Task[None]":
+        """Begin to keep a model alive. Returns the task, which ends by `stop` or with `start_error`."""
         self._task = asyncio.create_task(self._keep(), name="model-keeper")
+        return self._task
 
     def batch_ended(self, verdict: Verdict) -> None:
         """A batch was answered; a model that answers nonsense ends here."""

@@ -33,6 +33,7 @@ from scheduler.batches import Batches, ReadyBatches
 from scheduler.connections import blocking_client, command_client
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
 from scheduler.increments import IncrementChannel
 from scheduler.keys import Keys
 from scheduler.observation import WorkerBeat
@@ -88,6 +89,7 @@ class Worker:
         self._ready = ready
         self._presence = presence
         self._draining = asyncio.Event()
+        self._broken = False  # An endless task has ended.
         self._said: WorkerBeat | None = None
         self._changing: tuple[object, ...] = ()
         self._resting = False
@@ -112,14 +114,19 @@ class Worker:
         self._draining.set()
 
     async def run(self) -> int:
-        """Run until `drain`; the exit code. Raises StartError."""
+        """Run until `drain`; the exit code: 1 where an endless task has ended, so that another process takes over.
+
+        Raises StartError.
+        """
         log.info("worker starts", worker=self._config.worker_id, pool=self._config.pool, backend=self._config.backend)
         await self._endpoint.start()
-        self._heartbeat.start()
+        self._endless(self._heartbeat.start())
         self._gpu.start()
-        self._keeper.start()
+        self._endless(self._keeper.start())
         outgoing = asyncio.create_task(self._outgoing.run(), name="outgoing")
         pump = asyncio.create_task(self._pump(), name="pump")
+        self._endless(outgoing)
+        self._endless(pump)
         try:
             await self._draining.wait()
             await self._finish_what_runs(pump)
@@ -133,7 +140,18 @@ class Worker:
         if self._keeper.start_error is not None:
             raise self._keeper.start_error
         log.info("worker drained", worker=self._config.worker_id)
-        return 0
+        return int(self._broken)
+
+    def _endless(self, task: "asyncio.Task[None]") -> None:
+        """Leave, should this end before the worker drains: without any of its tasks it would look well and do nothing."""
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if self._draining.is_set() or self._keeper.start_error is not None:
+            return
+        log_fault("task_ended", None if task.cancelled() else task.exception(), task=task.get_name())
+        self._broken = True
+        self.drain()
 
     async def _pump(self) -> None:
         backoff = Backoff()
@@ -207,7 +225,8 @@ class Worker:
         await self._direct.close()
         await self._heartbeat.close()
         try:
-            await self._presence.worker_gone(self._config.worker_id)
+            if not self._broken:  # Health must see a loss, and not that somebody wanted it so.
+                await self._presence.worker_gone(self._config.worker_id)
         except RedisUnavailable:
             log.warning("redis is away; the worker leaves without a goodbye")
         await self._keeper.close()

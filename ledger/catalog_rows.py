@@ -43,7 +43,7 @@ def customers_from(
 
     One by one, so that a caller with very many can let others run in between. Raises BadCatalogRow.
     """
-    for id_, name, tier_name, suspended, rate, burst, concurrency, tokens, queue_ms in rows:
+    for id_, name, tier_name, suspended, rate, burst, concurrency, tokens, queue_ms, hosts in rows:
         tier = tiers.get(tier_name)
         if tier is None:
             raise BadCatalogRow(f"customers row {name!r} has the unknown tier {tier_name!r}.")
@@ -59,6 +59,7 @@ def customers_from(
             tier.max_queue_ms if queue_ms is None else queue_ms,
             held(id_, tier.name),
             tier.priority,
+            hosts,
         )
         if not (0 < customer.requests_per_second < inf and 0 < customer.burst < inf):
             _positive("customers", name, rate=customer.requests_per_second, burst=customer.burst)

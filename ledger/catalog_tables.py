@@ -27,6 +27,10 @@ QUOTA_PATTERN = (
     "^[1-9][0-9]{0,14} ?(/|per) ?([1-9][0-9]{0,3})? ?(second|minute|hour|day|month|year)s?$"  # One of `limits`' forms.
 )
 
+_HOST = r"(\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)"
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+HOSTS_PATTERN = f"^( *{_HOST}(:{_PORT})? *(,|$))*$"  # As gateway/jobs_hosts.py reads it.
+
 now, clock = text("now()"), text("clock_timestamp()")
 
 tiers = Table(
@@ -84,8 +88,15 @@ customers = Table(
     column("tokens_per_minute", BigInteger, "Own token limit per minute; null = the tier's.", null=True),
     column("max_queue_ms", Integer, "Own longest wait in the queue, milliseconds; null = the tier's.", null=True),
     column("created_at", DateTime(timezone=True), "When the customer was added.", server_default=now),
+    column(
+        "callback_hosts",
+        Text,
+        "Hosts that its callbacks may go to, separated by commas, empty for no callbacks; null = the deployment's list.",
+        null=True,
+    ),
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
+    check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
     check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
     within("burst", 1, MOST_COUNT),
     within("max_concurrency", 1, MOST_COUNT),

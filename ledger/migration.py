@@ -8,6 +8,8 @@ from typing import Any
 import asyncpg
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.util import CommandError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
@@ -15,12 +17,15 @@ from sqlalchemy.pool import NullPool
 
 from ledger.postgres import SCHEME, asyncpg_dsn, place_of
 from ledger.postgres import Connection as Raw
-from ledger.revision import CONNECT_TIMEOUT_S, migrations_dir
+from ledger.revision import CONNECT_TIMEOUT_S, head_revision, is_unknown, migrations_dir
 from ledger.tables import metadata
 from scheduler.errors import StartError
 
 MIGRATION_LOCK = 7_436_001
 """Key of the advisory lock that one migrator at a time holds."""
+
+_OURS = re.compile(r"[0-9]{4}_(pre|post)_\w+")
+"""`pre`: runs before the new code, and old code bears it."""
 
 _DAY_PARTITION = re.compile(r"requests_(default|\d{8})")
 
@@ -32,13 +37,37 @@ def is_ours(name: str | None, kind: str, _parents: Any) -> bool:
     return name in metadata.tables and _DAY_PARTITION.fullmatch(name or "") is None
 
 
-async def upgrade_to_head(database_url: str) -> None:
+async def upgrade_to_head(database_url: str) -> str:
     """Run what is missing, in one transaction; a second migrator waits and then finds nothing to do.
 
-    `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence that holds no password.
+    A database that a newer version has migrated is left as it is, where this version can run on it. Returns the revision that
+    it is at. `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence that holds no password.
     """
     async with _connected(database_url) as connection:
-        await connection.run_sync(_upgrade)
+        revision = await connection.run_sync(_revision)
+        await connection.rollback()  # The migration begins a transaction of its own.
+        if is_unknown(revision):
+            return _bearable(revision)
+        try:
+            await connection.run_sync(_upgrade)
+        except CommandError as error:  # A newer version may have been at it since.
+            raise StartError(f"Cannot migrate PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
+    return head_revision()
+
+
+def _bearable(revision: str) -> str:
+    """A revision that is not known here, where this version can run on it. Raises StartError where it cannot.
+
+    Only the newest one can be seen: a `post` migration below it was for versions that were gone by then, this one among them.
+    """
+    named = _OURS.fullmatch(revision)
+    if named is None:
+        why = "which no version of Tierlane has made: is this another application's database?"
+    elif named[1] == "post":
+        why = "which only newer versions can run on: install that version again."
+    else:
+        return revision
+    raise StartError(f"The database is at revision {revision}, {why}")
 
 
 @asynccontextmanager
@@ -70,6 +99,10 @@ def _upgrade(connection: Connection) -> None:
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
 
 
 def _sentence(error: BaseException) -> str:

@@ -6,6 +6,7 @@ than the file names, which are the revisions, in the order in which they run.
 
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 import asyncpg
 
@@ -65,8 +66,12 @@ def is_behind(revision: str | None) -> bool:
     A revision that is not known here was written by a newer version, whose migrations old code must bear: a rolling
     upgrade migrates first.
     """
-    known = known_revisions()
-    return revision is None or (revision in known and revision != known[-1])
+    return revision is None or (not is_unknown(revision) and revision != head_revision())
+
+
+def is_unknown(revision: str | None) -> TypeGuard[str]:
+    """Whether this installation does not have it."""
+    return revision is not None and revision not in known_revisions()
 
 
 async def is_current(database_url: str) -> bool:

@@ -40,6 +40,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     max_queue_ms: int
     quotas: tuple[tuple[str, int], ...] = ()  # As in Identity.
     priority: int = 0  # The tier's.
+    callback_hosts: str | None = None  # Own list of hosts, with commas; None: the deployment's.
 
 
 class Identity(msgspec.Struct, frozen=True, gc=False):

@@ -96,6 +96,8 @@ class Keys:
         self.history = self.prefix + "history"
         self.history_turn = self.prefix + "history_turn"
         self.healthy_gpu_count = self.prefix + "healthy_gpu_count"
+        self.notices = self.prefix + "notices"
+        self.repairs = self.prefix + "repairs"
 
     def queue(self, tier: str) -> str:
         return f"{self.prefix}queue:{tier}"

@@ -145,11 +145,13 @@ class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
     )
     capacity_confidence: float = 0.0  # 0..1: how near to full the measured batches are.
     capacity_correction: float = 1.0  # Times the rates that the workers report.
+    ended_tasks: list[str] = []  # Endless tasks of its process that ended, in sentences.
 
 
 class Observation(msgspec.Struct, frozen=True):
     """One atomic look at a pool. Ages: of each gateway's last heartbeat, and of the last pass of any scheduler, and of the last
-    pass at all, which may be that of a gateway that stands in for them (None: unknown).
+    pass at all, which may be that of a gateway that stands in for them (None: unknown). `notices`: what schedulers say of
+    themselves lately, where something is wrong.
     """
 
     now_ms: int
@@ -163,6 +165,7 @@ class Observation(msgspec.Struct, frozen=True):
     gateway_ages_ms: dict[str, float] = {}
     scheduler_age_ms: float | None = 0.0
     pass_age_ms: float | None = 0.0
+    notices: list[str] = []
 
     @property
     def healthy_gpus(self) -> int:

@@ -24,6 +24,9 @@ GONE_MS = 1000
 
 _COUNT_HOLDS_MS = 3000
 
+NOTICE_MS = 5000
+"""How long what a scheduler says of itself is repeated: it says it with each of its ten passes a second."""
+
 COUNT_OUTLIVES_S = 10.0
 """How long the count that was made before Redis went away is believed when Redis comes back empty."""
 
@@ -39,6 +42,7 @@ _observed = msgspec.msgpack.Decoder(
         int,
         float,
         float,
+        list[str],
     ]
 )
 
@@ -47,11 +51,12 @@ class BeatReply(NamedTuple):
     """What Redis says to a gateway that beats.
 
     `epoch_us` is when this Redis was first used: another one than before means that it came back empty. `memory_share`
-    of its limit is in use, 0.0 where it has none.
+    of its limit is in use, 0.0 where it has none. `policy` is its maxmemory-policy, "" where it does not tell.
     """
 
     epoch_us: int
     memory_share: float
+    policy: str = ""
 
 
 class _Counted(NamedTuple):
@@ -106,10 +111,10 @@ class Presence:
     async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply:
         """Register or refresh a gateway, and keep what it refused since its last beat: the oldest 256, oldest first."""
         refused = [_encode(refusal) for refusal in refusals[:MAX_A_BEAT]]
-        epoch_us, share = await self._gateway_beat(
+        epoch_us, share, policy = await self._gateway_beat(
             stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, KEPT_A_GATEWAY, KEEP_REFUSALS_MS, *refused
         )
-        return BeatReply(int(epoch_us), float(share))
+        return BeatReply(int(epoch_us), float(share), policy.decode())
 
     async def gateway_gone(self, gateway_id: str) -> None:
         """A graceful leave, once nothing waits there any more."""
@@ -122,15 +127,17 @@ class Presence:
             pipeline.delete(key)
             await pipeline.execute()
 
-    async def census(self) -> tuple[int, int]:
-        """Count into `healthy_gpu_count`: (healthy, known).
+    async def census(self, notices: Sequence[str] = ()) -> tuple[int, int]:
+        """Count into `healthy_gpu_count`: (healthy, known). `notices` are kept for health.
 
         Redis forgets its workers when it comes back empty. What was counted before stands for as long as a silent worker
         does, or nothing would be formed, and free be shed, until each has beaten again.
         """
         last, now_s = self._counted, self._clock_s()
         held = last.epoch if now_s < last.until_s else b""
-        healthy, known, epoch = await self._census(self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held)
+        healthy, known, epoch = await self._census(
+            self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held, NOTICE_MS, *notices
+        )
         self._counted = last.later(now_s, epoch, healthy, self._gone_ms / 1000)
         return healthy, known
 
@@ -141,7 +148,7 @@ class Presence:
 
 def decode_observation(packed: bytes) -> Observation:
     """From the observe script's reply. A beat that cannot be read leaves its worker unhealthy, never the look undone."""
-    queues, workers, gateways, outbox, dlq, passed_ms, worked_ms = _observed.decode(packed)
+    queues, workers, gateways, outbox, dlq, passed_ms, worked_ms, notices = _observed.decode(packed)
     told = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
     return Observation(
         now_ms=queues.now_ms,
@@ -155,6 +162,7 @@ def decode_observation(packed: bytes) -> Observation:
         gateway_ages_ms={stats.gateway_id: age_ms for age_ms, stats in told},
         scheduler_age_ms=passed_ms if passed_ms >= 0 else None,
         pass_age_ms=worked_ms if worked_ms >= 0 else None,
+        notices=notices,
     )
 
 

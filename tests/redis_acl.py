@@ -15,7 +15,7 @@ ROLES = ("gateway", "scheduler", "worker")
 SCRIPTS = {
     "gateway": ("admit", "cancel", "adopt", "gateway_beat", "limit_state", "observe", "history_add", "history_refill"),
     "scheduler": (
-        *("form_batch", "look", "reap", "expire", "share", "census", "cordon"),
+        *("form_batch", "look", "reap", "repair", "rebuild", "expire", "share", "census", "cordon"),
         *("observe", "quota_restore", "audit_take", "audit_drop"),
     ),
     "worker": ("claim", "bodies", "renew", "finish", "fail", "release", "push_back", "share", "worker_beat"),

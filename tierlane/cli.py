@@ -218,6 +218,11 @@ def _hand_on(name: str, module: str, says: str) -> None:
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def command(context: typer.Context) -> None:
+        for word in context.args:
+            # What a terminal in another encoding made of an argument: no server could be told of it.
+            if any("\ud800" <= letter <= "\udfff" for letter in word):
+                typer.echo(f"{word!r} is not text in UTF-8", err=True)
+                raise typer.Exit(USAGE_ERROR)
         raise typer.Exit(import_module(module).main(list(context.args)))
 
 

@@ -19,6 +19,7 @@ class JobSettings(BaseSettings):
     callback_hosts: str = ""
     callback_secret: Annotated[SecretStr, Field(repr=False)] = SecretStr("")
     callback_private_addresses: bool = False
+    callback_shared_signature: bool = False
 
     @property
     def callback_host_list(self) -> tuple[str, ...]:

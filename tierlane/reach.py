@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from ledger.lock_holder import LOCK_TIMEOUT, Blocked, naming_holder
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from scheduler.errors import TierlaneError
 from tierlane.local_stack import with_local_stack
@@ -45,13 +46,25 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 async def database(settings: "Settings", name: str) -> AsyncIterator[Connection]:
     """One connection, called `name` in pg_stat_activity. Raises VerbError where PostgreSQL does not serve it."""
     try:
-        connection = await connect(
-            settings.database_url,
-            name=name,
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
-        )
-        async with closing(connection):
+        async with (
+            _connected(settings, name) as connection,
+            naming_holder(connection, lambda: _connected(settings, name)),
+        ):
             yield connection
+    except Blocked as error:
+        raise VerbError(str(error)) from error
     except AWAY as error:
         raise VerbError(f"PostgreSQL at {place_of(settings.database_url)} cannot be used: {reason(error)}.") from error
+
+
+@asynccontextmanager
+async def _connected(settings: "Settings", name: str) -> AsyncIterator[Connection]:
+    connection = await connect(
+        settings.database_url,
+        name=name,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        settings=LOCK_TIMEOUT,
+    )
+    async with closing(connection):
+        yield connection

@@ -177,10 +177,17 @@ JOBS = {
         "HOSTS",
     ),
     "callback_secret": Text(
-        "", "Key that signs callbacks, as whsec_ and 24 to 64 bytes in base64 (Standard Webhooks). Needed with hosts."
+        "",
+        "Secret of which the key that signs a customer's callbacks is made, as whsec_ and 24 to 64 bytes in base64 (Standard "
+        "Webhooks); `tierlane customer show NAME --webhook-secret` shows a customer's. Needed with hosts.",
     ),
     "callback_private_addresses": Text(
         "false", "Let callbacks go to addresses that are not public. True opens your own network to whoever has a key."
+    ),
+    "callback_shared_signature": Text(
+        "false",
+        "Sign callbacks by TIERLANE_CALLBACK_SECRET itself as well, for receivers that do not have their customer's own "
+        "secret yet. True lets each customer that knows it sign for every other one.",
     ),
 }
 

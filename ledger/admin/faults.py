@@ -38,6 +38,8 @@ _WORDS = {
     "ck_tiers_name": _LETTERS,
     "ck_models_pool": _LETTERS,
     "ck_models_name": "must begin with a letter or digit and go on with at most 127 of A-Z, a-z, 0-9 and . _ : / -",
+    "ck_customers_callback_hosts": "must be hosts separated by commas, each name, *.name, name:port or [address]:port, in at "
+    "most 2,000 characters",
     "ck_customers_name": f"{_PLAIN}, and no space at an end",
     "ck_api_keys_name": _PLAIN,
     "ck_api_keys_id": "must be 12 of a-z and 0-9",

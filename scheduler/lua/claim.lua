@@ -44,7 +44,7 @@ each_member(batch, function(id, row, list)
   close(id, row, 'failed', code, batch, NO_RUN)
   call('LREM', list, 1, id)
 end, fields)
-if #out == 0 then drop_batch(batch) end
 flush()
+if #out == 0 then drop_batch(batch) end
 wake_free()
 return array(out)

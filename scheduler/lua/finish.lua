@@ -33,7 +33,7 @@ if ARGV[6] == '1' then
   flush()
   return {stale, owing and 1 or 0}
 end
+flush() -- first: should an index be broken, the ends are told, and the batch is still there to be dropped later
 drop_batch(batch)
-flush()
 if call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- else this worker takes that one, and its claim wakes
 return {stale, owing and 1 or 0}

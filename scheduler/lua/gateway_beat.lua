@@ -2,7 +2,7 @@
 -- gateway_beat: a gateway says that it lives; without this key its queued work is dropped before the GPU.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 gateway id, 3 packed stats, 4 ms that the beat holds, 5 refusals that are kept of
 --   this gateway, 6 ms that they are kept, 7... packed refusals since its last beat, oldest first.
--- Returns {epoch in microseconds, share of maxmemory in use}: another epoch than before means that Redis may have
+-- Returns {epoch in microseconds, share of maxmemory in use, maxmemory-policy}: another epoch than before means that Redis may have
 -- lost something (see epoch), and a share near 1 that admission will be refused soon. The share is 0 where no limit is set.
 -- include: prelude, protocol, epoch
 if other_protocol() then return other_protocol() end
@@ -26,4 +26,4 @@ if #ARGV > 6 and share < 0.9 then
   redis.call('ZREMRANGEBYSCORE', lists, '-inf', now - keep_ms)
   redis.call('PEXPIRE', lists, keep_ms)
 end
-return {begin_epoch(), string.format('%.4f', share)}
+return {begin_epoch(), string.format('%.4f', share), string.match(memory, 'maxmemory_policy:([%w-]+)') or ''}

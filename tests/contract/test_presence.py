@@ -121,6 +121,16 @@ async def test_a_gateway_learns_how_full_redis_is(pool: Pool) -> None:
         await pool.client.config_set("maxmemory", 0)
 
 
+async def test_a_gateway_learns_of_another_eviction_policy(pool: Pool) -> None:
+    """With its next beat, though roles look at it when they start alone."""
+    try:
+        assert (await pool.gateway_lives("g1")).policy == "noeviction"
+        await pool.client.config_set("maxmemory-policy", "allkeys-lru")
+        assert (await pool.gateway_lives("g1")).policy == "allkeys-lru"
+    finally:
+        await pool.client.config_set("maxmemory-policy", "noeviction")
+
+
 async def test_observe_shows_everything_in_one_look(pool: Pool) -> None:
     """Queues, workers, gateways, outbox and dead letters, as of one moment."""
     stats = GatewayStats("g1", 12.5, {"free": TierStats(10.0, 1.0, 80.0)})
@@ -217,3 +227,17 @@ async def test_pools_do_not_see_each_other(pool: Pool) -> None:
         "rl:customer:customer",
         "rl:leases:customer",
     }
+
+
+async def test_what_a_scheduler_says_of_itself_is_seen_by_all(pool: Pool) -> None:
+    """With its next pass; it is forgotten a few seconds after it was said last."""
+    assert (await pool.presence.observe(TIERS)).notices == []
+    await pool.presence.census(["scheduler s-1: the task 'dispatcher' returned"])
+
+    assert (await pool.presence.observe(TIERS)).notices == ["scheduler s-1: the task 'dispatcher' returned"]
+    assert 0 < await pool.client.pttl(pool.keys.notices) <= 5000
+    await pool.presence.census()
+    assert len((await pool.presence.observe(TIERS)).notices) == 1
+
+    await pool.client.zadd(pool.keys.notices, {"scheduler s-1: the task 'dispatcher' returned": 1})  # Long ago.
+    assert (await pool.presence.observe(TIERS)).notices == []

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
+import msgspec
 from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.jobs import JobServing
 from gateway.jobs_config import JobConfig
 from integration.gateway_fixtures import TIERS, LiteralCatalog, Stack, running_stack
-from ledger.snapshot import Key, Tier
+from ledger.snapshot import Customer, Key, Tier
 
 ASYNC = {"Prefer": "respond-async"}
 Answered = tuple[int, dict[str, Any], dict[str, str]]
@@ -30,6 +31,12 @@ class JobCatalog(LiteralCatalog):
 
     def _key(self, row: Tier, changes: dict[str, Any]) -> tuple[str, Key]:
         return super()._key(row, {"customer_id": customer_id(row.name)} | changes)
+
+    def give_hosts(self, tier_name: str, hosts: str | None) -> None:
+        """Replace the snapshot: the tier's customer has this list in its row."""
+        assert self.snapshot is not None
+        row = Customer(customer_id(tier_name), tier_name, tier_name, False, 1.0, 1.0, 1, None, 1, callback_hosts=hosts)
+        self.snapshot = msgspec.structs.replace(self.snapshot, customers={row.id: row})
 
 
 @dataclass

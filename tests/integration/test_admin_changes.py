@@ -187,3 +187,23 @@ async def test_the_local_stack_is_the_default(admin: Admin, database_url: str, t
 
     assert "acme" in await here.done("customer", "list", "--data-dir", str(tmp_path))
     assert "no local stack runs in /nonexistent" in await here.fault(2, "customer", "list")
+
+
+async def test_a_transaction_that_is_left_open_is_named(admin: Admin, db: Connection, database_url: str) -> None:
+    """A change gives up after seconds and says whose lock it is, and how to end it; nothing is changed."""
+    holder = await asyncpg.connect(dsn(database_url), server_settings={"application_name": "psql of bob"})
+    try:
+        await holder.execute("BEGIN")
+        await holder.execute("UPDATE tiers SET burst = burst + 1 WHERE name = 'paid'")
+        pid = holder.get_server_pid()
+        for verb in (["tier", "set", "paid", "--burst", "7"], ["tier", "set", "free", "--burst", "7"]):
+            said = await admin.fault(1, *verb)
+            assert said.startswith("A transaction that is open holds a lock that this change needs (")
+            assert f"pid {pid}, user " in said
+            assert "application psql of bob, " in said
+            assert "state idle in transaction, open for " in said
+            assert f"end it with `SELECT pg_terminate_backend({pid})`, and try again." in said
+    finally:
+        await holder.close()
+
+    assert await db.fetchval("SELECT count(*) FROM tiers WHERE burst = 7") == 0

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from gateway.jobs_hosts import CallbackHosts, host_list
+from gateway.jobs_signature import customer_key, secret_bytes, secret_text
 from integration.admin_bench import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog_load import load
@@ -191,3 +193,48 @@ async def test_a_fault_is_one_sentence(
     await customer(db)
 
     assert (await admin.fault(exit_code, *arguments)).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["hooks.example.com", "a.example, *.b.example:8443 ,[2001:db8::1]:80", "", "none", "Hooks.Example.COM:65535"],
+)
+async def test_where_a_customers_callbacks_may_go(admin: Admin, db: Connection, hosts: str) -> None:
+    """Gateways read what the table takes; `none` is the deployment's list, and nothing is no callbacks."""
+    acme = await customer(db)
+    await admin.done("customer", "set", "acme", "--callback-hosts", "other.example")
+    await admin.done("customer", "set", "acme", "--callback-hosts", hosts)
+
+    row = (await load(db)).customers[acme]
+    assert row.callback_hosts == (None if hosts == "none" else hosts)
+    entries = CallbackHosts(("deployment.example",), lambda _: row.callback_hosts).of(acme)
+    assert entries == (("deployment.example",) if hosts == "none" else host_list(hosts))
+
+
+@pytest.mark.parametrize(
+    "hosts", ["https://a.example/", "a b", "a:0", "a:65536", "*", "a.*.b", "a,,b", "-", "a" * 2001]
+)
+async def test_what_is_no_list_of_hosts_is_refused(admin: Admin, db: Connection, hosts: str) -> None:
+    """In words that say what one is."""
+    await customer(db)
+    said = await admin.fault(2, "customer", "set", "acme", f"--callback-hosts={hosts}")
+
+    assert "callback_hosts must be hosts separated by commas, each name, *.name, name:port" in said
+
+
+async def test_the_secret_that_signs_a_customers_callbacks_is_shown(
+    admin: Admin, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever has the deployment's; without that it says what to set."""
+    acme = await customer(db)
+    without = await admin.fault(1, "customer", "show", "acme", "--webhook-secret")
+    deployment = secret_text(b"a secret of thirty-two bytes 123")
+    monkeypatch.setenv("TIERLANE_CALLBACK_SECRET", deployment)
+    secret = secret_text(customer_key(secret_bytes(deployment), acme))
+
+    assert "TIERLANE_CALLBACK_SECRET is not set here: set it as the gateways have it" in without
+    assert await admin.done("customer", "show", "acme", "--webhook-secret") == f"{secret}\n"
+    assert await admin.json("customer", "show", "acme", "--webhook-secret") == {
+        "name": "acme",
+        "webhook_secret": secret,
+    }

@@ -99,6 +99,9 @@ async def test_what_cannot_be_noted_is_not_answered(
         outage.begin()
         answers = [await stack.infer(tier_name="enterprise") for _ in range(3)]
         assert {(code, each["error"]["code"]) for code, each, _ in answers} == {(503, "no_capacity")}
+        assert {each["error"]["message"] for _, each, _ in answers} == {
+            "This gateway cannot note further requests while its queues are away; try again soon."
+        }
         assert doors[0].batches == []
         _, health = await stack.internal("/internal/health")
         (reason,) = [each for each in health["reasons"] if "spool" in each.lower()]

@@ -171,6 +171,8 @@ async def test_workers_that_all_hang_up_cost_three_attempts_and_then_it_fails_fa
         assert len(doors[0].batches) == 3
         status, document, _ = await stack.infer(tier_name="enterprise")
         assert (status, document["error"]["code"]) == (503, "no_capacity")
+        message = "No GPU can be reached while the queues are away; try again soon."
+        assert document["error"]["message"] == message
 
 
 def picky(item: DirectItem) -> Outcome:

@@ -119,7 +119,7 @@ async def open_door(jwks_at: str, **changes: Any) -> AsyncIterator[Door]:
     routes.add("GET", "/who", who)
     gateway = GatewayConfig(gateway_id="g1", redis_url="", service_token="", port=0, reuse_port=False)
     runner, port = await serve(EdgeServer(routes, Faults(lambda: 0.0), Doors(), gateway), gateway)
-    tasks = [asyncio.create_task(loop) for loop in tokens.loops().values()]
+    tasks = [asyncio.create_task(loop()) for loop in tokens.loops().values()]
     try:
         async with aiohttp.ClientSession() as http:
             yield Door(f"http://127.0.0.1:{port}", http, catalog, tokens)

@@ -1,13 +1,16 @@
 """The whole worker, as a process of its own, against a real Redis: it runs, loses its model, drains, and comes back."""
 
+import asyncio
 import os
 import signal
 import time
 
 import psutil
+import pytest
 
 from eventually import eventually
-from gpu_pool.worker import BLOCK_S
+from gpu_pool.outgoing import Outgoing
+from gpu_pool.worker import BLOCK_S, WorkerConfig, run_worker
 from held_pops import pops_held
 from integration.gpu_pool_fixtures import (
     RunningWorker,
@@ -331,3 +334,19 @@ async def test_what_a_model_computes_for_nothing_is_told(pool: Pool, start_worke
 
     await eventually(wasting, "the padding is told")
     assert await worker.stop() == 0
+
+
+async def test_a_worker_whose_task_ends_leaves_and_is_missed(
+    pool: Pool, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would look well and do half of its work: it ends with exit code 1 so that it is restarted, and says no goodbye."""
+
+    async def ends(_: Outgoing) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(Outgoing, "run", ends)
+    config = WorkerConfig(redis_url=redis_url, worker_id="w9", backend="simulated:20", device="cpu")
+    async with asyncio.timeout(30):
+        assert await run_worker(config) == 1
+
+    assert [worker.id for worker in (await pool.presence.observe(TIERS)).workers] == ["w9"]

@@ -14,6 +14,7 @@ from integration.dashboard_bench import BEARER
 from integration.gateway_fixtures import Stack, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
 from integration.test_hostile_bodies import BODIES, TEXT_FIELD, plain, post
+from scheduler.errors import ErrorCode, RequestError
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -60,3 +61,31 @@ async def test_hostile_bodies_are_named(stack: Stack, db: Connection, path: str)
     status, headers, body = await post(stack, path, plain(ASKED[path], ""), BEARER)
     assert status in (404, 409) or path.endswith("/uncordon")
     assert described.faults(path, "POST", status, headers, body) == []
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\0", "a\x01", "a\n", "a\x7f", "a\x85b"])
+@pytest.mark.parametrize("path", list(ASKED))
+async def test_what_postgresql_cannot_keep_is_named(stack: Stack, path: str, text: str) -> None:
+    """A control character in any text of an action is a 400 with its field: PostgreSQL never hears of it."""
+    fields = [name for name, value in ASKED[path].items() if isinstance(value, str)]
+    for field in {*fields, TEXT[path]}:
+        raw = json.dumps(ASKED[path] | {field: text}).encode()
+        status, _, body = await post(stack, path, raw, BEARER)
+
+        error = json.loads(body)["error"]
+        assert (status, error["param"], error["code"]) == (400, field, "invalid_request")
+        assert error["message"] == f"`{field}` must have no control characters."
+
+
+async def test_what_postgresql_refuses_all_the_same_is_no_outage(stack: Stack) -> None:
+    """Its idea of a control character may be wider than ours: the request is at fault, and not PostgreSQL."""
+    connect = stack.gateway.actions.letters._desk
+    with pytest.raises(RequestError) as refused:
+        async with connect.acting("test") as connection:
+            await connection.execute("INSERT INTO cordons (worker, reason) VALUES ('w', repeat('x', 501))")
+
+    assert refused.value.code is ErrorCode.INVALID_REQUEST
+    with pytest.raises(RequestError) as refused:
+        async with connect.looking() as connection:
+            await connection.fetchval("SELECT $1::text", "a\0b")
+    assert refused.value.code is ErrorCode.INVALID_REQUEST

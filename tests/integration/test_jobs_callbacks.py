@@ -4,8 +4,11 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -17,8 +20,8 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway import jobs_callbacks
-from gateway.jobs_signature import secret_bytes
-from integration.jobs_bench import JobBench, running_jobs
+from gateway.jobs_signature import customer_key, secret_bytes, secret_text, signed
+from integration.jobs_bench import JobBench, JobCatalog, customer_id, running_jobs
 from integration.ledger_fixtures import database_url, db, postgres_server
 
 __all__ = ["database_url", "db", "postgres_server"]
@@ -87,13 +90,21 @@ async def bench(
         yield running
 
 
-def check_signature(headers: dict[str, str], body: bytes) -> None:
-    """As the specification has a receiver do it, with another library's HMAC. Raises InvalidSignature."""
-    version, _, signature = headers["webhook-signature"].partition(",")
-    mac = HMAC(base64.b64decode(SECRET.removeprefix("whsec_")), SHA256())
-    mac.update(headers["webhook-id"].encode() + b"." + headers["webhook-timestamp"].encode() + b"." + body)
-    assert version == "v1"
-    mac.verify(base64.b64decode(signature))
+def secret_of(tier_name: str) -> str:
+    """What the receiver of this tier's customer is given."""
+    return secret_text(customer_key(secret_bytes(SECRET), customer_id(tier_name)))
+
+
+def signed_by(headers: dict[str, str], body: bytes) -> set[str]:
+    """Whose secrets signed it, as the specification has a receiver find out, with another library's HMAC."""
+    content = headers["webhook-id"].encode() + b"." + headers["webhook-timestamp"].encode() + b"." + body
+    found = set()
+    for name, secret in {"deployment": SECRET, "free": secret_of("free"), "paid": secret_of("paid")}.items():
+        mac = HMAC(base64.b64decode(secret.removeprefix("whsec_")), SHA256())
+        mac.update(content)
+        if f"v1,{base64.b64encode(mac.finalize()).decode()}" in headers["webhook-signature"].split(" "):
+            found.add(name)
+    return found
 
 
 async def test_an_end_is_told_and_signed(bench: JobBench, receiver: Receiver) -> None:
@@ -106,7 +117,7 @@ async def test_an_end_is_told_and_signed(bench: JobBench, receiver: Receiver) ->
     assert json.loads(body) == {"task_id": task_id, **(await bench.get(task_id))[1]}
     assert json.loads(body)["output"] == "olleh"
     assert (lower["webhook-id"], lower["content-type"]) == (task_id, "application/json")
-    check_signature(lower, body)
+    assert signed_by(lower, body) == {"free"}
 
     async def done() -> bool:
         row = await bench.row(task_id)
@@ -177,6 +188,9 @@ async def test_a_keeper_that_dies_leaves_it_to_the_next(bench: JobBench, receive
         "http://elsewhere.example/",
         "http://user:secret@127.0.0.1/",
         "http://127.0.0.1:1/",
+        "http://127.1/",
+        "http://2130706433/",
+        "http://xn--a.example.org/",
         "http://127.0.0.1\\@elsewhere.example/",
         "/hook",
         "http://",
@@ -222,14 +236,17 @@ async def test_without_hosts_there_are_none(
     assert (status, document["error"]["param"]) == (400, "callback_url")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_private_addresses_are_not_called(
-    client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver, host: str
+    client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver
 ) -> None:
-    """Though the host is allowed: neither a literal address nor one that a name leads to."""
-    jobs = told_to(receiver, callback_hosts=(f"{host}:{receiver.port}",), private_addresses=False)
+    """Though the host is allowed: a literal address is refused at once, a name where it leads to one."""
+    hosts = (f"localhost:{receiver.port}", f"127.0.0.1:{receiver.port}")
+    jobs = told_to(receiver, callback_hosts=hosts, private_addresses=False)
     async with running_jobs(client, redis_url, database_url, db, jobs=jobs) as bench:
-        task_id = await bench.accepted({"input": "hello", "callback_url": f"http://{host}:{receiver.port}/"})
+        status, document, _ = await bench.submit({"input": "hello", "callback_url": receiver.url})
+        assert (status, document["error"]["param"]) == (400, "callback_url")
+        assert "not public" in document["error"]["message"]
+        task_id = await bench.accepted({"input": "hello", "callback_url": f"http://localhost:{receiver.port}/"})
 
         async def tried() -> bool:
             return bool((await bench.row(task_id))["callback_tries"])
@@ -237,6 +254,64 @@ async def test_private_addresses_are_not_called(
         await eventually(tried, "it was tried")
         assert bench.serving.callbacks.failed >= 1
     assert receiver.calls == []
+
+
+async def test_a_customer_has_hosts_of_its_own(
+    bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its row says is obeyed with the next request, and for jobs that were taken before; others keep the deployment's."""
+    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01, 0.01))
+    catalog = bench.stack.catalog
+    assert isinstance(catalog, JobCatalog)
+    bench.stack.worker.hold = True
+    body = {"input": "hello", "callback_url": receiver.url}
+    before = await bench.accepted(body)
+    catalog.give_hosts("free", "hooks.example.com")
+    status, document, _ = await bench.submit(body)
+    assert (status, document["error"]["param"]) == (400, "callback_url")
+    paid = await bench.accepted(body, "paid")
+    bench.stack.worker.hold = False
+    await bench.ended(before)
+
+    async def given_up() -> bool:
+        return (await bench.row(before))["callback_at"] is None
+
+    await eventually(given_up, "the job of before is not told")
+    await eventually(lambda: receiver.calls, "the other customer's is")
+    assert [json.loads(told)["task_id"] for _, told in receiver.calls] == [paid]
+    catalog.give_hosts("free", f"127.0.0.1:{receiver.port}")
+    await bench.accepted(body)
+
+
+async def test_customers_have_hosts_where_the_deployment_has_none(
+    client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver
+) -> None:
+    """Callbacks are for those customers then; each is signed with its customer's secret."""
+    jobs = told_to(receiver, callback_hosts=())
+    async with running_jobs(client, redis_url, database_url, db, jobs=jobs) as bench:
+        catalog = bench.stack.catalog
+        assert isinstance(catalog, JobCatalog)
+        catalog.give_hosts("paid", f"127.0.0.1:{receiver.port}")
+        body = {"input": "hello", "callback_url": receiver.url}
+        assert (await bench.submit(body, "free"))[0] == 400
+        await bench.accepted(body, "paid")
+        await eventually(lambda: receiver.calls, "the receiver is called")
+
+    headers, told = receiver.calls[0]
+    assert signed_by({name.lower(): value for name, value in headers.items()}, told) == {"paid"}
+
+
+async def test_the_deployments_secret_can_sign_as_well(
+    client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver
+) -> None:
+    """For as long as receivers are given the secrets of their own."""
+    jobs = told_to(receiver, shared_signature=True)
+    async with running_jobs(client, redis_url, database_url, db, jobs=jobs) as bench:
+        await bench.accepted({"input": "hello", "callback_url": receiver.url})
+        await eventually(lambda: receiver.calls, "the receiver is called")
+
+    headers, told = receiver.calls[0]
+    assert signed_by({name.lower(): value for name, value in headers.items()}, told) == {"free", "deployment"}
 
 
 async def test_one_that_does_not_answer_leaves_room(
@@ -278,3 +353,112 @@ async def test_one_that_does_not_answer_hides_nobody(
                 receiver.gate.set()
 
     assert json.loads(other.calls[0][1])["task_id"] == task_id
+
+
+@pytest.mark.parametrize("url", ["http://xn--a.example.org/", "http://[", "", "nonsense", "http://127.1/"])
+async def test_a_stored_url_that_cannot_be_read_ends_nobodys_callbacks(
+    bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """However it came into its row: it is given up after its tries, and the others are told meanwhile."""
+    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01,))
+    bench.stack.worker.hold = True
+    bad = await bench.accepted({"input": "bad", "callback_url": receiver.url})
+    await bench.db.execute("UPDATE jobs SET callback_url = $2 WHERE id = $1", bad, url)
+    bench.stack.worker.hold = False
+    await bench.ended(bad)
+    good = await bench.accepted({"input": "good", "callback_url": receiver.url})
+    await eventually(lambda: receiver.calls, "the good one is told")
+
+    async def given_up() -> bool:
+        return (await bench.row(bad))["callback_at"] is None
+
+    await eventually(given_up, "the bad one is given up")
+    assert [json.loads(body)["task_id"] for _, body in receiver.calls] == [good]
+
+
+async def test_callbacks_that_end_are_started_again_and_health_says_so(
+    bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was that ended them: within two seconds health names the task, and nothing stays untold."""
+    look, broken = jobs_callbacks.Callbacks._look, [True]
+
+    async def looking(self: jobs_callbacks.Callbacks, client: Any) -> None:
+        if broken.pop() if broken else False:
+            raise ZeroDivisionError
+        await look(self, client)
+
+    monkeypatch.setattr(jobs_callbacks.Callbacks, "_look", looking)
+    bench.serving.callbacks.look()
+    task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
+
+    async def told() -> bool:
+        _, document = await bench.stack.internal("/internal/health")
+        return any("the task 'callbacks' ended with ZeroDivisionError" in reason for reason in document["reasons"])
+
+    await eventually(told, "health names the task", 2.0)
+    await eventually(lambda: receiver.calls, "the receiver is called")
+    assert json.loads(receiver.calls[0][1])["task_id"] == task_id
+
+
+async def test_a_fault_of_ours_in_telling_is_tried_again_later(
+    bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noted as a try that failed: neither is the row looked at again at once, for ever, nor is it forgotten."""
+    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01, 0.01))
+    faults = [ZeroDivisionError(), ZeroDivisionError()]
+    post = jobs_callbacks.Callbacks._post
+
+    async def posting(self: jobs_callbacks.Callbacks, *args: Any) -> int | None:
+        if faults:
+            raise faults.pop()
+        return await post(self, *args)
+
+    monkeypatch.setattr(jobs_callbacks.Callbacks, "_post", posting)
+    task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
+    await eventually(lambda: receiver.calls, "the receiver is called")
+
+    async def noted() -> bool:
+        return (await bench.row(task_id))["callback_tries"] == 3
+
+    await eventually(noted, "all three tries are counted")
+
+
+def page() -> str:
+    """The page about jobs."""
+    return (Path(__file__).resolve().parents[2] / "docs" / "jobs.md").read_text(encoding="utf-8")
+
+
+async def test_the_page_says_how_a_receiver_verifies(bench: JobBench, receiver: Receiver) -> None:
+    """Its function believes what is genuine, and neither another customer's secret, nor another body, nor an old one."""
+    names: dict[str, Any] = {}
+    exec(page().split("```python\n")[1].split("```")[0], names)
+    is_genuine = names["is_genuine"]
+    await bench.accepted({"input": "hello", "callback_url": receiver.url})
+    await eventually(lambda: receiver.calls, "the receiver is called")
+    headers, body = receiver.calls[0]
+    lower = {name.lower(): value for name, value in headers.items()}
+
+    assert is_genuine(secret_of("free"), lower, body)
+    assert not is_genuine(secret_of("paid"), lower, body)
+    assert not is_genuine(secret_of("free"), lower, body + b" ")
+    old = signed([customer_key(secret_bytes(SECRET), customer_id("free"))], "m", int(time.time()) - 301, body)
+    assert not is_genuine(secret_of("free"), old, body)
+
+
+async def test_every_call_of_the_page_works_as_printed(bench: JobBench) -> None:
+    """Copied into a shell that has the address, a key and a task."""
+    calls = [line.strip() for line in page().splitlines() if line.startswith("    curl ")]
+    catalog = bench.stack.catalog
+    assert isinstance(catalog, JobCatalog)
+    catalog.give_hosts("free", "hooks.example.com")
+    task_id = await bench.accepted({"input": "hello"})
+    await bench.ended(task_id)
+    shell = os.environ | {"URL": bench.stack.url, "KEY": catalog.keys["free"].text, "TASK": task_id}
+    answers = []
+    for call in calls:
+        process = await asyncio.create_subprocess_shell(call, env=shell, stdout=asyncio.subprocess.PIPE)
+        answers.append((await process.communicate())[0].decode())
+
+    assert len(answers) == 4
+    assert answers[0].startswith("HTTP/1.1 202 Accepted\r\n")
+    assert [json.loads(answer)["status"] for answer in answers[1:]] == ["SUCCESS", "SUCCESS", "PENDING"]

@@ -28,6 +28,7 @@ OFTEN = (
     "UPDATE customers SET tier = '{tier}' WHERE id = {c}",
     "UPDATE customers SET status = 'suspended', burst = {few} WHERE id = {c}",
     "UPDATE customers SET burst = NULL, tokens_per_minute = {n} WHERE name LIKE '%{few}'",
+    "UPDATE customers SET callback_hosts = NULLIF('h{few}.example.org', 'h1.example.org') WHERE id = {c}",
     "UPDATE customers SET name = 'renamed {n}' WHERE id = {c}",
     "UPDATE customers SET id = md5('{n}')::uuid WHERE id = {c} AND NOT EXISTS (SELECT FROM api_keys k WHERE k.customer_id = customers.id)",
     "DELETE FROM customers WHERE id = {c}",

@@ -219,3 +219,48 @@ def test_statements_are_split_outside_of_bodies() -> None:
     assert [statement.count(";") for statement in split_statements(sql)] == [2, 2, 1]
     with pytest.raises(ValueError, match="semicolon"):
         list(split_statements("SELECT 1"))
+
+
+async def at_revision(url: str, revision: str) -> None:
+    """As if a newer version had migrated this database."""
+    db = await asyncpg.connect(dsn(url))
+    await db.execute("UPDATE alembic_version SET version_num = $1", revision)
+    await db.close()
+
+
+async def test_a_database_of_a_newer_version_is_left_alone(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A version that is rolled back runs on the schema that is there: `pre` migrations are made to be borne."""
+    await at_revision(database_url, "9999_pre_things")
+
+    assert await asyncio.to_thread(migrate.run, OnlyDatabase(database_url)) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out == (
+        f"The database is at revision 9999_pre_things, which is newer than this version's {head_revision()}: "
+        "nothing to do, this version can run on it.\n"
+    )
+    assert await current_revision(database_url) == "9999_pre_things"
+
+
+@pytest.mark.parametrize(
+    ("revision", "why"),
+    [
+        ("9999_post_things", "which only newer versions can run on: install that version again"),
+        ("1975ea83b712", "which no version of Tierlane has made: is this another application's database?"),
+    ],
+)
+async def test_a_database_that_this_version_cannot_run_on_is_refused_in_a_sentence(
+    database_url: str, capsys: pytest.CaptureFixture[str], revision: str, why: str
+) -> None:
+    """And left as it is."""
+    await at_revision(database_url, revision)
+
+    assert await asyncio.to_thread(migrate.run, OnlyDatabase(database_url)) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == (
+        "",
+        f"The database is at revision {revision}, {why}\n".replace("again\n", "again.\n"),
+    )
+    assert await current_revision(database_url) == revision

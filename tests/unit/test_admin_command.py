@@ -109,7 +109,7 @@ def test_only_what_was_given_is_set() -> None:
 
     assert changes_of(CUSTOMER, given) == {"burst": 50.0, "tokens_per_minute": None}
     assert changes_of(TIER, {"shadow": "off", "max_concurrency": "1,000"}) == {"shadow": False, "max_concurrency": 1000}
-    with pytest.raises(UsageError, match=r"Say what to set: --tier, .* or --max-queue-ms"):
+    with pytest.raises(UsageError, match=r"Say what to set: --tier, .* or --callback-hosts"):
         changes_of(CUSTOMER, {"burst": None})
 
 

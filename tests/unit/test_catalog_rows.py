@@ -19,7 +19,7 @@ from ledger.snapshot import Quota, Snapshot
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
-ACME = ("c1", "acme", "paid", False, None, None, None, None, None)
+ACME = ("c1", "acme", "paid", False, None, None, None, None, None, None)
 KEY = ("k1", "c1", b"x" * 32, None, False, None, None)
 MODEL = ("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True)
 DAILY = ("c1", None, "10000/day")
@@ -76,12 +76,13 @@ def test_tiers_come_by_priority_and_limits_by_inheritance() -> None:
 
 def test_a_customers_own_limit_wins_over_its_tiers() -> None:
     """Each override stands for itself; the rest is inherited."""
-    own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9)
+    own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9, "hooks.example.com")
     identity = snapshot(rows(customers=[own])).keys["k1"].identity
 
     assert (identity.requests_per_second, identity.burst, identity.max_concurrency) == (5.0, 6.0, 7)
     assert (identity.tokens_per_minute, identity.max_queue_ms) == (8, 9)
     assert snapshot(rows(customers=[own])).keys["k1"].suspended
+    assert snapshot(rows(customers=[own])).customers["c1"].callback_hosts == "hooks.example.com"
 
 
 @pytest.mark.parametrize(

@@ -115,3 +115,29 @@ def test_a_missing_required_setting_names_the_variable(monkeypatch: pytest.Monke
 
     assert shown.exit_code == 2
     assert shown.stderr.startswith("TIERLANE_REDIS_URL: is not set; ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dlq", "show", "req_\udcff"],
+        ["dlq", "list", "--code", "\udcff"],
+        ["dlq", "list", "--customer=\udcff"],
+        ["dlq", "requeue", "\udcff"],
+        ["dlq", "purge", "\udcff"],
+        ["explain", "\udcff"],
+        ["gpu", "cordon", "w", "--reason", "\udcff"],
+        ["queue", "pause", "\udcff"],
+        ["customer", "set", "\udcff", "--tier", "free"],
+        ["quota", "set", "acme", "\udcff"],
+        ["check", "model", "\udcff"],
+        ["bench", "--url", "\udcff"],
+    ],
+)
+def test_a_word_that_is_no_text_is_wrong_usage(arguments: list[str]) -> None:
+    """What a terminal in another encoding made of it reaches no server: it is named, with exit code 2."""
+    shown = CliRunner().invoke(app, arguments)
+
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert shown.stderr.startswith("'")
+    assert shown.stderr.endswith("is not text in UTF-8\n")

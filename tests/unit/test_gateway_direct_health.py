@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.direct_view import DirectView
@@ -11,6 +12,12 @@ from health_inputs import health_inputs
 from scheduler.observation import Observation, WorkerView
 
 WORKER = WorkerView("worker-1", "ready", 0.5, 1, 100.0, True, 100.0, 50.0, "tiny", "v1")
+
+
+def replace_worker(**changes: Any) -> WorkerView:
+    return msgspec.structs.replace(WORKER, **changes)
+
+
 REDIS_AWAY = {"redis_problem": "no answer", "look_age_s": 3.4}
 
 CALM = DirectView(
@@ -88,3 +95,21 @@ def test_breakers_and_spool_are_checks() -> None:
     seen = {name: check[0]["observedValue"] for name, check in document["checks"].items()}
 
     assert (seen["direct:spool"], seen["breaker:redis"], seen["breaker:worker-1"]) == (900, "open", "closed")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        Observation(0, {}, [], [], 0, 0, 0, 0),  # Redis came back empty
+        Observation(0, {}, [replace_worker(healthy=False)], [], 0, 0, 0, 0),
+        Observation(0, {}, [WORKER], [], 0, 0, 0, 0, scheduler_age_ms=None),
+        Observation(0, {}, [WORKER], [], 0, 0, 0, 0, scheduler_age_ms=9000.0),
+    ],
+)
+def test_who_serves_past_redis_is_not_down(seen: Observation) -> None:
+    """Whatever was last seen of what the queues need: everybody is answered. Without direct mode it is an outage."""
+    with_it = health_inputs(observation=seen, direct=SERVING, **REDIS_AWAY)
+    without = health_inputs(observation=seen, direct=CALM)
+
+    assert (health(with_it)[0], health(with_it)[1]["status"]) == (200, "degraded")
+    assert health(without)[1]["status"] == "down"

@@ -200,7 +200,8 @@ def test_checks_have_the_drafts_shape() -> None:
     assert set(document["checks"]) == {
         "gpus:healthy", "redis:look_age", "catalog:age", "responses:subscribed", "audit:lag", "limits:lowest",
         "retries:amplification", "redis:memory", "tiers:paused", "capacity:shed",
-            "scheduler:pass_age", "gateways:beating", "models:restarted",
+            "scheduler:pass_age", "gateways:beating", "models:restarted", "tasks:ended",
+            "models:enabled", "redis:eviction", "redis:repaired",
     }  # fmt: skip
     for checks in document["checks"].values():
         assert all({"componentType", "observedValue", "status", "time"} <= set(check) for check in checks)
@@ -240,3 +241,24 @@ def test_retries_that_multiply_the_load_are_told(
         [reason] if reason else [],
     )
     assert document["checks"]["retries:amplification"][0]["observedValue"] == amplification
+
+
+def test_without_an_enabled_model_nothing_is_served() -> None:
+    """Every request is a 404, however well the rest is; the reason says what to do."""
+    status, document = health(inputs(no_model=True))
+
+    assert (status, document["status"]) == (503, "down")
+    assert (
+        "No model is enabled, so every request is answered 404 model_not_found: enable one with"
+        in document["reasons"][0]
+    )
+
+
+@pytest.mark.parametrize(("policy", "level"), [("noeviction", "healthy"), ("", "healthy"), ("allkeys-lru", "degraded")])
+def test_a_redis_that_may_evict_is_told(policy: str, level: str) -> None:
+    """It may have been changed since the roles began; what it does not tell is no news."""
+    _, document = health(inputs(eviction_policy=policy))
+
+    assert document["status"] == level
+    reasons = document["reasons"]
+    assert (f"Redis has maxmemory-policy {policy}, which can evict queued work" in " ".join(reasons)) == bool(reasons)

@@ -1,13 +1,14 @@
 """Into the spool in groups, and out of it into Redis: who is called back when, and what is told twice after a failure."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from eventually import eventually
+from gateway import spool_writer
 from gateway.audit_pairs import Note, Pair
 from gateway.endless import end_all
 from gateway.spool import Spool, SpoolError, to_line
@@ -227,3 +228,51 @@ async def test_a_fault_does_not_end_the_loop(
     await eventually(lambda: spool.bytes == 0, "it is merged")
     await end_all([task])
     assert redis.adopted == [[pair(1)]]
+
+
+def left_of_tries(directory: Path) -> list[Path]:
+    return list(directory.glob("*.try"))
+
+
+def refusing(spool: Spool, kind: str) -> Callable[[], None]:
+    """Make it refuse what is added; returns what makes it well again."""
+    if kind == "full":
+        spool._max_bytes, before = 1, spool._max_bytes
+        return lambda: setattr(spool, "_max_bytes", before)
+    directory, away = spool._directory, spool._directory.with_name("away")
+    spool.close()
+    directory.rename(away)
+    return lambda: (away.rename(directory), None)[1]
+
+
+@pytest.mark.parametrize("kind", ["full", "disk"])
+async def test_a_problem_that_is_over_is_told_no_more(
+    tmp_path: Path, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Though nothing is to be written for hours: health must not tell of what has passed, nor forget what has not."""
+    monkeypatch.setattr(spool_writer, "RETRY_S", 0.02)
+    spool, tries = Spool(tmp_path, "gw-1", 1 << 20), list[bool]()
+    spool.open()
+    try_out = spool.try_out
+
+    def tried() -> None:
+        tries.append(False)
+        try_out()
+        tries[-1] = True
+
+    monkeypatch.setattr(spool, "try_out", tried)
+    writer, told = SpoolWriter(spool, thread), list[bool]()
+    loop = asyncio.create_task(writer.run())
+    try:
+        mend = refusing(spool, kind)
+        writer.add(pair(1), told.append)
+        await eventually(lambda: len(tries) > 2, "it is tried out")
+        assert told == [False]
+        assert writer.problem is not None
+        mend()
+        await eventually(lambda: writer.problem is None, "it is over")
+    finally:
+        await end_all([loop])
+        spool.close()
+    assert tries == sorted(tries)
+    assert not left_of_tries(tmp_path)

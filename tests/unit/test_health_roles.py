@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.gateway_losses import KEEP_MS, GatewayLosses, LostGateway, silent
-from gateway.health_roles import other_gateways, scheduling
+from gateway.health_roles import ended_tasks, other_gateways, repaired_keys, scheduling
 from scheduler.observation import GatewayStats, Observation
 
 STOPPED = "no batches are formed, and requests wait until their time is up."
@@ -150,3 +150,16 @@ def test_a_gateway_that_nobody_replaces_is_forgotten_after_five_minutes() -> Non
 def test_who_is_silent_is_told_in_order() -> None:
     """From a second on."""
     assert silent({"g3": 1000.0, "g2": 999.0, "g1": 5000.0}) == ["g1", "g3"]
+
+
+def test_a_repaired_key_is_told_with_what_to_do() -> None:
+    """And is not counted as a task that ended."""
+    seen = Observation(
+        0, {}, [], [], 0, 0, 0, 0, notices=["Redis key leases had another type: it was set aside as bad:leases:1"]
+    )
+    found = repaired_keys(seen)
+
+    assert (found.level, found.value) == ("degraded", 1)
+    assert found.reason == f"{seen.notices[0]}: find out who else writes to this Redis, and keep it out."
+    assert ended_tasks((), seen, "g1").level == "healthy"
+    assert repaired_keys(None).level == "healthy"

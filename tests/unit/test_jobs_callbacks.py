@@ -5,11 +5,11 @@ import socket
 
 import pytest
 
-from gateway.jobs_addresses import JudgedResolver, is_public
+from gateway.jobs_addresses import is_public, judged_sockets
 from gateway.jobs_callback_url import MAX_CHARACTERS, refused
 from gateway.jobs_callbacks import DELAYS_S, again_s
-from gateway.jobs_hosts import host_list, split_entry
-from gateway.jobs_signature import secret_bytes, signed
+from gateway.jobs_hosts import CallbackHosts, host_list, split_entry
+from gateway.jobs_signature import customer_key, secret_bytes, secret_text, signed
 
 HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080", "xn--bcher-kva.example")
 
@@ -32,7 +32,7 @@ HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:
 )
 def test_where_they_may_go(url: str) -> None:
     """A host of the list, on its own port or the scheme's."""
-    assert refused(url, HOSTS) is None
+    assert refused(url, HOSTS, private=True) is None
 
 
 @pytest.mark.parametrize(
@@ -143,27 +143,100 @@ def test_public_addresses(address: str, public: bool) -> None:
     assert is_public(address) is public
 
 
-async def test_a_name_is_judged_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not public is left out, and what is left is what is connected to; nothing left is an error."""
-    found = ["10.0.0.1", "8.8.8.8"]
+@pytest.mark.parametrize(
+    ("address", "family"),
+    [("10.0.0.1", socket.AF_INET), ("::ffff:127.0.0.1", socket.AF_INET6), ("::1", socket.AF_INET6)],
+)
+def test_an_address_is_judged_as_it_is_connected_to(address: str, family: socket.AddressFamily) -> None:
+    """Whatever led to it; where any address is allowed it gets its socket."""
+    place = (family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 443))
+    with pytest.raises(OSError, match="is not a public address"):
+        judged_sockets(private=False)(place)
+    with judged_sockets(private=True)(place) as made:
+        assert made.family == family
 
-    async def getaddrinfo(_self: object, host: str, port: int, **_: object) -> list[tuple[object, ...]]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
 
-    monkeypatch.setattr("asyncio.base_events.BaseEventLoop.getaddrinfo", getaddrinfo)
-    resolver = JudgedResolver(private=False)
+def test_a_public_address_gets_its_socket() -> None:
+    """It is not connected yet."""
+    with judged_sockets(private=False)((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))) as made:
+        assert made.family == socket.AF_INET
 
-    assert [r["host"] for r in await resolver.resolve("a.example", 443)] == ["8.8.8.8"]
-    found.pop()
-    with pytest.raises(OSError, match="no public address"):
-        await resolver.resolve("a.example", 443)
-    assert [r["host"] for r in await JudgedResolver(private=True).resolve("a.example", 443)] == ["10.0.0.1"]
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "017700000001", "127.0.0.1.", "localhost."),
+        *(
+            "1.2.3.4.5",
+            "a.0x7f",
+            "a.1",
+            "127.0.0.01",
+            "[::1%25eth0]",
+            "xn--a.example.org",
+            "example.org.",
+            "a..example.org",
+        ),
+    ],
+)
+def test_a_host_in_an_odd_form_is_refused_in_words(host: str) -> None:
+    """Though the list would allow it: a resolver may take it for something else than it looks like."""
+    hosts = (host.strip("[]").lower(), "*.example.org", "localhost", "*.1", "*.0x7f")
+
+    assert "must be a DNS name without a dot at its end, or an IP address in its usual form" in (
+        refused(f"http://{host}/", hosts, private=True) or ""
+    )
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "10.0.0.1", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"],
+)
+def test_an_address_that_is_not_public_is_refused_in_words(host: str) -> None:
+    """At once and not when it is called, though it is in the list; where any address is allowed it is taken."""
+    hosts = (
+        "127.0.0.1",
+        "10.0.0.1",
+        "169.254.169.254",
+        "[::1]",
+        "[::ffff:7f00:1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+    )
+
+    assert refused(f"http://{host}/", hosts) == "`callback_url` must not lead to an address that is not public."
+    assert refused(f"http://{host}/", hosts, private=True) is None
+
+
+def test_a_customer_has_its_own_hosts_or_the_deployments() -> None:
+    """An empty list is one, too; one that cannot be read allows nothing."""
+    own = {"listed": "a.example, *.b.example:8443", "none": "", "broken": "https://a.example/"}
+    hosts = CallbackHosts(("hooks.example.com",), own.get)
+
+    assert hosts.of("another") == ("hooks.example.com",)
+    assert hosts.of("listed") == ("a.example", "*.b.example:8443")
+    assert hosts.of("none") == hosts.of("broken") == ()
+
+
+def test_each_customer_has_a_secret_of_its_own() -> None:
+    """It depends on the deployment's and on the customer, and has the form that receivers expect."""
+    keys = {customer_key(secret, name) for secret in (b"one", b"two") for name in ("a", "b")}
+
+    assert len(keys) == 4
+    assert all(secret_bytes(secret_text(key)) == key for key in keys)
+
+
+def test_several_keys_sign_in_one_header() -> None:
+    """Separated by spaces, as the specification has it for a secret that is replaced."""
+    one, both = signed([b"1"], "m", 1, b""), signed([b"1", b"2"], "m", 1, b"")
+    two = signed([b"2"], "m", 1, b"")
+
+    assert both["webhook-signature"] == f"{one['webhook-signature']} {two['webhook-signature']}"
 
 
 def test_the_signature_of_the_specification() -> None:
     """The example that implementations of Standard Webhooks share."""
     key = secret_bytes("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    headers = signed(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+    headers = signed([key], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
 
     assert headers == {
         "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",

@@ -28,11 +28,16 @@ def list_(
 
 
 @reads(app, "show")
-def show(name: CustomerName) -> Work:
-    """Show base limits, own or inherited, quotas and keys of one."""
-    from tierlane.admin.customers import show_one
+def show(
+    name: CustomerName,
+    webhook_secret: Annotated[  # noqa: FBT002 - typer reads switches from the signature
+        bool, no_variable("--webhook-secret", "Show the secret alone that signs its callbacks.", "off")
+    ] = False,
+) -> Work:
+    """Show base limits, own or inherited, quotas and keys of one; or the secret that signs its callbacks."""
+    from tierlane.admin.customers import show_one, show_secret
 
-    return show_one(name)
+    return show_secret(name) if webhook_secret else show_one(name)
 
 
 @writes(app, "create", CUSTOMER, new=True)

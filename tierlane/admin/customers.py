@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import typer
 
+from gateway.jobs_signature import customer_key, secret_text
 from ledger.admin.change import add, alter, find, remove
 from ledger.admin.query import Row
 from ledger.admin.rows import count_of, find_customer, list_customers, list_keys, list_quotas
@@ -11,12 +12,13 @@ from ledger.admin.tiers import check_tier
 from ledger.catalog_tables import customers, tiers
 from ledger.postgres import Connection
 from tierlane.admin.conduct import Done, changed, looked
-from tierlane.admin.fields import CUSTOMER, CUSTOMER_TIER
+from tierlane.admin.fields import CUSTOMER_LIMITS, CUSTOMER_TIER
 from tierlane.admin.keys import KEY_COLUMNS
 from tierlane.admin.options import Call, Work
+from tierlane.reach import VerbError
 from tierlane.screen import Column, aligned, print_json, print_rows, printable, readable
 
-LIMITS = tuple(field.name for field in CUSTOMER if field is not CUSTOMER_TIER)
+LIMITS = tuple(field.name for field in CUSTOMER_LIMITS if field is not CUSTOMER_TIER)
 MOST_KEYS = 1000
 COLUMNS = (
     Column("name", "NAME"),
@@ -72,6 +74,24 @@ def show_one(name: str) -> Work:
             print_json(page.customer | {"limits": page.limits(), "keys": page.keys, "quotas": page.quotas})
         else:
             _print_page(page)
+        return 0
+
+    return work
+
+
+def show_secret(name: str) -> Work:
+    """Print the secret that a receiver needs to verify one's callbacks. The work raises VerbError without the deployment's."""
+
+    async def work(call: Call) -> int:
+        deployment = call.settings.callback_key
+        if not deployment:
+            raise VerbError("TIERLANE_CALLBACK_SECRET is not set here: set it as the gateways have it.")
+        customer = await looked(call, lambda connection: find_customer(connection, name))
+        secret = secret_text(customer_key(deployment, str(customer["id"])))
+        if call.output == "json":
+            print_json({"name": customer["name"], "webhook_secret": secret})
+        else:
+            typer.echo(secret)
         return 0
 
     return work
@@ -138,6 +158,7 @@ async def _page(connection: Connection, name: str) -> Page:
 def _print_page(page: Page) -> None:
     customer = page.customer
     about = [("customer", "name"), ("id", "id"), ("tier", "tier"), ("status", "status"), ("created", "created_at")]
+    about.append(("callback hosts", "callback_hosts"))
     typer.echo("\n".join(aligned((title, readable(customer[field])) for title, field in about)))
     typer.echo("")
     print_rows("table", _LIMIT_COLUMNS, page.limits(), "limits")

@@ -63,7 +63,7 @@ TIER = (
 )
 
 CUSTOMER_TIER = Field("tier", "text", "The tier that all of the customer's keys get.")
-CUSTOMER = (
+CUSTOMER_LIMITS = (
     CUSTOMER_TIER,
     _may_be_none("requests_per_second", "decimal", "Own rate limit, requests per second; null = the tier's."),
     _may_be_none("burst", "decimal", "Own bucket size, requests; null = the tier's."),
@@ -71,6 +71,15 @@ CUSTOMER = (
     _may_be_none("tokens_per_minute", "whole", "Own token limit per minute; null = the tier's."),
     _may_be_none("max_queue_ms", "whole", "Own longest wait in the queue, milliseconds; null = the tier's."),
 )
+CUSTOMER_HOSTS = Field(
+    "callback_hosts",
+    "text",
+    "Hosts that its callbacks may go to, separated by commas, empty for no callbacks; null = the deployment's list.",
+    none=True,
+    default="none",
+)
+
+CUSTOMER = (*CUSTOMER_LIMITS, CUSTOMER_HOSTS)
 
 KEY = (
     _may_be_none(

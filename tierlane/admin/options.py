@@ -114,9 +114,7 @@ def _prepared(declared: Declared, mine: dict[str, Any], call: dict[str, Any]) ->
     def prepare() -> Verb:
         # Help must be quick.
         from tierlane.admin.conduct import conducted  # noqa: PLC0415
-        from tierlane.admin.values import check_text  # noqa: PLC0415
 
-        check_text((*mine.values(), *mine.get("words", ()), *mine.get("given", {}).values()))
         work = declared(**mine)
         return lambda settings: conducted(work, Call(settings, **call))
 

@@ -47,13 +47,6 @@ def span(option: str, text: str) -> timedelta:
     return length
 
 
-def check_text(words: Iterable[object]) -> None:
-    """Refuse what a terminal in another encoding made of an argument. Raises UsageError."""
-    for word in words:
-        if isinstance(word, str) and any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise UsageError(f"{word!r} is not text in UTF-8")
-
-
 def _value(field: Field, text: str) -> Any:
     if field.none and text == "none":
         return None

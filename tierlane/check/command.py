@@ -109,10 +109,8 @@ def model(
     """Load a model as a worker does, hold it to its contract, time its batches, suggest its settings."""
 
     def prepare() -> Verb:
-        from tierlane.admin.values import check_text
         from tierlane.check.model import Wishes, check_model, sizes_of
 
-        check_text((spec, input_, poison, write, actor))
         wishes = Wishes(spec, sizes_of(batch_sizes), max_tokens, task, input_, poison, write)
         return lambda settings: check_model(settings, wishes, form, actor)
 

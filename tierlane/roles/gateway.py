@@ -18,6 +18,7 @@ from gateway.identities import Tokens
 from gateway.jobs_config import JobConfig
 from gateway.request_traces import RequestTraces
 from ledger.catalog import Catalog
+from ledger.lock_holder import LOCK_TIMEOUT, naming_holder
 from ledger.postgres import Connection, closing, connect
 from ledger.requests import RequestRow, find_request
 from ledger.usage import Usage, find_usage
@@ -105,6 +106,7 @@ def _job_config(settings: "Settings") -> JobConfig:
         callback_hosts=settings.callback_host_list,
         callback_secret=settings.callback_key,
         private_addresses=settings.callback_private_addresses,
+        shared_signature=settings.callback_shared_signature,
     )
 
 
@@ -167,11 +169,18 @@ async def _usage(settings: "Settings", customer_id: str) -> Usage:
 @contextlib.asynccontextmanager
 async def _desk(settings: "Settings") -> AsyncIterator[Connection]:
     """One connection for an action of the page for on-call, which may be about thousands of dead letters."""
+    async with _at_desk(settings) as connection, naming_holder(connection, lambda: _at_desk(settings)):
+        yield connection
+
+
+@contextlib.asynccontextmanager
+async def _at_desk(settings: "Settings") -> AsyncIterator[Connection]:
     connection = await connect(
         settings.database_url,
         name="tierlane-dashboard",
         connect_timeout_s=DESK_CONNECT_TIMEOUT_S,
         statement_timeout_ms=DESK_STATEMENT_TIMEOUT_MS,
+        settings=LOCK_TIMEOUT,
     )
     async with closing(connection):
         yield connection

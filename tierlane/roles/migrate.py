@@ -17,14 +17,22 @@ class HasDatabase(Protocol):
 
 
 def run(settings: HasDatabase) -> int:
-    """Migrate and return the exit code: 0 done (or nothing to do), 1 failed, with one line on stderr."""
+    """Migrate and return the exit code: 0 done (or nothing to do, as for a database of a newer version), 1 failed, with one
+    line on stderr.
+    """
     if not settings.database_url:
         sys.stderr.write(f"{'No database: set TIERLANE_DATABASE_URL.'}\n")
         return 1
     try:
-        asyncio.run(upgrade_to_head(settings.database_url))
+        revision = asyncio.run(upgrade_to_head(settings.database_url))
     except StartError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"The database is at revision {head_revision()}.\n")
+    if revision == head_revision():
+        sys.stdout.write(f"The database is at revision {revision}.\n")
+    else:
+        newer = f"which is newer than this version's {head_revision()}"
+        sys.stdout.write(
+            f"The database is at revision {revision}, {newer}: nothing to do, this version can run on it.\n"
+        )
     return 0

@@ -4,6 +4,8 @@ A gateway runs the same while no scheduler does.
 """
 
 import asyncio
+import os
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -22,10 +24,12 @@ from scheduler.connections import blocking_client, command_client
 from scheduler.cordons import CordonKeeper, Cordons
 from scheduler.dispatcher import Dispatcher, Waker
 from scheduler.endings import Endings
+from scheduler.index_repair import IndexRepair
 from scheduler.keys import Keys
 from scheduler.outbox import Outbox
 from scheduler.presence import Presence
 from scheduler.quota_restore import QuotaRestore
+from scheduler.run_forever import Loop, TaskRegistry
 from scheduler.service_watch import ServiceWatch
 from tierlane.roles.pool_policy import LeavingTiers, batch_policy, without_paused
 
@@ -59,7 +63,7 @@ async def run_pool(
 async def _run_loops(
     settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis, *, standing_in: bool
 ) -> None:
-    keys, leaving = Keys(settings.pool), LeavingTiers(time.monotonic)
+    keys, leaving, tasks = Keys(settings.pool), LeavingTiers(time.monotonic), TaskRegistry()
 
     def policy() -> BatchPolicy:
         return leaving.kept(batch_policy(catalog.snapshot, settings))
@@ -79,18 +83,33 @@ async def _run_loops(
         lambda: MIN_LEFT_MS,
         settings.reap_ms,
         standing_in=standing_in,
+        notices=lambda: _notices(tasks),
+        repair=IndexRepair(client, keys, lease_ms=settings.lease_ms),
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
     quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
     cordons = CordonKeeper(Cordons(client, keys), lambda: _cordoned(catalog), time.monotonic)
     async with asyncio.TaskGroup() as group:
-        roles = (waker, dispatcher, service, caretaker, quotas, cordons)
-        loops = [group.create_task(role.run()) for role in roles]
-        group.create_task(auditor.run())
+        roles: dict[str, Loop] = {
+            "wake reader": waker.run,
+            "dispatcher": dispatcher.run,
+            "service times": service.run,
+            "caretaker": caretaker.run,
+            "quota keeper": quotas.run,
+            "cordon keeper": cordons.run,
+        }
+        loops = [group.create_task(tasks.run_forever(name, loop)) for name, loop in roles.items()]
+        group.create_task(tasks.run_forever("auditor", auditor.run, stop))
         await stop.wait()
         for loop in loops:
             loop.cancel()
         await auditor.stop()
+
+
+def _notices(tasks: TaskRegistry) -> list[str]:
+    """What health is told of this process."""
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    return [f"scheduler {name}: {ended.sentence()}" for ended in tasks.ended]
 
 
 def _cordoned(catalog: Catalog) -> frozenset[str] | None:

@@ -1,0 +1,19 @@
+#!lua flags=allow-oom
+-- rebuild: put back into an index what of these stands in it by its own row.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 'leases' or 'queue:<tier>', 3 packed ids: of batches, or of requests, the newest first,
+--   4 lease ms, 5 ms: only requests that were accepted by then, as later ones have entered the new queue.
+-- Returns how many. A batch gets a whole lease: a worker that has it renews it, and of the others the reaper takes care.
+-- include: prelude, row
+local ids, tier, count = cmsgpack.unpack(ARGV[3]), string.match(ARGV[2], '^queue:(.*)$'), 0
+for _, id in ipairs(ids) do
+  if not tier then
+    if call('EXISTS', P .. 'batch:' .. id) == 1 then count = count + call('ZADD', P .. 'leases', 'NX', now + ARGV[4], id) end
+  else
+    local row = read(id)
+    if row[STATE] == 'queued' and row[AT] <= tonumber(ARGV[5]) and party(row).tier == tier then
+      call('RPUSH', P .. ARGV[2], id)
+      count = count + 1
+    end
+  end
+end
+return count
