@@ -41,8 +41,10 @@ def test_bug_09_nothing_is_moved_in_two_steps() -> None:
 
 
 def test_bug_11_nobody_walks_the_keyspace_or_a_long_list() -> None:
-    """KEYS, SCAN and LREM cost what everybody has stored; only an operator who settles dead letters walks their list."""
-    assert broken(lint.walks_the_keyspace) == []
+    """KEYS, SCAN and LREM cost what everybody has stored; only an operator who settles dead letters walks their list, and only
+    who builds a lost index again looks for all rows, a piece at a time.
+    """
+    assert {place.partition(":")[0] for place in broken(lint.walks_the_keyspace)} <= {"scheduler/index_repair.py"}
     assert {place.partition(":")[0] for place in broken(lint.removes_by_value)} <= {"scheduler/dead_list.py"}
     for path in ROOT.glob("*/lua/**/*.lua"):
         assert not re.search(r"'(KEYS|SCAN|FLUSHALL|FLUSHDB)'", path.read_text("utf-8")), path.name
