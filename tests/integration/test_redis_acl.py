@@ -13,6 +13,7 @@ from pool import TIERS, Pool, done
 from redis_acl import ROLES, SCRIPTS, touched
 from scheduler.connections import blocking_client, blocking_read, check_server
 from scheduler.errors import ErrorCode
+from scheduler.index_repair import IndexRepair
 from scheduler.keys import Keys
 from scheduler.limit_state import LimitsInForce, LimitState
 from scheduler.outbox import name_of
@@ -183,3 +184,20 @@ async def test_a_real_gateway_serves(client: Redis, redis_url: str, socket: Path
     assert (status, body["output"], health) == (200, "cba", 200)
 
     assert await refused(client) == []
+
+
+async def test_a_scheduler_may_repair_an_index(client: Redis, users: dict[str, Redis]) -> None:
+    """All of it: look at types, set aside, find the rows, build again; with a pool's prefix as without."""
+    for keys in (Keys(), Keys("llm")):
+        pool = Pool(client, keys)
+        await pool.gateway_lives("g1")
+        ids = await pool.queue(2)
+        await pool.form([("free", 1)])
+        for name in ("leases", "queue:free", "gateways", "refusal_lists", "history"):
+            await client.delete(keys.prefix + name)
+            await client.set(keys.prefix + name, "x")
+        told = await IndexRepair(users["scheduler"], keys).repair(TIERS)
+
+        assert len(told) == 5
+        assert await client.zcard(keys.leases) == 1
+        assert await client.lrange(keys.queue("free"), 0, -1) == [ids[1].encode()]

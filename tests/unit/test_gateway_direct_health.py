@@ -102,8 +102,8 @@ def test_breakers_and_spool_are_checks() -> None:
     [
         Observation(0, {}, [], [], 0, 0, 0, 0),  # Redis came back empty
         Observation(0, {}, [replace_worker(healthy=False)], [], 0, 0, 0, 0),
-        Observation(0, {}, [WORKER], [], 0, 0, 0, 0, scheduler_age_ms=None),
-        Observation(0, {}, [WORKER], [], 0, 0, 0, 0, scheduler_age_ms=9000.0),
+        Observation(0, {}, [WORKER], [], 0, 0, 0, 0, scheduler_age_ms=None, pass_age_ms=None),
+        Observation(0, {}, [WORKER], [], 0, 0, 0, 0, scheduler_age_ms=9000.0, pass_age_ms=9000.0),
     ],
 )
 def test_who_serves_past_redis_is_not_down(seen: Observation) -> None:
