@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -136,6 +138,8 @@ async def leave(stack: Stack, customer: NewCustomer, times: int, patience: rando
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(request)
         await asyncio.sleep(patience.choice((0.0, 0.002, 0.01, 0.03, 0.06)))
+        # A reset: what only ends its sending side may still wait for the answer.
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
 
 
