@@ -34,6 +34,9 @@ bearer = "{token}"
 fail-on = ["missing_auth"]
 
 # Two valid bodies may meet under one Idempotency-Key, which is 422; a body that is refused is 400.
+[checks.negative_data_rejection]
+expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429", "5xx"]
+
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "422", "429", "5xx"]
 """

@@ -22,7 +22,7 @@ from scheduler.adoption import Adoption
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
 
-CUSTOMERS = (b"rl:customer:customer", b"rl:leases:customer")
+OF_ALL_POOLS = (b"rl:customer:customer", b"rl:leases:customer", b"protocol")
 
 
 async def admitted(stack: Stack, count: int = 1) -> None:
@@ -33,7 +33,7 @@ async def admitted(stack: Stack, count: int = 1) -> None:
 async def test_bug_32_keys_of_one_script_in_several_slots(client: Redis) -> None:
     """Without a tag a cluster refuses a script as CROSSSLOT; here all keys of a pool, and its channels, are in one slot.
 
-    Limits of a customer are no pool's: they hold across all of them.
+    Limits of a customer and the protocol's version are no pool's: they hold across all of them.
     """
     keys = Keys("eu-1")
     pool = Pool(client, keys)
@@ -48,7 +48,7 @@ async def test_bug_32_keys_of_one_script_in_several_slots(client: Redis) -> None
     await pool.outbox.take(1)
     await pool.queue(1, "paid")
 
-    found = [key async for key in client.scan_iter() if key not in CUSTOMERS] + [keys.responses("g1").encode()]
+    found = [key async for key in client.scan_iter() if key not in OF_ALL_POOLS] + [keys.responses("g1").encode()]
 
     assert {key_slot(key) for key in found} == {key_slot(b"eu-1")}
     assert len(found) >= 12

@@ -6,6 +6,7 @@
 -- windows stands "idem <ms>" where it has an Idempotency-Key: for so long after its deadline it would live without.
 local STATE, BATCH, ENV, WHO, AT, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7
 local sub, parties, SHARED = string.sub, {}, 43
+local NONCE = 53 -- bytes of `env` before the nonce, which a job does not have
 local damaged, DAMAGED_CAP, DAMAGED_MS = {}, 1000, 30000
 
 -- number[text], stamp[ms], estimate[tokens]: to and from the columns of `env`; 13 digits last until the year 2286.
@@ -69,7 +70,7 @@ local function read(id, last)
   if row.err then return of_wrong_type(row.err) and set_aside(id, row) end
   local env = row[ENV]
   if env then row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)] end
-  if open(row) and not (row[AT] and row[DEADLINE] and row[QUEUE_DEADLINE] and #env > 53 and (last or party(row))) then
+  if open(row) and not (row[AT] and row[DEADLINE] and row[QUEUE_DEADLINE] and #env >= NONCE and (last or party(row))) then
     if last then row[WHO] = call('HGET', P .. 'request:' .. id, 'who') end
     return set_aside(id, row)
   end
