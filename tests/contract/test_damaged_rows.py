@@ -147,6 +147,20 @@ async def test_admit_takes_no_damaged_leader(pool: Pool, how: str) -> None:
 
     assert verdict.outcome == "accepted"
     assert await pool.states([equal.id]) == ["queued"]
+    await pool.form([("free", 2)])
+    await check_aside(pool, leader.id, how)
+
+
+async def test_admit_takes_no_damaged_holder_of_a_key(pool: Pool) -> None:
+    """Where the row of the request that has an Idempotency-Key is of another type, the next one gets the key, and nobody fails."""
+    holder = pool.submission(idempotency="i", fingerprint="f")
+    await pool.admit([holder])
+    await damage(pool, holder.id, "another type")
+
+    verdicts = await pool.admit([pool.submission(), pool.submission(idempotency="i", fingerprint="f")])
+
+    assert [verdict.outcome for verdict in verdicts] == ["accepted"] * 2
+    await pool.client.delete(pool.keys.request(holder.id))
 
 
 async def test_the_riders_of_a_damaged_leader_run(pool: Pool) -> None:
