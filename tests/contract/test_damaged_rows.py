@@ -177,6 +177,20 @@ async def test_the_riders_of_a_damaged_leader_run(pool: Pool) -> None:
     assert await pool.states([each.id for each in asked]) == ["failed", "completed", "completed"]
 
 
+@pytest.mark.parametrize("end", [gives_up, hands_back, is_lost])
+async def test_the_riders_of_a_damaged_leader_that_ran_run_too(pool: Pool, end: object) -> None:
+    """Whoever ends its batch leaves them to the next of them."""
+    asked = [pool.submission(same="s") for _ in range(3)]
+    await pool.admit(asked)
+    await pool.form([("free", 3)])
+    batch = await pool.claim_next()
+    await damage(pool, asked[0].id, "short env")
+
+    await end(pool, batch)  # type: ignore[operator]
+
+    assert await pool.states([each.id for each in asked]) == ["failed", "queued", "riding"]
+
+
 async def test_a_gateway_is_told_where_the_row_says_whose_it_is(pool: Pool) -> None:
     """Its client has an answer at once; what it was charged comes back."""
     (request_id,) = await pool.queue(1, quotas=[("1day", 10)], max_concurrency=5)
