@@ -1,8 +1,8 @@
 """When this gateway takes Redis for one that may have lost something, and whom it submits again then. No I/O.
 
-Loss is suspected, never proved: a Redis that came back empty has another epoch, but one that failed over to a replica
-without the last writes has the same one. What both have in common is that connections break. A false alarm is cheap,
-since everything that is sent again is idempotent by id.
+Loss is suspected, never proved: a Redis that came back empty or from a dump, and a replica that took over, have another
+epoch, unless the user of Redis may not read `epoch_run`, or some writes were lost otherwise. What all of them have in common is
+that connections break. A false alarm is cheap, since everything that is sent again is idempotent by id.
 """
 
 from collections.abc import Iterable, Sequence

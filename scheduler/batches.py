@@ -139,18 +139,23 @@ class Batches:
             return None
         members = _claimed.decode(packed)
         absent = [member[0] for member in members if member[3] is None]
-        bodies = await self._fetched(absent) if absent else {}
+        bodies = await self._fetched(batch_id, token, absent)
+        if bodies is None:
+            return None
         # A request without a body has ended meanwhile.
         whole = [(*member[:3], bodies[member[0]] if member[3] is None else member[3]) for member in members]
         return ClaimedBatch(
             batch_id, token, [ClaimedRequest(*each) for each in whole if each[3] or each[0] not in bodies]
         )
 
-    async def _fetched(self, ids: Sequence[str]) -> dict[str, bytes]:
+    async def _fetched(self, batch_id: str, token: str, ids: Sequence[str]) -> dict[str, bytes] | None:
+        """Bodies in as many calls as it takes; None where the batch was lost meanwhile. Calls may be slow, so each renews."""
         found: dict[str, bytes] = {}
         while len(found) < len(ids):
             asked = ids[len(found) :]
             found |= zip(asked, await self._bodies(_encode(asked), MAX_CALL_BYTES), strict=False)
+            if not await self.renew(batch_id, token):
+                return None
         return found
 
     async def renew(self, batch_id: str, token: str, known: int = 0) -> bool | frozenset[str]:

@@ -50,8 +50,8 @@ _observed = msgspec.msgpack.Decoder(
 class BeatReply(NamedTuple):
     """What Redis says to a gateway that beats.
 
-    `epoch_us` is when this Redis was first used: another one than before means that it came back empty. `memory_share`
-    of its limit is in use, 0.0 where it has none. `policy` is its maxmemory-policy, "" where it does not tell.
+    `epoch_us` is when this Redis was first used: another one than before means that it may have lost what it was told.
+    `memory_share` of its limit is in use, 0.0 where it has none. `policy` is its maxmemory-policy, "" where it does not tell.
     """
 
     epoch_us: int

@@ -7,21 +7,22 @@
 local types = {batch_queue = 'list', leases = 'zset', outbox = 'list', outbox_bad = 'list', dlq = 'list', auditors = 'set',
   retry_budget = 'hash', wake = 'list', wake_at = 'hash', reaped_at = 'string', resumed_at = 'string', epoch = 'string',
   gpus = 'zset', cordoned = 'set', gateways = 'zset', healthy_gpu_count = 'string', notices = 'zset', sharing = 'zset',
-  same_kept = 'zset', quotas_told = 'string', refusal_lists = 'zset', history = 'list'}
+  same_kept = 'zset', damaged = 'list', quotas_told = 'string', refusal_lists = 'zset', history = 'list'}
 for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do types['queue:' .. tier] = 'list' end
 
 local found = {}
-for name, wanted in pairs(types) do
+local function check(name, wanted)
   local is = call('TYPE', P .. name).ok
-  if is ~= wanted and is ~= 'none' then
-    local aside = P .. 'bad:' .. name .. ':' .. string.format('%.0f', now)
-    call('RENAME', P .. name, aside)
-    call('PEXPIRE', aside, tonumber(ARGV[3]))
-    call('SADD', P .. 'repairs', name)
-    call('PEXPIRE', P .. 'repairs', tonumber(ARGV[4]))
-    found[#found + 1] = name
-    -- Another epoch: gateways tell again what they know to wait, and what ended lately, as to a Redis that came back empty.
-    if name == 'outbox' then call('DEL', P .. 'epoch') end
-  end
+  if is == wanted or is == 'none' then return end
+  local aside = P .. 'bad:' .. name .. ':' .. string.format('%.0f', now)
+  call('RENAME', P .. name, aside)
+  call('PEXPIRE', aside, tonumber(ARGV[3]))
+  call('SADD', P .. 'repairs', name)
+  call('PEXPIRE', P .. 'repairs', tonumber(ARGV[4]))
+  found[#found + 1] = name
+  -- Another epoch: gateways tell again what they know to wait, and what ended lately, as to a Redis that came back empty.
+  if name == 'outbox' then call('DEL', P .. 'epoch') end
 end
+check('repairs', 'set') -- first: the others are noted there
+for name, wanted in pairs(types) do check(name, wanted) end
 return {found, call('SMEMBERS', P .. 'repairs'), now}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 import pytest
@@ -222,6 +223,41 @@ async def test_no_call_of_a_claim_carries_more_than_its_bytes(pool: Pool) -> Non
     assert [len(body) > LARGE for body in more] == [True] * 3
 
 
+async def test_a_claim_of_several_calls_keeps_its_lease(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call may take long where the network is slow, and the worker renews only what it has whole."""
+    bodies = await large_batch(pool)
+    fetched = pool.batches._bodies
+
+    async def slow(ids: bytes, size: int) -> list[bytes]:
+        await pool.client.zadd(pool.keys.leases, {"b1": await pool.now_ms()})  # As long after the claim.
+        return cast("list[bytes]", await fetched(ids, size))
+
+    monkeypatch.setattr(pool.batches, "_bodies", slow)
+    claimed = await pool.claim_next()
+
+    assert {each.id: each.body for each in claimed.requests} == bodies
+    (score,) = [score for _, score in await pool.client.zrange(pool.keys.leases, 0, -1, withscores=True)]
+    assert score > await pool.now_ms()
+
+
+async def test_a_batch_that_is_lost_while_its_bodies_come_is_not_claimed(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has it by then."""
+    await large_batch(pool)
+    fetched = pool.batches._bodies
+
+    async def slow(ids: bytes, size: int) -> list[bytes]:
+        await pool.client.hset(pool.keys.batch("b1"), "token", "another's")
+        return cast("list[bytes]", await fetched(ids, size))
+
+    monkeypatch.setattr(pool.batches, "_bodies", slow)
+    batch_id = await pool.pop()
+    assert batch_id is not None
+
+    assert await pool.batches.claim(batch_id, "w1", "token") is None
+
+
 async def test_a_request_that_ends_before_its_body_comes_is_left_out(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,9 +266,9 @@ async def test_a_request_that_ends_before_its_body_comes_is_left_out(
     last = list(bodies)[-1]
     fetched = pool.batches._fetched
 
-    async def late(ids: Sequence[str]) -> dict[str, bytes]:
+    async def late(batch_id: str, token: str, ids: Sequence[str]) -> dict[str, bytes] | None:
         await pool.endings.cancel([(last, ErrorCode.DEADLINE_EXCEEDED)])
-        return await fetched(ids)
+        return await fetched(batch_id, token, ids)
 
     monkeypatch.setattr(pool.batches, "_fetched", late)
     claimed = await pool.claim_next()

@@ -147,6 +147,20 @@ async def test_admit_takes_no_damaged_leader(pool: Pool, how: str) -> None:
 
     assert verdict.outcome == "accepted"
     assert await pool.states([equal.id]) == ["queued"]
+    await pool.form([("free", 2)])
+    await check_aside(pool, leader.id, how)
+
+
+async def test_admit_takes_no_damaged_holder_of_a_key(pool: Pool) -> None:
+    """Where the row of the request that has an Idempotency-Key is of another type, the next one gets the key, and nobody fails."""
+    holder = pool.submission(idempotency="i", fingerprint="f")
+    await pool.admit([holder])
+    await damage(pool, holder.id, "another type")
+
+    verdicts = await pool.admit([pool.submission(), pool.submission(idempotency="i", fingerprint="f")])
+
+    assert [verdict.outcome for verdict in verdicts] == ["accepted"] * 2
+    await pool.client.delete(pool.keys.request(holder.id))
 
 
 async def test_the_riders_of_a_damaged_leader_run(pool: Pool) -> None:
@@ -161,6 +175,20 @@ async def test_the_riders_of_a_damaged_leader_run(pool: Pool) -> None:
     await pool.batches.finish(claimed.batch_id, claimed.token, [done(each.id) for each in claimed.requests])
 
     assert await pool.states([each.id for each in asked]) == ["failed", "completed", "completed"]
+
+
+@pytest.mark.parametrize("end", [gives_up, hands_back, is_lost])
+async def test_the_riders_of_a_damaged_leader_that_ran_run_too(pool: Pool, end: object) -> None:
+    """Whoever ends its batch leaves them to the next of them."""
+    asked = [pool.submission(same="s") for _ in range(3)]
+    await pool.admit(asked)
+    await pool.form([("free", 3)])
+    batch = await pool.claim_next()
+    await damage(pool, asked[0].id, "short env")
+
+    await end(pool, batch)  # type: ignore[operator]
+
+    assert await pool.states([each.id for each in asked]) == ["failed", "queued", "riding"]
 
 
 async def test_a_gateway_is_told_where_the_row_says_whose_it_is(pool: Pool) -> None:

@@ -94,6 +94,20 @@ async def test_a_lost_queue_is_found_again_in_its_order(pool: Pool) -> None:
     assert await set_aside(pool) == ["queue:free"]
 
 
+async def test_a_damaged_row_ends_when_its_queue_is_lost(pool: Pool) -> None:
+    """It stands in no queue any more, so nobody else would meet it: the audit has its end."""
+    await pool.gateway_lives("g1")
+    first, second = await pool.queue(2)
+    await pool.client.hset(pool.keys.request(first), "env", "1234567890123 1234567890123")
+    await pool.client.delete(pool.keys.queue("free"))
+    await pool.client.set(pool.keys.queue("free"), "x")
+    await caretaker_of(pool).look_after()
+
+    assert await pool.client.lrange(pool.keys.queue("free"), 0, -1) == [second.encode()]
+    _, ended = await pool.audit()
+    assert [(each.id, each.error_code) for each in ended] == [(first, "internal_error")]
+
+
 async def test_who_is_killed_meanwhile_leaves_it_to_the_next(pool: Pool) -> None:
     """What is set aside is noted in the same script, and built again by whoever passes next."""
     await pool.gateway_lives("g1")
@@ -110,7 +124,20 @@ async def test_who_is_killed_meanwhile_leaves_it_to_the_next(pool: Pool) -> None
 
 @pytest.mark.parametrize(
     "name",
-    ["batch_queue", "gpus", "gateways", "wake", "dlq", "outbox", "cordoned", "retry_budget", "auditors", "epoch"],
+    [
+        "batch_queue",
+        "gpus",
+        "gateways",
+        "wake",
+        "dlq",
+        "outbox",
+        "cordoned",
+        "retry_budget",
+        "auditors",
+        "epoch",
+        "damaged",
+        "repairs",
+    ],
 )
 async def test_every_index_is_repaired(pool: Pool, name: str) -> None:
     """The next pass sets it aside; then beats, looks and admission work as before."""

@@ -97,6 +97,24 @@ async def test_the_clients_own_fault_is_revoked_without_a_refund(pool: Pool) -> 
     assert (await last_end(pool, member.id)).error_code == "poison_request"
 
 
+async def test_no_refund_of_another_request_changes_that(pool: Pool) -> None:
+    """One call of a gateway ends many requests: what one of them gets back says nothing of the others of its customer."""
+    batch = await running(pool)
+    (member,) = batch.requests
+    await pool.batches.finish(batch.batch_id, batch.token, [Outcome(member.id, "", 50.0, 30, "v1", "text")])
+    (other,) = await pool.queue(1, **LIMITS)
+    assert await left(pool) == (7, 930, 3)
+
+    await pool.endings.cancel(
+        [
+            Cancellation(other, ErrorCode.WORKER_LOST, told=True),
+            Cancellation(member.id, ErrorCode.POISON_REQUEST, told=True),
+        ]
+    )
+
+    assert await left(pool) == (8, 970, 4)
+
+
 async def test_a_failure_of_ours_is_given_back_once(pool: Pool) -> None:
     """It was, when it ended; that the client was told another code is noted, and nothing more."""
     batch = await running(pool)

@@ -7,8 +7,9 @@ local function match(g, rare)
   if not (rare and rare[5]) then return nil end
   local known = call('HMGET', P .. 'same:' .. rare[5], 'answer', 'leader')
   if known[1] then return 'cached', known[1] end
-  local row = known[2] and read(known[2]) or {}
-  if row[STATE] ~= 'queued' and row[STATE] ~= 'processing' or now >= row[DEADLINE] then return nil end
+  local row, is_damaged = {}, false
+  if known[2] then row, is_damaged = peek(known[2]) end
+  if is_damaged or row[STATE] ~= 'queued' and row[STATE] ~= 'processing' or now >= row[DEADLINE] then return nil end
   if row[STATE] == 'processing' then return 'rides', known[2] end
   for _, name in ipairs(g.tier.ahead) do
     if name == party(row).tier then return 'rides', known[2] end

@@ -11,7 +11,7 @@ local function held(value, fingerprint)
   if not row[1] then return nil end
   if row[2] ~= fingerprint then return 'reused' end
   local key = P .. 'request:' .. row[1]
-  local request = call('HMGET', key, 'state', 'code')
+  local request = redis.pcall('HMGET', key, 'state', 'code') -- without fields where it has another type
   local runs = request[1] == 'queued' or request[1] == 'processing' or request[1] == 'riding'
   if runs then return 'in_progress', row[1] end
   -- One that was answered past Redis is known to be completed, but its answer is not here.

@@ -10,7 +10,8 @@ local freed, back = {}, {}
 -- delivered(state, code, used): whether a part of a stream was.
 local function delivered(state, code, used) return state == 'failed' and used > 0 and DELIVERED[code] end
 
--- repay(id, row, whose, state, code, used): `used` tokens: 0 or less where nobody counted them, and the estimate stands.
+-- repay(id, row, whose, state, code, used) -> what its customer gets back in this call, nil where it gets nothing back for this
+-- one. `used` tokens: 0 or less where nobody counted them, and the estimate stands.
 local function repay(id, row, p, state, code, used)
   local ids, charged = freed[p.customer], state == 'completed' or delivered(state, code, used)
   if ids then ids[#ids + 1] = id else freed[p.customer] = {id} end
@@ -20,7 +21,7 @@ local function repay(id, row, p, state, code, used)
   back[p.customer] = b
   if charged then
     if tokens > 0 then b.tokens = b.tokens + tokens - math.min(used, MOST_USED * tokens) end
-    return
+    return b
   end
   b.requests, b.tokens = b.requests + 1, b.tokens + tokens
   if p.key ~= '-' then b.keys[p.key] = (b.keys[p.key] or 0) + 1 end
@@ -28,6 +29,7 @@ local function repay(id, row, p, state, code, used)
     local w = period .. ' ' .. number
     b.windows[w] = (b.windows[w] or 0) + 1
   end
+  return b
 end
 
 -- add(key, field, amount): only to what is there: a bucket that is gone is full, and a new one would have no TTL. Errors are

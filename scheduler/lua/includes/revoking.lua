@@ -19,8 +19,7 @@ local function revoke(id, row, code, used)
   local reply, p, before = cmsgpack.unpack(known[2]), party(row), known[1] or ''
   local charged = charge_of(row, p, row[STATE], before, reply[12])
   if row[STATE] == 'completed' or THEIRS[before] then
-    repay(id, row, p, 'failed', code, used)
-    local b = back[p.customer]
+    local b = repay(id, row, p, 'failed', code, used)
     if b and p.paid == 'all' then b.tokens = b.tokens - tokens_of(row) + charged end
   end
   reply[4], reply[5], reply[12], reply[14], reply[15] = 'failed', code, used, '', 0

@@ -63,18 +63,22 @@ local function set_aside(id, row)
   return {false, false, false, false}
 end
 
--- read(id, last) -> row, whose times are numbers; the last field is `who` unless another is named, and is then row[WHO].
--- STATE is false where nothing is known of it or where it cannot be read, ENV where only its end is.
-local function read(id, last)
+-- peek(id, last) -> row, whose times are numbers, and whether it is damaged; the last field is `who` unless another is named,
+-- and is then row[WHO]. STATE is false where nothing is known of it, ENV where only its end is.
+local function peek(id, last)
   local row = redis.pcall('HMGET', P .. 'request:' .. id, 'state', 'batch', 'env', last or 'who')
-  if row.err then return of_wrong_type(row.err) and set_aside(id, row) end
+  if row.err then return row, of_wrong_type(row.err) end
   local env = row[ENV]
   if env then row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)] end
-  if open(row) and not (row[AT] and row[DEADLINE] and row[QUEUE_DEADLINE] and #env >= NONCE and (last or party(row))) then
-    if last then row[WHO] = call('HGET', P .. 'request:' .. id, 'who') end
-    return set_aside(id, row)
-  end
-  return row
+  return row, open(row) and not (row[AT] and row[DEADLINE] and row[QUEUE_DEADLINE] and #env >= NONCE and (last or party(row)))
+end
+
+-- read(id, last) -> the same row; one that is damaged is set aside, and its STATE is false. Only for scripts that `flush`.
+local function read(id, last)
+  local row, is_damaged = peek(id, last)
+  if not is_damaged then return row end
+  if last and not row.err then row[WHO] = call('HGET', P .. 'request:' .. id, 'who') end
+  return set_aside(id, row)
 end
 
 local function tokens_of(row) return number[sub(row[ENV], 43, 52)] or 0 end
