@@ -102,13 +102,15 @@ class JobServing:
         self._results = Results(client, keys)
         self._tasks = parts.tasks
         requeue = Requeue(admissions, parts.limits)
-        self.look = JobLook(config.pool, Stands(client, keys), Endings(client, keys), requeue)
+        endings = Endings(client, keys)
+        self.look = JobLook(config.pool, Stands(client, keys), endings, requeue)
         self.keeper = JobKeeper(
             jobs.database_url,
             config.pool,
             jobs.kept_ms / 1000,
             inbox=self.inbox,
             look=self.look,
+            stored=endings.stored,
             beside=self._beside,
             ended=self.callbacks.look,
         )

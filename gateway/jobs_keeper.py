@@ -8,7 +8,7 @@ the jobs' channel are the fast way, and the look at open jobs (gateway/jobs_look
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -20,6 +20,7 @@ from ledger.job_session import DURABLE
 from ledger.jobs import JobEnd, audit_jobs, end_jobs, purge_jobs
 from ledger.postgres import AWAY, Connection, closing, connect, reason
 from scheduler.backoff import Backoff
+from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 
 log = structlog.get_logger("gateway")
@@ -37,12 +38,14 @@ CHORE_ROWS = 2000
 WRITE_ROWS = 256
 WRITE_BYTES = 4 << 20
 
+Stored = Callable[[Sequence[str]], Awaitable[object]]
 Beside = Callable[[], Sequence[Coroutine[Any, Any, None]]]
 
 
 class JobKeeper:
     """One keeper of one pool. `beside`: loops that run while it is the active one; `ended` is called after ends were
-    written. `kept_s`: how long results are kept. `clock`: monotonic seconds.
+    written, and `stored`, which may raise TierlaneError, with their ids. `kept_s`: how long results are kept. `clock`:
+    monotonic seconds.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class JobKeeper:
         *,
         inbox: JobInbox,
         look: JobLook,
+        stored: Stored,
         beside: Beside = tuple,
         ended: Callable[[], None] = lambda: None,
         audit_after_s: float = AUDIT_AFTER_S,
@@ -63,6 +67,7 @@ class JobKeeper:
         self._kept_s = kept_s
         self._inbox = inbox
         self._look = look
+        self._stored = stored
         self._beside = beside
         self._ended = ended
         self._audit_after_s = audit_after_s
@@ -143,6 +148,8 @@ class JobKeeper:
             self._inbox.written(written)
             if written:
                 self._ended()
+                with contextlib.suppress(TierlaneError):  # Then Redis keeps them for longer, and needs memory for them.
+                    await self._stored(list(written))
 
 
 def groups(ends: Sequence[JobEnd]) -> list[list[JobEnd]]:

@@ -1,4 +1,7 @@
-"""Ends that no worker writes: a gateway cancels, the scheduler expires what waited too long and reaps lost batches."""
+"""Ends that no worker writes: a gateway cancels, the scheduler expires what waited too long and reaps lost batches.
+
+Besides, what becomes of the rows of jobs whose ends PostgreSQL has.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,6 +21,9 @@ REAP_LIMIT = 100
 
 EXPIRE_LIMIT = 256
 """Ids a tier and call."""
+
+STORED_KEEP_MS = 30_000
+"""Of a job's row whose end is in PostgreSQL: as long as other rows are kept past their deadline."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -55,6 +61,7 @@ class Endings:
         self._cancel = Script("cancel", client, keys)
         self._expire = Script("expire", client, keys)
         self._reap = Script("reap", client, keys)
+        self._stored = Script("stored", client, keys)
         self._riders = Riders(client, keys)
         self._lease_ms = lease_ms
         self.damaged = 0  # Rows that no script could read, as `expire` last saw them noted: the newest 1,000.
@@ -69,6 +76,12 @@ class Endings:
             return []
         stored: list[bytes] = await self._cancel(_encode(requests))
         return [readable(reply) for reply in stored]
+
+    async def stored(self, ids: Sequence[str], keep_ms: int = STORED_KEEP_MS) -> int:
+        """The ends of these jobs are in PostgreSQL: Redis keeps their rows for `keep_ms` more, or as long as they answer
+        an Idempotency-Key. Returns how many of them have ended in Redis. Raises RedisUnavailable.
+        """
+        return int(await self._stored(keep_ms, _encode(ids))) if ids else 0
 
     async def expire(self, tiers: Sequence[str]) -> tuple[int, int]:
         """End what waited longer than its queue age: (ended, dead entries swept). Riders left untold are told on the way."""

@@ -13,7 +13,10 @@ from scheduler.scripts import source
 FOLDER = Path(__file__).resolve().parent.parent / "deploy" / "redis"
 ROLES = ("gateway", "scheduler", "worker")
 SCRIPTS = {
-    "gateway": ("admit", "cancel", "adopt", "gateway_beat", "limit_state", "observe", "history_add", "history_refill"),
+    "gateway": (
+        *("admit", "cancel", "adopt", "stored", "gateway_beat", "limit_state", "observe"),
+        *("history_add", "history_refill"),
+    ),
     "scheduler": (
         *("form_batch", "look", "reap", "repair", "rebuild", "expire", "share", "census", "cordon"),
         *("observe", "quota_restore", "audit_take", "audit_drop"),

@@ -3,7 +3,20 @@
 import asyncio
 
 from pool import TIERS, Pool, done
+from scheduler.endings import STORED_KEEP_MS
 from scheduler.errors import ErrorCode
+
+
+async def test_stored_leaves_what_has_not_ended(pool: Pool) -> None:
+    """Only a row that has ended is kept for less; one that waits, is unknown or is of another type stays as it is."""
+    waits, damaged, ended = await pool.queue(3, total_ms=600_000)
+    await pool.endings.cancel([(ended, ErrorCode.CANCELLED)])
+    await pool.client.set(pool.keys.request(damaged), "text", px=600_000)
+
+    assert await pool.endings.stored([waits, damaged, ended, "req_unknown"]) == 1
+    lives = [await pool.client.pttl(pool.keys.request(each)) for each in (waits, damaged, ended)]
+    assert min(lives[:2]) > 590_000
+    assert 0 < lives[2] <= STORED_KEEP_MS
 
 
 async def test_cancel_ends_what_is_queued(pool: Pool) -> None:

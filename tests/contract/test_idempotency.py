@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from pool import WIDE, Pool, done
 from scheduler.admission import Admissions, Replays, Submission, Verdict
 from scheduler.batches import Outcome
+from scheduler.endings import STORED_KEEP_MS
 from scheduler.errors import ErrorCode
 from scheduler.states import Admission
 
@@ -265,6 +266,24 @@ async def test_what_every_row_has_is_not_taken_by_the_budget(pool: Pool) -> None
 
     assert await kept(pool) == [each.id for each in asked[1:]]
     assert 25_000 < await pool.client.pttl(pool.keys.request(asked[0].id)) <= 34_000
+
+
+async def test_an_evicted_job_goes_once_its_end_is_stored(pool: Pool) -> None:
+    """A job's row lives for an outage of PostgreSQL; when its end is there, an answer that is evicted need not."""
+    admissions = Admissions(pool.client, pool.keys, "jobs", 600_000, replays=Replays(rows=1))
+    asked = [keyed(pool, f"customer:k{i}", total_ms=600_000) for i in range(4)]
+    for each in asked[:2]:
+        await answered(pool, admissions, each)
+
+    assert await pool.endings.stored([asked[0].id]) == 1
+    assert await pool.client.pttl(pool.keys.request(asked[0].id)) > DAY_MS - 60_000  # It answers its key still.
+    for each in asked[2:]:
+        await answered(pool, admissions, each)
+
+    assert await kept(pool) == [each.id for each in asked[2:]]
+    for name in (pool.keys.request(asked[0].id), pool.keys.idempotency("customer:k0")):
+        assert 0 < await pool.client.pttl(name) <= STORED_KEEP_MS
+    assert await pool.client.pttl(pool.keys.request(asked[1].id)) > 600_000  # PostgreSQL does not have it yet.
 
 
 async def test_one_under_way_is_never_evicted(pool: Pool) -> None:

@@ -12,6 +12,7 @@ from integration.gateway_fixtures import running_stack
 from integration.jobs_bench import JobBench, running_jobs
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.batches import Outcome
+from scheduler.endings import STORED_KEEP_MS
 from scheduler.errors import ErrorCode
 from scheduler.keys import Keys
 from scheduler.request_id import new_request_id
@@ -150,6 +151,27 @@ async def test_the_same_key_is_the_same_task(bench: JobBench) -> None:
     assert (running[2]["idempotent-replayed"], ended[2]["idempotent-replayed"]) == ("true", "true")
     assert (other[0], other[1]["error"]["code"]) == (422, "idempotency_key_reused")
     assert len(bench.stack.worker.seen) == 1
+
+
+async def test_redis_does_not_keep_what_postgres_has(bench: JobBench, client: Redis) -> None:
+    """Once its end is committed, a job's row lives no longer than that of other requests; an answer to a key stays a day."""
+    bench.stack.worker.hold = True
+    plain = await bench.accepted()
+    keyed = await bench.accepted(**{"Idempotency-Key": "order-80"})
+    names = [Keys().request(task_id) for task_id in (plain, keyed)]
+    waiting = [await client.pttl(name) for name in names]
+    bench.stack.worker.hold = False
+    await bench.ended(plain)
+    await bench.ended(keyed)
+
+    assert min(waiting) > 1_000_000  # Its 10 minutes, and 10 more for an outage of PostgreSQL.
+
+    async def short() -> bool:
+        return await client.pttl(names[0]) <= STORED_KEEP_MS
+
+    await eventually(short, "the row is not kept for long")
+    assert await client.pttl(names[1]) > 80_000_000
+    assert (await bench.get(plain))[0] == 200
 
 
 async def test_a_key_of_one_who_waited_gives_its_answer(bench: JobBench) -> None:

@@ -42,7 +42,10 @@ local function evict(list, count)
     if upto and rows <= replay_rows and sum - upto + cost <= replay_bytes and tonumber(over) > now then return end
     call('LPOP', list)
     rows, count = rows - 1, count - 1
-    if upto then shorten(id, value, life - now) end
+    if upto then
+      local stored = tonumber(redis.pcall('HGET', P .. 'request:' .. id, 'stored')) -- a job whose end is in PostgreSQL
+      shorten(id, value, math.min(life, stored or life) - now)
+    end
   end
 end
 

@@ -1,0 +1,17 @@
+#!lua flags=allow-oom
+-- stored: the ends of these jobs are in PostgreSQL, where their results are read; so their rows need not live on for as long as
+-- PostgreSQL might have been away. Sent twice it does no harm.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 ms that such a row still lives, 3 packed ids.
+-- Returns how many have ended. A row that answers an Idempotency-Key lives on, but once it is evicted no longer than any other.
+-- include: prelude
+local ms, count = tonumber(ARGV[2]), 0
+for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do
+  local key = P .. 'request:' .. id
+  local row = redis.pcall('HMGET', key, 'state', 'idem')
+  if not row.err and (row[1] == 'completed' or row[1] == 'failed') then
+    count = count + 1
+    if row[2] then call('HSET', key, 'stored', string.format('%.0f', now + ms))
+    elseif call('PTTL', key) > ms then call('PEXPIRE', key, ms) end
+  end
+end
+return count
