@@ -90,7 +90,7 @@ def test_a_worker_announces_an_address_of_its_own() -> None:
 
 
 def test_units_that_share_a_directory_are_one_user() -> None:
-    """systemd gives a StateDirectory to the user of the unit that starts last: a gateway could no longer write its spool."""
+    """Systemd gives a StateDirectory to the user of the unit that starts last: a gateway could no longer write its spool."""
     users: dict[str, set[str]] = {}
     for path in UNITS:
         for directory in unit(path).get("StateDirectory", []):
