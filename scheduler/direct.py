@@ -27,7 +27,7 @@ def direct_token(service_token: str) -> str:
     """The token of direct calls that follows from the service token; the way back is not known.
 
     Workers hold this one alone, since they run code of others beside it. As HMAC-SHA256 (RFC 2104), in hexadecimal digits:
-    `printf 'tierlane direct 1' | openssl dgst -sha256 -hmac "$SERVICE_TOKEN"` prints the same.
+    `printf 'tierlane direct 1' | openssl dgst -sha256 -hmac "$SERVICE_TOKEN" -r | cut -d ' ' -f 1` prints the same.
     """
     return hmac.digest(service_token.encode(), _PURPOSE, "sha256").hex() if service_token else ""
 

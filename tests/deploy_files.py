@@ -17,6 +17,7 @@ MANIFESTS = sorted(
 KUSTOMIZATIONS = sorted(DEPLOY.rglob("kustomization.yaml"))
 COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
 DOCKERFILES = sorted((DEPLOY / "docker").glob("Dockerfile.*[!e]"))
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 
 
@@ -64,6 +65,17 @@ def commands() -> Iterator[list[str]]:
     for _, service in compose_services():
         if str(service.get("image", "")).startswith("tierlane-") and "command" in service:
             yield service["command"]
-    for path in (DEPLOY / "systemd").glob("*.service"):
-        line = next(line for line in text_of(path).splitlines() if line.startswith("ExecStart="))
-        yield line.split()[1:]
+    for path in UNITS:
+        program, *arguments = unit(path)["ExecStart"][0].split()
+        if Path(program).name == "tierlane":
+            yield arguments
+
+
+def unit(path: Path) -> dict[str, list[str]]:
+    """The values of a unit of systemd by name, whatever section they are in."""
+    found: dict[str, list[str]] = {}
+    for line in text_of(path).splitlines():
+        name, is_set, value = line.partition("=")
+        if is_set and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found

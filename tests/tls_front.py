@@ -24,7 +24,9 @@ async def tls_before_redis(socket: Path, context: ssl.SSLContext) -> AsyncIterat
 
 
 @asynccontextmanager
-async def tls_before_postgres(socket: Path, context: ssl.SSLContext) -> AsyncIterator[int]:
+async def tls_before_postgres(
+    socket: Path, context: ssl.SSLContext, *, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[int]:
     """The port. Whoever does not ask for TLS is hung up on."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,7 +41,7 @@ async def tls_before_postgres(socket: Path, context: ssl.SSLContext) -> AsyncIte
             return
         await _pass_on(socket, reader, writer)
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(serve, host, port) as server:
         yield server.sockets[0].getsockname()[1]
 
 

@@ -8,7 +8,19 @@ import pytest
 import typer.main
 from jsonschema import Draft7Validator
 
-from deploy_files import COMPOSE, DEPLOY, DOCKERFILES, commands, compose_services, documents, named, pod_specs, text_of
+from deploy_files import (
+    COMPOSE,
+    DEPLOY,
+    DOCKERFILES,
+    UNITS,
+    commands,
+    compose_services,
+    documents,
+    named,
+    pod_specs,
+    text_of,
+    unit,
+)
 from tierlane.cli import app
 from tierlane.setting_texts import TEXTS, variable
 
@@ -75,6 +87,18 @@ def test_a_worker_announces_an_address_of_its_own() -> None:
 
     assert by_name["TIERLANE_DIRECT_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
     assert "fieldPath: status.podIP" in text_of(HELM / "templates" / "worker.yaml")
+
+
+def test_units_that_share_a_directory_are_one_user() -> None:
+    """Systemd gives a StateDirectory to the user of the unit that starts last: a gateway could no longer write its spool."""
+    users: dict[str, set[str]] = {}
+    for path in UNITS:
+        for directory in unit(path).get("StateDirectory", []):
+            users.setdefault(directory, set()).update(unit(path).get("User", [path.name]))
+            assert unit(path)["WorkingDirectory"] == [f"/var/lib/{directory}"]
+
+    assert {directory: len(names) for directory, names in users.items()} == dict.fromkeys(users, 1)
+    assert all("%i" not in name and "@" not in name for names in users.values() for name in names)
 
 
 def test_no_service_puts_variables_into_a_pod() -> None:

@@ -1,8 +1,9 @@
-"""Certificates of an authority that nobody else knows: one for a server at 127.0.0.1, one for a client."""
+"""Certificates of an authority that nobody else knows: one for a server, one for a client."""
 
 import datetime as dt
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +37,8 @@ class Certificates:
         return context
 
 
-def certificates(home: Path) -> Certificates:
-    """Made anew in `home`; good for a day."""
+def certificates(home: Path, names: Sequence[str] = ()) -> Certificates:
+    """Made anew in `home`; good for a day, for 127.0.0.1 and servers of these host names."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("authority")
     root = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -53,7 +54,8 @@ def certificates(home: Path) -> Certificates:
         decipher_only=False,
     )
     authority = root.add_extension(usage, critical=True).sign(key, hashes.SHA256())
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    address = x509.SubjectAlternativeName([here, *(x509.DNSName(name) for name in names)])
     pairs = [_written(home, "authority", authority, key)]
     for title in ("server", "client"):
         own = ec.generate_private_key(ec.SECP256R1())
