@@ -149,6 +149,7 @@ class Direct:
             log.warning("requests go another way", direct=mode.value)
         if mode is Mode.OFF and before is not Mode.OFF:
             self._lines.hang_up()
+            self._parts.limits.reached(0)
             self._door.close()
         elif before is Mode.OFF and mode is not Mode.OFF:
             self._begin_mode()
@@ -195,6 +196,7 @@ class Direct:
         if self._policy.mode is Mode.OFF:
             return
         self._follow()
+        self._parts.limits.reached(self._lines.able if self._serves() else 0)
         self._ends.sweep(now)
         self._queue.take_out(lambda entry: not self._ends.may_run(entry))
 

@@ -3,8 +3,8 @@
 The capacity is learnt (ratelimit/capacity.py). Before any GPU of the pool has run a batch there is only a guess, and no
 limit is built on it: the predicted wait, the shed rules and the depth of the queues decide.
 
-Stale input fails in a declared direction: the last capacity holds for 10 s, then it falls to what one GPU of the
-pool does. A pool with no healthy GPU keeps its last capacity for the two seconds in which it may come back;
+Stale input fails in a declared direction: the last capacity holds for 10 s, then it falls to that of the GPUs which
+this gateway calls past Redis, at least one. A pool with no healthy GPU keeps its last capacity for the two seconds in which it may come back;
 then requests are refused outright. A Redis that lost its workers knows them again one by one: until it knows as many as
 before, or every worker that lives must have beaten, the last count stands.
 
@@ -44,7 +44,8 @@ LIMITING_SHARE = 0.005  # Of what arrives; fewer refusals are not worth a probe.
 class LiveLimits:
     """The limits in force. Times are monotonic seconds; nothing here does I/O.
 
-    `healthy_gpus` is how many GPUs the capacity counts on: those last seen healthy, 1 once that is too long ago.
+    `healthy_gpus` is how many GPUs the capacity counts on: those last seen healthy; once that is too long ago,
+    those of them that are called directly, or 1.
     """
 
     def __init__(self, pool: str) -> None:
@@ -63,6 +64,7 @@ class LiveLimits:
         self.estimate = Capacity(0.0, Evidence.PRIOR, 0.0)
         """What the GPUs can do, and how that is known."""
         self._gpus: Sequence[GpuRate] = ()  # The healthy ones, as they count.
+        self._reached = 0
         self._refill_until = 0.0
         self.capacity_rps = 0.0
         self.healthy_gpus = 0
@@ -85,11 +87,16 @@ class LiveLimits:
         """Redis may have lost its workers; what is seen of them next is a part of the picture."""
         self._refill_until = now + REFILL_S
 
+    def reached(self, gpus: int) -> None:
+        """So many can be called past Redis now; 0 where none is called."""
+        self._reached = gpus
+
     def lapse(self, snapshot: SnapshotView, now: float) -> None:
         """There is no fresh look: hold the last one, later fall to the floor. Of Redis' memory nothing is known then."""
         if self._observed_at is None or now - self._observed_at > HOLD_S:
-            self.estimate = self._of_one_gpu(snapshot)
-            self.capacity_rps, self.healthy_gpus = self.estimate.rps * _target(snapshot, self._pool), 1
+            one, gpus = self._of_one_gpu(snapshot), max(1, min(self._reached, len(self._gpus)))
+            self.estimate, self.healthy_gpus = one._replace(rps=one.rps * gpus), gpus
+            self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
             self._drain = {}
             self.memory(0.0)
             self._allocate(snapshot, 0.0)

@@ -23,10 +23,10 @@ from tierlane.check.item import Item
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
 
 WORKERS = 4
-RATE, SECONDS = 200, 80.0
+RATE, SECONDS = 200, 96.0
 MIX = {"enterprise": 0.3, "paid": 0.6, "free": 0.1}
 KILLS_AT_S, DOWN_S = (8.0, 24.0, 40.0), 3.0
-CUT_AT_S, CUT_S = 56.0, 5.0
+CUTS_S = ((56.0, 61.0), (70.0, 82.0))  # The second for longer than the last capacity holds.
 LEAST, LATEST_MS = 0.995, 4100.0
 URL = "http://127.0.0.1:8080"
 ALIASES = {"redis.internal": "servers", "postgres.internal": "servers"}
@@ -152,7 +152,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 async def faults(deployment: Deployment) -> list[str]:
-    """Three kills of Redis and a pulled cable; returns how it went, with seconds from the begin."""
+    """Three kills of Redis and a cable pulled twice; returns how it went, with seconds from the begin."""
     began, seen = time.monotonic(), []
 
     async def until(at_s: float, what: str) -> None:
@@ -164,10 +164,11 @@ async def faults(deployment: Deployment) -> list[str]:
         deployment.servers.kill("tierlane-redis")
         await until(at_s + DOWN_S, "start")
         deployment.start_redis()
-    await until(CUT_AT_S, "cut")
-    deployment.hosts.cut("servers")
-    await until(CUT_AT_S + CUT_S, "mended")
-    deployment.hosts.mend("servers")
+    for at_s, mended_s in CUTS_S:
+        await until(at_s, "cut")
+        deployment.hosts.cut("servers")
+        await until(mended_s, "mended")
+        deployment.hosts.mend("servers")
     return seen
 
 

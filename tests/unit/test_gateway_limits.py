@@ -244,6 +244,19 @@ def test_a_stale_look_holds_then_falls_to_one_gpu(
     assert limits.current(SNAPSHOT).capacity_rps == capacity
 
 
+def test_without_a_look_the_gpus_that_are_called_directly_count() -> None:
+    """However long Redis is away: of those that were healthy last, as many as this gateway reaches past it, at least one."""
+    limits = LiveLimits("default")
+    limits.observe(observed([worker("a"), worker("b")]), SNAPSHOT, 0.0)
+    seen = []
+    for reached in (2, 1, 5, 0):
+        limits.reached(reached)
+        limits.lapse(SNAPSHOT, HOLD_S + 0.1)
+        seen.append((limits.healthy_gpus, limits.capacity_rps))
+
+    assert seen == [(2, 160.0), (1, 80.0), (2, 160.0), (1, 80.0)]
+
+
 def test_before_the_first_look_one_gpu_is_counted_on() -> None:
     """No tier is shut out, and none has more than that."""
     limits = LiveLimits("default")
