@@ -259,9 +259,13 @@ async def test_backpressure_before_redis_is_full(client: Redis, redis_url: str, 
         assert (status, document["error"]["code"]) == (429, "backpressure")
         assert "retry-after" in headers
         assert stack.gateway.admitter.calls == before
-        _, health = await stack.internal("/internal/health")
-        assert health["status"] == "degraded"
-        assert any("of its memory limit" in reason for reason in health["reasons"])
+
+        async def told() -> bool:
+            _, health = await stack.internal("/internal/health")
+            said = any("of its memory limit" in reason for reason in health["reasons"])
+            return bool(health["status"] == "degraded" and said)
+
+        await eventually(told, "health is judged anew and says why", 2.0)
         await memory_limit(0.77)
         await eventually(lambda: 0.75 < stack.gateway.limits.memory_share < 0.8, "the new limit is seen", 2.0)
         assert stack.gateway.limits.short_of_memory
