@@ -39,6 +39,7 @@ class GatewayConfig:
     auth_failures: str = "30/minute"  # Of one address, in the notation of `limits`; "off": no end.
     scale: ScaleRules = field(default_factory=ScaleRules)  # By which the size of each pool is advised.
     silent_s: float = 1.0  # After so long without a scheduler's pass gateways do its work.
+    reap_ms: int = 100  # Between two passes of a scheduler.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
     replays: Replays = REPLAYS  # What is kept for those who send an Idempotency-Key again.
     max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.

@@ -85,7 +85,9 @@ class JobServing:
         config, client = parts.parts.config, parts.client
         keys = self._keys = Keys(config.pool)
         # Whoever keeps jobs may be away for as long as results are kept, and none is lost by that.
-        admissions = Admissions(client, keys, JOBS_GATEWAY, jobs.kept_ms, config.replays)
+        admissions = Admissions(
+            client, keys, JOBS_GATEWAY, jobs.kept_ms, replays=config.replays, pass_ms=config.reap_ms
+        )
         cancels = parts.parts.cancels
         self.admitter = JobAdmitter(admissions, parts.limits, cancels, config.max_pending, watch=parts.watch)
         catalog = parts.parts.catalog

@@ -79,7 +79,7 @@ class PoolParts:
         keys = self._keys = Keys(config.pool)
         self.results = Results(self._client, keys)
         endings = Endings(self._client, keys)
-        admissions = Admissions(self._client, keys, config.gateway_id, replays=config.replays)
+        admissions = Admissions(self._client, keys, config.gateway_id, replays=config.replays, pass_ms=config.reap_ms)
         adoption, ends = Adoption(self._client, keys), LastEnds(config.gateway_id)
         self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
         self._meter = Meter(config.gateway_id, time.monotonic(), partial(shared.tally.batches, config.pool))

@@ -17,6 +17,9 @@ KEEP_MS = 30_000
 """How long a request is kept past its deadline: the result is the truth that pub/sub may have lost."""
 
 
+PASS_MS = 100
+"""The default interval of the schedulers' passes."""
+
 DAY_MS = 86_400_000
 
 
@@ -115,15 +118,27 @@ _verdicts = msgspec.msgpack.Decoder(list[Verdict])
 
 
 class Admissions:
-    """The admit script on behalf of one gateway. `keep_ms`: how long a request is kept past its deadline."""
+    """The admit script on behalf of one gateway.
+
+    `keep_ms`: how long a request is kept past its deadline. `pass_ms`: between two passes of a scheduler, so that a missing
+    one is noticed: depth sheds no tier then.
+    """
 
     def __init__(
-        self, client: Redis, keys: Keys, gateway_id: str, keep_ms: int = KEEP_MS, replays: Replays = REPLAYS
+        self,
+        client: Redis,
+        keys: Keys,
+        gateway_id: str,
+        keep_ms: int = KEEP_MS,
+        *,
+        replays: Replays = REPLAYS,
+        pass_ms: int = PASS_MS,
     ) -> None:
         self._script = Script("admit", client, keys)
         self._gateway_id = gateway_id
         self._keep_ms = keep_ms
         self._replays = replays
+        self._pass_ms = pass_ms
 
     async def admit(
         self,
@@ -161,6 +176,7 @@ class Admissions:
                 bodies,
                 int(repeats),
                 *self._replays,
+                self._pass_ms,
             )
         except RedisFull:
             return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]

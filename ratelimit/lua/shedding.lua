@@ -2,6 +2,16 @@
 -- `depth` is what waits in each tier; `t` is a tier's limits.
 local depth = {}
 
+-- no_scheduler_passes(pass_ms): whether requests wait because no scheduler forms batches, not because the GPUs are busy. What
+-- waits then says nothing about capacity, so no tier is shed by depth; the predicted wait and the largest depth still hold.
+-- Bounded: a scheduler or a gateway in its place is back within GAP_MS, or the depth counts again.
+local MISSED, GAP_MS = 2.5, 2000
+local function no_scheduler_passes(pass_ms)
+  local passed = tonumber(redis.pcall('GET', P .. 'reaped_at'))
+  local late_ms = passed and now - passed - MISSED * pass_ms or 0
+  return late_ms > 0 and late_ms < GAP_MS
+end
+
 -- served_before(t) -> requests that are served before the next one of this tier, at the latest: all that wait in it and
 -- above it, or, as its share of the capacity is guaranteed, those of its own at the pace of that share.
 local function served_before(t)

@@ -9,7 +9,8 @@
 --   nonce, trace, false or RARE as asking has it}, 7 ms that a request is kept after its deadline, 8 TIME in
 --   ms when the call was made, at the latest (0 = not known): one that lay in the socket of a stopped Redis comes late,
 --   9 ms that a run takes, 10 the bodies, one after another, 11 '1' where an id may stand in the call twice,
---   12 ms that an answer is kept for its Idempotency-Key, 13 answers and 14 bytes of them that are kept for one customer.
+--   12 ms that an answer is kept for its Idempotency-Key, 13 answers and 14 bytes of them that are kept for one customer,
+--   15 ms between two passes of a scheduler.
 -- Returns packed verdicts {outcome, remaining, reset_ms, retry_after_ms, depth, stored id, tokens left, tokens reset_ms,
 --   in use, {{quota left, quota reset_ms}...}, shadowed, reply where it has ended already}, one a submission.
 -- include: prelude, protocol, wake, row, replays, ratelimit/bucket, ratelimit/quota, ratelimit/customer, ratelimit/customer_save, ratelimit/shedding, epoch, asking, idempotency, retry_budget, entering, judging, same, answering, collapsing, deciding, verdicts

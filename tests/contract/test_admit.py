@@ -4,7 +4,7 @@ import pytest
 from redis.asyncio import Redis
 
 from pool import TIERS, WIDE, Pool
-from scheduler.admission import MAX_SUBMISSIONS, TierLimit
+from scheduler.admission import MAX_SUBMISSIONS, Admissions, TierLimit
 from scheduler.states import Admission
 
 
@@ -186,6 +186,33 @@ async def test_shedding_by_what_waits_ahead(
     ]
 
     (verdict,) = await pool.admit([pool.submission("free")], tiers, capacity)
+
+    assert verdict.outcome is expected
+
+
+@pytest.mark.parametrize(
+    ("since_ms", "pass_ms", "expected"),
+    [
+        (0, 100, Admission.SHED),
+        (350, 100, Admission.ACCEPTED),
+        (350, 1000, Admission.SHED),  # the schedulers pass as rarely as they are set to
+        (1500, 100, Admission.ACCEPTED),
+        (5000, 100, Admission.SHED),  # nobody came back
+        (None, 100, Admission.SHED),  # no scheduler has passed yet
+    ],
+)
+async def test_no_tier_is_shed_by_depth_while_no_scheduler_passes(
+    pool: Pool, since_ms: int | None, pass_ms: int, expected: Admission
+) -> None:
+    """What waits because nobody forms batches is no sign of busy GPUs; for two seconds it sheds nobody."""
+    await pool.queue(10)
+    if since_ms is not None:
+        await pool.client.set(pool.keys.reaped_at, await pool.now_ms() - since_ms, px=60_000)
+    tiers = [*WIDE[:2], TierLimit(name="free", rate=1e6, burst=1e6, max_depth=1000, ahead=TIERS, shed_depth=3)]
+
+    (verdict,) = await Admissions(pool.client, pool.keys, "g1", pass_ms=pass_ms).admit(
+        tiers, 0.0, [pool.submission("free")]
+    )
 
     assert verdict.outcome is expected
 

@@ -94,6 +94,7 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         scale=settings.scale_rules,
         replays=Replays(settings.idempotency_keep_ms, settings.idempotency_max_answers, settings.idempotency_max_bytes),
         jobs=_job_config(settings),
+        reap_ms=settings.reap_ms,
         silent_s=max(SILENT_S, MISSED_PASSES * settings.reap_ms / 1000),
     )
 

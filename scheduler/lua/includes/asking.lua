@@ -6,10 +6,11 @@ local ID, GROUP, BYTES, TOTAL_MS, QUEUE_MS, TOKENS, LENGTH, NONCE, TRACE, RARE, 
 local gateway, capacity, tiers, groups, asked = ARGV[2], tonumber(ARGV[3]), {}, cmsgpack.unpack(ARGV[5]), cmsgpack.unpack(ARGV[6])
 local keys, made, run_ms = {}, tonumber(ARGV[8]), tonumber(ARGV[9]) -- the key of each submission's row, in order
 local came = made > 0 and math.min(now, made) or now
+local paused = no_scheduler_passes(tonumber(ARGV[15]))
 local most = #asked / SIZE -- that may be ahead of anybody when this call is done
 
 for _, t in ipairs(cmsgpack.unpack(ARGV[4])) do
-  tiers[t[1]] = {name = t[1], rate = t[2], burst = t[3], max_depth = t[4], ahead = t[5], shed_depth = t[6],
+  tiers[t[1]] = {name = t[1], rate = t[2], burst = t[3], max_depth = t[4], ahead = t[5], shed_depth = paused and -1 or t[6],
     shed_wait_ms = t[7], share = t[8], shadow = t[9], ids = {}}
   depth[t[1]] = call('LLEN', P .. 'queue:' .. t[1])
   most = most + depth[t[1]]
