@@ -11,6 +11,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import aiohttp
 import structlog
@@ -35,6 +36,7 @@ TIMEOUT_S = 5.0
 LOOK_EVERY_S = 1.0
 MOST_AT_ONCE = 64
 MOST_OF_A_HOST = 8  # So that one that does not answer leaves room for the others.
+MOST_OF_A_CUSTOMER = 32  # The same of a customer with many hosts that do not answer.
 LOOK_ROWS = 256
 DELAYS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 240.0)
 GONE = 410
@@ -51,6 +53,12 @@ def again_s(tries: int, left_s: float, status: int | None) -> float | None:
     return delay_s if delay_s < left_s else None
 
 
+class _Call(NamedTuple):
+    host: str
+    customer_id: str
+    task: asyncio.Task[None]
+
+
 class Callbacks:
     """Tells the ends of one pool's jobs. `wall` is seconds since the epoch."""
 
@@ -62,7 +70,7 @@ class Callbacks:
         self._pool = pool
         self._wall = wall
         self._session = JobSession(config.database_url, "tierlane-jobs-callbacks")
-        self._under_way: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._under_way: dict[str, _Call] = {}
         self._due = asyncio.Event()
         self.told = 0
         self.failed = 0
@@ -93,7 +101,7 @@ class Callbacks:
                         async with asyncio.timeout(LOOK_EVERY_S):
                             await self._due.wait()
         finally:
-            tasks = [task for _, task in self._under_way.values()]
+            tasks = [call.task for call in self._under_way.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,20 +118,29 @@ class Callbacks:
         except Exception as error:  # noqa: BLE001 - no fault may end this loop
             log_fault("looking for callbacks failed", error)
             return
-        hosts = Counter(host for host, _ in self._under_way.values())
+        hosts = Counter(call.host for call in self._under_way.values())
+        customers = Counter(call.customer_id for call in self._under_way.values())
         for callback in due:
-            host = host_of(callback.url)
-            if hosts[host] >= MOST_OF_A_HOST:
+            host, customer_id = host_of(callback.url), callback.customer_id
+            if hosts[host] >= MOST_OF_A_HOST or customers[customer_id] >= MOST_OF_A_CUSTOMER:
                 continue
             if len(self._under_way) >= MOST_AT_ONCE:
                 return
             hosts[host] += 1
+            customers[customer_id] += 1
             task = asyncio.create_task(self._tell(client, callback), name="callback")
-            self._under_way[callback.id] = host, task
+            self._under_way[callback.id] = _Call(host, customer_id, task)
             task.add_done_callback(functools.partial(self._done, callback.id))
 
     async def _due_now(self, connection: Connection) -> list[Callback]:
-        return await due_callbacks(connection, self._pool, LOOK_ROWS, MOST_OF_A_HOST, list(self._under_way))
+        return await due_callbacks(
+            connection,
+            self._pool,
+            LOOK_ROWS,
+            of_a_host=MOST_OF_A_HOST,
+            of_a_customer=MOST_OF_A_CUSTOMER,
+            but=list(self._under_way),
+        )
 
     def _done(self, job_id: str, _: "asyncio.Task[None]") -> None:
         del self._under_way[job_id]

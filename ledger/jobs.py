@@ -75,6 +75,7 @@ class Callback(msgspec.Struct, frozen=True):
     """An end that is to be told now; the result, which is read when it is told, is kept for `left_s` more."""
 
     id: str
+    customer_id: str
     url: str
     tries: int
     left_s: float
@@ -153,10 +154,12 @@ async def purge_jobs(connection: Connection, pool: str, limit: int) -> int:
 
 
 async def due_callbacks(
-    connection: Connection, pool: str, limit: int, of_a_host: int, but: Sequence[str] = ()
+    connection: Connection, pool: str, limit: int, *, of_a_host: int, of_a_customer: int, but: Sequence[str] = ()
 ) -> list[Callback]:
-    """Ends that are to be told now, those first that were tried least; `of_a_host` at most, and none of `but`."""
-    rows = await connection.fetch(statement("jobs_callbacks"), pool, limit, of_a_host, but)
+    """Ends that are to be told now, those first that were tried least; of one host and of one customer so many at most, and
+    none of `but`.
+    """
+    rows = await connection.fetch(statement("jobs_callbacks"), pool, limit, of_a_host, but, of_a_customer)
     return [Callback(*row) for row in rows]
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -54,7 +55,8 @@ class Receiver:
 
 
 @contextlib.asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
+async def receiving(addresses: int = 1) -> AsyncIterator[Receiver]:
+    """At 127.0.0.1 and so many addresses that follow it, one port."""
     receiver = Receiver()
     receiver.gate.set()
     app = web.Application()
@@ -64,6 +66,8 @@ async def receiving() -> AsyncIterator[Receiver]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     receiver.port = runner.addresses[0][1]
+    for number in range(2, addresses + 1):
+        await web.TCPSite(runner, f"127.0.0.{number}", receiver.port).start()
     yield receiver
     await runner.cleanup()
 
@@ -330,6 +334,31 @@ async def test_one_that_does_not_answer_leaves_room(
     await eventually(lambda: len(receiver.calls) == 6, "all are told")
 
     assert sorted(json.loads(body)["task_id"] for _, body in receiver.calls) == sorted(ids)
+
+
+async def test_a_customer_whose_hosts_do_not_answer_leaves_room(
+    client: Redis, redis_url: str, database_url: str, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most so many calls of one customer are under way, over all of its hosts; those of another one are made meanwhile."""
+    monkeypatch.setattr(jobs_callbacks, "LOOK_ROWS", 3)
+    monkeypatch.setattr(jobs_callbacks, "MOST_OF_A_CUSTOMER", 2)
+    async with receiving(addresses=5) as silent, receiving() as other:
+        silent.gate.clear()
+        urls = [f"http://127.0.0.{n}:{silent.port}/" for n in range(1, 6)]
+        hosts = (*(urlsplit(url).netloc for url in urls), f"127.0.0.1:{other.port}")
+        jobs = told_to(silent, callback_hosts=hosts)
+        async with running_jobs(client, redis_url, database_url, db, jobs=jobs) as bench:
+            for url in urls:
+                await bench.ended(await bench.accepted({"input": "a", "callback_url": url}, "free"))
+            await eventually(lambda: silent.inside == 2, "two are inside")
+            task_id = await bench.accepted({"input": "b", "callback_url": other.url}, "paid")
+            try:
+                await eventually(lambda: other.calls, "the other is called", 3)
+                assert silent.inside == 2
+            finally:
+                silent.gate.set()
+
+    assert json.loads(other.calls[0][1])["task_id"] == task_id
 
 
 async def test_one_that_does_not_answer_hides_nobody(
