@@ -169,6 +169,9 @@ class DirectEnds:
             self._not_noted(entry)
         elif outcome is not None:
             entry.waiter.finish(outcome)
+            sent = outcome_of(entry.waiter.future)
+            if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
+                self._note_owed(self._pair_as_told(entry.waiter))
 
     def _not_noted(self, entry: DirectEntry) -> None:
         """The client does not get what the audit does not have. It is told so, and its end is owed to its beginning."""

@@ -114,10 +114,12 @@ def fold(records: Iterable[Record]) -> Folded:
 def outweighs(new: Ended, old: Ended) -> bool:
     """Whether an end replaces an earlier one: a client was given it for an answer, and the other one was noted for nobody.
 
-    Otherwise the first terminal state is the true one.
+    Of a result and a 504 that were both noted as delivered the 504 is true: direct mode notes a result before it sends it,
+    and sends a 504 instead where the disk takes too long. Otherwise the first terminal state is the true one.
     """
-    told = new.delivered and not old.delivered
-    return told and (new.state != old.state or new.error_code != old.error_code)
+    if not new.delivered or (new.state == old.state and new.error_code == old.error_code):
+        return False
+    return not old.delivered or (old.state == State.COMPLETED and new.error_code == ErrorCode.DEADLINE_EXCEEDED)
 
 
 def check_id(request_id: str) -> None:

@@ -1,8 +1,8 @@
 -- The staged rows meet what is there, in whichever order the two records of a request arrive: queued -> completed or
 -- failed, once. What only the accepted record knows is filled in where it is missing. What only the ended record knows
--- is taken while the row is open, and never changed again, but for two cases: `abandoned` was only our guess, so any
--- end replaces it; and an end that the gateway told its client replaces another one that nobody was told
--- (ledger/audit_rows.py says the same of two ends in one batch). So the same entries may be written any number of times.
+-- is taken while the row is open, and never changed again, but for three cases: `abandoned` was only our guess, so any
+-- end replaces it; an end that the gateway told its client replaces another one that nobody was told; and a 504 that it told
+-- replaces a result that direct mode noted and then did not send (ledger/audit_rows.py says the same of two ends in one batch). So the same entries may be written any number of times.
 INSERT INTO requests AS r (
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
@@ -41,8 +41,8 @@ ON CONFLICT (id, created_at) DO UPDATE SET
         WHERE e.is_new = (excluded.status IN ('completed', 'failed') AND (
             r.status IN ('queued', 'processing')
             OR r.error_code IS NOT DISTINCT FROM 'abandoned'
-            OR (r.delivered IS NOT TRUE AND excluded.delivered IS TRUE
-                AND (r.status, r.error_code) IS DISTINCT FROM (excluded.status, excluded.error_code))
+            OR ((r.delivered IS NOT TRUE OR (r.status = 'completed' AND excluded.error_code = 'deadline_exceeded'))
+                AND excluded.delivered IS TRUE AND (r.status, r.error_code) IS DISTINCT FROM (excluded.status, excluded.error_code))
         ))
     )
 -- The same condition again, or the beginning of what has only an end yet: else the row is left as it is.
@@ -50,6 +50,6 @@ WHERE (r.tier IS NULL AND excluded.tier IS NOT NULL)
    OR (excluded.status IN ('completed', 'failed') AND (
         r.status IN ('queued', 'processing')
         OR r.error_code IS NOT DISTINCT FROM 'abandoned'
-        OR (r.delivered IS NOT TRUE AND excluded.delivered IS TRUE
-            AND (r.status, r.error_code) IS DISTINCT FROM (excluded.status, excluded.error_code))
+        OR ((r.delivered IS NOT TRUE OR (r.status = 'completed' AND excluded.error_code = 'deadline_exceeded'))
+            AND excluded.delivered IS TRUE AND (r.status, r.error_code) IS DISTINCT FROM (excluded.status, excluded.error_code))
     ))

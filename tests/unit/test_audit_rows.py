@@ -187,6 +187,7 @@ def test_records_fold_by_id_in_any_order() -> None:
 
 TOLD = changed(COMPLETED, mode="direct", delivered=True, batch_id="d1")
 TOLD_FAILURE = changed(EXPIRED, error_code="no_capacity", mode="direct", delivered=True)
+TOLD_TIMEOUT = changed(EXPIRED, error_code="deadline_exceeded", mode="direct", delivered=True)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,8 @@ TOLD_FAILURE = changed(EXPIRED, error_code="no_capacity", mode="direct", deliver
         (TOLD, EXPIRED, TOLD),
         (TOLD, COMPLETED, TOLD),
         (TOLD, TOLD_FAILURE, TOLD),
+        (TOLD, TOLD_TIMEOUT, TOLD_TIMEOUT),  # the result was noted, and the disk took too long for it to be sent
+        (TOLD_TIMEOUT, TOLD, TOLD_TIMEOUT),
         (TOLD_FAILURE, TOLD, TOLD_FAILURE),
         (TOLD_FAILURE, EXPIRED, TOLD_FAILURE),
         (TOLD_FAILURE, COMPLETED, TOLD_FAILURE),

@@ -136,6 +136,19 @@ async def test_what_is_on_its_way_to_the_disk_is_what_is_told(desk: Desk) -> Non
     assert entry.waiter.future.result().output == "output"
 
 
+async def test_a_result_that_the_disk_holds_up_gives_way_to_the_504(desk: Desk) -> None:
+    """Its deadline passed while it was written, and the client got a 504: the audit is told so after it."""
+    entry = await desk.begun()
+    desk.ends.ran(entry, Outcome(entry.id, "", 1.0, 1, "v1", "output"), "w1", 1)
+    entry.waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
+
+    async def both() -> bool:
+        return len(await desk.ended()) == 2
+
+    await eventually(both, "both are noted")
+    assert await desk.ended() == [("completed", "", True), ("failed", "deadline_exceeded", True)]
+
+
 async def test_a_thousand_that_were_cancelled_leave_nothing(desk: Desk) -> None:
     """Nor do those that ended otherwise: a customer's concurrency is what is under way, whatever the ends were."""
     cancelled = [desk.enter() for _ in range(1000)]
