@@ -47,14 +47,6 @@ def _host_refused(parsed: URL, hosts: Sequence[str], *, private: bool) -> str | 
     return None
 
 
-def host_of(url: str) -> str:
-    """The host of a stored URL; "" where it has none. Raises nothing, whatever is stored."""
-    try:
-        return URL(url).raw_host or ""
-    except ValueError:
-        return ""
-
-
 def _parsed(url: str) -> URL | None:
     """None for what is no plain URL: nothing in it that one reader could take for something else than another does."""
     if not (url.isascii() and url.isprintable()) or any(character in url for character in ' "#<>\\^`{|}'):

@@ -19,13 +19,13 @@ from yarl import URL
 
 from gateway.answer import encode_json
 from gateway.jobs_addresses import judged_sockets
-from gateway.jobs_callback_url import host_of, refused
+from gateway.jobs_callback_url import refused
 from gateway.jobs_config import JobConfig
 from gateway.jobs_document import Told, job_result
 from gateway.jobs_hosts import CallbackHosts
 from gateway.jobs_signature import customer_key, signed
 from ledger.job_session import JobSession
-from ledger.jobs import Callback, JobRow, due_callbacks, find_jobs, note_told
+from ledger.jobs import Callback, CallbackLimits, JobRow, due_callbacks, find_jobs, note_told
 from ledger.postgres import Connection
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
@@ -34,12 +34,15 @@ log = structlog.get_logger("gateway")
 
 TIMEOUT_S = 5.0
 LOOK_EVERY_S = 1.0
+LOOK_PAUSE_S = 0.05  # Between two looks at the least: one sorts whatever is due.
 MOST_AT_ONCE = 64
 MOST_OF_A_HOST = 8  # So that one that does not answer leaves room for the others.
 MOST_OF_A_CUSTOMER = 32  # The same of a customer with many hosts that do not answer.
 LOOK_ROWS = 256
 DELAYS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 240.0)
 GONE = 410
+PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+MOST_PAUSED = 1000
 
 
 def again_s(tries: int, left_s: float, status: int | None) -> float | None:
@@ -59,12 +62,48 @@ class _Call(NamedTuple):
     task: asyncio.Task[None]
 
 
+class PausedHosts:
+    """Hosts of customers that did not answer lately: each is called once after a pause that grows, until it answers.
+
+    Else every end that such a host never takes would cost a connection and two statements with each of its tries.
+    `clock` is monotonic seconds. Bounded: of more hosts than `MOST_PAUSED` those that failed first are called as any other.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failed: dict[str, tuple[int, float]] = {}  # How often in a row, and when the pause ends.
+
+    def paused(self) -> list[str]:
+        """Those that are not to be called now."""
+        now = self._clock()
+        return [name for name, (_, until) in self._failed.items() if until > now]
+
+    def most(self, name: str) -> int:
+        """How many calls to it may be under way."""
+        return 1 if name in self._failed else MOST_OF_A_HOST
+
+    def answered(self, name: str) -> None:
+        """It answered, whatever the status."""
+        self._failed.pop(name, None)
+
+    def failed(self, name: str) -> None:
+        """It did not answer. Of calls that were made together only the first counts."""
+        times, until = self._failed.pop(name, (0, 0.0))
+        if until <= self._clock():
+            until = self._clock() + PAUSES_S[min(times, len(PAUSES_S) - 1)]
+            times += 1
+        self._failed[name] = times, until
+        if len(self._failed) > MOST_PAUSED:
+            del self._failed[next(iter(self._failed))]
+
+
 class Callbacks:
     """Tells the ends of one pool's jobs. `wall` is seconds since the epoch."""
 
     def __init__(
         self, config: JobConfig, pool: str, hosts: CallbackHosts, wall: Callable[[], float] = time.time
     ) -> None:
+        self._paused = PausedHosts(time.monotonic)
         self._config = config
         self._hosts = hosts
         self._pool = pool
@@ -97,6 +136,7 @@ class Callbacks:
             async with client:
                 while True:
                     await self._look(client)
+                    await asyncio.sleep(LOOK_PAUSE_S)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_EVERY_S):
                             await self._due.wait()
@@ -121,8 +161,9 @@ class Callbacks:
         hosts = Counter(call.host for call in self._under_way.values())
         customers = Counter(call.customer_id for call in self._under_way.values())
         for callback in due:
-            host, customer_id = host_of(callback.url), callback.customer_id
-            if hosts[host] >= MOST_OF_A_HOST or customers[customer_id] >= MOST_OF_A_CUSTOMER:
+            host, customer_id = callback.host, callback.customer_id
+            most = self._paused.most(_name(callback))
+            if hosts[host] >= most or customers[customer_id] >= MOST_OF_A_CUSTOMER:
                 continue
             if len(self._under_way) >= MOST_AT_ONCE:
                 return
@@ -133,14 +174,10 @@ class Callbacks:
             task.add_done_callback(functools.partial(self._done, callback.id))
 
     async def _due_now(self, connection: Connection) -> list[Callback]:
-        return await due_callbacks(
-            connection,
-            self._pool,
-            LOOK_ROWS,
-            of_a_host=MOST_OF_A_HOST,
-            of_a_customer=MOST_OF_A_CUSTOMER,
-            but=list(self._under_way),
+        limits = CallbackLimits(
+            LOOK_ROWS, MOST_OF_A_HOST, MOST_OF_A_CUSTOMER, list(self._under_way), self._paused.paused()
         )
+        return await due_callbacks(connection, self._pool, limits)
 
     def _done(self, job_id: str, _: "asyncio.Task[None]") -> None:
         del self._under_way[job_id]
@@ -150,6 +187,10 @@ class Callbacks:
         try:
             row = (await self._session.run(lambda connection: find_jobs(connection, [callback.id]))).get(callback.id)
             status = await self._post(client, callback, row) if row is not None else GONE
+            if status is None:
+                self._paused.failed(_name(callback))
+            elif row is not None:
+                self._paused.answered(_name(callback))
         except TierlaneError:
             return  # It is still due.
         except Exception as error:  # noqa: BLE001 - it is noted as any try that failed, or it would be due again at once
@@ -183,3 +224,8 @@ class Callbacks:
     def _keys(self, customer_id: str) -> list[bytes]:
         secret = self._config.callback_secret
         return [customer_key(secret, customer_id), *([secret] if self._config.shared_signature else [])]
+
+
+def _name(callback: Callback) -> str:
+    """Of the customer's host: another customer may reach it."""
+    return f"{callback.customer_id} {callback.host}"

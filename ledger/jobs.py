@@ -7,6 +7,7 @@ PostgreSQL's: only seconds left go in and out.
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -76,6 +77,7 @@ class Callback(msgspec.Struct, frozen=True):
 
     id: str
     customer_id: str
+    host: str
     url: str
     tries: int
     left_s: float
@@ -153,14 +155,21 @@ async def purge_jobs(connection: Connection, pool: str, limit: int) -> int:
     return int((await connection.execute(statement("jobs_purge"), pool, limit)).rpartition(" ")[2])
 
 
-async def due_callbacks(
-    connection: Connection, pool: str, limit: int, *, of_a_host: int, of_a_customer: int, but: Sequence[str] = ()
-) -> list[Callback]:
-    """Ends that are to be told now, those first that were tried least; of one host and of one customer so many at most, and
-    none of `but`.
-    """
-    rows = await connection.fetch(statement("jobs_callbacks"), pool, limit, of_a_host, but, of_a_customer)
-    return [Callback(*row) for row in rows]
+class CallbackLimits(NamedTuple):
+    """What one look for callbacks may return: so many rows, of one host and of one customer; none of `but` nor of `paused`."""
+
+    rows: int
+    of_a_host: int
+    of_a_customer: int
+    but: Sequence[str] = ()
+    paused: Sequence[str] = ()  # `customer host`.
+
+
+async def due_callbacks(connection: Connection, pool: str, limits: CallbackLimits) -> list[Callback]:
+    """Ends that are to be told now, those first that were tried least."""
+    rows, of_a_host, of_a_customer, but, paused = limits
+    found = await connection.fetch(statement("jobs_callbacks"), pool, rows, of_a_host, but, of_a_customer, paused)
+    return [Callback(*row) for row in found]
 
 
 async def note_told(connection: Connection, job_id: str, again_s: float | None) -> None:

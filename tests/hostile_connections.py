@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -146,6 +147,9 @@ class Crowd:
         self.stop = asyncio.Event()
         self.ended: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
+        self.begun_s = (
+            0.0  # When the last of them sent its first byte, monotonic: thousands do not do it in one moment.
+        )
 
     async def run(self) -> None:
         """Return when every client's last connection has ended, or was held for too long."""
@@ -168,13 +172,17 @@ class Crowd:
     async def _connection(self, kind: Callable[[Line], Awaitable[None]]) -> None:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(*self._where)
-            sending = asyncio.ensure_future(kind(Line(reader, writer, self._key)))
+            sending = asyncio.ensure_future(self._send(kind, Line(reader, writer, self._key)))
             try:
                 await writer.wait_closed() if kind is unread else await _read_to_the_end(reader)
             finally:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
                 writer.close()
+
+    async def _send(self, kind: Callable[[Line], Awaitable[None]], line: Line) -> None:
+        self.begun_s = time.monotonic()
+        await kind(line)
 
     async def _stopped(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway import jobs_callbacks
+from gateway.jobs_callbacks import PausedHosts
 from gateway.jobs_signature import customer_key, secret_bytes, secret_text, signed
 from integration.jobs_bench import JobBench, JobCatalog, customer_id, running_jobs
 from integration.ledger_fixtures import database_url, db, postgres_server
@@ -382,6 +384,51 @@ async def test_one_that_does_not_answer_hides_nobody(
                 receiver.gate.set()
 
     assert json.loads(other.calls[0][1])["task_id"] == task_id
+
+
+def test_a_host_that_does_not_answer_is_paused() -> None:
+    """For longer with each failure in a row, called once in between, and as any other once it answers."""
+    now = 0.0
+    paused = PausedHosts(lambda: now)
+    seen = []
+    for _ in range(6):
+        assert paused.paused() == []
+        paused.failed("a")
+        paused.failed("a")  # A call that was made together with the first.
+        assert (paused.paused(), paused.most("a"), paused.most("b")) == (["a"], 1, 8)
+        began = now
+        while paused.paused():
+            now += 0.5
+        seen.append(now - began)
+    paused.answered("a")
+
+    assert seen == [1, 2, 5, 10, 30, 30]
+    assert (paused.paused(), paused.most("a")) == ([], 8)
+
+
+def test_paused_hosts_are_bounded() -> None:
+    """Those that failed first are forgotten."""
+    paused = PausedHosts(lambda: 0.0)
+    for number in range(1001):
+        paused.failed(str(number))
+
+    assert (len(paused.paused()), paused.most("0"), paused.most("1")) == (1000, 8, 1)
+
+
+async def test_a_paused_host_costs_no_try(bench: JobBench, receiver: Receiver) -> None:
+    """While it is paused its ends stay due, untried; once it is called again all are told."""
+    paused = bench.serving.callbacks._paused
+    name = f"{customer_id('free')} 127.0.0.1"
+    paused.failed(name)
+    paused._failed[name] = 1, math.inf
+    task_id = await bench.accepted({"input": "a", "callback_url": receiver.url}, "free")
+    await bench.ended(task_id)
+    other = await bench.accepted({"input": "b", "callback_url": receiver.url}, "paid")
+    await eventually(lambda: receiver.calls, "another customer's end is told")
+    assert [json.loads(body)["task_id"] for _, body in receiver.calls] == [other]
+    assert (await bench.row(task_id))["callback_tries"] == 0
+    paused.answered(name)
+    await eventually(lambda: len(receiver.calls) == 2, "its own is told")
 
 
 @pytest.mark.parametrize("url", ["http://xn--a.example.org/", "http://[", "", "nonsense", "http://127.1/"])
