@@ -20,7 +20,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.keys import PROTOCOL
@@ -132,7 +132,14 @@ async def check_protocol(client: Redis) -> None:
     Scripts refuse as well, should it change later.
     """
     async with bounded():
-        stored = cast("bytes | None", await client.get("protocol"))
+        try:
+            stored = cast("bytes | None", await client.get("protocol"))
+        except ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            raise StartError(
+                "Redis has a key `protocol` that is not of Tierlane: give Tierlane a database of its own, or delete the key."
+            ) from error
     if stored is not None and stored.split(b".")[0] != PROTOCOL.split(".")[0].encode():
         found = stored[:16].decode("ascii", "replace")
         raise StartError(

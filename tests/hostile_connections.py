@@ -1,9 +1,17 @@
-"""Clients that send what no client should, so many at a time: each begins again when its connection has ended."""
+"""Clients that send what no client should, so many at a time: each begins again when its connection has ended.
+
+`python hostile_connections.py HOST PORT KEY COUNT` is a crowd of them in a process of its own, until its stdin closes; then
+it leaves what is open to the gateway to end. When all has ended it writes the fields of a `Crowd` as JSON to stdout.
+"""
 
 import asyncio
 import contextlib
+import json
+import os
+import resource
 import socket
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -193,3 +201,19 @@ class Crowd:
 async def _read_to_the_end(reader: asyncio.StreamReader) -> None:
     while await reader.read(65_536):
         pass
+
+
+async def main(host: str, port: str, key: str, count: str) -> None:
+    """The crowd of this process."""
+    os.nice(5)  # As if it were on another machine: what it costs itself is not to slow down anybody.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    crowd = Crowd(host, int(port), key, int(count))
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin, lambda: (loop.remove_reader(sys.stdin), crowd.stop.set()))
+    await crowd.run()
+    json.dump({"ended": crowd.ended, "held": crowd.held, "begun_s": crowd.begun_s}, sys.stdout)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -74,6 +74,15 @@ async def test_a_role_of_another_version_does_not_start(pool: Pool) -> None:
         await ping(pool.client)
 
 
+async def test_a_key_of_another_program_is_named(pool: Pool) -> None:
+    """Redis answers well; it is not said to be away."""
+    await pool.client.delete(pool.keys.protocol)
+    await pool.client.lpush(pool.keys.protocol, "x")
+
+    with pytest.raises(StartError, match="a key `protocol` that is not of Tierlane"):
+        await check_server(pool.client)
+
+
 async def test_a_redis_that_was_emptied_is_of_the_version_that_beats(pool: Pool) -> None:
     """The first beat notes it, and no later one changes it."""
     await pool.client.flushall()
