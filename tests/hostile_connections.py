@@ -124,7 +124,8 @@ async def unread(line: Line) -> None:
     """Requests without end whose answers are not read."""
     line.reader._transport.pause_reading()  # type: ignore[attr-defined]  # there is no public way to it
     while True:
-        await line.send(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 10)
+        await line.send(b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n" * 1000)
+        await asyncio.sleep(0.1)  # Sending alone lets nobody else run before the buffers of both ends are full.
 
 
 KINDS: tuple[Callable[[Line], Awaitable[None]], ...] = (
