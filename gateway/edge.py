@@ -7,6 +7,8 @@ constant JSON; what the client sent is neither answered back nor logged.
 
 import asyncio
 import contextlib
+import os
+import socket
 from typing import cast
 
 import aiohttp
@@ -32,6 +34,7 @@ from scheduler.request_id import new_request_id
 
 log = structlog.get_logger("gateway")
 
+ACCEPTS = 8  # Connections that are accepted in one turn of the loop, see `listen`.
 SWEEP_S = 0.25
 PROBE_S = 0.25  # How long a client that ended its sending side is taken for one that waits, before it is probed.
 LINGER_S = 2.0  # How long the rest of a refused body is read, so that the client sees the answer and not a reset.
@@ -157,11 +160,40 @@ async def serve(server: EdgeServer, config: GatewayConfig) -> tuple[web.ServerRu
     """Listen as `config` says. Returns what to clean up, and the port (the kernel's choice where it was 0)."""
     runner = web.ServerRunner(server, shutdown_timeout=0.5)
     await runner.setup()
-    site = web.TCPSite(runner, config.host, config.port, backlog=config.backlog, reuse_port=config.reuse_port or None)
     try:
-        await site.start()
+        port = await listen(runner, config.host, config.port, config.backlog, reuse_port=config.reuse_port)
     except OSError as error:
         with contextlib.suppress(Exception):
             await runner.cleanup()
         raise StartError(f"Cannot listen on {config.host}:{config.port}: {error.strerror or error}.") from error
-    return runner, site.port
+    return runner, port
+
+
+async def listen(runner: web.ServerRunner, host: str, port: int, backlog: int, *, reuse_port: bool = False) -> int:
+    """Accept connections for `runner`, several in each turn of the loop. Returns the port. Raises OSError.
+
+    libuv accepts one connection in each turn for each listening descriptor. A busy loop turns a few hundred times a second,
+    and clients that open connections as fast as they can would keep everybody else's waiting until the backlog overflows.
+    So each socket is registered several times, under descriptors of its own.
+    """
+    loop = asyncio.get_running_loop()
+    bound = await loop.create_server(
+        cast("web.Server", runner.server),
+        host,
+        port,
+        reuse_port=reuse_port or None,
+        start_serving=False,
+    )
+    try:
+        sockets = [socket.socket(fileno=os.dup(each.fileno())) for each in bound.sockets for _ in range(ACCEPTS)]
+        found = sockets[0].getsockname()[1]
+    finally:
+        bound.close()
+    try:
+        for each in sockets:
+            await web.SockSite(runner, each, backlog=backlog).start()
+    except OSError:
+        for each in sockets:
+            each.close()
+        raise
+    return int(found)
