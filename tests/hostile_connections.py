@@ -18,9 +18,7 @@ from collections.abc import Awaitable, Callable
 
 BODY = b'{"input":"hello"}'
 LARGEST = 262_144  # The default of TIERLANE_MAX_BODY_BYTES.
-PAUSE_S = (
-    5.0  # Between two connections of one client: they are to be many, not faster than the kernel's backlog takes them.
-)
+PAUSE_S = 5.0  # Between two connections of one client: they are to be many, not fast.
 PATIENCE_S = 25.0  # A connection that the gateway has not ended after so long has no deadline.
 
 
