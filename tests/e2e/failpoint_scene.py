@@ -19,6 +19,8 @@ from eventually import eventually
 from ledger.postgres import asyncpg_dsn
 from scheduler.failpoints import FAILPOINTS
 from scheduler.keys import Keys
+from scheduler.observation import WorkerView
+from scheduler.presence import Presence
 from stack import Stack
 
 TIERS = ("enterprise", "paid", "free")
@@ -94,6 +96,7 @@ class Scene:
         self.stack = stack
         self.client = client
         self.db = db
+        self._presence = Presence(client, Keys())
         self._gaps = gaps
         self._standby: asyncio.subprocess.Process | None = None
         self._at_risk: set[int] = set()
@@ -162,15 +165,12 @@ class Scene:
 
     async def _workers(self) -> bool:
         pids = self.stack.pids("worker")
-        return len(pids) == 2 and all([await self._beats(name, pid) for name, pid in pids.items()])
+        seen = {worker.id: worker for worker in (await self._presence.observe([])).workers}
+        return len(pids) == 2 and all(name in seen and _serves(seen[name], pid) for name, pid in pids.items())
 
-    async def _beats(self, name: str, pid: int) -> bool:
-        """Whether this very process has said that its model is ready."""
-        status, at = await self.client.hmget(Keys().gpu(name), "status", "last_heartbeat")
-        if _dead(pid):
-            return False
-        begun_ms = psutil.Process(pid).create_time() * 1000
-        return status in {b"ready", b"busy"} and float(at) > begun_ms
+    async def draining(self, name: str) -> bool:
+        """Whether the worker has said that it drains."""
+        return await self.client.hget(Keys().gpu(name), "status") == b"draining"
 
     async def _schedulers(self) -> bool:
         return await self.db.fetchval(SESSIONS) == 2
@@ -210,6 +210,15 @@ def _dead(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def _serves(worker: WorkerView, pid: int) -> bool:
+    """Whether this very process has said that its model is ready: by pid, since start times are off by up to a second."""
+    try:
+        serves = worker.status in {"ready", "busy"} and psutil.Process(worker.model_pid).ppid() == pid
+    except psutil.NoSuchProcess:
+        return False
+    return serves and not _dead(pid)
 
 
 def _listens(pid: int, port: int) -> bool:

@@ -71,7 +71,9 @@ async def die_draining(scene: Scene, load: Load) -> None:
     await load.pause()
     scene.arm("drain_popped")
     async with pops_held(scene.client):
-        os.kill(min(scene.stack.pids("worker").values()), signal.SIGTERM)
+        name, pid = min(scene.stack.pids("worker").items())
+        os.kill(pid, signal.SIGTERM)
+        await eventually(lambda: scene.draining(name), "the worker drains")
         load.resume()
         await scene.crossing("drain_popped")
 
