@@ -34,6 +34,7 @@ from worst_customer import Orders, Taken
 SECONDS = float(os.environ.get("WORST_SECONDS", "600"))
 RATE = float(os.environ.get("WORST_RATE", "100"))
 EIGHT_GPUS = ("--backend", "simulated:50", "--workers", "8", "--max-batch-size", "8")
+TWO_GATEWAYS = ("--gateways", "2")  # As `tierlane up` starts by default.
 GOOD_RATE = 40.0  # Requests/s of enterprise: even one by one they need two of the GPUs.
 WARM_S, SETTLE_S = 10.0, 20.0
 ALONE_S = max(20.0, SECONDS / 10)
@@ -60,10 +61,10 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SECONDS + 300)]
 
 
 class Figures:
-    """Of a process and of Redis, with the moment (monotonic seconds) of each."""
+    """Of the gateways together and of Redis, with the moment (monotonic seconds) of each."""
 
-    def __init__(self, gateway: psutil.Process, redis: "Redis") -> None:
-        self._gateway, self._redis = gateway, redis
+    def __init__(self, gateways: list[psutil.Process], redis: "Redis") -> None:
+        self._gateways, self._redis = gateways, redis
         self.resident: list[tuple[float, int]] = []
         self.used: list[tuple[float, int]] = []
 
@@ -71,7 +72,7 @@ class Figures:
         """Once a second, until it is cancelled."""
         while True:
             now = time.monotonic()
-            self.resident.append((now, self._gateway.memory_info().rss))
+            self.resident.append((now, sum(gateway.memory_info().rss for gateway in self._gateways)))
             self.used.append((now, int((await self._redis.info("memory"))["used_memory"])))
             await asyncio.sleep(1.0)
 
@@ -92,7 +93,8 @@ def open_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Eight GPUs of 50 ms, so that what slows enterprise is not that a model is at work; and callbacks that may go to this machine."""
     secret = "whsec_YSBzZWNyZXQgb2YgdGhpcnR5LXR3byBieXRlcyAxMjM="
     jobs = {"TIERLANE_CALLBACK_SECRET": secret, "TIERLANE_CALLBACK_PRIVATE_ADDRESSES": "true"}
-    with start_stack(tmp_path_factory.mktemp("worst"), *EIGHT_GPUS, environment=jobs) as stack:
+    home = tmp_path_factory.mktemp("worst")
+    with start_stack(home, *EIGHT_GPUS, *TWO_GATEWAYS, environment=jobs) as stack:
         yield stack
 
 
@@ -138,9 +140,9 @@ async def attack(orders: Orders, begin_s: float, seconds: float) -> tuple[dict[s
     return json.loads(output), time.monotonic() - began
 
 
-def connections(gateway: psutil.Process, port: int) -> int:
+def connections(gateways: list[psutil.Process], port: int) -> int:
     """Open connections to the port, in whatever state."""
-    found = gateway.net_connections(kind="tcp")
+    found = [each for gateway in gateways for each in gateway.net_connections(kind="tcp")]
     return sum(each.laddr.port == port and each.status != psutil.CONN_LISTEN for each in found)
 
 
@@ -152,13 +154,12 @@ async def test_enterprise_does_not_notice_the_worst_customer(open_stack: Stack) 
     worst = await add_customer(stack, "worst", "free")
     where = urlsplit(stack.url)
     port = where.port or 80
-    (pid,) = stack.pids("gateway").values()
-    gateway = psutil.Process(pid)
+    gateways = [psutil.Process(pid) for pid in stack.pids("gateway").values()]
     async with receivers() as (hanging, refusing), Redis.from_url(stack.redis_url) as redis:
         orders = Orders(where.hostname or "", port, worst.key, RATE, hanging, refusing)
         hosts = (orders.callback_hosts, worst.name)
         await sql(stack, "UPDATE customers SET callback_hosts = $1 WHERE name = $2", *hosts)
-        figures = Figures(gateway, redis)
+        figures = Figures(gateways, redis)
         load = MeasuredLoad(stack.url, {"enterprise": Stream(good, GOOD_RATE)}, tuple(STRETCHES.values()), seed=1)
         began = time.monotonic()
         watching = asyncio.create_task(figures.watch())
@@ -166,7 +167,7 @@ async def test_enterprise_does_not_notice_the_worst_customer(open_stack: Stack) 
         stretches = dict(zip(STRETCHES, await load.run(), strict=True))
         watching.cancel()
         report, ended_s = await attacking
-        await eventually(lambda: connections(gateway, port) == 0, "every connection has ended", ENDED_S)
+        await eventually(lambda: connections(gateways, port) == 0, "every connection has ended", ENDED_S)
         await nothing_under_way(redis, worst)
     taken = [Taken(*each) for each in report["taken"]]
     attacked = began + WARM_S + ALONE_S
@@ -187,7 +188,7 @@ async def test_enterprise_does_not_notice_the_worst_customer(open_stack: Stack) 
     print(f"  {figures.used[-1][1] / 2**20:.1f} MiB at the end; at most {over:.0%} of what is allowed")
     print(f"  {len(taken)} taken, {sum(each.size for each in taken) / 2**20:.0f} MiB")
     print(
-        f"gateway: {warm / 2**20:.0f} MiB after {ATTACK_WARM_S:.0f} s of the attack, {last / 2**20:.0f} MiB at its end"
+        f"gateways: {warm / 2**20:.0f} MiB after {ATTACK_WARM_S:.0f} s of the attack, {last / 2**20:.0f} MiB at its end"
     )
 
     assert [(each["enterprise"].failures, each["enterprise"].missing) for each in stretches.values()] == [(0, 0)] * 6
