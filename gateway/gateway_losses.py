@@ -7,8 +7,10 @@ lost one's place has another name: what is missed is a gateway, not that one.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-SILENT_MS = 1000.0
-"""A gateway that was silent for so long is missed: four heartbeats. A second later Redis forgets it."""
+from gateway.beat import BEAT_S
+
+SILENT_MS = 4000 * BEAT_S
+"""A gateway that was silent for so long is missed. A second later Redis forgets it."""
 
 KEEP_MS = 5 * 60_000
 """Whoever does not replace it in so long does not want to."""
@@ -31,7 +33,9 @@ class GatewayLosses:
 
     def note(self, ages_ms: Mapping[str, float], now_ms: int) -> None:
         """Take the age of each gateway's last heartbeat."""
-        begun_ms = now_ms if self._begun else 0  # Whom the first look shows was there before.
+        # A gateway that has just started, perhaps in place of a lost one, cannot tell which of the others began after
+        # that loss: it counts the losses since the last heartbeat before its first look, and none of before.
+        begun_ms = now_ms if self._begun else now_ms - round(1000 * BEAT_S)
         self._begun = {name: self._begun.get(name, begun_ms) for name in ages_ms}
         self._heirs &= ages_ms.keys()
         unheard = silent(ages_ms)

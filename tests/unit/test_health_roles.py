@@ -123,6 +123,20 @@ def test_one_that_was_replaced_at_once_is_told_until_it_is_off_the_list() -> Non
     assert losses.all == ()
 
 
+@pytest.mark.parametrize(
+    ("age_ms", "lost"),
+    [(100.0, [LostGateway("g1", 9_900)]), (250.0, []), (700.0, []), (1500.0, [])],
+)
+def test_a_gateway_started_in_place_of_a_lost_one_reports_no_loss(age_ms: float, lost: list[LostGateway]) -> None:
+    """The lost one is on the list until Redis forgets it; one that was alive at the first look is lost afterwards."""
+    losses = GatewayLosses()
+    losses.note({"g1": age_ms, "g2": 100.0, "g3": 0.0}, 10_000)
+    losses.note({"g1": age_ms + 1000.0, "g2": 100.0, "g3": 0.0}, 11_000)
+    losses.note({"g2": 100.0, "g3": 0.0}, 12_000)
+
+    assert losses.all == tuple(lost)
+
+
 def test_a_gateway_that_leaves_in_order_is_not_lost() -> None:
     """It takes itself off the list, and is never seen silent; then one less is all there are."""
     losses = GatewayLosses()
