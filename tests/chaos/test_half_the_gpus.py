@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from admin import LIMIT, add_customer, announced
+from admin import LIMIT, add_customer, announced, sql
 from eventually import eventually
 from measured_load import MeasuredLoad, Stream, p99_ms, told
 from scheduler.connections import command_client
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 EIGHT = ("--backend", "simulated:50", "--workers", "8", "--max-batch-size", "4")
 MIX = {"enterprise": 0.2, "paid": 0.25, "free": 0.55}
+TARGET, TRUE_RPS = 0.85, 640.0
 WARM_S, STRETCH_S = 6.0, 30.0
 KNOWN_WITHIN_S = 2.0
 
@@ -70,8 +71,10 @@ async def sold(stack: Stack) -> float:
 
     async def steady() -> float:
         health = await stack.health()
-        return float(health["capacity_rps"]) if health["healthy_gpus"] == 8 else 0.0
+        measured = health["healthy_gpus"] == 8 and health["capacity_rps"] <= TARGET * TRUE_RPS
+        return float(health["capacity_rps"]) if measured else 0.0
 
+    await sql(stack, "UPDATE models SET target_utilization = $1", TARGET)
     return await eventually(steady, "eight healthy GPUs", 20.0)
 
 

@@ -177,6 +177,6 @@ def _leash(up: RunningUp) -> psutil.Process | None:
         try:
             if "tierlane.up.leash" in child.cmdline():
                 return child
-        except psutil.ZombieProcess:
-            continue  # Killed, and not reaped by `up` yet.
+        except psutil.NoSuchProcess:
+            continue  # Killed; a zombie until `up` has reaped it.
     return None
