@@ -188,6 +188,8 @@ class Protocol(World):
         after = self.scan().rows
         retried = sum(row.state == "processing" and row.losses > before[i].losses for i, row in after.items())
         assert retried <= balance, ("more than the pool can afford", retried, balance)
+        # It grows by ten retries a second: what may be retried later would depend on how fast this machine is.
+        self.run(self.client.delete(self.pool.keys.retry_budget))
 
     # Workers
 
