@@ -33,8 +33,7 @@ from worst_customer import Orders, Taken
 
 SECONDS = float(os.environ.get("WORST_SECONDS", "600"))
 RATE = float(os.environ.get("WORST_RATE", "100"))
-# The attack and enterprise keep five busy; of eight, all would be busy now and then, and a batch that runs is not stopped.
-GPUS = 12
+GPUS = 8
 SIMULATED = ("--backend", "simulated:50", "--workers", str(GPUS), "--max-batch-size", "8")
 TWO_GATEWAYS = ("--gateways", "2")  # As `tierlane up` starts by default.
 GOOD_RATE = 40.0  # Requests/s of enterprise: even one by one they need two of the GPUs.
