@@ -13,12 +13,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import psutil
 from capacity_models import AT_ONCE, capacity_rps
 from cases.outcome import Check, Outcome, at_least, at_most, none_of, told
 from cases.stand import SHADOW, Stand, started
@@ -80,12 +81,33 @@ def _transformers(seconds: int) -> dict[str, Any]:
         environment = os.environ | {"PYTHONPATH": str(BENCH.parent / "tests")}
         subprocess.run([sys.executable, "-c", make, name], check=True, capture_output=True, env=environment)
         stack: dict[str, Any] = {"workers": 1, "batch": 16, "gateways": 1, "backend": f"hf:{name}", "torch_threads": 1}
-        with started(**stack) as stand:
+        with started(**stack) as stand, _own_processor(stand):
             stand.raise_limits(SHADOW)
             options = {"mode": "closed", "connections": 64, "duration": seconds, "mix": "paid=1", "echo": "off"}
             true_rps = float(stand.bench(**options)["request_throughput"])
-        with started(**stack) as stand:
+        with started(**stack) as stand, _own_processor(stand):
             return _half_and_twice(stand, seconds, true_rps)
+
+
+@contextmanager
+def _own_processor(stand: Stand) -> Iterator[None]:
+    """The model computes on a processor of its own, as on a GPU: else the load itself changes what the model can do."""
+    processors = sorted(os.sched_getaffinity(0))
+    others = processors[:-1] or processors
+    _pin(os.getpid(), others)
+    try:
+        for each in sorted(stand.stack.processes, key=lambda each: each.role == "model"):  # A worker's child: after it.
+            _pin(each.pid, processors[-1:] if each.role == "model" else others)
+        yield
+    finally:
+        _pin(os.getpid(), processors)
+
+
+def _pin(pid: int, processors: list[int]) -> None:
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        for thread in process.threads():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread.id, processors)
 
 
 def _endpoint(seconds: int) -> dict[str, Any]:
