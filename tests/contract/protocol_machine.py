@@ -204,7 +204,7 @@ class Protocol(World):
     def claim(self, some: int, reply: str) -> None:
         batch_id = self.popped.pop(some % len(self.popped))
         self.number += 1
-        token, asked_ms = f"t{self.number}", self.now_us() // 1000
+        token, asked_ms = f"t{self.number}", self.after_the_lease(batch_id)
         claimed = self.run(self.pool.batches.claim(batch_id, "w", token))
         if reply == "is lost and undone":
             if not self.run(self.pool.batches.release(batch_id, token)):
@@ -213,6 +213,13 @@ class Protocol(World):
             held = Held(batch_id, token, [r.id for r in claimed.requests])
             (self.held if reply == "comes" else self.stale).append(held)
             self.lease_is_fresh(batch_id, asked_ms)
+
+    def after_the_lease(self, batch_id: str) -> int:
+        """A millisecond later than the one in which the batch got its lease: else a lease of before passes for a fresh one."""
+        at = self.run(self.client.zscore(self.pool.keys.leases, batch_id))
+        while (now_ms := self.now_us() // 1000) <= (at or 0) - LEASE_MS:
+            pass
+        return now_ms
 
     def lease_is_fresh(self, batch_id: str, asked_ms: int) -> None:
         at = self.run(self.client.zscore(self.pool.keys.leases, batch_id))
