@@ -34,7 +34,7 @@ class GatewayLosses:
     def note(self, ages_ms: Mapping[str, float], now_ms: int) -> None:
         """Take the age of each gateway's last heartbeat."""
         # A gateway that has just started, perhaps in place of a lost one, cannot tell which of the others began after
-        # that loss: it counts the losses since the last heartbeat before its first look, and none of before.
+        # that loss. It reports only gateways whose last heartbeat is later than one heartbeat before its first look.
         begun_ms = now_ms if self._begun else now_ms - round(1000 * BEAT_S)
         self._begun = {name: self._begun.get(name, begun_ms) for name in ages_ms}
         self._heirs &= ages_ms.keys()

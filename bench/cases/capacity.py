@@ -91,7 +91,13 @@ def _transformers(seconds: int) -> dict[str, Any]:
 
 @contextmanager
 def _own_processor(stand: Stand) -> Iterator[None]:
-    """The model computes on a processor of its own, as on a GPU: else the load itself changes what the model can do."""
+    """The model computes on a processor of its own, as on a GPU: else the load itself changes what the model can do.
+
+    Where processes cannot be bound to processors (macOS), nothing changes.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
     processors = sorted(os.sched_getaffinity(0))
     others = processors[:-1] or processors
     _pin(os.getpid(), others)
@@ -105,8 +111,8 @@ def _own_processor(stand: Stand) -> Iterator[None]:
 
 def _pin(pid: int, processors: list[int]) -> None:
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-        for thread in process.threads():
-            with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # PostgreSQL's come and go.
+            for thread in process.threads():
                 os.sched_setaffinity(thread.id, processors)
 
 
