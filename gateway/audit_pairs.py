@@ -1,5 +1,7 @@
 """A request's two audit records as the gateway writes them itself: what it took, and what it told its client."""
 
+import msgspec
+
 from gateway.waiters import Outcome, Waiter
 from scheduler.audit import Accepted, Ended
 from scheduler.errors import ErrorCode
@@ -26,6 +28,16 @@ def beginning(gateway_id: str, waiter: Waiter) -> Accepted:
     return Accepted(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
 
 
+def replayed_pair(gateway_id: str, waiter: Waiter, reply: Reply) -> Pair:
+    """The records of the request whose stored `reply` the client of `waiter` got: same customer, key and input.
+
+    When it ended is not stored; its time in the queue and on the GPU is what is known of it.
+    """
+    latency_ms = max(0.0, reply.queue_ms) + max(0.0, reply.gpu_ms)
+    began = msgspec.structs.replace(beginning(gateway_id, waiter), id=reply.id)
+    return began, _told(reply, created_ms(reply.id) + int(latency_ms), latency_ms, "queue")
+
+
 def _ended(waiter: Waiter, outcome: Outcome | None, now: float, mode: str) -> Ended:
     """The time is the id's own plus what passed on this host, since Redis may not be there to tell it."""
     latency_ms = (now - waiter.started) * 1000
@@ -34,22 +46,26 @@ def _ended(waiter: Waiter, outcome: Outcome | None, now: float, mode: str) -> En
         told = isinstance(outcome, ErrorCode)
         code = outcome if isinstance(outcome, ErrorCode) else ErrorCode.CANCELLED
         return Ended(waiter.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
-    output = outcome.output
+    return _told(outcome, ended_at_ms, latency_ms, mode)
+
+
+def _told(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> Ended:
+    output = reply.output
     return Ended(
-        outcome.id,
-        outcome.state,
-        outcome.error_code,
+        reply.id,
+        reply.state,
+        reply.error_code,
         ended_at_ms,
         latency_ms,
-        outcome.queue_ms,
-        outcome.gpu_ms,
-        outcome.batch_id,
-        outcome.batch_size,
-        outcome.worker_id,
-        outcome.attempts,
-        outcome.tokens_used,
+        reply.queue_ms,
+        reply.gpu_ms,
+        reply.batch_id,
+        reply.batch_size,
+        reply.worker_id,
+        reply.attempts,
+        reply.tokens_used,
         len(output) if output.isascii() else len(output.encode()),
         mode,
         delivered=True,
-        served_from=outcome.served_from,
+        served_from=reply.served_from,
     )

@@ -12,6 +12,7 @@ from gateway.admitter import ENTERED
 from gateway.answer import Answer
 from gateway.asked import Asked, Served
 from gateway.asking import Asking
+from gateway.audit_pairs import replayed_pair
 from gateway.catalog_view import IdentityView, ServedModels
 from gateway.dialect import INFERENCE, Dialect
 from gateway.doorman import Doorman
@@ -211,7 +212,10 @@ class Inference:
     async def stored(self, identity: IdentityView, waiter: Waiter, verdict: Verdict) -> Reply:
         """The reply that the request's Idempotency-Key has already. Raises RequestError where it cannot be read."""
         self.standing.judged(identity, waiter.submission, verdict)
-        return await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
+        reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
+        # The gateway that told it first may be dead: should Redis lose the end, this one can tell it.
+        self._parts.remember([replayed_pair(self._parts.config.gateway_id, waiter, reply)])
+        return reply
 
     def written(
         self,

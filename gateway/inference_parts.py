@@ -1,10 +1,11 @@
 """What the handler of `POST /v1/inference` works with; built once by the composition root."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gateway.admitter import Admitter
+from gateway.audit_pairs import Pair
 from gateway.body_budget import BodyBudget
 from gateway.cancels import Cancels
 from gateway.catalog_view import CatalogView, IdentityView
@@ -49,6 +50,7 @@ class InferenceParts:
     direct: Direct
     doorman: Doorman | None = None  # None: API keys only, and nobody is told to wait.
     note_refusal: NoteRefusal = _tell_nobody
+    remember: Callable[[Iterable[Pair]], None] = _tell_nobody  # Takes ends to tell Redis again, should it lose them.
     greedy: Callable[[], bool] = bool  # Whether no worker samples where a request has no temperature.
     model_version: Callable[[], str] = str  # The one that all healthy workers run; "" where that is not known.
     tally: Tally = field(default_factory=Tally)

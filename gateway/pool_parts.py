@@ -125,7 +125,7 @@ class PoolParts:
         self.reruns = Reruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
-        self.inference, self.jobs = self._serving()
+        self.inference, self.jobs = self._serving(ends)
 
     @property
     def ended_tasks(self) -> tuple[EndedTask, ...]:
@@ -204,7 +204,7 @@ class PoolParts:
             )
         )
 
-    def _serving(self) -> tuple[Inference, Jobs]:
+    def _serving(self, ends: LastEnds) -> tuple[Inference, Jobs]:
         """What serves those who wait, and those who do not."""
         shared = self._shared
         parts = InferenceParts(
@@ -222,6 +222,7 @@ class PoolParts:
             direct=self.direct,
             doorman=shared.doorman,
             note_refusal=self.refusals.note,
+            remember=ends.keep,
             model_version=lambda: self.beat.model_version,
             greedy=lambda: self.beat.greedy,
             tally=shared.tally,

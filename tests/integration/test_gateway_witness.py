@@ -236,10 +236,27 @@ async def test_a_client_that_left_before_the_loss_has_its_row(client: Redis, red
         assert await Auditor(client).ended([waiting.id]) == {waiting.id: "cancelled"}
 
 
+async def test_the_end_of_a_replayed_answer_survives_its_gateway(client: Redis, redis_url: str) -> None:
+    """Its gateway is gone and Redis loses the end before it was audited: the gateway that replayed the answer tells it."""
+    key, told = {"Idempotency-Key": "order-77"}, []
+    for gateway_id in ("g1", "g2"):
+        async with running_stack(client, redis_url, gateway_id=gateway_id) as stack:
+            status, document, headers = await stack.infer({"input": "hello"}, **key)
+            told.append((status, document["request_id"], headers.get("idempotent-replayed")))
+            if gateway_id == "g2":
+                await client.flushall()
+                request_id = document["request_id"]
+                assert await Auditor(client).ended([request_id]) == {request_id: ""}
+    assert told == [(200, request_id, None), (200, request_id, "true")]
+
+
 @pytest.fixture
 async def memory_limit(client: Redis) -> AsyncIterator[Any]:
     """Sets the limit so that Redis uses a given part of it; as before after the test."""
     before = await client.config_get("maxmemory")
+    await client.setrange(
+        "filler", 32 << 20, b"x"
+    )  # Beside it the buffers of connections, which come and go, are nothing.
 
     async def use(share: float) -> None:
         used = (await client.info("memory"))["used_memory"]
@@ -247,6 +264,7 @@ async def memory_limit(client: Redis) -> AsyncIterator[Any]:
 
     yield use
     await client.config_set("maxmemory", before["maxmemory"])
+    await client.delete("filler")
 
 
 async def test_backpressure_before_redis_is_full(client: Redis, redis_url: str, memory_limit: Any) -> None:
