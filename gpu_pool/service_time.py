@@ -4,9 +4,10 @@ Sizes within a factor of two share a class (1, 2-3, 4-7, ...). A class keeps its
 exponentially weighted mean for the fit. The fit `ms = a * n + b` is least squares over the classes' means, each
 weighted by its samples up to a limit: so what was learnt about full batches is not forgotten in a quiet hour.
 
-A model may become slower or faster. In the sizes that still run it is noticed by three samples in a row that are all off
-by more than usual: they replace the mean. A size that does not run any more is forgotten once it contradicts one that
-runs: a larger batch takes no less time, and hardly more than as many times longer as it is larger.
+A model may become slower or faster. In the sizes that still run it is noticed by three samples in a row (six where the times
+always vary) that are all off by more than usual, slower ones over a second of running: they replace the mean. A size that does
+not run any more is forgotten once it contradicts one that runs: a larger batch takes no less time, and hardly more than as
+many times longer as it is larger.
 """
 
 import math
@@ -17,8 +18,13 @@ from dataclasses import dataclass, field
 SAMPLES_KEPT = 128
 SAMPLES_TRUSTED = 20
 """Under so many samples a percentile says nothing: a class that has fewer is not held to one."""
-_NEWEST_WEIGHT = 0.05
+_NEWEST_WEIGHT = 0.03
 _STEP_SAMPLES = 3
+_VARYING = 0.1
+"""From this usual deviation on twice as many samples are needed: three in a row come by chance."""
+_SLOWER_MS = 1000.0
+"""So long must slow batches have run: short ones are slow together whenever something else has the processor. Nothing makes
+them faster by chance."""
 _LEAST_STEP = 0.3  # Relative to the mean; and at least this many times the usual deviation:
 _UNUSUAL = 3.0
 _STALE_AFTER = 20  # Batches of other sizes since the last one of this.
@@ -59,7 +65,8 @@ class _SizeClass:
         if self.unusual and (self.unusual[-1] > self.mean_ms) != (ms > self.mean_ms):
             self.unusual.clear()
         self.unusual.append(ms)
-        return len(self.unusual) >= _STEP_SAMPLES
+        needed = _STEP_SAMPLES if self.deviation < _VARYING else 2 * _STEP_SAMPLES
+        return len(self.unusual) >= needed and (ms < self.mean_ms or sum(self.unusual) >= _SLOWER_MS)
 
     def _add(self, size: int, ms: float) -> None:
         self.samples.append(ms)
@@ -68,8 +75,10 @@ class _SizeClass:
             del self.ordered[bisect_left(self.ordered, self.samples.popleft())]
         self.count += 1
         weight = max(1 / self.count, _NEWEST_WEIGHT)
-        if self.count > 1 and not self.unusual:
-            self.deviation += weight * (abs(ms / max(self.mean_ms, 0.001) - 1) - self.deviation)
+        if self.count > 1:
+            off = abs(ms / max(self.mean_ms, 0.001) - 1)
+            # A step must not hide itself, and noise that is no step must count.
+            self.deviation += weight * ((min(off, _LEAST_STEP) if self.unusual else off) - self.deviation)
         self.mean_size += weight * (size - self.mean_size)
         self.mean_ms += weight * (ms - self.mean_ms)
 

@@ -144,14 +144,25 @@ def test_the_cap_is_four_times_p99_within_floor_and_timeout(p99: float | None, t
     assert cap == cap_ms(p99, timeout)
 
 
-@pytest.mark.parametrize(("before", "after"), [(50.0, 200.0), (200.0, 50.0)])
-def test_a_step_is_believed_after_three_batches(before: float, after: float) -> None:
-    """A model that became four times slower or faster is not averaged with what it was."""
+@pytest.mark.parametrize(("before", "after", "batches"), [(50.0, 200.0, 5), (500.0, 2000.0, 3), (200.0, 50.0, 3)])
+def test_a_step_is_believed_after_three_batches(before: float, after: float, batches: int) -> None:
+    """A model that became four times slower, for a second, or faster is not averaged with what it was; nor believed earlier."""
     service = measured((32, before))
-    for _ in range(3):
+    for _ in range(batches - 1):
         service.record(32, after)
+    assert service.p99(32) is not None
+    service.record(32, after)
 
     assert (service.predicted_ms(32), service.p99(32)) == (pytest.approx(after), None)
+
+
+def test_short_batches_that_a_busy_machine_slowed_are_no_step() -> None:
+    """A quarter of a second in which everything took twice as long: the estimate moves by less than a fifth."""
+    service = measured((16, 45.0), times=100)
+    for _ in range(3):
+        service.record(16, 90.0)
+
+    assert service.predicted_ms(16) < 1.2 * 45.0
 
 
 def test_one_slow_batch_is_no_step() -> None:
