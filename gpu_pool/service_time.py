@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 SAMPLES_KEPT = 128
 SAMPLES_TRUSTED = 20
 """Under so many samples a percentile says nothing: a class that has fewer is not held to one."""
-_NEWEST_WEIGHT = 0.03
+_NEWEST_WEIGHT = 0.05
 _STEP_SAMPLES = 3
 _VARYING = 0.1
-"""From this usual deviation on twice as many samples are needed: three in a row come by chance."""
+"""From this usual deviation on twice as many samples are needed, since three in a row come by chance,"""
+_NO_CHANCE_MS = 3000.0
+"""but not of long batches, for which so many would take too long."""
 _SLOWER_MS = 1000.0
 """So long must slow batches have run: short ones are slow together whenever something else has the processor. Nothing makes
 them faster by chance."""
@@ -65,8 +67,9 @@ class _SizeClass:
         if self.unusual and (self.unusual[-1] > self.mean_ms) != (ms > self.mean_ms):
             self.unusual.clear()
         self.unusual.append(ms)
-        needed = _STEP_SAMPLES if self.deviation < _VARYING else 2 * _STEP_SAMPLES
-        return len(self.unusual) >= needed and (ms < self.mean_ms or sum(self.unusual) >= _SLOWER_MS)
+        seen, ran_ms = len(self.unusual), sum(self.unusual)
+        by_chance = self.deviation >= _VARYING and seen < 2 * _STEP_SAMPLES and ran_ms < _NO_CHANCE_MS
+        return seen >= _STEP_SAMPLES and not by_chance and (ms < self.mean_ms or ran_ms >= _SLOWER_MS)
 
     def _add(self, size: int, ms: float) -> None:
         self.samples.append(ms)

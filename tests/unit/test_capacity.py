@@ -99,9 +99,9 @@ def step(at_s: float, before: RunMs, after: RunMs) -> RunMs:
 
 
 def noisy(run_ms: RunMs, seed: int) -> RunMs:
-    """Times from half to one and a half."""
+    """Times from six to fourteen tenths."""
     chance = random.Random(seed)
-    return lambda size, now: run_ms(size, now) * chance.uniform(0.5, 1.5)
+    return lambda size, now: run_ms(size, now) * chance.uniform(0.6, 1.4)
 
 
 def refused(seconds: list[Second], first: int, last: int) -> float:

@@ -1,5 +1,7 @@
 """Service time: percentiles, fit, rate and cap as arithmetic over literal numbers."""
 
+import random
+
 import pytest
 
 from gpu_pool.service_time import SAMPLES_TRUSTED, ServiceTime, cap_ms
@@ -154,6 +156,18 @@ def test_a_step_is_believed_after_three_batches(before: float, after: float, bat
     service.record(32, after)
 
     assert (service.predicted_ms(32), service.p99(32)) == (pytest.approx(after), None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_times_that_vary_by_chance_are_no_step(seed: int) -> None:
+    """From half to one and a half of 50 ms: what is told stays within a third of it, over 20,000 batches."""
+    service, chance = ServiceTime(), random.Random(seed)
+    told: list[float] = []
+    for _ in range(20_000):
+        service.record(32, 50.0 * chance.uniform(0.5, 1.5))
+        told.append(service.predicted_ms(32))
+
+    assert 50.0 / 1.33 < min(told[50:]) <= max(told[50:]) < 50.0 * 1.33
 
 
 def test_short_batches_that_a_busy_machine_slowed_are_no_step() -> None:
