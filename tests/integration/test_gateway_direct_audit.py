@@ -103,8 +103,12 @@ async def test_what_cannot_be_noted_is_not_answered(
             "This gateway cannot note further requests while its queues are away; try again soon."
         }
         assert doors[0].batches == []
-        _, health = await stack.internal("/internal/health")
-        (reason,) = [each for each in health["reasons"] if "spool" in each.lower()]
+
+        async def told() -> list[str]:
+            _, health = await stack.internal("/internal/health")
+            return [each for each in health["reasons"] if "spool" in each.lower()]
+
+        (reason,) = await eventually(told, "health, which may be a second old, tells of the spool", 3.0)
         if fault == "full":
             assert reason.startswith("The spool is full")
             return
