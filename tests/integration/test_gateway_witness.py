@@ -254,9 +254,8 @@ async def test_the_end_of_a_replayed_answer_survives_its_gateway(client: Redis, 
 async def memory_limit(client: Redis) -> AsyncIterator[Any]:
     """Sets the limit so that Redis uses a given part of it; as before after the test."""
     before = await client.config_get("maxmemory")
-    await client.setrange(
-        "filler", 32 << 20, b"x"
-    )  # Beside it the buffers of connections, which come and go, are nothing.
+    # Beside it the buffers of connections, which come and go, are nothing.
+    await client.setrange("filler", 32 << 20, b"x")
 
     async def use(share: float) -> None:
         used = (await client.info("memory"))["used_memory"]
