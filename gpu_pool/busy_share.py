@@ -43,9 +43,13 @@ class BusyShare:
 
 
 class ServedRate:
-    """Requests/s over the last completed runs: a rate that says what a model can do where its runs follow one another."""
+    """Requests/s over the last completed runs: a rate that says what a model can do where its runs follow one another.
 
-    def __init__(self, window_s: float = 1.25) -> None:
+    The window is shorter, by a run, than the backlog after which the rate is believed (`ratelimit/capacity.py`): so all of it is
+    of the backlog; and no shorter, since the speed of a model on a processor varies from second to second.
+    """
+
+    def __init__(self, window_s: float = 2.25) -> None:
         self._window_s = window_s
         self._ended: deque[tuple[float, int]] = deque()
 

@@ -5,7 +5,7 @@ exponentially weighted mean for the fit. The fit `ms = a * n + b` is least squar
 weighted by its samples up to a limit: so what was learnt about full batches is not forgotten in a quiet hour.
 
 A model may become slower or faster. In the sizes that still run it is noticed by three samples in a row (six where the times
-always vary) that are all off by more than usual, slower ones over a second of running: they replace the mean. A size that does
+always vary) that are all off by more than usual, slower ones over two seconds of running: they replace the mean. A size that does
 not run any more is forgotten once it contradicts one that runs: a larger batch takes no less time, and hardly more than as
 many times longer as it is larger.
 """
@@ -18,13 +18,16 @@ from dataclasses import dataclass, field
 SAMPLES_KEPT = 128
 SAMPLES_TRUSTED = 20
 """Under so many samples a percentile says nothing: a class that has fewer is not held to one."""
+_MEAN_OVER_MS = 3000.0
+"""The mean is that of about so long a time of running,"""
 _NEWEST_WEIGHT = 0.05
+"""but of no fewer than about twenty samples."""
 _STEP_SAMPLES = 3
 _VARYING = 0.1
 """From this usual deviation on twice as many samples are needed, since three in a row come by chance,"""
 _NO_CHANCE_MS = 3000.0
 """but not of long batches, for which so many would take too long."""
-_SLOWER_MS = 1000.0
+_SLOWER_MS = 2000.0
 """So long must slow batches have run: short ones are slow together whenever something else has the processor. Nothing makes
 them faster by chance."""
 _LEAST_STEP = 0.3  # Relative to the mean; and at least this many times the usual deviation:
@@ -77,7 +80,8 @@ class _SizeClass:
         if len(self.samples) > SAMPLES_KEPT:
             del self.ordered[bisect_left(self.ordered, self.samples.popleft())]
         self.count += 1
-        weight = max(1 / self.count, _NEWEST_WEIGHT)
+        # By the mean, not by this sample: one that counts for more the longer it took would count twice.
+        weight = max(1 / self.count, min(_NEWEST_WEIGHT, self.mean_ms / _MEAN_OVER_MS))
         if self.count > 1:
             off = abs(ms / max(self.mean_ms, 0.001) - 1)
             # A step must not hide itself, and noise that is no step must count.

@@ -24,7 +24,7 @@ PROBES = ((7.0, 2.0), (5.0, 1.3), (3.0, 1.1), (0.0, 1.0))
 a fast probe would only make the limits swing; the longer none comes back, the further off it is."""
 PROBE_UNMEASURED = 2.0
 """The same while only small batches were measured."""
-BACKLOG_S = 2.0
+BACKLOG_S = 3.0
 """Seconds that a backlog must last before the served rate counts as the capacity,"""
 BACKLOG_RUNS = 4.5
 """and runs of a batch: a served rate is that of the last three, of which none may have begun before the backlog."""

@@ -130,7 +130,7 @@ class Simulation:
                 counts[1] += 1
                 self._shed[-1] += 1
         self._arrived[-1] += arrivals
-        self._start(now)
+        self._start(now, counts)
 
     def _enters(self) -> bool:
         capacity = self.limits.current(self.snapshot).capacity_rps
@@ -145,9 +145,10 @@ class Simulation:
                 counts[2] += gpu.size
                 gpu.size = 0
 
-    def _start(self, now: float) -> None:
+    def _start(self, now: float, counts: list[int]) -> None:
         while self._queue and now - self._queue[0] > self._deadline_s:
             self._queue.popleft()
+            counts[3] += 1
         for gpu in self.gpus:
             if not gpu.size and self._queue:
                 gpu.size = min(self.batch, gpu.effective_batch, len(self._queue))

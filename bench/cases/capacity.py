@@ -32,6 +32,11 @@ COLD_S = 5
 SLOWER = 4.0
 MOST_REFUSED, LEAST_GOODPUT, MOST_SWING, FOUND_S = 1.0, 95.0, 15.0, 10
 SAMPLE_S = 0.5
+TRUE_OVER_S = 5
+"""What a model on a processor can do changes by the second with whatever else its machine does: the mean over so long."""
+RUNS = """SELECT json_agg(json_build_array(extract(epoch FROM ended), size, ms)) FROM (
+    SELECT max(completed_at) AS ended, max(batch_size) AS size, max(gpu_ms) AS ms FROM requests
+    WHERE status = 'completed' GROUP BY batch_id) AS runs WHERE size >= {fullest}"""
 
 
 def run(*, quick: bool) -> Outcome:
@@ -86,7 +91,7 @@ def _transformers(seconds: int) -> dict[str, Any]:
             options = {"mode": "closed", "connections": 64, "duration": seconds, "mix": "paid=1", "echo": "off"}
             true_rps = float(stand.bench(**options)["request_throughput"])
         with started(**stack) as stand, _own_processor(stand):
-            return _half_and_twice(stand, seconds, true_rps)
+            return _half_and_twice(stand, seconds, true_rps, full=stack["batch"])
 
 
 @contextmanager
@@ -129,23 +134,40 @@ def _endpoint(seconds: int) -> dict[str, Any]:
         server.wait()
 
 
-def _half_and_twice(stand: Stand, seconds: int, true_rps: float = TRUE_RPS) -> dict[str, Any]:
+def _half_and_twice(stand: Stand, seconds: int, true_rps: float = TRUE_RPS, full: int | None = None) -> dict[str, Any]:
+    """`full`: the size of a full batch of a model whose speed is not constant; the truth is what it did meanwhile."""
     with _watched(stand) as samples:
         half = _offered(stand, 0.5 * true_rps, seconds)
         twice = _offered(stand, 2 * true_rps, seconds)
-    estimates = _settled(samples, twice, seconds)
+    settled = _settled(samples, twice, seconds)
+    runs = _full_runs(stand, full) if full else []
+    truth = [_true_rps(runs, each["at"], TRUE_OVER_S) if runs else true_rps for each in settled]
+    possible = _true_rps(runs, _began(twice) + seconds, seconds - COLD_S) if runs else true_rps
+    estimates = [each["capacity_rps"] / true for each, true in zip(settled, truth, strict=True)]
     return {
         "half": {"cold": _refused(half, 0, COLD_S), "later": _refused(half, COLD_S, seconds)},
         "twice": {
-            "goodput": 100 * _completed(twice, COLD_S, seconds) / true_rps,
+            "goodput": 100 * _completed(twice, COLD_S, seconds) / possible,
             "enterprise_failed": twice["tiers"]["enterprise"]["failed"],
             "failed_after_acceptance": twice["audit"]["expected"] - twice["audit"]["completed_answers"],
             "swing": 100 * (max(estimates) / min(estimates) - 1),
             "errors": twice["errors"],
         },
         "true_rps": true_rps,
+        "true_meanwhile": " ".join(f"{true:.0f}" for true in truth),
         **_series(samples, half, twice),
     }
+
+
+def _full_runs(stand: Stand, full: int) -> list[list[float]]:
+    """When each full batch ended (seconds since the epoch), its size, and how long it ran in ms."""
+    return list(json.loads(stand.value(RUNS.format(fullest=full))))
+
+
+def _true_rps(runs: list[list[float]], until: float, over_s: float) -> float:
+    """What the model did in these seconds while it ran, requests/s."""
+    within = [(size, ms) for ended, size, ms in runs if until - over_s <= ended <= until]
+    return 1000 * sum(size for size, _ in within) / sum(ms for _, ms in within)
 
 
 def _steps(seconds: int) -> dict[str, Any]:
@@ -158,7 +180,7 @@ def _steps(seconds: int) -> dict[str, Any]:
             factor.write_text(str(times), "utf-8")
             runs.append(_offered(stand, 2 * TRUE_RPS, seconds))
             true = stand.value("SELECT target_utilization FROM models WHERE enabled") * TRUE_RPS / times
-            found = _settled(samples, runs[-1], seconds)
+            found = [each["capacity_rps"] for each in _settled(samples, runs[-1], seconds)]
             steps.append({"name": name, "off": max(abs(each / true - 1) for each in found) * 100})
     return {"steps": steps, "true_rps": TRUE_RPS, **_series(samples, *runs)}
 
@@ -224,10 +246,10 @@ def _began(found: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(found["started_at"]).timestamp()
 
 
-def _settled(samples: list[dict[str, Any]], found: Mapping[str, Any], seconds: int) -> list[float]:
-    """The estimates from ten seconds into a run up to its end."""
+def _settled(samples: list[dict[str, Any]], found: Mapping[str, Any], seconds: int) -> list[dict[str, Any]]:
+    """The samples from ten seconds into a run up to its end."""
     began = _began(found)
-    return [each["capacity_rps"] for each in samples if began + FOUND_S <= each["at"] <= began + seconds]
+    return [each for each in samples if began + FOUND_S <= each["at"] <= began + seconds]
 
 
 def _series(samples: list[dict[str, Any]], *runs: Mapping[str, Any]) -> dict[str, str]:

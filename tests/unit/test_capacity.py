@@ -70,9 +70,9 @@ def test_under_backlog_the_served_rate_is_the_capacity() -> None:
     def look(load: PoolLoad, now: float) -> float:
         return estimator.look(gpus, 32, 20.0, load, now).rps
 
-    assert [look(BACKLOG, beat / 4) for beat in range(9)] == [640.0] * 8 + [320.0]
-    assert [look(LIMITING, 2 + second) for second in range(1, 4)] == pytest.approx([320.0, 320.0, 352.0])
-    assert [round(look(LIMITING, 2 + second)) for second in range(4, 9)] == [387, 503, 640, 640, 640]
+    assert [look(BACKLOG, beat / 4) for beat in range(13)] == [640.0] * 12 + [320.0]
+    assert [look(LIMITING, 3 + second) for second in range(1, 4)] == pytest.approx([320.0, 320.0, 352.0])
+    assert [round(look(LIMITING, 3 + second)) for second in range(4, 9)] == [387, 503, 640, 640, 640]
 
 
 def test_what_was_served_before_the_rates_moved_is_no_capacity() -> None:
@@ -80,7 +80,7 @@ def test_what_was_served_before_the_rates_moved_is_no_capacity() -> None:
     estimator = CapacityEstimator()
     for beat in range(4):
         estimator.look([GpuRate(200.0, 0.0, 32.0, served_rps=160.0)], 32, 20.0, BACKLOG, beat / 4)
-    for beat in range(4, 11):
+    for beat in range(4, 15):
         capacity = estimator.look([GpuRate(50.0, 0.0, 32.0, served_rps=160.0)], 32, 20.0, BACKLOG, beat / 4)
 
     assert capacity.rps == 640.0

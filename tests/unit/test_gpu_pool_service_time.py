@@ -85,12 +85,13 @@ def test_a_quiet_hour_does_not_unlearn_full_batches() -> None:
 
 
 def test_a_slower_model_is_noticed() -> None:
-    """Newer samples weigh more: after 100 batches of 100 ms the old 50 ms are all but forgotten."""
-    service = measured((32, 50.0))
-    for _ in range(100):
+    """Newer samples weigh more: after 10 s of batches of 100 ms the old 50 ms count little, after 20 s hardly anything."""
+    service, told = measured((32, 50.0)), []
+    for _ in range(200):
         service.record(32, 100.0)
+        told.append(service.predicted_ms(32))
 
-    assert pytest.approx(100.0, rel=0.02) == service.predicted_ms(32)
+    assert (told[99], told[199]) == (pytest.approx(100.0, rel=0.1), pytest.approx(100.0, rel=0.02))
 
 
 @pytest.mark.parametrize(("times", "needed", "told"), [(0, 0.0, 0.0), (19, 0.0, 50.0), (20, 50.0, 50.0)])
@@ -146,9 +147,9 @@ def test_the_cap_is_four_times_p99_within_floor_and_timeout(p99: float | None, t
     assert cap == cap_ms(p99, timeout)
 
 
-@pytest.mark.parametrize(("before", "after", "batches"), [(50.0, 200.0, 5), (500.0, 2000.0, 3), (200.0, 50.0, 3)])
+@pytest.mark.parametrize(("before", "after", "batches"), [(50.0, 200.0, 10), (500.0, 2000.0, 3), (200.0, 50.0, 3)])
 def test_a_step_is_believed_after_three_batches(before: float, after: float, batches: int) -> None:
-    """A model that became four times slower, for a second, or faster is not averaged with what it was; nor believed earlier."""
+    """A model that became four times slower, for two seconds, or faster is not averaged with what it was; nor believed earlier."""
     service = measured((32, before))
     for _ in range(batches - 1):
         service.record(32, after)
@@ -170,10 +171,11 @@ def test_times_that_vary_by_chance_are_no_step(seed: int) -> None:
     assert 50.0 / 1.33 < min(told[50:]) <= max(told[50:]) < 50.0 * 1.33
 
 
-def test_short_batches_that_a_busy_machine_slowed_are_no_step() -> None:
-    """A quarter of a second in which everything took twice as long: the estimate moves by less than a fifth."""
+@pytest.mark.parametrize("slow", [3, 11])
+def test_short_batches_that_a_busy_machine_slowed_are_no_step(slow: int) -> None:
+    """A quarter of a second, or a whole one, in which everything took twice as long: the estimate moves by less than a fifth."""
     service = measured((16, 45.0), times=100)
-    for _ in range(3):
+    for _ in range(slow):
         service.record(16, 90.0)
 
     assert service.predicted_ms(16) < 1.2 * 45.0
