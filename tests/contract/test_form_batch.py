@@ -5,6 +5,7 @@ import pytest
 from pool import TIERS, Pool
 from scheduler.admission import TierLimit
 from scheduler.errors import ErrorCode
+from scheduler.payload import Payload, encode_payload
 
 DEEP = [TierLimit(name, 1e6, 1e6, 1_000_000, TIERS[: i + 1]) for i, name in enumerate(TIERS)]
 
@@ -155,6 +156,39 @@ async def test_a_late_enterprise_request_is_in_the_very_next_batch(pool: Pool) -
 
     assert formed.size == 64
     assert (await pool.inflight())["inflight:enterprise:next"] == [late]
+
+
+@pytest.mark.parametrize(
+    ("workers", "running", "size", "joins"),
+    [
+        (2, 0, 40_000, False),
+        (2, 0, 30_000, True),
+        (1, 0, 40_000, True),  # no other worker could run it
+        (2, 1, 40_000, True),
+    ],
+)
+async def test_a_large_body_of_a_lower_tier_waits_for_an_idle_worker_of_its_own(
+    pool: Pool, workers: int, running: int, size: int, joins: bool
+) -> None:
+    """It delays nobody of a higher tier then, those behind it pass, and it is the first of the next batch."""
+    for number in range(workers):
+        await pool.worker_beats(f"w{number}")
+    await pool.presence.census()
+    for _ in range(running):
+        await pool.running(1)
+    body = encode_payload(Payload("tiny", "x" * size, {}))
+    enterprise = await pool.queue(1, "enterprise", body=body)
+    (large,) = await pool.queue(1, "free", body=body)
+    small = await pool.queue(2, "free")
+
+    await pool.batches.form("first", [("enterprise", 1), ("free", 2)], 9, TIERS)
+    first = await pool.inflight()
+    await pool.batches.form("second", [("free", 2)], 9, TIERS)
+    second = await pool.inflight()
+
+    assert first["inflight:enterprise:first"] == enterprise
+    assert first["inflight:free:first"] == ([large, small[0]] if joins else small)
+    assert second["inflight:free:second"] == ([small[1]] if joins else [large])
 
 
 async def test_a_damaged_row_takes_nobody_with_it(pool: Pool) -> None:

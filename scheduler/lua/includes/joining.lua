@@ -2,6 +2,7 @@
 local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
 local latest = now -- the latest deadline of those that were taken
 local LOOKS = 4 -- a place: a heap of dead ids must not hold the server
+local LARGE_BYTES = 32768 -- Some 1 ms for each batch that it is in.
 
 -- unfit(row) -> the error code that ends a queued request now, or nil where it may run.
 local function unfit(row)
@@ -20,7 +21,8 @@ local function fit(id)
   if close(id, row, 'failed', code, NO_BATCH, NO_RUN) then dropped = dropped + 1 end
 end
 
--- take(tier, count, visit): visit(id, row) for the oldest `count` that may run; all of them have left the queue.
+-- take(tier, count, visit): visit(id, row) for the oldest `count` that may run; all of them have left the queue. Those of which
+-- it says false do not count.
 local function take(tier, count, visit)
   local left, looks = count, count * LOOKS
   while left > 0 and looks > 0 do
@@ -29,20 +31,34 @@ local function take(tier, count, visit)
     looks = looks - #ids
     for _, id in ipairs(ids) do
       local row = fit(id)
-      if row then
+      if row and visit(id, row) ~= false then
         left, latest = left - 1, math.max(latest, row[DEADLINE])
-        visit(id, row)
       end
     end
   end
 end
 
--- oldest(picks) -> for each pick the ids that join, oldest first.
+-- another_idle(): whether a worker stays idle when one has taken the batch that is formed now.
+local function another_idle()
+  return call('ZCARD', P .. 'leases') + 1 < tonumber(call('GET', P .. 'healthy_gpu_count') or 0)
+end
+
+-- oldest(picks) -> for each pick the ids that join, oldest first. A large body delays all that run with it, on every step of
+-- their way: those of a lower tier stand where they stood and leave next, with an idle worker of their own. Where there is none
+-- they join: apart from the others they would take more of the workers' time.
 local function oldest(picks)
-  local chosen = {}
+  local chosen, apart = {}, nil
   for i, pick in ipairs(picks) do
-    local ids = {}
-    take(pick[1], pick[2], function(id) ids[#ids + 1] = id end)
+    local ids, large = {}, {}
+    take(pick[1], pick[2], function(id)
+      if apart and call('HSTRLEN', P .. 'request:' .. id, 'body') > LARGE_BYTES then
+        large[#large + 1] = id
+        return false
+      end
+      ids[#ids + 1] = id
+    end)
+    for j = #large, 1, -1 do call('RPUSH', P .. 'queue:' .. pick[1], large[j]) end
+    if apart == nil and #ids > 0 and i < #picks then apart = another_idle() end
     chosen[i] = ids
   end
   return chosen
