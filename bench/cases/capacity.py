@@ -33,7 +33,7 @@ SLOWER = 4.0
 MOST_REFUSED, LEAST_GOODPUT, MOST_SWING, FOUND_S = 1.0, 95.0, 15.0, 10
 SAMPLE_S = 0.5
 TRUE_OVER_S = 5
-"""What a model on a processor can do changes by the second with whatever else its machine does: the mean over so long."""
+"""The speed of a model on a processor changes from second to second: its true capacity is the mean over so long."""
 RUNS = """SELECT json_agg(json_build_array(extract(epoch FROM ended), size, ms)) FROM (
     SELECT max(completed_at) AS ended, max(batch_size) AS size, max(gpu_ms) AS ms FROM requests
     WHERE status = 'completed' GROUP BY batch_id) AS runs WHERE size >= {fullest}"""
@@ -135,14 +135,14 @@ def _endpoint(seconds: int) -> dict[str, Any]:
 
 
 def _half_and_twice(stand: Stand, seconds: int, true_rps: float = TRUE_RPS, full: int | None = None) -> dict[str, Any]:
-    """`full`: the size of a full batch of a model whose speed is not constant; the truth is what it did meanwhile."""
+    """`full`: the size of a full batch, for a model whose speed varies: its true capacity is measured in the same seconds."""
     with _watched(stand) as samples:
         half = _offered(stand, 0.5 * true_rps, seconds)
         twice = _offered(stand, 2 * true_rps, seconds)
     settled = _settled(samples, twice, seconds)
     runs = _full_runs(stand, full) if full else []
-    truth = [_true_rps(runs, each["at"], TRUE_OVER_S) if runs else true_rps for each in settled]
-    possible = _true_rps(runs, _began(twice) + seconds, seconds - COLD_S) if runs else true_rps
+    truth = [_true_rps(runs, each["at"], TRUE_OVER_S) if full else true_rps for each in settled]
+    possible = _true_rps(runs, _began(twice) + seconds, seconds - COLD_S) if full else true_rps
     estimates = [each["capacity_rps"] / true for each, true in zip(settled, truth, strict=True)]
     return {
         "half": {"cold": _refused(half, 0, COLD_S), "later": _refused(half, COLD_S, seconds)},
@@ -165,8 +165,10 @@ def _full_runs(stand: Stand, full: int) -> list[list[float]]:
 
 
 def _true_rps(runs: list[list[float]], until: float, over_s: float) -> float:
-    """What the model did in these seconds while it ran, requests/s."""
+    """Requests/s of the model while it ran, in these seconds. Raises RuntimeError where no full batch ended in them."""
     within = [(size, ms) for ended, size, ms in runs if until - over_s <= ended <= until]
+    if not within:
+        raise RuntimeError(f"No full batch ended within {over_s} s: the true capacity is not known.")
     return 1000 * sum(size for size, _ in within) / sum(ms for _, ms in within)
 
 

@@ -17,6 +17,15 @@ async def many_wait(pool: Pool, count: int) -> None:
         await pool.gateway_lives("g1")
 
 
+async def some_are_busy(pool: Pool, workers: int, running: int) -> None:
+    """So many healthy workers, of which `running` have a batch."""
+    for number in range(workers):
+        await pool.worker_beats(f"w{number}")
+    await pool.presence.census()
+    for _ in range(running):
+        await pool.running(1)
+
+
 async def test_ids_move_into_inflight_lists_under_a_lease(pool: Pool) -> None:
     """Members are processing, each in the inflight list of its tier, and the batch has a lease and stands ready."""
     paid, free = await pool.queue(2, "paid"), await pool.queue(3, "free")
@@ -170,12 +179,8 @@ async def test_a_late_enterprise_request_is_in_the_very_next_batch(pool: Pool) -
 async def test_a_large_body_of_a_lower_tier_waits_for_an_idle_worker_of_its_own(
     pool: Pool, workers: int, running: int, size: int, joins: bool
 ) -> None:
-    """It delays nobody of a higher tier then, those behind it pass, and it is the first of the next batch."""
-    for number in range(workers):
-        await pool.worker_beats(f"w{number}")
-    await pool.presence.census()
-    for _ in range(running):
-        await pool.running(1)
+    """The batch of the higher tier leaves without it, smaller requests behind it join, and it is first in the next batch."""
+    await some_are_busy(pool, workers, running)
     body = encode_payload(Payload("tiny", "x" * size, {}))
     enterprise = await pool.queue(1, "enterprise", body=body)
     (large,) = await pool.queue(1, "free", body=body)
@@ -234,11 +239,7 @@ async def test_everything_leaves_or_nothing(
     pool: Pool, waiting: int, fewest: int, workers: int, running: int, members: int
 ) -> None:
     """A dispatcher that was woken at a depth looks and forms in one call, where there is nothing to choose."""
-    for number in range(workers):
-        await pool.worker_beats(f"w{number}")
-    await pool.presence.census()
-    for _ in range(running):
-        await pool.running(1)
+    await some_are_busy(pool, workers, running)
     for number in range(waiting):
         await pool.queue(1, TIERS[number % 3])
 
