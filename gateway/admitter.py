@@ -112,17 +112,23 @@ class Admitter:
                 await self._call(self._take())
 
     def _take(self) -> list[Waiter]:
-        """The oldest, as many as one call may carry; what is put off stays in its order, before all that comes later."""
+        """The oldest, as many as one call may carry, without those that left or are known to be over a limit.
+
+        What is put off stays in its order, before all that comes later.
+        """
         batch: list[Waiter] = []
         size, shares, put_off = 0, dict[str, int](), list[Waiter]()
         now = self._clock()
         while self._pending and size < MAX_CALL_BYTES:
             first = self._pending[0]
-            count = len(first.together) or 1
-            if len(batch) + count > MAX_SUBMISSIONS:
+            members = first.together or (first,)
+            if len(batch) + len(members) > MAX_SUBMISSIONS:
                 break
-            members = [self._pending.popleft() for _ in range(count)]
-            length = sum(len(each.submission.body) for each in members)
+            for _ in members:
+                self._pending.popleft()
+            length = len(first.submission.body)
+            if first.together:
+                length = sum(len(each.submission.body) for each in members)
             if length > SMALL_BYTES or shares:
                 customer_id = first.submission.customer_id
                 share = shares.get(customer_id, 0) + (length if length > SMALL_BYTES else 0)
@@ -131,23 +137,16 @@ class Admitter:
                     put_off += members
                     continue
                 shares[customer_id] = share
-            asking = self._asking(members, now)
-            batch += asking
-            size += length if asking else 0
+            if not (self._party(first) if first.together else _asks(first)):
+                continue
+            if self.rejections.held and (rejected := self.rejections.verdict(first.submission, now)):
+                for each in members:
+                    self._judged(each, rejected)
+                continue
+            batch += members
+            size += length
         self._pending.extendleft(reversed(put_off))
         return batch
-
-    def _asking(self, members: Sequence[Waiter], now: float) -> Sequence[Waiter]:
-        """Those of whom Redis is to be asked: not whoever has left, nor who is known to be over a limit."""
-        first = members[0]
-        if not (self._party(first) if first.together else _asks(first)):
-            return ()
-        rejected = self.rejections.verdict(first.submission, now)
-        if rejected is None:
-            return members
-        for each in members:
-            self._judged(each, rejected)
-        return ()
 
     def _party(self, first: Waiter) -> Sequence[Waiter]:
         """Those that enter together: all of them, or none where one has left, been answered or been taken past Redis."""
@@ -177,22 +176,32 @@ class Admitter:
             self._refuse(batch, ErrorCode.INTERNAL_ERROR)
         else:
             failpoint("admit_unheard")
-            again = self._not_late(batch, verdicts) if limits.redis_ms else ()
-            together = 0  # So many more are judged as one with those before.
-            for waiter, verdict in zip(batch, verdicts, strict=True):
-                together = max(together - 1, len(waiter.together))
-                if waiter in again:
-                    continue
-                if not together and verdict.outcome not in ENTERED:
-                    self.rejections.note(waiter.submission, verdict, self._clock())
+            judged = list(zip(batch, verdicts, strict=True))
+            if [verdict for verdict in verdicts if verdict.outcome not in ENTERED]:
+                self._note_rejections(judged)
+                judged = self._ask_again(judged) if limits.redis_ms else judged
+            for waiter, verdict in judged:
                 self._judged(waiter, verdict)
-            if again:
-                self._doubted = True
-                self._pending.extendleft(waiter for waiter in reversed(batch) if waiter in again)
 
-    def _not_late(self, batch: list[Waiter], verdicts: list[Verdict]) -> Collection[Waiter]:
+    def _ask_again(self, judged: list[tuple[Waiter, Verdict]]) -> list[tuple[Waiter, Verdict]]:
+        """Those that are judged; the others stand first in the next call."""
+        again = self._not_late(judged)
+        if again:
+            self._doubted = True
+            self._pending.extendleft(waiter for waiter, _ in reversed(judged) if waiter in again)
+        return [(waiter, verdict) for waiter, verdict in judged if waiter not in again]
+
+    def _note_rejections(self, judged: list[tuple[Waiter, Verdict]]) -> None:
+        now = self._clock()
+        together = 0  # So many more are judged as one with those before.
+        for waiter, verdict in judged:
+            together = max(together - 1, len(waiter.together))
+            if not together and verdict.outcome not in ENTERED:
+                self.rejections.note(waiter.submission, verdict, now)
+
+    def _not_late(self, judged: list[tuple[Waiter, Verdict]]) -> Collection[Waiter]:
         """Those who were told that they are too late and are not, by our own clock: the one of Redis went forwards."""
-        late = {w for w, verdict in zip(batch, verdicts, strict=True) if verdict.outcome is Admission.TOO_LATE}
+        late = {waiter for waiter, verdict in judged if verdict.outcome is Admission.TOO_LATE}
         if not late:
             return ()
         now = self._clock()

@@ -19,7 +19,15 @@ def audit_pair(gateway_id: str, waiter: Waiter, outcome: Outcome | None, now: fl
 
     `now` is monotonic seconds, `mode` that of `Ended`. A refusal has no records, and must not be asked for.
     """
-    return beginning(gateway_id, waiter), _ended(waiter, outcome, now, mode)
+    latency_ms = (now - waiter.started) * 1000
+    # The id's own time plus what passed on this host, since Redis may not be there to tell it.
+    ended_at_ms = created_ms(waiter.id) + int(latency_ms)
+    if isinstance(outcome, Reply):
+        return beginning(gateway_id, waiter), _told(outcome, ended_at_ms, latency_ms, mode)
+    told = isinstance(outcome, ErrorCode)
+    code = outcome if isinstance(outcome, ErrorCode) else ErrorCode.CANCELLED
+    ended = Ended(waiter.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
+    return beginning(gateway_id, waiter), ended
 
 
 def beginning(gateway_id: str, waiter: Waiter) -> Accepted:
@@ -36,17 +44,6 @@ def replayed_pair(gateway_id: str, waiter: Waiter, reply: Reply) -> Pair:
     latency_ms = max(0.0, reply.queue_ms) + max(0.0, reply.gpu_ms)
     began = msgspec.structs.replace(beginning(gateway_id, waiter), id=reply.id)
     return began, _told(reply, created_ms(reply.id) + int(latency_ms), latency_ms, "queue")
-
-
-def _ended(waiter: Waiter, outcome: Outcome | None, now: float, mode: str) -> Ended:
-    """The time is the id's own plus what passed on this host, since Redis may not be there to tell it."""
-    latency_ms = (now - waiter.started) * 1000
-    ended_at_ms = created_ms(waiter.id) + int(latency_ms)
-    if not isinstance(outcome, Reply):
-        told = isinstance(outcome, ErrorCode)
-        code = outcome if isinstance(outcome, ErrorCode) else ErrorCode.CANCELLED
-        return Ended(waiter.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
-    return _told(outcome, ended_at_ms, latency_ms, mode)
 
 
 def _told(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> Ended:

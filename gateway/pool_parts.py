@@ -241,7 +241,8 @@ class PoolParts:
             self._stand_in.looked(seen)
 
     def _ended(self, waiter: Waiter) -> None:
-        self.admitter.rejections.forget(waiter.submission.customer_id)
+        if self.admitter.rejections.held:
+            self.admitter.rejections.forget(waiter.submission.customer_id)
         self.witness.ended(waiter)
 
     def _limits_now(self) -> Limits:

@@ -46,7 +46,7 @@ class Rejections:
 
     def __init__(self, draw: Callable[[], float] = random.random) -> None:
         self._draw = draw
-        self._of: dict[str, dict[Admission, _Rejection]] = {}
+        self.held: dict[str, dict[Admission, _Rejection]] = {}  # By customer.
 
     def note(self, asked: Submission, verdict: Verdict, now: float) -> None:
         """Redis has rejected this one, which asked for itself alone."""
@@ -55,17 +55,17 @@ class Rejections:
             return
         # A little longer for some, so that those who wait do not all ask in the same moment.
         wait_s = min(MOST_S, verdict.retry_after_ms / 1000 * (1 + JITTER * self._draw()))
-        known = self._of.setdefault(asked.customer_id, {})
+        known = self.held.setdefault(asked.customer_id, {})
         known[verdict.outcome] = _Rejection(verdict, *limit, now, now + wait_s)
-        if len(self._of) > MOST_CUSTOMERS:
-            del self._of[next(iter(self._of))]
+        if len(self.held) > MOST_CUSTOMERS:
+            del self.held[next(iter(self.held))]
 
     def verdict(self, asked: Submission, now: float) -> Verdict | None:
         """How Redis would reject it, as far as is known; None where it has to be asked.
 
         One with an `Idempotency-Key` may have an answer already, and one that was accepted before is not judged.
         """
-        known = self._of.get(asked.customer_id)
+        known = self.held.get(asked.customer_id)
         if known is None or asked.idempotency or asked.again:
             return None
         for outcome, rejection in tuple(known.items()):
@@ -76,12 +76,12 @@ class Rejections:
             if limit is not None and limit[0] == rejection.values and limit[1] >= rejection.cost:
                 return _later(rejection.verdict, asked, now - rejection.at)
         if not known:
-            del self._of[asked.customer_id]
+            del self.held[asked.customer_id]
         return None
 
     def forget(self, customer_id: str) -> None:
         """One of its requests has ended."""
-        self._of.pop(customer_id, None)
+        self.held.pop(customer_id, None)
 
 
 def _later(verdict: Verdict, asked: Submission, after_s: float) -> Verdict:

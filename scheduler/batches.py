@@ -72,7 +72,7 @@ class Formed(NamedTuple):
 _encode = msgspec.msgpack.Encoder().encode
 _queues = msgspec.msgpack.Decoder(Queues)
 _formed = msgspec.msgpack.Decoder(tuple[int, int, Queues])
-_claimed = msgspec.msgpack.Decoder(list[tuple[str, int, int, bytes | None]])
+_claimed = msgspec.msgpack.Decoder(tuple[int, list[ClaimedRequest]])
 
 
 class Batches:
@@ -137,16 +137,15 @@ class Batches:
         packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS, MAX_CALL_BYTES)
         if packed is None:
             return None
-        members = _claimed.decode(packed)
-        absent = [member[0] for member in members if member[3] is None]
-        bodies = await self._fetched(batch_id, token, absent)
-        if bodies is None:
-            return None
-        # A request without a body has ended meanwhile.
-        whole = [(*member[:3], bodies[member[0]] if member[3] is None else member[3]) for member in members]
-        return ClaimedBatch(
-            batch_id, token, [ClaimedRequest(*each) for each in whole if each[3] or each[0] not in bodies]
-        )
+        absent, members = _claimed.decode(packed)
+        if absent:
+            late = members[-absent:]
+            bodies = await self._fetched(batch_id, token, [member.id for member in late])
+            if bodies is None:
+                return None
+            # A request without a body has ended meanwhile.
+            members[-absent:] = [member._replace(body=bodies[member.id]) for member in late if bodies[member.id]]
+        return ClaimedBatch(batch_id, token, members)
 
     async def _fetched(self, batch_id: str, token: str, ids: Sequence[str]) -> dict[str, bytes] | None:
         """Bodies in as many calls as it takes; None where the batch was lost meanwhile. Calls may be slow, so each renews."""
@@ -201,6 +200,9 @@ class Batches:
 
 def _pieces(tails: Sequence[bytes]) -> Iterator[tuple[int, int]]:
     """Where each call's outcomes begin and end; one call where there are none."""
+    if sum(map(len, tails)) <= MAX_CALL_BYTES:
+        yield 0, len(tails)
+        return
     start, size = 0, 0
     for at, tail in enumerate(tails):
         if at > start and size + len(tail) > MAX_CALL_BYTES:

@@ -14,7 +14,7 @@ local function customer(id, told)
   local c = customers[id]
   if c then return c end
   c = {key = 'rl:customer:' .. id, leases = 'rl:leases:' .. id, rate = told[1], burst = told[2], pace = told[3],
-    most = told[4], quotas = {}, windows = '', used = 0, entered = {}}
+    most = told[4], quotas = {}, windows = '', used = 0, entered = {}, last = now}
   local fields = {'tokens', 'at', 'rate', 'budget', 'pace'}
   for i, q in ipairs(told[5]) do fields[5 + i] = 'q:' .. q[1] end
   local row = call('HMGET', c.key, unpack(fields))

@@ -4,7 +4,8 @@ local LEASE_SLACK_MS, LEASES_KEPT_MS = 500, 600000
 -- hold_lease(c, id, deadline): it counts as under way until it ends, or a moment after its deadline.
 local function hold_lease(c, id, deadline)
   local n = #c.entered
-  c.used, c.entered[n + 1], c.entered[n + 2] = c.used + 1, deadline + LEASE_SLACK_MS, id
+  c.used, c.entered[n + 1], c.entered[n + 2] = c.used + 1, decimal[deadline + LEASE_SLACK_MS], id
+  if deadline > c.last then c.last = deadline end
 end
 
 local function save_customer(c)
@@ -46,9 +47,8 @@ local function save_customers()
     if #c.entered > 0 then
       if c.stale then call('ZREMRANGEBYSCORE', c.leases, '-inf', now) end
       call('ZADD', c.leases, unpack(c.entered))
-      local last = now -- of this call; one that was put in before may last longer, and a job's much longer
-      for i = 1, #c.entered, 2 do last = math.max(last, c.entered[i]) end
-      outlive(c.leases, last - now + LEASES_KEPT_MS)
+      -- One that was put in before may last longer, and a job's much longer.
+      outlive(c.leases, c.last - now + LEASE_SLACK_MS + LEASES_KEPT_MS)
     end
   end
 end

@@ -37,7 +37,7 @@ if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_
 end
 if size > 0 then
   call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
-  keep({id = id, tiers = used, last = latest}, keep_ms)
+  keep({id = id, tiers = used, last = latest, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
   call('RPUSH', P .. 'batch_queue', id) -- the tail: a retried batch stands at the head
 end

@@ -129,5 +129,5 @@ def test_what_is_remembered_has_a_bound() -> None:
     for i in range(MOST_CUSTOMERS + 5):
         rejections.note(replace(ASKED, customer_id=f"c{i}"), told(), 100.0)
 
-    assert len(rejections._of) == MOST_CUSTOMERS
+    assert len(rejections.held) == MOST_CUSTOMERS
     assert rejections.verdict(replace(ASKED, customer_id="c0"), 100.0) is None

@@ -21,7 +21,7 @@ local function group(n)
   local g = groups[n]
   if g.tier then return g end
   local t, customer_id, key_id, key_rate, key_burst, limits = tiers[g[1]], g[2], g[3], g[5], g[6], g[7]
-  g = {tier = t, customer_id = customer_id, key_id = key_id, who = {}, keyed = {}, customer = customer(customer_id, limits),
+  g = {tier = t, customer_id = customer_id, key_id = key_id, who = {}, customer = customer(customer_id, limits),
     pool = bucket(P .. 'rl:tier:' .. t.name, t.rate, t.burst),
     key = key_rate > 0 and bucket('rl:key:' .. key_id, key_rate, key_burst) or nil}
   groups[n] = g

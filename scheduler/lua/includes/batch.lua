@@ -24,8 +24,8 @@ local function each_member(batch, visit, last)
     local list = P .. 'inflight:' .. tier .. ':' .. batch.id
     local ids = call('LRANGE', list, 0, -1)
     for i = #ids, 1, -1 do
-      local row = read(ids[i], type(last) == 'table' and last[1] or last)
-      if row[STATE] == 'processing' and row[BATCH] == batch.id then visit(ids[i], row, list)
+      local row = read(ids[i], last)
+      if row[STATE] == 'processing' and row[BATCH] == batch.id then last = visit(ids[i], row, list) or last
       else call('LREM', list, 1, ids[i]) end
     end
   end
@@ -40,8 +40,11 @@ end
 -- leave its members without anybody who could run or end them.
 local function keep(batch, keep_ms)
   local ms = math.max(0, (batch.last or now) - now) + keep_ms
-  outlive(P .. 'batch:' .. batch.id, ms)
-  for _, tier in ipairs(batch.tiers) do outlive(P .. 'inflight:' .. tier .. ':' .. batch.id, ms) end
+  if not batch.fresh then outlive(P .. 'batch:' .. batch.id, ms) else call('PEXPIRE', P .. 'batch:' .. batch.id, ms) end
+  for _, tier in ipairs(batch.tiers) do
+    local list = P .. 'inflight:' .. tier .. ':' .. batch.id
+    if not batch.fresh then outlive(list, ms) else call('PEXPIRE', list, ms) end
+  end
 end
 
 -- stand_first(batch, size, lease_ms, keep_ms): nobody's again, and the next that a worker takes. `batch` may be new, and

@@ -2,7 +2,6 @@
 local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
 local latest = now -- the latest deadline of those that were taken
 local LOOKS = 4 -- a place: a heap of dead ids must not hold the server
-local LARGE_BYTES = 32768 -- 256 kB add about 4 ms to a batch.
 
 -- unfit(row) -> the error code that ends a queued request now, or nil where it may run.
 local function unfit(row)
@@ -50,8 +49,8 @@ local function oldest(picks)
   local chosen, apart = {}, nil
   for i, pick in ipairs(picks) do
     local ids, large = {}, {}
-    take(pick[1], pick[2], function(id)
-      if apart and call('HSTRLEN', P .. 'request:' .. id, 'body') > LARGE_BYTES then
+    take(pick[1], pick[2], function(id, row)
+      if apart and party(row).large then
         large[#large + 1] = id
         return false
       end

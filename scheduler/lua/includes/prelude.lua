@@ -11,6 +11,12 @@ local packed = setmetatable({}, {__index = function(known, v)
   return bytes
 end})
 
+-- decimal[n]: a whole number as text. Redis formats numbers anew for each command, which takes longer than finding a text.
+local decimal = setmetatable({}, {__index = function(known, n)
+  known[n] = string.format('%.0f', n)
+  return known[n]
+end})
+
 -- text_head[n]: what msgpack puts before a text of n bytes. For texts that differ each time, where `packed` would only collect.
 local text_head = setmetatable({}, {__index = function(known, n)
   local head

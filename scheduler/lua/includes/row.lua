@@ -3,7 +3,8 @@
 -- fixed columns; `who` is the same for many, "<gateway> <customer> <tier> <paid> <key> <period> <window>...", and is taken
 -- apart once a call. `paid` says what was charged: 'all', 'requests' (no model tokens) or 'nothing', with a + where the
 -- request shares its run with equal ones; what is told of that stands in fields that other rows do not have. Behind the
--- windows stands "idem <ms>" where it has an Idempotency-Key: for so long after its deadline it would live without.
+-- windows stands "large" where the body is, and "idem <ms>" where it has an Idempotency-Key: for so long after its
+-- deadline it would live without.
 local STATE, BATCH, ENV, WHO, AT, DEADLINE, QUEUE_DEADLINE = 1, 2, 3, 4, 5, 6, 7
 local sub, parties, SHARED = string.sub, {}, 43
 local NONCE = 53 -- bytes of `env` before the nonce, which a job does not have
@@ -26,17 +27,20 @@ local estimate = setmetatable({}, {__index = function(known, tokens)
   return known[tokens]
 end})
 
--- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows, shared, keep_ms}, whose
--- request it is, whether it shares its run, and whether it has an Idempotency-Key; nil where `who` is none.
+-- party(row) -> {gateway, customer, tier, paid, key ('-' where it has no limit of its own), windows, shared, large, keep_ms},
+-- whose request it is, whether it shares its run, whether its body is large, and whether it has an Idempotency-Key; nil
+-- where `who` is none.
 local function party(row)
   local text = row[WHO]
   local p = parties[text]
   if p or not text then return p end
   local gateway, customer, tier, paid, key, windows = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)(.*)$')
   if not gateway then return nil end
-  local charged, keep_ms = string.match(windows, '^(.*) idem (%d+)$')
+  local before, keep_ms = string.match(windows, '^(.*) idem (%d+)$')
+  windows = before or windows
+  local charged = string.match(windows, '^(.*) large$')
   p = {gateway = gateway, customer = customer, tier = tier, paid = paid, key = key, windows = charged or windows,
-    keep_ms = tonumber(keep_ms)}
+    large = charged ~= nil, keep_ms = tonumber(keep_ms)}
   if string.byte(paid, -1) == SHARED then p.shared, p.paid = true, sub(paid, 1, -2) end
   parties[text] = p
   return p
@@ -67,10 +71,12 @@ end
 -- and is then row[WHO]. STATE is false where nothing is known of it, ENV where only its end is.
 local function peek(id, last)
   local row = redis.pcall('HMGET', P .. 'request:' .. id, 'state', 'batch', 'env', last or 'who')
-  if row.err then return row, of_wrong_type(row.err) end
   local env = row[ENV]
-  if env then row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)] end
-  return row, open(row) and not (row[AT] and row[DEADLINE] and row[QUEUE_DEADLINE] and #env >= NONCE and (last or party(row)))
+  if not env then return row, row.err and of_wrong_type(row.err) or open(row) end
+  local at, deadline, queue_deadline = number[sub(env, 1, 13)], number[sub(env, 15, 27)], number[sub(env, 29, 41)]
+  row[AT], row[DEADLINE], row[QUEUE_DEADLINE] = at, deadline, queue_deadline
+  if at and deadline and queue_deadline and #env >= NONCE and (last or parties[row[WHO]] or party(row)) then return row, false end
+  return row, open(row)
 end
 
 -- read(id, last) -> the same row; one that is damaged is set aside, and its STATE is false. Only for scripts that `flush`.
