@@ -201,8 +201,9 @@ SCHEDULER = {
     ),
     "batch_headroom": Text(
         "0.05",
-        "Part (0 to 0.5) of a saturated pool's time that is left free, from 8 workers on whose runs take the same time: "
-        "one of them is then nearly always free for who may go first. 0: batches leave as they come.",
+        "Part (0 to 0.5) of a saturated pool's time that is left free, of 8 workers or more whose runs take the same "
+        "time, and of fewer in proportion: one of them is then nearly always free for who may go first. 0: batches leave as "
+        "they come.",
         "SHARE",
     ),
     "ageing_ms": number(

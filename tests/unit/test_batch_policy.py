@@ -232,7 +232,8 @@ PACED = BatchPolicy(
         (500, 3, 1.5, {}, 2.67),  # nine are free, and more waits than they take: they begin one after another
         (300, 3, 1.5, {}, None),  # what waits, they take at once
         (500, 12, 1.5, {"headroom": 0.0}, None),
-        (500, 12, 1.5, {"workers": 7}, None),  # too few to give even distances
+        (500, 4, 1.5, {"workers": 4}, 10.74),  # 48 / (4 x 0.98) = 12.24: half of the headroom for half of eight
+        (500, 1, 1.5, {"workers": 1}, None),  # one has no distances
         (500, 12, 1.5, {"service": STEADY._replace(steady=False)}, None),  # runs that keep no step
         (500, 12, 1.5, {"service": STEADY._replace(seen_batch=15.0)}, None),  # nothing is known of full batches
     ],
