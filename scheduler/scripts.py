@@ -39,7 +39,9 @@ def source(name: str) -> str:
         raise ValueError(f"{name}.lua must begin with #!lua")
     included = _INCLUDE.search(body)
     parts = [_part(part.strip()) for part in included.group(1).split(",")] if included else []
-    return "\n".join([shebang, *parts, body])
+    # Each capture of a local walks the list of all that are captured already, and those of the prelude, which nearly every
+    # function captures, stand at its end. Out of an enclosing function they are captured in one step.
+    return "\n".join([shebang, *parts[:1], "return (function()", *parts[1:], body, "end)()"])
 
 
 def _part(name: str) -> str:
