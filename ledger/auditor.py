@@ -181,17 +181,18 @@ class Auditor:
                 more = await self._step(connection)
                 self._last_error = None
                 self._backoff.reset()
-                wait_s = self._policy.interval_s
+                wait_s = 0.0 if more else self._policy.interval_s
             except TierlaneError as error:  # Redis is away: PostgreSQL's session and lock are kept.
                 self._last_error = str(error)
-                more, wait_s = False, self._backoff.next_s()
+                more, wait_s = True, self._backoff.next_s()
             await self._chores.run_due(connection, self.lag() if self._drained else math.inf)
-            if self._stopping.is_set() and not (more or len(self._window)):
+            if not self._stopping.is_set():
+                if wait_s:
+                    await self._pause(wait_s)
+            elif self._clock() >= self._stop_by or not (more or len(self._window)):
                 return
-            if self._stopping.is_set() and self._clock() >= self._stop_by:
-                return
-            if not more:
-                await self._pause(wait_s)
+            elif self._last_error:  # One call that Redis did not answer in time does not end the grace period.
+                await asyncio.sleep(min(wait_s, self._stop_by - self._clock()))
 
     async def _step(self, connection: Connection) -> bool:
         """Take, write, drop. Returns whether more is likely to wait."""

@@ -73,7 +73,7 @@ async def test_it_waits_as_told_and_succeeds(simulated: Stack, rate: float) -> N
         second = await ask(client, "second")
 
     assert second["output"] == "dnoces"
-    assert watched.statuses[begun:] == [429, 200]
+    assert watched.statuses[begun:] == [429, 200], [dict(refusal.headers) for refusal in watched.refusals]
     assert watched.tries[begun:] == ["0", "1"]
     refusal = watched.refusals[-1]
     told_s = float(refusal.headers["retry-after-ms"]) / 1000

@@ -13,6 +13,8 @@ from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit_chores import ChorePolicy
 from ledger.requests import count_requests, find_request
 from scheduler.audit import decode_entry
+from scheduler.errors import RedisUnavailable
+from scheduler.outbox import Outbox, Taken
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -237,3 +239,35 @@ async def test_stop_writes_what_waits(client: Redis, database_url: str, db: Conn
     assert await count_requests(db) == {"completed": 1000}
     assert not auditor.stats().active
     assert await db.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+
+
+class UnansweredOnce(Outbox):
+    """Once told to, Redis does not answer the next `take`."""
+
+    fails = False
+
+    async def take(self, limit: int, held: int = 0, newest: str = "") -> Taken:
+        if self.fails:
+            self.fails = False
+            raise RedisUnavailable("Redis did not answer: TimeoutError")
+        return await super().take(limit, held, newest)
+
+
+async def test_one_unanswered_call_does_not_end_the_grace_period(
+    client: Redis, database_url: str, db: Connection
+) -> None:
+    """A stopping auditor tries again for as long as it was given, instead of leaving all to the next one."""
+    outbox = UnansweredOnce(client, KEYS, "a1")
+    auditor = auditor_for(database_url, client, outbox=outbox, interval_s=30)
+    task = asyncio.create_task(auditor.run())
+    await eventually(lambda: auditor.stats().active, "it is active")
+    await eventually(lambda: auditor.lag() < 30, "it has looked once")
+    await put_requests(client, new_ids(10), step=10)
+
+    outbox.fails = True
+    await auditor.stop(grace_s=30.0)
+    await task
+
+    assert not outbox.fails
+    assert await drained(client)
+    assert await count_requests(db) == {"completed": 10}

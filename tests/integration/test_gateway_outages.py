@@ -110,7 +110,7 @@ async def test_a_result_that_only_pubsub_lost_is_still_the_answer(client: Redis,
 
 async def test_the_slow_look_finds_lost_results_before_the_deadline(client: Redis, redis_url: str) -> None:
     """Once a second the stored results of whoever waits so long are read."""
-    async with running_stack(client, redis_url, worker=False) as stack:
+    async with running_stack(client, redis_url, worker=False, total_ms=20_000) as stack:
         stack.gateway.subscriber.deliver = lambda message: None  # type: ignore[method-assign]
         asking = asyncio.create_task(stack.infer())
         await admitted(stack)
@@ -118,7 +118,7 @@ async def test_the_slow_look_finds_lost_results_before_the_deadline(client: Redi
         status, document, _ = await asking
 
         assert status == 200
-        assert document["metadata"]["latency_ms"] < 2600
+        assert document["metadata"]["latency_ms"] < 15_000  # The look at the deadline would take all of the 20 s.
 
 
 async def test_a_lost_subscription_is_made_again_and_caught_up(client: Redis, redis_url: str) -> None:

@@ -1,6 +1,7 @@
 """Direct batches: what gateways bring to a worker's own endpoint runs, with Redis away from the very start."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from integration.gpu_pool_direct import DirectClient, StartHere, item, start_her
 from integration.gpu_pool_fixtures import batch, faulty_models, replies
 from pool import Pool
 from scheduler.direct import DirectBatch, DirectBusy, DirectResults
+from scheduler.errors import RedisUnavailable
 from scheduler.payload import Payload, encode_payload
 from scheduler.traced_body import add_context
 from scheduler.traces import Context, Span
@@ -213,9 +215,11 @@ async def test_a_queued_batch_keeps_its_lease_while_direct_ones_run(
     ids = await batch(pool, "hello")
 
     async def answered() -> bool:
-        await pool.gateway_lives("g1")
-        await pool.endings.reap(0)
-        return await pool.results.fetch(ids) != [None]
+        with contextlib.suppress(RedisUnavailable):  # A machine that stands still for 0.25 s is not the subject.
+            await pool.gateway_lives("g1")
+            await pool.endings.reap(0)
+            return await pool.results.fetch(ids) != [None]
+        return False
 
     await eventually(answered, "the queued batch ended under the reaper's eyes")
     (reply,) = await replies(pool, ids)

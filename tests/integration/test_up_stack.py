@@ -35,7 +35,8 @@ async def test_a_ready_stack_describes_itself_and_stops_cleanly(tmp_path: Path, 
     stacks.append(up)
 
     stack = await up.ready()
-    await eventually(lambda: "worker-2-model" in up.pids(), "the model processes in stack.json")
+    models = {"worker-1-model", "worker-2-model"}
+    await eventually(lambda: models <= set(up.pids()), "the model processes in stack.json")
     processes = up.all_processes()
     names = [(entry["role"], entry["name"]) for entry in (up.stack() or {})["processes"]]
 
