@@ -177,6 +177,7 @@ class Auditor:
 
     async def _serve(self, connection: Connection) -> None:
         while True:
+            last = self._stopping.is_set()  # A step that began before the stop may have missed what came since.
             try:
                 more = await self._step(connection)
                 self._last_error = None
@@ -189,7 +190,7 @@ class Auditor:
             if not self._stopping.is_set():
                 if wait_s:
                     await self._pause(wait_s)
-            elif self._clock() >= self._stop_by or not (more or len(self._window)):
+            elif self._clock() >= self._stop_by or (last and not (more or len(self._window))):
                 return
             elif self._last_error:  # One call that Redis did not answer in time does not end the grace period.
                 await asyncio.sleep(min(wait_s, self._stop_by - self._clock()))

@@ -1,6 +1,7 @@
 """The auditor: each accepted request becomes one row, whatever is repeated, late, bad or in the wrong order."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -269,5 +270,37 @@ async def test_one_unanswered_call_does_not_end_the_grace_period(
     await task
 
     assert not outbox.fails
+    assert await drained(client)
+    assert await count_requests(db) == {"completed": 10}
+
+
+class StoppedDuringTake(Outbox):
+    """While the answer to the first `take` is on its way, `meanwhile` happens."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def take(self, limit: int, held: int = 0, newest: str = "") -> Taken:
+        taken = await super().take(limit, held, newest)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile:
+            await meanwhile()
+        return taken
+
+
+async def test_a_stop_during_a_look_at_the_outbox_looks_again(client: Redis, database_url: str, db: Connection) -> None:
+    """What was recorded after the look that the stop met, and before the stop, is written."""
+    outbox = StoppedDuringTake(client, KEYS, "a1")
+    auditor = auditor_for(database_url, client, outbox=outbox, interval_s=30)
+    stops: list[asyncio.Task[None]] = []
+
+    async def requests_and_stop() -> None:
+        await put_requests(client, new_ids(10), step=10)
+        stops.append(asyncio.create_task(auditor.stop(grace_s=30.0)))
+        await asyncio.sleep(0)  # The task has begun: the auditor is told.
+
+    outbox.meanwhile = requests_and_stop
+    await auditor.run()
+    await stops[0]
+
     assert await drained(client)
     assert await count_requests(db) == {"completed": 10}
