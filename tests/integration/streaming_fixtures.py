@@ -47,8 +47,8 @@ async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 @asynccontextmanager
-async def scheduling(client: Redis) -> AsyncIterator[None]:
-    """As a scheduler would: whatever waits becomes a batch, and lost batches are found."""
+async def scheduling(client: Redis, fewest: int = 1) -> AsyncIterator[None]:
+    """As a scheduler would: whatever waits becomes a batch once there are so many, and lost batches are found."""
     batches, endings = Batches(client, Keys()), Endings(client, Keys())
 
     async def schedule() -> None:
@@ -57,7 +57,7 @@ async def scheduling(client: Redis) -> AsyncIterator[None]:
             await asyncio.sleep(EVERY_S)
             with contextlib.suppress(RedisUnavailable):
                 await endings.reap(0)
-                if await client.llen("queue:free"):
+                if await client.llen("queue:free") >= fewest:
                     count += 1
                     await batches.form(f"formed-{count}", [(name, 32) for name in TIERS], 1, TIERS)
 

@@ -108,20 +108,26 @@ async def test_who_leaves_stops_the_model(stack: Stack, scene: Scene, caller: op
     assert len(stack.gateway.waiters) == 0
 
 
-async def test_only_who_left_is_dropped(scene: Scene, caller: openai.AsyncOpenAI, stack: Stack) -> None:
+async def test_only_who_left_is_dropped(client: Redis, redis_url: str, scene: Scene) -> None:
     """Beside it in the batch somebody else reads on to the end."""
-    worker = await scene.worker()
-    streams = await asyncio.gather(reading(caller), reading(caller))
-    scene.allow(1)
-    for stream in streams:
-        await first(stream)
+    async with (
+        running_stack(client, redis_url, total_ms=30_000) as stack,
+        scheduling(client, fewest=2),  # In two batches, the second one would wait for the first for ever.
+        openai_client(stack) as asks,
+    ):
+        stack.worker.hold = True
+        worker = await scene.worker()
+        streams = await asyncio.gather(reading(asks), reading(asks))
+        scene.allow(1)
+        for stream in streams:
+            await first(stream)
 
-    await streams[0].close()
-    await scene.end()
-    scene.allow(20)
+        await streams[0].close()
+        assert await scene.end() == ("failed", "cancelled")
+        scene.allow(20)
 
-    assert "".join(await texts(streams[1])) == WHOLE.removeprefix("0 ")
-    assert worker.model_pid is not None
+        assert "".join(await texts(streams[1])) == WHOLE.removeprefix("0 ")
+        assert worker.model_pid is not None
 
 
 async def test_a_lost_model_is_not_seen_before_the_first_piece(scene: Scene, caller: openai.AsyncOpenAI) -> None:
