@@ -17,10 +17,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gpu_pool.tiny.generate import TinyModel
-from gpu_pool.tiny.model import Cache
-from gpu_pool.tiny.parameters import GenerationParameters
-from gpu_pool.tiny.row import Row
+from gpu_pool.backends.generation import GenerationParameters
+from gpu_pool.backends.tiny.generate import TinyModel
+from gpu_pool.backends.tiny.model import Cache
+from gpu_pool.backends.tiny.row import Row
 
 MIXES = {"all 32": (32, 32, 0.0, 32), "8 to 64": (8, 64, 0.0, 64), "8, one of five 96": (8, 8, 0.2, 96)}
 """Tokens to write: from, to, the share of long ones, and how many those write."""

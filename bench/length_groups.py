@@ -18,17 +18,17 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from gpu_pool.tiny.generate import TinyModel
-from gpu_pool.tiny.parameters import GenerationParameters
-from scheduler.admission import Admissions, Submission, TierLimit
-from scheduler.batches import Batches
-from scheduler.connections import command_client
-from scheduler.keys import Keys
-from scheduler.observation import GatewayStats
+from gpu_pool.backends.generation import GenerationParameters
+from gpu_pool.backends.tiny.generate import TinyModel
 from scheduler.payload import Payload, encode_payload
-from scheduler.presence import Presence
+from scheduler.protocol.admission import Admissions, Submission, TierLimit
+from scheduler.protocol.batches import Batches
+from scheduler.protocol.pool_view import GatewayStats
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
-from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.embedded.redis import EmbeddedRedis
 
 TIER, LONG_MS = "free", 600_000
 AT_ONCE = 100  # Admitted by one call.

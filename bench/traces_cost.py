@@ -21,23 +21,23 @@ from typing import cast
 from multidict import CIMultiDict, CIMultiDictProxy
 from rich.console import Console
 
-from gateway.answer import Answer
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from gateway.fast_lane import Ride
-from gateway.request_traces import RequestTraces
-from gpu_pool.batch_traces import BatchTraces
-from ledger.api_key import NewKey, mint, verify
-from ledger.snapshot import Identity, Key, Model, Snapshot, Tier
-from scheduler.admission import Verdict
-from scheduler.batches import ClaimedRequest, Outcome
+from gateway.http.response import Answer
+from gateway.inference.fast_path import Ride
+from gateway.inference.traces import RequestTraces
+from gpu_pool.worker.traces import BatchTraces
+from ledger.catalog.api_key import NewKey, mint, verify
+from ledger.catalog.snapshot import Identity, Key, Model, Snapshot, Tier
 from scheduler.payload import Payload, encode_payload
-from scheduler.replies import Reply
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
 from scheduler.traced_body import add_context
-from scheduler.traces import Context, new_span_id, new_trace_id
+from scheduler.tracing import Context, new_span_id, new_trace_id
 from tierlane.roles.gateway import COLLECT_AFTER
-from tierlane.tracing.otlp import OtlpSpans
+from tierlane.roles.tracing import OtlpSpans
 
 BODY = b'{"input": "Once upon a time there was a gateway"}'
 BATCH = 32

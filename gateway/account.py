@@ -2,7 +2,7 @@
 
 from typing import NotRequired, TypedDict
 
-from ledger.usage import Usage
+from ledger.audit.queries import Usage
 
 
 class AgreedLimits(TypedDict):

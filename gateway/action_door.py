@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.answer import Answer
 from gateway.body import check_media, read_body
 from gateway.endless import end_all
+from gateway.http.request import check_duplicates, decode
+from gateway.http.response import Answer
+from gateway.http.router import Call
 from gateway.logged_in import LoggedIn
-from gateway.routes import Call
 from gateway.same_site import check_same_site
-from gateway.strict_json import check_duplicates, decode
 from scheduler.errors import ErrorCode, RequestError
 
 T = TypeVar("T")

@@ -1,12 +1,20 @@
-"""How the actions of the page for on-call are described; they stand in the table of gateway/openapi_doors.py."""
+"""How the actions of the page for on-call are described; they stand in the table of gateway/openapi/endpoints.py."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gateway.action_bodies import CordonBody, Cordoned, PurgeBody, Purged, RequeueBody, Requeued, UncordonBody
+from gateway.openapi.model import inside
 from gateway.openapi_door import Door
-from gateway.openapi_kinds import inside
+from gateway.operations.action_requests import (
+    CordonBody,
+    Cordoned,
+    PurgeBody,
+    Purged,
+    RequeueBody,
+    Requeued,
+    UncordonBody,
+)
 from ledger.letter_groups import LetterGroups
 from scheduler.errors import ErrorCode
 

@@ -5,10 +5,10 @@ the page itself asks, then what exactly, and nothing is done that PostgreSQL doe
 """
 
 from gateway.action_door import ActionDoor
-from gateway.cordon_actions import CordonActions
 from gateway.desk import Connect, Desk
 from gateway.letter_actions import LetterActions
 from gateway.logged_in import LoggedIn
+from gateway.operations.actions import CordonActions
 from gateway.pools import Pools
 
 

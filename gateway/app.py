@@ -8,19 +8,19 @@ from collections.abc import Callable
 import structlog
 from aiohttp import web
 
-from gateway.catalog_view import CatalogView
+from gateway.api.account import FindUsage
+from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
 from gateway.desk import Connect
-from gateway.edge import EdgeServer, check_parser, serve
 from gateway.endless import end_all
+from gateway.http.server import EdgeServer, check_parser, serve
 from gateway.identities import Tokens
-from gateway.internal import FindStored
-from gateway.me import FindUsage
-from gateway.parts import Parts
-from gateway.request_traces import RequestTraces
-from gateway.stand_in import Schedule
-from scheduler.connections import check_server
+from gateway.inference.traces import RequestTraces
+from gateway.operations.endpoints import FindStored
+from gateway.standby_scheduler import Schedule
+from gateway.wiring import Parts
 from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.redis_client.connections import check_server
 
 log = structlog.get_logger("gateway")
 

@@ -5,9 +5,9 @@ Entries that an auditor has read, and keeps for the ends of what has only begun 
 
 from redis.asyncio import Redis
 
-from scheduler.audit import Ended, decode_entry
-from scheduler.connections import bounded
-from scheduler.keys import Keys
+from scheduler.protocol.audit_outbox import Ended, decode_entry
+from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms
 
 

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from gateway.waiters import Outcome, Waiter
-from scheduler.audit import Accepted, Ended
+from gateway.inference.pending import Outcome, Waiter
 from scheduler.errors import ErrorCode
-from scheduler.replies import Reply
+from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 from scheduler.states import State
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
-from gateway.beat import Beat
-from gateway.catalog_view import CatalogView, ModelRow, SnapshotView
-from gateway.limits import LiveLimits
+from gateway.catalog import CatalogView, ModelRow, SnapshotView
+from gateway.heartbeat import Beat
+from gateway.limits.capacity import LiveLimits
 from ratelimit.capacity import Evidence
 from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules
-from scheduler.observation import Observation
+from scheduler.protocol.pool_view import Observation
 
 LOOK_S = 1.0
 STALE_S = 2.0

@@ -5,8 +5,8 @@ from typing import Protocol, cast
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from gateway.answer import JSON
 from gateway.body_budget import BodyShare
+from gateway.http.response import JSON
 from scheduler.errors import ErrorCode, RequestError
 
 JSON_TYPES = (JSON, "")  # What most clients send, and those that do not say.

@@ -5,8 +5,8 @@ sends them slowly would else hold them for the whole body deadline, on each of i
 with their headers are not counted: nothing is waited for.
 """
 
-from gateway.catalog_view import IdentityView
-from gateway.faults import Refusal
+from gateway.catalog import IdentityView
+from gateway.http.errors import Refusal
 from scheduler.errors import ErrorCode, RequestError
 
 OWN = (

@@ -7,7 +7,7 @@ much is among them in most of them.
 import heapq
 import math
 
-from scheduler.observation import CustomerRate
+from scheduler.protocol.pool_view import CustomerRate
 
 MOST_COUNTED = 1024
 KEPT = 64

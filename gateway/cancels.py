@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from scheduler.endings import Cancellation, Cancelled
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.replies import Reply
+from scheduler.protocol.cancellation import Cancellation, Cancelled
+from scheduler.protocol.replies import Reply
 
 MAX_IDS = 10_000
 CALL_SIZE = 256

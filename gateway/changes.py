@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gateway.losses import ON_PURPOSE, SILENT
-from gateway.state import Event, State, TierState, WorkerState
+from gateway.operations.state import Event, State, TierState, WorkerState
 
 LEAST_STEP = 0.1  # A tier's limits move all the time under load: told is where they begin and end to be lowered.
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.jobs_config import JobConfig
-from scheduler.admission import REPLAYS, Replays
 from scheduler.autoscale import ScaleRules
+from scheduler.protocol.admission import REPLAYS, Replays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

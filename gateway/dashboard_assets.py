@@ -6,8 +6,8 @@ without it the page shows figures alone.
 
 from importlib.resources import files
 
-from gateway.answer import Headers
-from gateway.page import Page
+from gateway.http.response import Headers
+from gateway.http.static import Page
 
 CSS = "text/css; charset=utf-8"
 ICON = "image/svg+xml"

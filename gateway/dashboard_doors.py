@@ -1,15 +1,15 @@
-"""How the addresses of the page for on-call are described; they stand in the table of gateway/openapi_doors.py."""
+"""How the addresses of the page for on-call are described; they stand in the table of gateway/openapi/endpoints.py."""
 
 from dataclasses import replace
 
-from gateway.answer import JSON
-from gateway.dashboard import Session
 from gateway.dashboard_assets import ASSETS, CSS, ICON, SCRIPT, html_headers
-from gateway.event_stream import EVENTS
+from gateway.http.response import JSON
+from gateway.http.sse import EVENTS
+from gateway.http.static import HTML
+from gateway.openapi.model import SERVICE, constant, inside
 from gateway.openapi_door import Door, Parameter, Says, in_json, only
-from gateway.openapi_kinds import SERVICE, constant, inside
-from gateway.page import HTML
-from gateway.state import State
+from gateway.operations.dashboard import Session
+from gateway.operations.state import State
 from scheduler.errors import ErrorCode
 
 PAGE_HEADERS = ("x-request-id", *(name for name, _ in html_headers()))

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from asyncpg import DataError, IntegrityConstraintViolationError
 
-from gateway.faults import Refusal
+from gateway.http.errors import Refusal
 from ledger.operating import as_actor
 from ledger.postgres import AWAY, Connection, reason
 from scheduler.errors import ErrorCode, RequestError

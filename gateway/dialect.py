@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.answer import Answer
-from gateway.asked import Asked, Served
-from gateway.chunks import MakeChunks
-from gateway.inference_body import read_inference
+from gateway.api.format import Asked, Served
+from gateway.api.inference import read_inference
+from gateway.api.stream_chunks import MakeChunks
+from gateway.http.response import Answer
 from gateway.success import success
 from scheduler.errors import ErrorCode, RequestError
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import structlog
 
 from gateway.audit_pairs import Note, Pair
-from gateway.spool import FOLDER, Spool, SpoolError
+from gateway.direct.spool import FOLDER, Spool, SpoolError
+from gateway.direct.spool_tasks import SpoolWriter
 from gateway.spool_merge import AdoptCall, SpoolMerge
-from gateway.spool_writer import SpoolWriter
-from scheduler.run_forever import Loop
+from scheduler.tasks import Loop
 
 log = structlog.get_logger("gateway")
 

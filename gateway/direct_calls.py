@@ -1,11 +1,12 @@
-"""One connection to one worker's direct endpoint: a hello, then one batch at a time (scheduler.direct has the wire)."""
+"""One connection to one worker's direct endpoint: a hello, then one batch at a time (scheduler.protocol.direct has the wire)."""
 
 import asyncio
 from collections.abc import Sequence
 
-from gateway.breaker import Breaker
-from scheduler.batches import Outcome
-from scheduler.direct import (
+from gateway.circuit_breaker import Breaker
+from scheduler.errors import TierlaneError
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.direct import (
     HEADER,
     DirectBatch,
     DirectBusy,
@@ -18,7 +19,6 @@ from scheduler.direct import (
     pack,
     read_by_gateway,
 )
-from scheduler.errors import TierlaneError
 
 CONNECT_S = 0.25
 """For the connection, and once more for the worker's welcome."""

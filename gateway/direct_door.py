@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.direct_queue import DirectQueue
-from gateway.local_limits import REQUEST, Charge, Charges, LocalLimits, charges_of, of_all
-from scheduler.admission import Submission, TierLimit, Verdict
+from gateway.direct.limits import REQUEST, Charge, Charges, LocalLimits, charges_of, of_all
+from gateway.direct.queue import DirectQueue
+from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
 
 RETRY_MS = 500

@@ -5,7 +5,7 @@ How many a customer has is how many of them are here: there is no counter that c
 
 from collections.abc import Iterator
 
-from gateway.direct_queue import DirectEntry
+from gateway.direct.queue import DirectEntry
 
 
 class OpenRequests:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gateway.direct_calls import DirectLine
-from scheduler.direct import DirectError, Hello
 from scheduler.fault_log import log_fault
-from scheduler.observation import WorkerView
+from scheduler.protocol.direct import DirectError, Hello
+from scheduler.protocol.pool_view import WorkerView
 
 FIRST_S = 5.0
 EVERY_S = 1.0

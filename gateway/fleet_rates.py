@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from scheduler.observation import GatewayStats
+from scheduler.protocol.pool_view import GatewayStats
 
 SHOWN = 5
 

@@ -7,7 +7,7 @@ lost one's place has another name: what is missed is a gateway, not that one.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.beat import BEAT_S
+from gateway.heartbeat import BEAT_S
 
 SILENT_MS = 4000 * BEAT_S
 """A gateway that was silent for so long is missed. A second later Redis forgets it."""

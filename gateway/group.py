@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 from multidict import CIMultiDictProxy
 
-from gateway.effective import Effective
-from gateway.strict_json import check_text, invalid
-from scheduler.admission import MAX_SUBMISSIONS
+from gateway.http.request import check_text, invalid
+from ratelimit.effective import Effective
 from scheduler.errors import RequestError
+from scheduler.protocol.admission import MAX_SUBMISSIONS
 
 
 class Member(NamedTuple):

@@ -6,7 +6,7 @@ A single pool's document stays as it is.
 from collections.abc import Mapping, Sequence
 
 from gateway.finding import LEVELS, Check, Status
-from gateway.health_document import Health, HealthFigures, HealthOfPools, PoolHealth, TierHealth
+from gateway.operations.health_model import Health, HealthFigures, HealthOfPools, PoolHealth, TierHealth
 from ratelimit.capacity import Evidence
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gateway.finding import Finding
 from gateway.losses import Loss
-from scheduler.observation import Observation
+from scheduler.protocol.pool_view import Observation
 
 WORTH_TELLING = 0.02  # Of a tier's requests: fewer are the edge of a limit that works, and no news.
 WORTH_TELLING_RPS = 0.5

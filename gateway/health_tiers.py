@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from gateway.finding import Finding
-from gateway.health_document import TierHealth
-from scheduler.observation import Observation, TierDepth, TierStats
+from gateway.operations.health_model import TierHealth
+from scheduler.protocol.pool_view import Observation, TierDepth, TierStats
 
 NEARLY_WHOLE = 0.995  # What is told in whole percent must not be lowered to 100 %.
 AMPLIFIED = 1.5  # From here on clients' retries are a load of their own,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.bearer import looks_like_jwt
-from gateway.catalog_view import IdentityView
-from scheduler.run_forever import Loop
+from gateway.catalog import IdentityView
+from scheduler.tasks import Loop
 
 KEY_PREFIX = "tl_"
 

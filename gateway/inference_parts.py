@@ -4,25 +4,25 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gateway.admitter import Admitter
 from gateway.audit_pairs import Pair
+from gateway.auth.authenticator import Doorman
 from gateway.body_budget import BodyBudget
 from gateway.cancels import Cancels
-from gateway.catalog_view import CatalogView, IdentityView
+from gateway.catalog import CatalogView, IdentityView
 from gateway.config import GatewayConfig
-from gateway.direct import Direct
-from gateway.doorman import Doorman
+from gateway.direct.mode import Direct
 from gateway.doors import Doors
-from gateway.faults import Faults
-from gateway.limits import LiveLimits
-from gateway.meter import Meter
-from gateway.metrics.tally import Tally
+from gateway.http.errors import Faults
+from gateway.inference.admission import Admitter
+from gateway.inference.pending import Waiters
+from gateway.inference.traces import RequestTraces
+from gateway.limits.capacity import LiveLimits
+from gateway.limits.demand import Meter
+from gateway.metrics.counters import Tally
 from gateway.replays import FetchResults
 from gateway.request_log import RequestLog
-from gateway.request_traces import RequestTraces
-from gateway.waiters import Waiters
-from scheduler.admission import Verdict
 from scheduler.errors import RequestError
+from scheduler.protocol.admission import Verdict
 
 NoteRefusal = Callable[[str, IdentityView, RequestError, Verdict | None, float], None]
 """Told of every request that was not let in: its id, whose it is, the error, what admission said, the tier's factor."""

@@ -1,9 +1,9 @@
 """Admission of jobs: the gateway's own, but nobody waits for the result, so being let in ends the waiting."""
 
-from gateway.admitter import ENTERED, Admitter
-from gateway.waiters import Waiter
-from scheduler.admission import Verdict
+from gateway.inference.admission import ENTERED, Admitter
+from gateway.inference.pending import Waiter
 from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import Verdict
 
 
 class JobAdmitter(Admitter):

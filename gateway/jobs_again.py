@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from gateway.admitter import ENTERED, AdmitCall, Limits
+from gateway.inference.admission import ENTERED, AdmitCall, Limits
 from ledger.jobs import NewJob
-from scheduler.admission import Submission, calls_of
 from scheduler.payload import decode_payload
+from scheduler.protocol.admission import Submission, calls_of
 
 
 class Requeue:

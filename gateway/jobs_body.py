@@ -3,9 +3,9 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.asked import Asked
-from gateway.inference_body import InferenceBody, read_inference
-from gateway.strict_json import check_duplicates, decode
+from gateway.api.format import Asked
+from gateway.api.inference import InferenceBody, read_inference
+from gateway.http.request import check_duplicates, decode
 
 
 class JobBody(InferenceBody, forbid_unknown_fields=True, frozen=True):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from yarl import URL
 
+from gateway.host_lists import split_entry
 from gateway.jobs_addresses import is_public
-from gateway.jobs_hosts import split_entry
 
 MAX_CHARACTERS = 2048
 _LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"

@@ -10,7 +10,7 @@ class JobConfig:
     database_url: str = field(repr=False)
     total_ms: int = 600_000  # From taking a job in to its end.
     kept_ms: int = 600_000  # How long its result can be read after that.
-    callback_hosts: tuple[str, ...] = ()  # Of customers without a list of their own: see gateway/jobs_hosts.py.
+    callback_hosts: tuple[str, ...] = ()  # Of customers without a list of their own: see gateway/host_lists.py.
     callback_secret: bytes = field(default=b"", repr=False)  # Of which each customer's own is made.
     shared_signature: bool = False  # Whether it signs itself as well, as it did before customers had their own.
     private_addresses: bool = False  # Whether callbacks may go to addresses that are not public.

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.dialect import INFERENCE
-from gateway.faults import Fault, fault_of
+from gateway.http.errors import Fault, fault_of
 from scheduler.errors import ErrorCode, RequestError
 
 Status = Literal["PENDING", "SUCCESS", "FAILURE"]

@@ -4,7 +4,7 @@ from enum import Enum
 
 from ledger.jobs import JobEnd
 from scheduler.errors import ErrorCode
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 from scheduler.stands import Stand
 from scheduler.states import State
 

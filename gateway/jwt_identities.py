@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Mapping
 
-from gateway.jwks import JwksSource
+from gateway.auth.jwks import JwksSource
+from gateway.auth.jwt_customers import CustomersView, JwtCustomers
+from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.jwt_config import JwtConfig
-from gateway.jwt_customers import CustomersView, JwtCustomers
-from gateway.jwt_verifier import JwtVerifier
-from ledger.snapshot import Identity
-from scheduler.run_forever import Loop
+from ledger.catalog.snapshot import Identity
+from scheduler.tasks import Loop
 
 
 class JwtIdentities:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from gateway.audit_pairs import Pair, audit_pair
-from gateway.waiters import Ending, Outcome, Waiter
+from gateway.inference.pending import Ending, Outcome, Waiter
 
 KEEP_S = 10.0  # A failover may lose the writes of so long.
 MAX_PAIRS = 50_000  # About 35 MB, and ten seconds of all that one gateway can do.

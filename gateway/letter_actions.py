@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.action_bodies import PurgeBody, Purged, RequeueBody
 from gateway.action_door import ActionDoor, actor, said
-from gateway.answer import Answer
 from gateway.desk import Desk
+from gateway.http.response import Answer
+from gateway.http.router import Call
+from gateway.operations.action_requests import PurgeBody, Purged, RequeueBody
+from gateway.operations.requeue import Requeuing, differs
 from gateway.pools import Pools
-from gateway.requeuing import Requeuing, differs
-from gateway.routes import Call
 from ledger.letter_groups import CountDiffers, letter_groups, purge_seen
 from scheduler.errors import RedisUnavailable
 

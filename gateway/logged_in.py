@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from gateway.doorman import Doorman
-from gateway.routes import Call
-from gateway.session import LASTS_S, issue, left_s, presented
+from gateway.auth.authenticator import Doorman
+from gateway.http.router import Call
+from gateway.operations.session import LASTS_S, issue, left_s, presented
 
 
 class LoggedIn:

@@ -7,7 +7,7 @@ with it is missed for longer.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.observation import WorkerView
+from scheduler.protocol.pool_view import WorkerView
 
 ON_PURPOSE = ("cordoned", "draining")  # Somebody wanted it so.
 KEEP_MS = 15 * 60_000

@@ -1,4 +1,4 @@
-"""How one address is described: what it takes, what it says, which errors it gives. The table is gateway/openapi_doors.py.
+"""How one address is described: what it takes, what it says, which errors it gives. The table is gateway/openapi/endpoints.py.
 
 Types are those that decode and encode, so the description cannot promise another form than the one that is checked.
 """
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gateway.answer import JSON
+from gateway.http.response import JSON
 from scheduler.errors import ErrorCode
 
 Schema = dict[str, Any]

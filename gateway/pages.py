@@ -3,11 +3,11 @@
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 
-from gateway.answer import JSON, encode_json
-from gateway.openapi import openapi
-from gateway.openapi_doors import DOORS
-from gateway.page import HTML, STYLE, Page
-from gateway.pages_reference import reference
+from gateway.http.response import JSON, encode_json
+from gateway.http.static import HTML, STYLE, Page
+from gateway.openapi.document import openapi
+from gateway.openapi.endpoints import DOORS
+from gateway.openapi.html import reference
 
 
 class Pages:

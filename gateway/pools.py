@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
-from gateway.catalog_view import CatalogView, ModelRow
+from gateway.catalog import CatalogView, ModelRow
 from gateway.endless import end_all
-from gateway.inference import Inference
-from gateway.jobs_result import Result
-from gateway.jobs_submit import Submit
-from gateway.pool_parts import PoolParts
+from gateway.inference.pipeline import Inference
+from gateway.jobs.results import Result
+from gateway.jobs.submit import Submit
+from gateway.pool import PoolParts
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
-from scheduler.keys import is_pool_name, pools_of, pools_to_serve
-from scheduler.run_forever import TaskRegistry
+from scheduler.redis_client.keys import is_pool_name, pools_of, pools_to_serve
+from scheduler.tasks import TaskRegistry
 
 LOOK_S = 0.1
 LEFT_EVERY = 10  # Looks: so often Redis is asked which pools have something unfinished.

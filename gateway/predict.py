@@ -2,11 +2,11 @@
 
 import msgspec
 
-from gateway.answer import Answer, encode_json
-from gateway.asked import Asked, Served
+from gateway.api.format import Asked, Served
+from gateway.api.inference import Text, check_model
 from gateway.dialect import Dialect
-from gateway.inference_body import Text, check_model
-from gateway.strict_json import check_duplicates, check_text, decode
+from gateway.http.request import check_duplicates, check_text, decode
+from gateway.http.response import Answer, encode_json
 from gateway.success import completed
 
 

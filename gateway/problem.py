@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
-from gateway.answer import encode_json
+from gateway.http.response import encode_json
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
 PROBLEM_JSON = "application/problem+json"

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from gateway.event_stream import EventStream
+from gateway.http.sse import EventStream
 from scheduler.errors import ErrorCode, RequestError
 
 MAX_READERS = 32

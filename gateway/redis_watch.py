@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from redis.asyncio import Redis
 
-from gateway.breaker import Breaker, BreakerState
-from scheduler.connections import bounded, check_protocol
+from gateway.circuit_breaker import Breaker, BreakerState
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.fault_log import log_fault
+from scheduler.redis_client.connections import bounded, check_protocol
 
 MAX_TRIES = 4
 """Sending one admission call more often helps nobody, whatever the breaker says."""

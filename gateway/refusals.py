@@ -7,12 +7,12 @@ of the newest of one that has several.
 
 import msgspec
 
-from gateway.catalog_view import IdentityView
-from gateway.effective import effective
-from gateway.faults import Refusal as Told
-from scheduler.admission import Verdict
+from gateway.catalog import IdentityView
+from gateway.http.errors import Refusal as Told
+from ratelimit.effective import effective
 from scheduler.errors import RequestError
-from scheduler.refusals import MAX_A_BEAT, Refusal
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.limits import MAX_A_BEAT, Refusal
 from scheduler.states import Admission
 
 SAME_A_BEAT = 8

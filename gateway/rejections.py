@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from scheduler.admission import Submission, Verdict
+from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
 MOST_S = 0.5

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 
 REPLAYED = ("Idempotent-Replayed", "true")
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import structlog
 
-from gateway.catalog_view import IdentityView
-from gateway.faults import Refusal
-from gateway.metrics.tally import ACCEPTED, COMPLETED
-from gateway.waiters import Waiter
+from gateway.catalog import IdentityView
+from gateway.http.errors import Refusal
+from gateway.inference.pending import Waiter
+from gateway.metrics.counters import ACCEPTED, COMPLETED
 from scheduler.errors import HTTP, RequestError
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 
 _log = structlog.get_logger("request")
 

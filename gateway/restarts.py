@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.finding import Finding, clock, first_of
-from scheduler.observation import WorkerView
+from scheduler.protocol.pool_view import WorkerView
 
 TOLD_MS = 3000
 """For so long health tells of one: whoever looks each second sees it. The page's events keep it for longer."""

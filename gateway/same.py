@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from gateway.catalog_view import ModelRow
-from scheduler.admission import Submission
-from scheduler.observation import WorkerView
+from gateway.catalog import ModelRow
 from scheduler.payload import Payload, Task
+from scheduler.protocol.admission import Submission
+from scheduler.protocol.pool_view import WorkerView
 
 SAMPLING_BACKENDS = ("openai:",)
 """Backends that sample where a request has no temperature: an endpoint's default is its own, often 0.7 or 1."""

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.answer import encode_json
-from gateway.catalog_view import CatalogView
+from gateway.catalog import CatalogView
 from gateway.changes import changes
-from gateway.health_document import Health
 from gateway.health_pools import together
-from gateway.judging import Judging
-from gateway.moments import Moments
+from gateway.http.response import encode_json
+from gateway.operations.health_collector import Judging
+from gateway.operations.health_model import Health
+from gateway.operations.snapshots import Moments
+from gateway.operations.state import Event, State, state
 from gateway.readers import Readers, message
-from gateway.state import Event, State, state
 from scheduler.fault_log import log_fault
 
 EVERY_S = 1.0

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar, TypeVarTuple
 import structlog
 
 from gateway.audit_pairs import Note, Pair
-from gateway.spool import Spool
+from gateway.direct.spool import Spool
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault

@@ -7,18 +7,18 @@ refusals come out. No I/O.
 import time
 from collections.abc import Callable
 
-from gateway.admitter import ENTERED
-from gateway.answer import Headers
-from gateway.catalog_view import IdentityView
-from gateway.effective import Effective, Left, LimitLook, effective
-from gateway.faults import Refusal
-from gateway.known_limits import KnownLimits
-from gateway.limits import LiveLimits
-from gateway.meter import Meter, fill
-from gateway.rate_headers import rate_headers, rate_lines
-from gateway.service_tier import own
-from gateway.verdicts import LOWERED, NO_ROOM, refusal
-from scheduler.admission import Submission, Verdict
+from gateway.auth.service_tier import own
+from gateway.catalog import IdentityView
+from gateway.http.errors import Refusal
+from gateway.http.response import Headers
+from gateway.inference.admission import ENTERED
+from gateway.limits.capacity import LiveLimits
+from gateway.limits.customer_limits import KnownLimits
+from gateway.limits.demand import Meter, fill
+from gateway.limits.rejections import LOWERED, NO_ROOM, refusal
+from ratelimit.effective import Effective, Left, LimitLook, effective
+from ratelimit.headers import rate_headers, rate_lines
+from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
 MAX_LIMITS = 10_000

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from gateway.answer import Answer, encode_json
-from gateway.asked import Served
-from scheduler.replies import Reply
+from gateway.api.format import Served
+from gateway.http.response import Answer, encode_json
+from scheduler.protocol.replies import Reply
 
 # RFC 9211: an answer that was kept, or the run of an equal request that was under way.
 _CACHE_STATUS = {

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import TypedDict
 
 from ledger.requests import RequestRow
-from scheduler.replies import RequestDetail
+from scheduler.protocol.replies import RequestDetail
 
 
 class Event(TypedDict):

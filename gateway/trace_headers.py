@@ -2,7 +2,7 @@
 
 from multidict import CIMultiDictProxy
 
-from scheduler.traces import Context, read_traceparent
+from scheduler.tracing import Context, read_traceparent
 
 HEADER = "traceparent"
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 
 
 class TokenUsage(msgspec.Struct, gc=False):

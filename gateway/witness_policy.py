@@ -7,8 +7,8 @@ that connections break. A false alarm is cheap, since everything that is sent ag
 
 from collections.abc import Iterable, Sequence
 
-from gateway.waiters import Waiter
-from scheduler.admission import TierLimit
+from gateway.inference.pending import Waiter
+from scheduler.protocol.admission import TierLimit
 
 OTHER_EPOCH = "it has another epoch"
 AWAY = "it was away"

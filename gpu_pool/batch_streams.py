@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from gpu_pool.frames import Piece
-from gpu_pool.outgoing import Outgoing
-from scheduler.batches import ClaimedRequest
+from gpu_pool.model_process.messages import Piece
+from gpu_pool.worker.streams import Outgoing
 from scheduler.increments import LOST, Address, Increment, read_address
+from scheduler.protocol.batches import ClaimedRequest
 
 Drop = Callable[[Sequence[int]], None]
 

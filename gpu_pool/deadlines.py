@@ -1,6 +1,6 @@
 """When the items of a batch are to be ended at the latest. Pure."""
 
-from gpu_pool.frames import Run
+from gpu_pool.model_process.messages import Run
 
 STREAM_LEAD_S = 0.1  # A stream's end is at Redis before its gateway sends 504, which it does 50 ms before the deadline.
 IN_TIME = 0.95  # Of a batch's budget: what takes longer is ended by the watchdog, and the process with it.

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from gpu_pool.batch_traces import BatchTrace, BatchTraces
-from gpu_pool.execution import Execution, NotStarted
-from gpu_pool.model_handle import ModelLost, RunRefused
-from gpu_pool.model_keeper import ModelKeeper
+from gpu_pool.model_process.handle import ModelLost, RunRefused
+from gpu_pool.model_process.supervisor import ModelKeeper
 from gpu_pool.outcomes import not_run
 from gpu_pool.watchdog import ModelHung
-from scheduler.batches import RETRY_BUDGET, ClaimedRequest, Outcome
-from scheduler.direct import DirectItem
+from gpu_pool.worker.execution import Execution, NotStarted
+from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, TierlaneError
+from scheduler.protocol.batches import RETRY_BUDGET, ClaimedRequest, Outcome
+from scheduler.protocol.direct import DirectItem
 
 MOST_WAITING = 4
 

@@ -4,11 +4,11 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 
-from gpu_pool.backend import Item, ItemResult, Unwell
+from gpu_pool.backends.backend import Item, ItemResult, Unwell
+from gpu_pool.backends.openai_endpoint.backend import Endpoint
+from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.endpoint.access import take_access
-from gpu_pool.endpoint.address import read_address
 from gpu_pool.endpoint.batch import HandBack
-from gpu_pool.endpoint.endpoint import Endpoint
 from gpu_pool.endpoint.serving import serve
 from scheduler.errors import ErrorCode
 

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import structlog
 
-from gpu_pool.nvml import NvmlGpu
-from scheduler.observation import GpuReading
+from gpu_pool.worker.gpu import NvmlGpu
+from scheduler.protocol.pool_view import GpuReading
 
 EVERY_S = 1.0
 

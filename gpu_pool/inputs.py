@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from gpu_pool.backend import Item, ItemResult, Listener
+from gpu_pool.backends.backend import Item, ItemResult, Listener
 from scheduler.errors import ErrorCode
 from scheduler.payload import decode_payload
 from scheduler.traced_body import context_in

@@ -7,8 +7,8 @@ import asyncio
 from contextlib import suppress
 
 from gpu_pool.batch_streams import BatchStreams
-from scheduler.batches import Batches
 from scheduler.errors import RedisUnavailable
+from scheduler.protocol.batches import Batches
 
 
 class Lease:

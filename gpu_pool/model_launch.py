@@ -28,7 +28,7 @@ class ModelLaunch:
         model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
         model += ["--torch-threads", str(self.torch_threads)]
         failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
-        return [sys.executable, "-m", "gpu_pool.model_process", *own, *model, *failpoints]
+        return [sys.executable, "-m", "gpu_pool.model_process.main", *own, *model, *failpoints]
 
     def environment(self) -> dict[str, str]:
         """Ours, without our settings and what opens Redis or PostgreSQL, and the secrets."""

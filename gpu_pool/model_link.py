@@ -8,7 +8,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from gpu_pool.frames import HEADER, Asked, Drop, FrameError, Progress, Run, Said, body_length, pack, read_asked
+from gpu_pool.model_process.messages import (
+    HEADER,
+    Asked,
+    Drop,
+    FrameError,
+    Progress,
+    Run,
+    Said,
+    body_length,
+    pack,
+    read_asked,
+)
 
 PROGRESS_EVERY_S = 0.02  # A lease is renewed far less often; more frames than this tell nobody anything.
 

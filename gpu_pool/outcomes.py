@@ -7,9 +7,9 @@ outcome without the model. Bodies are passed on as they are stored.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_pool.backend import ItemResult
-from scheduler.batches import ClaimedRequest, Outcome
+from gpu_pool.backends.backend import ItemResult
 from scheduler.errors import ErrorCode
+from scheduler.protocol.batches import ClaimedRequest, Outcome
 
 
 @dataclass(frozen=True)

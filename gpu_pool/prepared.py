@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gpu_pool.backend import Item, ItemResult
-from gpu_pool.tiny.parameters import MAX_TOKENS, Generation, GenerationParameters, ParameterError, parse_parameters
+from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.generation import MAX_TOKENS, Generation, GenerationParameters, ParameterError, parse_parameters
 from scheduler.errors import ErrorCode
 
 P = TypeVar("P")

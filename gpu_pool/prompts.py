@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from gpu_pool.backend import Item
+from gpu_pool.backends.backend import Item
 from scheduler.payload import Message, Task, decode_messages
 
 Template = Callable[[Sequence[Message]], str]

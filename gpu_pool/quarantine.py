@@ -7,7 +7,7 @@ three such batches in a row its model process ends and stays away for a while, l
 from collections.abc import Sequence
 from enum import Enum
 
-from gpu_pool.backend import ItemResult
+from gpu_pool.backends.backend import ItemResult
 from scheduler.errors import ErrorCode
 
 STRIKES = 3

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpu_pool.backend import InvalidOutput, Item
+from gpu_pool.backends.backend import InvalidOutput, Item
 
 Tell = Callable[[Sequence[str]], list[bool]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backends.backend import Item, ItemResult
 from scheduler.payload import Task
 
 Run = Callable[[Sequence[Item]], list[ItemResult]]

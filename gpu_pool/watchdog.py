@@ -12,8 +12,8 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from gpu_pool.frames import Done, Piece
-from gpu_pool.model_handle import Begun, Hear, ModelProcess, hear_nothing, unheard
+from gpu_pool.model_process.handle import Begun, Hear, ModelProcess, hear_nothing, unheard
+from gpu_pool.model_process.messages import Done, Piece
 from gpu_pool.standstill import GAP_S
 from scheduler.errors import TierlaneError
 

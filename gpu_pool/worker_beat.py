@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from gpu_pool.config import WorkerConfig
-from gpu_pool.execution import Execution
-from scheduler.observation import GpuReading, WorkerBeat
+from gpu_pool.worker.execution import Execution
+from scheduler.protocol.pool_view import GpuReading, WorkerBeat
 
 
 class Seen(NamedTuple):

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from struct import error as StructError  # noqa: N812 - its own name is no class's
 
-from ledger.audit_rows import Folded, Row, id_of, to_row
-from ledger.audit_writer import Refused
+from ledger.audit.rows import Folded, Row, id_of, to_row
+from ledger.audit.writer import Refused
 from ledger.letter_rows import LetterRow, to_letter_row
-from scheduler.audit import DeadLetter, Ended, Record, encode_records
+from scheduler.protocol.audit_outbox import DeadLetter, Ended, Record, encode_records
 from scheduler.request_id import created_at
 
 ROWS_A_TURN = 250

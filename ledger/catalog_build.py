@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ledger.catalog_rows import BadCatalogRow, Row, customers_from, keys_from
-from ledger.quotas import QuotaBook
-from ledger.snapshot import Customer, Key, Model, Quota, Snapshot, Tier
+from ledger.catalog.loader import BadCatalogRow, Row, customers_from, keys_from
+from ledger.catalog.quotas import QuotaBook
+from ledger.catalog.snapshot import Customer, Key, Model, Quota, Snapshot, Tier
 
 T = TypeVar("T")
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from ledger.catalog.loader import BadCatalogRow, Row, models_from, tiers_from
+from ledger.catalog.snapshot import Model, Snapshot, Tier
 from ledger.catalog_build import SnapshotBuild, readable
-from ledger.catalog_rows import BadCatalogRow, Row, models_from, tiers_from
 from ledger.postgres import Connection
-from ledger.snapshot import Model, Snapshot, Tier
 from ledger.statements import statement
 
 CHANNEL = "tierlane_catalog"

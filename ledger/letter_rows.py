@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from ledger.audit_rows import check_id
-from scheduler.audit import DeadLetter, Ended
+from ledger.audit.rows import check_id
 from scheduler.errors import ErrorCode
 from scheduler.packed import inner
 from scheduler.payload import decode_payload
+from scheduler.protocol.audit_outbox import DeadLetter, Ended
 
 MOST_ATTEMPTS = 1_000_000
 

@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool
 from ledger.postgres import SCHEME, asyncpg_dsn, place_of
 from ledger.postgres import Connection as Raw
 from ledger.revision import CONNECT_TIMEOUT_S, head_revision, is_unknown, migrations_dir
-from ledger.tables import metadata
+from ledger.schema import metadata
 from scheduler.errors import StartError
 
 MIGRATION_LOCK = 7_436_001

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from ledger.migration import MIGRATION_LOCK, is_ours
-from ledger.tables import metadata
+from ledger.schema import metadata
 
 
 def run(connection: Connection) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.audit import Accepted, Ended, encode_records
-from scheduler.keys import Keys
-from scheduler.scripts import Script
+from scheduler.protocol.audit_outbox import Accepted, Ended, encode_records
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
 
 MAX_PAIRS = 256
 """A call, so that it never holds the server."""

@@ -9,7 +9,7 @@ distances: several workers, whose runs take about the same time. A batch that co
 early, so that late timers cost nothing: a virtual clock, as in the virtual scheduling algorithm of ITU-T I.371.
 """
 
-from scheduler.batch_window import Service
+from scheduler.batching.timing import Service
 
 WHOLE_HEADROOM_WORKERS = 8
 """Fewer workers keep a smaller part of their time free: each is a larger part of the capacity, and less is enough.

@@ -15,8 +15,8 @@ from redis.asyncio import Redis
 
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
-from scheduler.keys import Keys
-from scheduler.scripts import Script
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
 
 LOOK_S = 0.1
 """Between two looks at the catalog, which cost nothing."""

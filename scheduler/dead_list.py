@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from redis.asyncio import Redis
 
-from scheduler.connections import bounded
-from scheduler.keys import Keys
+from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.keys import Keys
 
 IDS_A_CALL = 20
 """Each costs a walk over a list of up to ten thousand, a quarter of a millisecond in which Redis serves nobody else."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.connections import FAULTS, line_of, unavailable
-from scheduler.keys import Keys
+from scheduler.redis_client.connections import FAULTS, line_of, unavailable
+from scheduler.redis_client.keys import Keys
 
 MARK = b"+"
 """Before the msgpack array. No list of replies begins with it: to msgpack it is a number."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.keys import Keys
-from scheduler.scripts import Script
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
 
 
 class LimitsInForce(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from redis.asyncio import Redis
 
-from scheduler.connections import bounded
-from scheduler.keys import Keys
-from scheduler.scripts import Script
+from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
 
 BAD_CAP = 1000
 """Entries that could not be written are kept for a look, at most so many."""

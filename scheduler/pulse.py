@@ -12,12 +12,12 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from scheduler.connections import line_of
 from scheduler.cordons import Standing
-from scheduler.keys import Keys
-from scheduler.line import Argument
-from scheduler.observation import WorkerBeat
-from scheduler.scripts import Script
+from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.redis_client.connections import line_of
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.pipeline import Argument
+from scheduler.redis_client.scripts import Script
 
 WHOLE_EVERY_S = 10.0
 """After so long all is said again: a worker's row gets a new TTL with that only."""

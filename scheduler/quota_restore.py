@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.connections import bounded
-from scheduler.keys import Keys
-from scheduler.scripts import Script
+from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
 
 CHUNK = 1000
 _encode = msgspec.msgpack.Encoder().encode

@@ -7,8 +7,8 @@ Redis on the way, the caretaker does. Two at once do no harm: each rider is take
 from redis.asyncio import Redis
 
 from scheduler.errors import RedisUnavailable
-from scheduler.keys import Keys
-from scheduler.scripts import Script
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
 
 MOST_CALLS = 64
 """What one may do in a row: four thousand riders. The rest is the caretaker's, which comes again soon."""

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from scheduler.batch_window import UNKNOWN, pool_service
+from scheduler.batching.timing import UNKNOWN, pool_service
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
-from scheduler.presence import Presence
+from scheduler.protocol.presence import Presence
 
 PAUSE_S = 1.0
 

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
 
-from scheduler.connections import bounded
-from scheduler.keys import Keys
-from scheduler.replies import Reply, readable
+from scheduler.protocol.replies import Reply, readable
+from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.keys import Keys
 from scheduler.states import State
 
 LOOK_SIZE = 512

@@ -5,7 +5,7 @@ and whoever wants it finds it without decoding. No payload ends like one by itse
 texts that no client writes.
 """
 
-from scheduler.traces import Context, read_traceparent
+from scheduler.tracing import Context, read_traceparent
 
 _ARRAYS = range(0x91, 0x9F)  # Of one to fourteen elements, which may get one more.
 _TEXT_OF_55 = b"\xd9\x37"  # A str of msgpack and its length.

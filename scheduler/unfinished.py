@@ -8,8 +8,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from scheduler.connections import bounded
-from scheduler.keys import Keys, is_pool_name
+from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.keys import Keys, is_pool_name
 
 
 class Unfinished:

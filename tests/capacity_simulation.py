@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.limits import LiveLimits
-from gpu_pool.busy_share import ServedRate
-from gpu_pool.service_time import ServiceTime
-from ledger.snapshot import Model, Snapshot, Tier
-from scheduler.observation import GatewayStats, Observation, TierDepth, TierStats, WorkerView
+from gateway.limits.capacity import LiveLimits
+from gpu_pool.worker.concurrency import ServedRate
+from gpu_pool.worker.service_time import ServiceTime
+from ledger.catalog.snapshot import Model, Snapshot, Tier
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
 STEP_S = 0.005
 LOOK_S = 0.25

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tierlane.chaos.checker import check
+from tierlane.chaos.checker.checker import check
 from tierlane.chaos.history import Answered, Event, Fault, Invoked, Stalled, Stray, Unanswered
 from tierlane.chaos.proof import Evidence, Leftovers, Row, Run
 from tierlane.chaos.verdicts import Verdict, Verdicts

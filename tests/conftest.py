@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 
 from key_leaks import leaked_keys
 from pool import Pool
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from tierlane.embedded.binaries import find_redis
-from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.embedded.redis import EmbeddedRedis
 
 PATIENCE_S = (
     10.0  # Of scripts in tests that are not about time: the machine may stand still for longer than the 0.25 s.

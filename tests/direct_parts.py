@@ -5,10 +5,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
-from gateway.waiters import Waiter
-from scheduler.admission import Submission
-from scheduler.batches import Outcome
-from scheduler.direct import (
+from gateway.inference.pending import Waiter
+from scheduler.payload import decode_payload
+from scheduler.protocol.admission import Submission
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.direct import (
     HEADER,
     DirectBatch,
     DirectBusy,
@@ -20,7 +21,6 @@ from scheduler.direct import (
     pack,
     read_by_worker,
 )
-from scheduler.payload import decode_payload
 
 
 def submission(request_id: str = "req", **changes: Any) -> Submission:

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from scheduler.admission import Submission, TierLimit, Verdict
-from scheduler.endings import Cancellation, Cancelled
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.replies import Reply
+from scheduler.protocol.admission import Submission, TierLimit, Verdict
+from scheduler.protocol.cancellation import Cancellation, Cancelled
+from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
 
 ACCEPTED = Verdict(Admission.ACCEPTED, 5.0, 100, 0, 1)

@@ -7,8 +7,8 @@ import signal
 from redis.asyncio import Redis
 
 from eventually import eventually
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from stack import Stack
 
 RESTART_S = 30.0

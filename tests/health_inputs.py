@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.health import HealthInputs
+from gateway.operations.health_checks import HealthInputs
 
 
 def health_inputs(**changes: Any) -> HealthInputs:

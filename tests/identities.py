@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ledger.snapshot import Identity
+from ledger.catalog.snapshot import Identity
 
 
 def identity(**changes: Any) -> Identity:

@@ -2,7 +2,7 @@
 
 from redis.asyncio import Redis
 
-from scheduler.keys import Keys
+from scheduler.redis_client.keys import Keys
 
 
 async def leaked_keys(client: Redis) -> list[str]:

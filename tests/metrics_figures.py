@@ -2,7 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 
 Labels = frozenset[tuple[str, str]]
 

@@ -18,8 +18,8 @@ import aiohttp
 
 from admin import NewCustomer
 from eventually import eventually
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from stack import Stack
 
 PAUSE_S = 0.015  # Between an answer and the next request of a connection: enough to ask for many times the limit.

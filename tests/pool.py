@@ -5,17 +5,17 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from scheduler.admission import Admissions, Submission, TierLimit, Verdict
 from scheduler.adoption import Adoption
-from scheduler.audit import Accepted, DeadLetter, Ended, Record, decode_entry
-from scheduler.batches import Batches, ClaimedBatch, Outcome
-from scheduler.endings import Endings
-from scheduler.keys import Keys
-from scheduler.observation import GatewayStats, WorkerBeat
 from scheduler.outbox import Outbox
 from scheduler.payload import Payload, encode_payload
-from scheduler.presence import BeatReply, Presence
-from scheduler.replies import Results
+from scheduler.protocol.admission import Admissions, Submission, TierLimit, Verdict
+from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Record, decode_entry
+from scheduler.protocol.batches import Batches, ClaimedBatch, Outcome
+from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.pool_view import GatewayStats, WorkerBeat
+from scheduler.protocol.presence import BeatReply, Presence
+from scheduler.protocol.replies import Results
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
 
 TIERS = ("enterprise", "paid", "free")

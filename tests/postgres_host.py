@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
-from tierlane.embedded.postgres_server import EmbeddedPostgres
+from tierlane.embedded.postgres import EmbeddedPostgres
 from tls_front import tls_before_postgres
 
 PORT = 5432

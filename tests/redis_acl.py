@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scheduler.scripts import source
+from scheduler.redis_client.scripts import source
 
 FOLDER = Path(__file__).resolve().parent.parent / "deploy" / "redis"
 ROLES = ("gateway", "scheduler", "worker")

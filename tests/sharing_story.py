@@ -3,9 +3,9 @@
 from typing import Any
 
 from pool import TIERS, Pool
-from scheduler.admission import Submission, TierLimit
-from scheduler.batches import ClaimedBatch, Outcome
-from scheduler.replies import Reply
+from scheduler.protocol.admission import Submission, TierLimit
+from scheduler.protocol.batches import ClaimedBatch, Outcome
+from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
 
 KEEP = {"same": "h", "keep_answer_ms": 60_000, "model_version": "v1"}

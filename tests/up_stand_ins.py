@@ -109,7 +109,7 @@ def refuse() -> None:
 
 def up(data_dir: str, port: str, *flags: str) -> None:
     """Run `up` with stand-in roles."""
-    from tierlane.settings import load_settings
+    from tierlane.settings.model import load_settings
     from tierlane.up.command import run
 
     given: dict[str, object] = {flag.split("=")[0]: flag.split("=")[1] for flag in flags}

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.admitter import Limits
 from gateway.cancels import Cancels
+from gateway.inference.admission import Limits
+from gateway.inference.pending import Waiter, Waiters
+from gateway.inference.recovery import Witness
 from gateway.last_ends import LastEnds
-from gateway.waiters import Waiter, Waiters
-from gateway.witness import Witness
-from scheduler.admission import Submission, TierLimit, Verdict
-from scheduler.audit import Accepted, Ended
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.replies import Reply
+from scheduler.protocol.admission import Submission, TierLimit, Verdict
+from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 

@@ -19,7 +19,7 @@ import typer
 from tierlane.endpoint_texts import ENDPOINT
 from tierlane.metrics_texts import METRICS
 from tierlane.scale_texts import AUTOSCALE
-from tierlane.setting_texts import (
+from tierlane.settings.descriptions import (
     AUDITOR,
     CONFIG_VARIABLE,
     DEFAULT_CONFIG_FILE,
@@ -36,7 +36,7 @@ from tierlane.setting_texts import (
 from tierlane.trace_texts import TRACES
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 USAGE_ERROR = 2
 SWITCHES = frozenset({"ephemeral", "replace"})  # Settings whose flag takes no value.
@@ -48,16 +48,16 @@ UP_FLAGS = (
 
 TOOLS = (
     ("tier", "tierlane.admin.tier_command", "List, show or change tiers, the service classes."),
-    ("customer", "tierlane.admin.customer_command", "List, show or change customers."),
+    ("customer", "tierlane.admin.commands", "List, show or change customers."),
     ("key", "tierlane.admin.key_command", "List, issue, rotate or revoke API keys."),
     ("quota", "tierlane.admin.quota_command", "List or change quotas per day, month, ..."),
     ("model", "tierlane.admin.model_command", "List, show or change models."),
-    ("gpu", "tierlane.operate.gpu_command", "List, cordon or uncordon GPUs and their workers."),
+    ("gpu", "tierlane.operate.commands", "List, cordon or uncordon GPUs and their workers."),
     ("queue", "tierlane.operate.queue_command", "List, pause or resume tier queues."),
     ("top", "tierlane.operate.top_command", "Watch a running system in the terminal."),
     ("check", "tierlane.check.command", "Look whether all that a system stands on is as it must be."),
     ("explain", "tierlane.explain.command", "Take a limit apart, or say why a request was rejected."),
-    ("dlq", "tierlane.dlq.command", "List, show, requeue or purge dead letters."),
+    ("dlq", "tierlane.operate.dlq", "List, show, requeue or purge dead letters."),
     ("bench", "tierlane.bench.command", "Load a gateway over all tiers, show what came back."),
     ("chaos", "tierlane.chaos.command", "Break a stack under load, show whether anything was lost."),
 )
@@ -131,7 +131,7 @@ def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Ver
 
 def _run(function: Verb, config: Path | None, given: dict[str, object], required: Sequence[str]) -> int:
     from tierlane.setting_errors import SettingsError
-    from tierlane.settings import load_settings
+    from tierlane.settings.model import load_settings
 
     try:
         settings = load_settings(given, config=config, required=required)

@@ -5,8 +5,8 @@ from typing import Annotated, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings
 
-from gateway.jobs_hosts import host_list
-from gateway.jobs_signature import secret_bytes
+from gateway.host_lists import host_list
+from gateway.jobs.signature import secret_bytes
 
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 

@@ -7,7 +7,7 @@ import msgspec
 from pydantic import SecretStr
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 STACK_FILE = "stack.json"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from tierlane.setting_texts import variable
+from tierlane.settings.descriptions import variable
 
 MAX_SHOWN_CHARS = 80
 

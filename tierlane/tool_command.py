@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tierlane.setting_text import Text
-from tierlane.setting_texts import PREFIX, flag
+from tierlane.settings.descriptions import PREFIX, flag
 
 FAILED = 1
 USAGE_ERROR = 2

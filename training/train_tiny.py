@@ -27,8 +27,8 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from gpu_pool.backends.tiny.model import Network, Shape
 from gpu_pool.tiny import vocabulary
-from gpu_pool.tiny.model import Network, Shape
 from training.prepare_text import read_documents
 
 WARM_UP = 0.02

@@ -6,8 +6,8 @@ What an engineer would write without Tierlane: load, then batch after batch, wit
 import sys
 import time
 
-from gpu_pool.backend import Item
-from gpu_pool.selection import select_backend
+from gpu_pool.backends.backend import Item
+from gpu_pool.model_process.backend_registry import select_backend
 
 FILLER = "once upon a time in a small"
 WARM = 2

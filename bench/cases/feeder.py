@@ -9,12 +9,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from scheduler.admission import MAX_SUBMISSIONS, Admissions, Submission, TierLimit
-from scheduler.connections import command_client
-from scheduler.keys import Keys
-from scheduler.observation import GatewayStats
 from scheduler.payload import Payload, encode_payload
-from scheduler.presence import Presence
+from scheduler.protocol.admission import MAX_SUBMISSIONS, Admissions, Submission, TierLimit
+from scheduler.protocol.pool_view import GatewayStats
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 

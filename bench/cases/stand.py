@@ -18,7 +18,7 @@ import asyncpg
 import psutil
 
 from ledger.postgres import asyncpg_dsn
-from tierlane.bench.cpu import CpuUse, ProcessCpu, cpu_between, read_cpu, rss_by_role
+from tierlane.bench.resources import CpuUse, ProcessCpu, cpu_between, read_cpu, rss_by_role
 from tierlane.bench.stack_info import StackInfo, read_stack
 
 START_S = 300.0

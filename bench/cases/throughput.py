@@ -11,7 +11,7 @@ from cases import wrk
 from cases.outcome import Check, Outcome, at_least, at_most, none_of, over, told
 from cases.stand import Stand, started, used_us
 
-from tierlane.bench.cpu import read_cpu
+from tierlane.bench.resources import read_cpu
 from tierlane.bench.stack_info import ProcessInfo
 from tierlane.up.ports import held_port
 

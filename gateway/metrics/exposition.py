@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.metrics.counters import BATCHES, BOUNDS_US, Series
 from gateway.metrics.definitions import COUNTED, SEEN
 from gateway.metrics.definitions import Metric as Definition
 from gateway.metrics.fleet import Gauge
-from gateway.metrics.tally import BATCHES, BOUNDS_US, Series
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gateway.breaker import BreakerState
-from scheduler.observation import Observation, WorkerView
+from gateway.circuit_breaker import BreakerState
+from scheduler.protocol.pool_view import Observation, WorkerView
 
 STALE_S = 10.0
 MOST_WORKERS = 512

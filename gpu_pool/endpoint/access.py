@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gpu_pool.endpoint.address import PREFIX
+from gpu_pool.backends.openai_endpoint.settings import PREFIX
 from scheduler.errors import StartError
 
 VARIABLE = "GPU_POOL_ENDPOINT"

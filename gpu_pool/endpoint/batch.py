@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, End, Lost, Unreached
+from gpu_pool.backends.openai_endpoint.requests import Calls, Line
 from gpu_pool.endpoint.bodies import refused_early, together
-from gpu_pool.endpoint.calls import Calls, Line
 from gpu_pool.endpoint.door import BUSY
-from gpu_pool.endpoint.verdicts import Broken, Busy, End, Lost, Unreached
 from scheduler.errors import ErrorCode
 from scheduler.payload import Task
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backends.backend import Item, ItemResult
 from scheduler.errors import ErrorCode
 from scheduler.payload import Task, decode_messages
 

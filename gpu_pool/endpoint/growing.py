@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from gpu_pool.backend import InvalidOutput, ItemResult
-from gpu_pool.endpoint.answers import Message, Usage, counted, finish
+from gpu_pool.backends.backend import InvalidOutput, ItemResult
+from gpu_pool.backends.openai_endpoint.messages import Message, Usage, counted, finish
 
 MAX_EVENT_BYTES = 4 << 20
 END = b"[DONE]"

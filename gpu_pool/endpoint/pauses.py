@@ -5,7 +5,7 @@ STRIKES = 3
 FIRST_S, LONGEST_BUSY_S, LONGEST_LOOK_S = 0.25, 8.0, 5.0
 BRIEF_S = 1.5
 """An endpoint that answered and then asked to be left alone for so long in all, and no longer, is busy; beyond that it is as
-good as away. Gateways wait for two seconds (gateway/limits.py) before they refuse for want of GPUs: they hear of it earlier.
+good as away. Gateways wait for two seconds (gateway/limits/capacity.py) before they refuse for want of GPUs: they hear of it earlier.
 """
 
 

@@ -4,9 +4,9 @@ Lower is sooner there, as with tiers. A vLLM without `--scheduling-policy priori
 Others are not asked: some read the field the other way round, and some bill for the question.
 """
 
-from gpu_pool.backend import InvalidOutput
+from gpu_pool.backends.backend import InvalidOutput
+from gpu_pool.backends.openai_endpoint.client import BrokenOff, NoAnswer, Reply, TooSlow, Transport
 from gpu_pool.endpoint.bodies import ROUTES
-from gpu_pool.endpoint.transport import BrokenOff, NoAnswer, Reply, TooSlow, Transport
 from scheduler.payload import Task
 
 ORDERS = "vllm"

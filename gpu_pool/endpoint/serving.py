@@ -11,12 +11,15 @@ import time
 import traceback
 from functools import partial
 
-from gpu_pool.backend import ItemResult
+from gpu_pool.backends.backend import ItemResult
+from gpu_pool.backends.openai_endpoint.backend import Endpoint
 from gpu_pool.deadlines import deadlines, stream_deadlines
 from gpu_pool.endpoint.batch import HandBack
-from gpu_pool.endpoint.endpoint import Endpoint
-from gpu_pool.frame_line import FrameLine
-from gpu_pool.frames import (
+from gpu_pool.inputs import read_items, with_late, with_unreadable
+from gpu_pool.model_link import ProgressCounter
+from gpu_pool.model_process.frame_socket import FrameLine
+from gpu_pool.model_process.inputs import Listeners
+from gpu_pool.model_process.messages import (
     Asked,
     Available,
     Done,
@@ -29,9 +32,6 @@ from gpu_pool.frames import (
     read_asked,
     too_large,
 )
-from gpu_pool.inputs import read_items, with_late, with_unreadable
-from gpu_pool.listeners import Listeners
-from gpu_pool.model_link import ProgressCounter
 
 BUG = "The worker failed over this batch."
 

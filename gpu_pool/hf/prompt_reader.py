@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_pool.backend import Item
+from gpu_pool.backends.backend import Item
 from gpu_pool.prompts import named_turns, prompt_of
 from scheduler.payload import Message, Task
 

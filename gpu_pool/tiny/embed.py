@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpu_pool.backends.tiny.model import Network
 from gpu_pool.padding import Padding
 from gpu_pool.tiny import vocabulary
-from gpu_pool.tiny.model import Network
 
 LARGEST_BATCH = 64
 """Pieces that run together; more are done in turns."""

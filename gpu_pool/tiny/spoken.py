@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_pool.backend import Listener
+from gpu_pool.backends.backend import Listener
 from gpu_pool.tiny import vocabulary
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from safetensors.torch import load
 
-from gpu_pool.tiny.model import Network, Shape
+from gpu_pool.backends.tiny.model import Network, Shape
 
 VERSION: Final = "tiny-1"
 SHA256: Final = "96a25fd5bbf8a2cb969b2e377f809f0efa72260f476aa611d9fe0d5a6fff5383"

@@ -2,10 +2,10 @@
 
 from sqlalchemy import select
 
-from ledger.admin.change import Change, add, alter, remove
+from ledger.admin.changes import Change, add, alter, remove
 from ledger.admin.query import Row, fetch, fetch_one
-from ledger.catalog_tables import cordons
 from ledger.postgres import Connection
+from ledger.schema.catalog import cordons
 
 
 async def list_cordons(connection: Connection) -> list[Row]:

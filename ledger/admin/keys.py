@@ -4,13 +4,13 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import func, select
 
-from ledger.admin.change import Change, add, alter, find
-from ledger.admin.faults import Refused
+from ledger.admin.changes import Change, add, alter, find
+from ledger.admin.errors import Refused
 from ledger.admin.query import Row, fetch_one
 from ledger.admin.rows import find_customer
-from ledger.api_key import NewKey, mint
-from ledger.catalog_tables import api_keys, customers
+from ledger.catalog.api_key import NewKey, mint
 from ledger.postgres import Connection
+from ledger.schema.catalog import api_keys, customers
 
 
 async def create_key(

@@ -5,14 +5,14 @@ from typing import Any
 
 from sqlalchemy import select
 
-from ledger.admin.change import Change, add, alter, find, remove
-from ledger.admin.faults import BadValue, Refused
+from ledger.admin.changes import Change, add, alter, find, remove
+from ledger.admin.errors import BadValue, Refused
 from ledger.admin.query import Row, fetch
 from ledger.admin.rows import find_customer
-from ledger.catalog_tables import quotas, tiers
+from ledger.catalog.quotas import BadCatalogRow, parse_quota, period_of
+from ledger.catalog.snapshot import Quota
 from ledger.postgres import Connection
-from ledger.quotas import BadCatalogRow, parse_quota, period_of
-from ledger.snapshot import Quota
+from ledger.schema.catalog import quotas, tiers
 
 _PERIOD_ALONE = re.compile(r"([1-9][0-9]* ?)?(second|minute|hour|day|month|year)s?")
 

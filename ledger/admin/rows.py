@@ -5,10 +5,10 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Select, String, Text, and_, case, cast, func, or_, select
 
-from ledger.admin.change import missing, seen
+from ledger.admin.changes import missing, seen
 from ledger.admin.query import Row, fetch, fetch_one
-from ledger.catalog_tables import api_keys, customers, models, quotas, tiers
 from ledger.postgres import Connection
+from ledger.schema.catalog import api_keys, customers, models, quotas, tiers
 
 _live = and_(api_keys.c.revoked_at.is_(None), or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()))
 _state = case(

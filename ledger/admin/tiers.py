@@ -2,11 +2,11 @@
 
 from sqlalchemy import func, select
 
-from ledger.admin.change import Change, find, remove
-from ledger.admin.faults import Refused
+from ledger.admin.changes import Change, find, remove
+from ledger.admin.errors import Refused
 from ledger.admin.query import fetch, fetch_one
-from ledger.catalog_tables import customers, quotas, tiers
 from ledger.postgres import Connection
+from ledger.schema.catalog import customers, quotas, tiers
 
 
 async def delete_tier(connection: Connection, name: str) -> list[Change]:

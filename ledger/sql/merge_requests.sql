@@ -2,7 +2,7 @@
 -- failed, once. What only the accepted record knows is filled in where it is missing. What only the ended record knows
 -- is taken while the row is open, and never changed again, but for three cases: `abandoned` was only our guess, so any
 -- end replaces it; an end that the gateway told its client replaces another one that nobody was told; and a 504 that it told
--- replaces a result that direct mode noted and then did not send (ledger/audit_rows.py says the same of two ends in one batch). So the same entries may be written any number of times.
+-- replaces a result that direct mode noted and then did not send (ledger/audit/rows.py says the same of two ends in one batch). So the same entries may be written any number of times.
 INSERT INTO requests AS r (
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,

@@ -1,4 +1,4 @@
--- All tables as of 0001. ledger/tables.py is their one definition; tests/integration/test_migrations.py compares the two.
+-- All tables as of 0001. ledger/schema/__init__.py is their one definition; tests/integration/test_migrations.py compares the two.
 
 CREATE TABLE catalog_version (
     single BOOLEAN DEFAULT true NOT NULL,

@@ -1,4 +1,4 @@
--- The same rules as ledger/api_key.py; tests hold the two together.
+-- The same rules as ledger/catalog/api_key.py; tests hold the two together.
 
 -- CRC-32 (IEEE 802.3, as zlib has it): PostgreSQL has a function for it only from version 18 on.
 CREATE FUNCTION tierlane_crc32(bytes bytea) RETURNS bigint

@@ -22,7 +22,7 @@ from deploy_files import (
     unit,
 )
 from tierlane.cli import app
-from tierlane.setting_texts import TEXTS, variable
+from tierlane.settings.descriptions import TEXTS, variable
 
 ROOT = DEPLOY.parent
 TEXT_FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())

@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 
 from deploy_files import COMPOSE, DEPLOY, DOCKERFILES, KUSTOMIZATIONS, documents, named, objects, text_of
 from gateway.autoscale import PoolScale, scale_document
-from gateway.openapi_doors import DOORS
+from gateway.openapi.endpoints import DOORS
 
 VERSIONS = ("1.29", "1.33")
 OBJECTS = [

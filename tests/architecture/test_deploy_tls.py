@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from deploy_files import DEPLOY, documents, objects, text_of
-from tierlane.setting_texts import TEXTS, variable
+from tierlane.settings.descriptions import TEXTS, variable
 
 OVERLAY = DEPLOY / "k8s" / "overlays" / "tls"
 TEMPLATES = DEPLOY / "helm" / "tierlane" / "templates"

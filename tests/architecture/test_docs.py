@@ -10,11 +10,11 @@ import pytest
 import typer.main
 
 from scheduler.errors import HTTP, ErrorCode
-from scheduler.keys import Keys
+from scheduler.redis_client.keys import Keys
 from scheduler.states import State
 from tierlane.cli import app
-from tierlane.setting_texts import CONFIG_VARIABLE, TEXTS, variable
-from tierlane.settings import FOREIGN_PREFIXES
+from tierlane.settings.descriptions import CONFIG_VARIABLE, TEXTS, variable
+from tierlane.settings.model import FOREIGN_PREFIXES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])

@@ -10,12 +10,12 @@ from openapi_spec_validator import validate
 from api_description import Described
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from gateway.faults import TRY_LATER
-from gateway.openapi import openapi
+from gateway.http.errors import TRY_LATER
+from gateway.openapi.document import openapi
+from gateway.openapi.endpoints import DOORS
+from gateway.openapi.model import NOT_TOLD
 from gateway.openapi_door import Door
-from gateway.openapi_doors import DOORS
 from gateway.openapi_headers import SOMETIMES
-from gateway.openapi_kinds import NOT_TOLD
 from integration.gateway_fixtures import LiteralCatalog
 from scheduler.errors import HTTP, ErrorCode
 
@@ -66,7 +66,7 @@ def test_every_route_is_described(routes: dict[str, set[str]]) -> None:
     """A route without a door, or with other methods than its door has, is named with what to do."""
     doors = {door.path: set(door.methods) for door in DOORS}
     bare = [
-        f"{', '.join(sorted(methods))} {path} is not described: add a Door for it in gateway/openapi_doors.py"
+        f"{', '.join(sorted(methods))} {path} is not described: add a Door for it in gateway/openapi/endpoints.py"
         for path, methods in routes.items()
         if doors.get(path) != methods
     ]

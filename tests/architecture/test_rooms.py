@@ -29,7 +29,7 @@ OWNERS = {
 }
 """Libraries that one room alone may import; `tierlane` and `gpu_pool` may use aiohttp's client."""
 
-WITH_TORCH = {f"gpu_pool.hf.{name}" for name in ("causal", "decoding", "embedding", "loading", "row")}
+WITH_TORCH = {f"gpu_pool.backends.hf.{name}" for name in ("causal", "decoding", "embedding", "loading", "row")}
 """Modules that bring torch, beside those of `tiny`: imported when a model is loaded, and not before."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}

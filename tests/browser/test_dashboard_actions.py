@@ -16,11 +16,11 @@ from integration.dashboard_bench import acting_stack, record
 from integration.dlq_bench import customer, letter
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.catalog import Catalog
+from ledger.catalog.follower import Catalog
 from scheduler.cordons import CordonKeeper, Cordons, Standing
-from scheduler.keys import Keys
-from scheduler.observation import WorkerBeat
-from scheduler.presence import Presence
+from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["database_url", "db", "postgres_server"]
 

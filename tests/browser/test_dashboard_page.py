@@ -11,8 +11,8 @@ from chromium import Tab, chromium
 from eventually import eventually
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 from integration.ledger_fixtures import database_url, postgres_server
-from scheduler.connections import command_client
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.redis_client.connections import command_client
+from tierlane.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "postgres_server"]
 

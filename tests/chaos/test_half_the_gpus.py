@@ -13,8 +13,8 @@ import pytest
 from admin import LIMIT, add_customer, announced, sql
 from eventually import eventually
 from measured_load import MeasuredLoad, Stream, p99_ms, told
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from stack import Stack, start_stack
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]

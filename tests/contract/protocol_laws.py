@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pool import TIERS, Pool
-from scheduler.admission import Submission
-from scheduler.audit import Accepted, DeadLetter, Ended, Record, decode_entry
-from scheduler.batches import RETRY_BUDGET
+from scheduler.protocol.admission import Submission
+from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Record, decode_entry
+from scheduler.protocol.batches import RETRY_BUDGET
 from scheduler.states import TERMINAL
 
 THEIRS = {"poison_request", "invalid_request", "cancelled"}

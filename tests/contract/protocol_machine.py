@@ -10,10 +10,10 @@ from contract.protocol_laws import Life, check_laws
 from contract.protocol_world import GATEWAYS, LONG_MS, Held, World
 from key_leaks import leaked_keys
 from pool import TIERS
-from scheduler.admission import TierLimit
-from scheduler.batches import LEASE_MS, RETRY_BUDGET
 from scheduler.errors import ErrorCode
-from scheduler.replies import decode_reply
+from scheduler.protocol.admission import TierLimit
+from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET
+from scheduler.protocol.replies import decode_reply
 from scheduler.riders import Riders
 from scheduler.states import TERMINAL, Admission
 

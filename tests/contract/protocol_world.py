@@ -9,13 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from contract.protocol_laws import Life, Scan, scan
 from pool import Pool, done
-from scheduler.admission import Submission
-from scheduler.audit import Accepted, Ended
-from scheduler.batches import Outcome
-from scheduler.connections import command_client, subscriber_client
 from scheduler.errors import ErrorCode
-from scheduler.keys import Keys
-from scheduler.replies import Reply, decode_replies
+from scheduler.protocol.admission import Submission
+from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.replies import Reply, decode_replies
+from scheduler.redis_client.connections import command_client, subscriber_client
+from scheduler.redis_client.keys import Keys
 from scheduler.states import TERMINAL, Admission
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ import pytest
 from redis.asyncio import Redis
 
 from pool import TIERS, WIDE, Pool
-from scheduler.admission import MAX_SUBMISSIONS, Admissions, TierLimit
+from scheduler.protocol.admission import MAX_SUBMISSIONS, Admissions, TierLimit
 from scheduler.states import Admission
 
 

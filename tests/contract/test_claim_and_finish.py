@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from pool import Pool, done
-from scheduler.batches import ReadyBatches, _told
-from scheduler.connections import blocking_client
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, decode_payload, encode_payload
-from scheduler.replies import Reply, decode_replies
-from scheduler.scripts import MAX_CALL_BYTES
+from scheduler.protocol.batches import ReadyBatches, _told
+from scheduler.protocol.replies import Reply, decode_replies
+from scheduler.redis_client.connections import blocking_client
+from scheduler.redis_client.scripts import MAX_CALL_BYTES
 
 
 async def test_a_claim_returns_bodies_and_time_left(pool: Pool) -> None:

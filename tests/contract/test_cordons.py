@@ -7,7 +7,7 @@ import pytest
 from eventually import eventually
 from pool import Pool
 from scheduler.cordons import AGAIN_S, CordonKeeper, Cordons, Standing
-from scheduler.observation import WorkerBeat
+from scheduler.protocol.pool_view import WorkerBeat
 
 
 def beat(worker: str = "w1", status: str = "ready") -> WorkerBeat:

@@ -8,10 +8,10 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from pool import TIERS, WIDE, Pool, done
-from scheduler.admission import Submission, TierLimit, Verdict
-from scheduler.batches import Outcome
 from scheduler.errors import ErrorCode
 from scheduler.limit_state import LimitsInForce, LimitsLeft, LimitState
+from scheduler.protocol.admission import Submission, TierLimit, Verdict
+from scheduler.protocol.batches import Outcome
 from scheduler.states import Admission
 
 HASH, LEASES = "rl:customer:customer", "rl:leases:customer"

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from pool import TIERS, Pool, done
-from scheduler.batches import ClaimedBatch
 from scheduler.errors import ErrorCode
+from scheduler.protocol.batches import ClaimedBatch
 
 DAMAGES = ("another type", "no env", "short env", "words for times", "no who", "short who")
 

@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from pool import Pool, done
-from scheduler.audit import DeadLetter, Ended, decode_entry
-from scheduler.batches import Outcome
 from scheduler.errors import ErrorCode
 from scheduler.packed import inner
 from scheduler.payload import Payload, decode_payload, encode_payload
+from scheduler.protocol.audit_outbox import DeadLetter, Ended, decode_entry
+from scheduler.protocol.batches import Outcome
 
 
 async def lost(pool: Pool, times: int, **changes: object) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 
 from pool import TIERS, Pool, done
-from scheduler.endings import STORED_KEEP_MS
 from scheduler.errors import ErrorCode
+from scheduler.protocol.cancellation import STORED_KEEP_MS
 
 
 async def test_stored_leaves_what_has_not_ended(pool: Pool) -> None:

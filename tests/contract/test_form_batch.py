@@ -3,9 +3,9 @@
 import pytest
 
 from pool import TIERS, Pool
-from scheduler.admission import TierLimit
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.admission import TierLimit
 
 DEEP = [TierLimit(name, 1e6, 1e6, 1_000_000, TIERS[: i + 1]) for i, name in enumerate(TIERS)]
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.moments import Moments
-from gateway.state import Event, State, TierState
-from scheduler.connections import command_client
-from scheduler.history import KEEP_MS, MOMENTS, STEP_MS, TURN_MS, History
-from scheduler.keys import Keys
+from gateway.operations.snapshots import Moments
+from gateway.operations.state import Event, State, TierState
+from scheduler.protocol.history import KEEP_MS, MOMENTS, STEP_MS, TURN_MS, History
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 
 KEYS = Keys()
 FREE = TierState("free", 0.1, 3, 40.0, 10.0, 9.0, 1.0, 11.0, 9.0, 0.5, 1.0, 10.0, 20.0, None)

@@ -6,10 +6,10 @@ import pytest
 from redis.asyncio import Redis
 
 from pool import WIDE, Pool, done
-from scheduler.admission import Admissions, Replays, Submission, Verdict
-from scheduler.batches import Outcome
-from scheduler.endings import STORED_KEEP_MS
 from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import Admissions, Replays, Submission, Verdict
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.cancellation import STORED_KEEP_MS
 from scheduler.states import Admission
 
 DAY_MS = 86_400_000

@@ -14,7 +14,7 @@ from scheduler.increments import (
     encode_increments,
     read_address,
 )
-from scheduler.replies import decode_replies
+from scheduler.protocol.replies import decode_replies
 
 GOLDEN = b"+\x91\x95\xa1r\xa1n\x01\x04\xa3\xc3\xa9x"
 

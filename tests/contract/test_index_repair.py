@@ -4,10 +4,10 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool, done
-from scheduler.caretaker import Caretaker
-from scheduler.endings import Endings
+from scheduler.batching.reaper import Caretaker
 from scheduler.errors import RedisUnavailable
-from scheduler.index_repair import IndexRepair
+from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.index_repair import IndexRepair
 
 LEASE_MS = 40
 

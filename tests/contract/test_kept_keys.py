@@ -4,8 +4,8 @@ Jobs live for minutes and more, far longer than the time for which a batch's key
 """
 
 from pool import Pool
-from scheduler.batches import BATCH_KEEP_MS
 from scheduler.errors import ErrorCode
+from scheduler.protocol.batches import BATCH_KEEP_MS
 from sharing_story import ask, batch_of_all, untold
 
 JOB_MS = 600_000

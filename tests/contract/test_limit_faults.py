@@ -6,12 +6,12 @@ import pytest
 from redis.asyncio import Redis
 
 from pool import TIERS, WIDE, Pool, done
-from scheduler.admission import TierLimit, Verdict
-from scheduler.batches import Outcome
 from scheduler.errors import ErrorCode
-from scheduler.keys import Keys
 from scheduler.limit_state import LimitsInForce, LimitState
+from scheduler.protocol.admission import TierLimit, Verdict
+from scheduler.protocol.batches import Outcome
 from scheduler.quota_restore import CHUNK, QuotaRestore, QuotaSpent
+from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
 
 HASH, LEASES, KEY = "rl:customer:customer", "rl:leases:customer", "rl:key:key"

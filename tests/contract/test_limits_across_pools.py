@@ -1,8 +1,8 @@
 """A customer has one set of limits, whichever pools its requests go to; what a tier may use of a pool is the pool's."""
 
 from pool import Pool, done
-from scheduler.admission import TierLimit
-from scheduler.keys import Keys
+from scheduler.protocol.admission import TierLimit
+from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
 
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from pool import Pool, done
-from scheduler.batches import LEASE_MS, RETRY_BUDGET
-from scheduler.endings import Reaped
 from scheduler.errors import ErrorCode
+from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET
+from scheduler.protocol.cancellation import Reaped
 
 
 async def test_a_failed_batch_goes_to_the_head_of_the_line(pool: Pool) -> None:

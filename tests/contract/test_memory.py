@@ -3,8 +3,8 @@
 import pytest
 
 from pool import Pool
-from scheduler.admission import MAX_SUBMISSIONS, TierLimit
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.admission import MAX_SUBMISSIONS, TierLimit
 from tierlane.embedded.allocator import find_jemalloc
 
 COUNT = 20 * MAX_SUBMISSIONS

@@ -5,9 +5,9 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool
-from scheduler.keys import Keys
-from scheduler.observation import GatewayStats, TierStats
-from scheduler.presence import COUNT_OUTLIVES_S, Presence
+from scheduler.protocol.pool_view import GatewayStats, TierStats
+from scheduler.protocol.presence import COUNT_OUTLIVES_S, Presence
+from scheduler.redis_client.keys import Keys
 
 
 async def test_workers_that_beat_and_are_well_count(pool: Pool) -> None:

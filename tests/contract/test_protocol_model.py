@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import scheduler.scripts
+import scheduler.redis_client.scripts
 from contract.protocol_machine import Protocol
-from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.embedded.redis import EmbeddedRedis
 
 SEARCH = settings(
     max_examples=50,
@@ -20,7 +20,7 @@ SEARCH = settings(
 )
 
 
-TRUE_SOURCE = scheduler.scripts.source
+TRUE_SOURCE = scheduler.redis_client.scripts.source
 
 
 def short_source(name: str) -> str:
@@ -31,7 +31,7 @@ def short_source(name: str) -> str:
 @pytest.fixture(autouse=True)
 def few_riders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HEIR_KEEP_MS = 2," in short_source("share")
-    monkeypatch.setattr(scheduler.scripts, "source", short_source)
+    monkeypatch.setattr(scheduler.redis_client.scripts, "source", short_source)
 
 
 def search(server: EmbeddedRedis, how: settings) -> None:
@@ -83,13 +83,13 @@ BUGS = {
 def test_a_seeded_bug_is_found(redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     """The laws have teeth: each of these scripts, wrong in one place, breaks one of them."""
     names, right, wrong = BUGS[bug]
-    true_source = scheduler.scripts.source
+    true_source = scheduler.redis_client.scripts.source
     assert {name: true_source(name).count(right) for name in names} == dict.fromkeys(names, 1)
 
     def source(asked: str) -> str:
         return true_source(asked).replace(right, wrong) if asked in names else true_source(asked)
 
-    monkeypatch.setattr(scheduler.scripts, "source", source)
+    monkeypatch.setattr(scheduler.redis_client.scripts, "source", source)
 
     with pytest.raises(AssertionError):
         search(redis_server, settings(SEARCH, max_examples=400, phases=[Phase.generate]))  # It ends where it finds.

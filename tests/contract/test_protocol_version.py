@@ -6,10 +6,10 @@ import pytest
 
 from gateway.redis_watch import ping
 from pool import TIERS, Pool, done
-from scheduler.connections import check_server
 from scheduler.errors import RedisUnavailable, StartError
-from scheduler.keys import PROTOCOL
-from scheduler.scripts import source
+from scheduler.redis_client.connections import check_server
+from scheduler.redis_client.keys import PROTOCOL
+from scheduler.redis_client.scripts import source
 
 VERBS: dict[str, Callable[[Pool], Awaitable[object]]] = {
     "admit": lambda pool: pool.admit([pool.submission()]),

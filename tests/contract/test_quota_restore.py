@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from pool import Pool
-from scheduler.connections import command_client
-from scheduler.keys import Keys
 from scheduler.quota_restore import QuotaRestore, QuotaSpent
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
+from tierlane.embedded.redis import EmbeddedRedis
 
 YEAR = [("1year", 10)]
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-import scheduler.presence
+import scheduler.protocol.presence
 from pool import Pool
-from scheduler.keys import Keys
-from scheduler.observation import GatewayStats
-from scheduler.refusals import KEEP_MS, MAX_A_BEAT, Refusal, find_refusal, recent_refusals
+from scheduler.protocol.limits import KEEP_MS, MAX_A_BEAT, Refusal, find_refusal, recent_refusals
+from scheduler.protocol.pool_view import GatewayStats
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms, new_request_id
 
 
@@ -90,7 +90,7 @@ async def test_nothing_is_written_where_nothing_was_refused(pool: Pool) -> None:
 
 async def test_a_beat_and_a_list_are_bounded(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a gateway hands over: 256 a beat, and the newest so many in all."""
-    monkeypatch.setattr(scheduler.presence, "KEPT_A_GATEWAY", 300)
+    monkeypatch.setattr(scheduler.protocol.presence, "KEPT_A_GATEWAY", 300)
     first = [refused() for _ in range(MAX_A_BEAT + 44)]
     second = [refused() for _ in range(MAX_A_BEAT)]
 

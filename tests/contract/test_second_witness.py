@@ -5,11 +5,11 @@ import pytest
 from redis.asyncio import Redis
 
 from pool import Pool, done
-from scheduler.admission import TierLimit
 from scheduler.adoption import MAX_PAIRS
-from scheduler.audit import Accepted, Ended
-from scheduler.endings import Reaped
 from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import TierLimit
+from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.cancellation import Reaped
 from scheduler.states import Admission
 
 SHUT = [TierLimit("free", 0.0, 0.0, 0, ["free"], 0, 0)]

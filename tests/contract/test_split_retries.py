@@ -3,8 +3,8 @@
 import pytest
 
 from pool import TIERS, Pool, done
-from scheduler.batches import BATCH_KEEP_MS, ClaimedBatch
 from scheduler.errors import ErrorCode
+from scheduler.protocol.batches import BATCH_KEEP_MS, ClaimedBatch
 
 
 async def line(pool: Pool) -> list[str]:

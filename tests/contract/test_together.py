@@ -6,7 +6,7 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, WIDE, Pool, done
-from scheduler.admission import Submission, TierLimit, Verdict
+from scheduler.protocol.admission import Submission, TierLimit, Verdict
 
 
 def party(pool: Pool, count: int, **changes: Any) -> list[Submission]:

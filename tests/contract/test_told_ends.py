@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pool import Pool, done
-from scheduler.audit import Accepted, Ended
-from scheduler.batches import ClaimedBatch, Outcome
-from scheduler.endings import Cancellation
 from scheduler.errors import ErrorCode
+from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.batches import ClaimedBatch, Outcome
+from scheduler.protocol.cancellation import Cancellation
 
 LIMITS: dict[str, Any] = {
     "quotas": [("1day", 5)],

@@ -3,7 +3,7 @@
 import pytest
 
 from pool import TIERS, Pool, done
-from scheduler.batch_policy import NEVER, Wish
+from scheduler.batching.policy import NEVER, Wish
 
 
 async def tokens(pool: Pool) -> int:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from key_leaks import leaked_keys
-from scheduler.connections import command_client
+from scheduler.redis_client.connections import command_client
 from stack import Stack, start_stack
 
 

@@ -18,9 +18,9 @@ from redis.asyncio import Redis
 from eventually import eventually
 from ledger.postgres import asyncpg_dsn
 from scheduler.failpoints import FAILPOINTS
-from scheduler.keys import Keys
-from scheduler.observation import WorkerView
-from scheduler.presence import Presence
+from scheduler.protocol.pool_view import WorkerView
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.keys import Keys
 from stack import Stack
 
 TIERS = ("enterprise", "paid", "free")

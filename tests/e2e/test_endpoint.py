@@ -15,7 +15,7 @@ from endpoint_stand_in import StandIn, serving
 from eventually import eventually
 from key_leaks import leaked_keys
 from load import ALL_WELL, Answer, load, one_row_each, verdict
-from scheduler.connections import command_client
+from scheduler.redis_client.connections import command_client
 from stack import Stack, start_stack
 
 TIERS = ("enterprise", "paid", "free")

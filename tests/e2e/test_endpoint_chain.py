@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from gpu_pool.backend import Item, ItemResult
+from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.tiny.backend import TinyBackend
 from gpu_pool.endpoint.access import Access
 from gpu_pool.endpoint_backend import EndpointBackend
-from gpu_pool.tiny_backend import TinyBackend
 from scheduler.payload import Message, Task, encode_messages
 from scheduler.vectors import read_vector
 from stack import Stack

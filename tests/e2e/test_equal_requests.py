@@ -17,7 +17,7 @@ from admin import sql
 from eventually import eventually
 from faults import busy_worker
 from key_leaks import leaked_keys
-from scheduler.connections import command_client
+from scheduler.redis_client.connections import command_client
 from second_gateway import second_gateway
 from stack import Stack, start_stack
 

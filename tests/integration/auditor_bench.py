@@ -10,12 +10,12 @@ from uuid import UUID
 from msgspec import Raw
 from redis.asyncio import Redis
 
+from ledger.audit.auditor import Auditor, AuditPolicy, Entries
 from ledger.audit_hold import HoldPolicy
-from ledger.auditor import Auditor, AuditPolicy, Entries
-from scheduler.audit import Accepted, DeadLetter, Ended, encode_records
-from scheduler.keys import Keys
 from scheduler.outbox import Outbox
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, encode_records
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms, new_request_id
 
 CUSTOMER = str(UUID(int=1))

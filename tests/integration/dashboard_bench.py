@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 from redis.asyncio import Redis
 
-from gateway.session import COOKIE, issue
+from gateway.operations.session import COOKIE, issue
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 
 BASE = "/internal/dashboard"

@@ -16,8 +16,8 @@ from direct_parts import FakeEndpoint, endpoints
 from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
 from pool import Pool
-from scheduler.audit import Accepted, Ended
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.protocol.audit_outbox import Accepted, Ended
+from tierlane.embedded.redis import EmbeddedRedis
 
 LEAVE_AFTER_S = 0.5
 

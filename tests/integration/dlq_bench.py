@@ -8,10 +8,10 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from pool import Pool
-from scheduler.batches import Outcome
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.batches import Outcome
 from scheduler.request_id import new_request_id
-from tierlane.dlq.command import app
+from tierlane.operate.dlq import app
 
 Connection = Any
 

@@ -17,17 +17,17 @@ from redis.exceptions import OutOfMemoryError
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.endless import end_all
-from gateway.request_traces import RequestTraces
-from ledger.api_key import NewKey, mint, verify
+from gateway.inference.traces import RequestTraces
+from ledger.catalog.api_key import NewKey, mint, verify
+from ledger.catalog.snapshot import Identity, Key, Model, Snapshot, Tier
 from ledger.postgres import Connection, closing, connect
 from ledger.requests import RequestRow
-from ledger.snapshot import Identity, Key, Model, Snapshot, Tier
-from scheduler.batches import Batches, ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.keys import Keys
-from scheduler.observation import WorkerBeat
 from scheduler.payload import Task, decode_payload
-from scheduler.presence import Presence
+from scheduler.protocol.batches import Batches, ClaimedRequest, Outcome
+from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.keys import Keys
 from scheduler.vectors import write_vector
 
 SERVICE_TOKEN = "service-token-of-the-tests"

@@ -10,10 +10,11 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
-from gpu_pool.worker import BLOCK_S, Worker
-from scheduler.batches import Batches, Outcome, ReadyBatches
-from scheduler.connections import blocking_client, command_client
-from scheduler.direct import (
+from gpu_pool.worker.worker import BLOCK_S, Worker
+from scheduler.increments import IncrementChannel
+from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.batches import Batches, Outcome, ReadyBatches
+from scheduler.protocol.direct import (
     HEADER,
     DirectBatch,
     DirectBusy,
@@ -26,11 +27,10 @@ from scheduler.direct import (
     pack,
     read_by_gateway,
 )
-from scheduler.increments import IncrementChannel
-from scheduler.keys import Keys
-from scheduler.payload import Payload, encode_payload
-from scheduler.presence import Presence
-from scheduler.traces import Spans
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.keys import Keys
+from scheduler.tracing import Spans
 
 TOKEN = "the token of this service"
 

@@ -15,13 +15,13 @@ import pytest
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
 from pool import TIERS, Pool
-from scheduler.observation import WorkerView
 from scheduler.payload import Payload, encode_payload
-from scheduler.replies import Reply
+from scheduler.protocol.pool_view import WorkerView
+from scheduler.protocol.replies import Reply
 
 WORKER = """
 import msgspec, sys, structlog, uvloop
-from gpu_pool.worker import WorkerConfig, run_worker
+from gpu_pool.worker.worker import WorkerConfig, run_worker
 from scheduler.errors import StartError
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 try:
@@ -107,7 +107,7 @@ class RunningWorker:
     @property
     def model_pid(self) -> int | None:
         for child in psutil.Process(self.process.pid).children():
-            if child.status() != psutil.STATUS_ZOMBIE and "gpu_pool.model_process" in child.cmdline():
+            if child.status() != psutil.STATUS_ZOMBIE and "gpu_pool.model_process.main" in child.cmdline():
                 return child.pid
         return None
 

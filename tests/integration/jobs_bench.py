@@ -12,10 +12,10 @@ import msgspec
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.jobs import JobServing
+from gateway.jobs.service import JobServing
 from gateway.jobs_config import JobConfig
 from integration.gateway_fixtures import TIERS, LiteralCatalog, Stack, running_stack
-from ledger.snapshot import Customer, Key, Tier
+from ledger.catalog.snapshot import Customer, Key, Tier
 
 ASYNC = {"Prefer": "respond-async"}
 Answered = tuple[int, dict[str, Any], dict[str, str]]

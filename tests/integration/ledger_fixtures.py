@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from ledger.migration import upgrade_to_head
-from tierlane.embedded.postgres_server import EmbeddedPostgres
+from tierlane.embedded.postgres import EmbeddedPostgres
 
 _SERVER: pytest.StashKey[EmbeddedPostgres] = pytest.StashKey()
 _NUMBERS = count(1)

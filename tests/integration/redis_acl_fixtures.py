@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from eventually import eventually
 from redis_acl import ROLES, acl_server, password
-from scheduler.connections import command_client
+from scheduler.redis_client.connections import command_client
 
 PATIENCE_S = 10.0
 

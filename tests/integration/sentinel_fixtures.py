@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from scheduler.connections import command_client
+from scheduler.redis_client.connections import command_client
 from stack import free_port
 from tierlane.embedded.binaries import find_redis
 

@@ -16,10 +16,10 @@ from gateway.endless import end_all
 from integration.gateway_fixtures import TIERS, Stack, openai_client, running_stack
 from integration.gpu_pool_fixtures import RunningWorker, StartWorker
 from pool import Pool
-from scheduler.batches import Batches
-from scheduler.endings import Endings
 from scheduler.errors import RedisUnavailable
-from scheduler.keys import Keys
+from scheduler.protocol.batches import Batches
+from scheduler.protocol.cancellation import Endings
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["Scene", "caller", "reading", "scene", "stack", "texts"]
 

@@ -12,7 +12,7 @@ import pytest
 from eventually import eventually
 from integration.admin_bench import GOLD, Admin, customer, tables
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
-from ledger.admin.change import changing
+from ledger.admin.changes import changing
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs_hosts import CallbackHosts, host_list
-from gateway.jobs_signature import customer_key, secret_bytes, secret_text
+from gateway.host_lists import CallbackHosts, host_list
+from gateway.jobs.signature import customer_key, secret_bytes, secret_text
 from integration.admin_bench import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog_load import load

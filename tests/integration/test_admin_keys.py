@@ -7,7 +7,7 @@ import pytest
 
 from integration.admin_bench import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.api_key import verify
+from ledger.catalog.api_key import verify
 from ledger.catalog_load import load
 from scheduler.errors import RequestError
 

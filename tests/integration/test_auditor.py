@@ -11,11 +11,11 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.audit_chores import ChorePolicy
+from ledger.audit.maintenance import ChorePolicy
 from ledger.requests import count_requests, find_request
-from scheduler.audit import decode_entry
 from scheduler.errors import RedisUnavailable
 from scheduler.outbox import Outbox, Taken
+from scheduler.protocol.audit_outbox import decode_entry
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -11,12 +11,12 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dead, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger import audit_writer
+from ledger.audit import writer as audit_writer
+from ledger.audit.maintenance import ChorePolicy
+from ledger.audit.rows import fold
 from ledger.audit_batch import make_batch
-from ledger.audit_chores import ChorePolicy
-from ledger.audit_rows import fold
-from scheduler.audit import Record, decode_entry
-from tierlane.embedded.postgres_server import EmbeddedPostgres
+from scheduler.protocol.audit_outbox import Record, decode_entry
+from tierlane.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "postgres_server"]
 

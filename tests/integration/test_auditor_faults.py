@@ -15,11 +15,11 @@ from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
 from ledger.requests import count_requests
-from scheduler.connections import command_client
 from scheduler.errors import RedisUnavailable
 from scheduler.outbox import Outbox
-from tierlane.embedded.postgres_server import EmbeddedPostgres
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.redis_client.connections import command_client
+from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "own_server", "postgres_server"]
 
@@ -31,9 +31,9 @@ KILL_AUDITORS = """
 # An auditor that commits, says so, and hangs before it drops anything: the moment to be killed.
 HANGS_BEFORE_DROP = """
 import asyncio, sys
-from ledger.auditor import Auditor, AuditPolicy
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from ledger.audit.auditor import Auditor, AuditPolicy
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from scheduler.outbox import Outbox
 
 class Hanging(Outbox):

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.audit_chores import ChorePolicy
+from ledger.audit.maintenance import ChorePolicy
 from ledger.audit_hold import HoldPolicy
 from ledger.requests import count_requests
 from scheduler.errors import RedisUnavailable
@@ -26,9 +26,9 @@ DEEP = HoldPolicy(hold_s=0.02, deep_s=60, deep_open=10)
 HOLDS = """
 import asyncio, sys
 from ledger.audit_hold import HoldPolicy
-from ledger.auditor import Auditor, AuditPolicy
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from ledger.audit.auditor import Auditor, AuditPolicy
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from scheduler.outbox import Outbox
 
 async def main(database, redis):

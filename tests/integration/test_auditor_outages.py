@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import auditor_for, new_ids, put_requests, running
 from integration.ledger_fixtures import own_server
-from ledger.auditor import Auditor
+from ledger.audit.auditor import Auditor
 from ledger.migration import upgrade_to_head
-from tierlane.embedded.postgres_server import EmbeddedPostgres
+from tierlane.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["own_server"]
 

@@ -7,9 +7,9 @@ from integration.auditor_bench import accepted, auditor_for, ended, new_ids, put
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.postgres import Connection
 from ledger.requests import find_request
-from scheduler.audit import encode_records
-from scheduler.keys import Keys
 from scheduler.outbox import Outbox
+from scheduler.protocol.audit_outbox import encode_records
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["database_url", "db", "postgres_server"]
 

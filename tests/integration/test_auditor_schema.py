@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import accepted, auditor_for, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.audit_chores import ChorePolicy
+from ledger.audit.maintenance import ChorePolicy
 from ledger.requests import count_requests
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.backend import Backend, Item, ItemResult
+from gpu_pool.backends.backend import Backend, Item, ItemResult
 from integration.backend_cases import CASES, Case
 from scheduler.payload import Message, Task, encode_messages
 from scheduler.vectors import read_vector

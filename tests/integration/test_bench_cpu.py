@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tierlane.bench.cpu import cpu_between, read_cpu, rss_by_role
+from tierlane.bench.resources import cpu_between, read_cpu, rss_by_role
 from tierlane.bench.stack_info import ProcessInfo
 
 BURNT_S = 0.3

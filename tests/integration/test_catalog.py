@@ -12,11 +12,11 @@ import pytest
 
 from eventually import eventually
 from integration.ledger_fixtures import DeafProxy, database_url, db, dsn, own_server, postgres_server
-from ledger.catalog import POLL_SLACK_S, Catalog
+from ledger.catalog.follower import POLL_SLACK_S, Catalog
+from ledger.catalog.snapshot import Identity
 from ledger.catalog_load import CHANNEL
-from ledger.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
-from tierlane.embedded.postgres_server import EmbeddedPostgres
+from tierlane.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "own_server", "postgres_server"]
 
@@ -175,7 +175,7 @@ async def test_changes_are_followed_by_rows_also_after_a_reconnection(
     def too_much(*_: Any) -> None:
         raise AssertionError("everything was read again")
 
-    monkeypatch.setattr("ledger.catalog.load_whole", too_much)
+    monkeypatch.setattr("ledger.catalog.follower.load_whole", too_much)
     await db.execute("UPDATE api_keys SET revoked_at = now()")
     await eventually(lambda: code_of(catalog, key) is ErrorCode.INVALID_API_KEY, "it is revoked", 1.0)
 

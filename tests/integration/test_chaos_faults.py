@@ -15,15 +15,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from eventually import eventually
-from tierlane.chaos.catalogue import BY_NAME, Place
-from tierlane.chaos.fault import do_fault
-from tierlane.chaos.faults import DOING
+from tierlane.chaos.faults.actions import DOING
+from tierlane.chaos.faults.catalogue import BY_NAME, Place
+from tierlane.chaos.faults.hostile_client import CONNECTIONS_OF_A_SORT, SORTS
+from tierlane.chaos.faults.proxy import FaultProxy
+from tierlane.chaos.faults.server_clock import ServerClock
+from tierlane.chaos.faults.target import do_fault
 from tierlane.chaos.ground import Stranger
-from tierlane.chaos.hostile_client import CONNECTIONS_OF_A_SORT, SORTS
 from tierlane.chaos.plan import FaultEvent, What
-from tierlane.chaos.proxy import FaultProxy
 from tierlane.chaos.schedule import Planned
-from tierlane.chaos.server_clock import ServerClock
 from tierlane.chaos.stack import chaos_redis
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis

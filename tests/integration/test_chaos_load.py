@@ -8,9 +8,10 @@ from aiohttp import web
 
 from bench_stand_in import StandIn, error_answer, reversed_answer
 from eventually import eventually
-from tierlane.chaos import customers, encore
-from tierlane.chaos.customers import Load
+from tierlane.chaos import encore
+from tierlane.chaos import load as customers
 from tierlane.chaos.history import Answered, History, Invoked, Stray, Unanswered
+from tierlane.chaos.load import Load
 from tierlane.chaos.plan import Customer, Target
 
 CUSTOMERS = tuple(

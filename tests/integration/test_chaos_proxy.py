@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from eventually import eventually
-from tierlane.chaos.proxy import HOST, FaultProxy, Weather
+from tierlane.chaos.faults.proxy import HOST, FaultProxy, Weather
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

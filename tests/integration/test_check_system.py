@@ -12,7 +12,7 @@ from integration.admin_bench import Admin
 from integration.ledger_fixtures import database_url, db, postgres_server
 from pool import Pool
 from scheduler.errors import StartError
-from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.embedded.redis import EmbeddedRedis
 from tierlane.roles.start_checks import check_redis
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.dashboard_assets import ASSETS
-from gateway.session import COOKIE, LASTS_S, issue
+from gateway.operations.session import COOKIE, LASTS_S, issue
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 
 BASE = "/internal/dashboard"

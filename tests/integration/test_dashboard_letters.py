@@ -12,11 +12,11 @@ from integration.dashboard_bench import act, acting_stack, browser, groups, reco
 from integration.dlq_bench import customer, letter
 from integration.gateway_fixtures import Stack
 from integration.ledger_fixtures import database_url, db, postgres_server
-from scheduler.batches import ClaimedRequest, Outcome
-from scheduler.connections import command_client
-from scheduler.keys import Keys
 from scheduler.payload import decode_payload
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
+from tierlane.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -10,13 +10,13 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool, done
-from scheduler.batch_policy import BatchPolicy, TierPolicy
-from scheduler.batch_window import UNKNOWN, Service
-from scheduler.caretaker import Caretaker
-from scheduler.connections import blocking_client
-from scheduler.dispatcher import IDLE_LOOK_S, Dispatcher, Waker
+from scheduler.batching.dispatcher import IDLE_LOOK_S, Dispatcher, Waker
+from scheduler.batching.policy import BatchPolicy, TierPolicy
+from scheduler.batching.reaper import Caretaker
+from scheduler.batching.timing import UNKNOWN, Service
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.observation import WorkerBeat
+from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.redis_client.connections import blocking_client
 from scheduler.service_watch import ServiceWatch
 from tierlane.roles.pool_policy import without_paused
 

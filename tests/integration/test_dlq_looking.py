@@ -12,8 +12,8 @@ from integration.auditor_bench import KEYS, auditor_for, running
 from integration.dlq_bench import command, customer, letter
 from integration.ledger_fixtures import database_url, db, postgres_server
 from pool import Pool
-from scheduler.batches import Outcome
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.batches import Outcome
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -16,11 +16,11 @@ from integration.ledger_fixtures import database_url, db, dsn, postgres_server
 from ledger.dead_letters import find_letter, mark_requeued, unmark_requeued
 from ledger.requests import find_request
 from pool import Pool, done
-from scheduler.batches import Outcome
-from scheduler.connections import command_client
-from scheduler.keys import Keys
+from scheduler.protocol.batches import Outcome
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
-from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.embedded.redis import EmbeddedRedis
 
 __all__ = ["database_url", "db", "postgres_server"]
 

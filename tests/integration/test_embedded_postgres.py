@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from eventually import eventually
 from tierlane.child_process import family, kill_all
 from tierlane.embedded import EmbeddedPostgres, EmbeddedServerError
-from tierlane.embedded.unprivileged import UNPRIVILEGED_ID
+from tierlane.embedded.process import UNPRIVILEGED_ID
 
 
 @pytest.fixture

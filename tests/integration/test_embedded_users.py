@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tierlane.embedded.unprivileged import UNPRIVILEGED_ID
+from tierlane.embedded.process import UNPRIVILEGED_ID
 
 REPOSITORY = Path(__file__).parent.parent.parent
 NORMAL_USER = 1000

@@ -8,12 +8,12 @@ import pytest
 
 from endpoint_stand_in import StandIn, serving
 from eventually import eventually
-from gpu_pool.backend import Item
+from gpu_pool.backends.backend import Item
+from gpu_pool.backends.openai_endpoint.backend import Endpoint
+from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.endpoint.access import Access
-from gpu_pool.endpoint.address import read_address
 from gpu_pool.endpoint.batch import HandBack
 from gpu_pool.endpoint.door import Door
-from gpu_pool.endpoint.endpoint import Endpoint
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from endpoint_stand_in import StandIn, serving
-from gpu_pool.backend import ItemResult
+from gpu_pool.backends.backend import ItemResult
+from gpu_pool.backends.openai_endpoint.backend import Endpoint
+from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.endpoint.access import Access
-from gpu_pool.endpoint.address import read_address
-from gpu_pool.endpoint.endpoint import Endpoint
 from gpu_pool.endpoint.priority import ORDERS
 from integration.endpoint_scene import Reader, answers, chat, items
 

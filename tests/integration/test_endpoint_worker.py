@@ -15,7 +15,7 @@ from integration.gpu_pool_direct import DirectClient, StartHere, item, start_her
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, start_worker
 from integration.streaming_fixtures import caller, reading, stack
 from pool import Pool
-from scheduler.direct import DirectBusy
+from scheduler.protocol.direct import DirectBusy
 
 __all__ = ["caller", "faulty_models", "stack", "start_here", "start_worker"]
 

@@ -12,12 +12,12 @@ from eventually import eventually
 from gateway.refusals import Refusals
 from integration.auditor_bench import auditor_for, running
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.snapshot import Identity
+from ledger.catalog.snapshot import Identity
 from pool import Pool, done
-from scheduler.admission import Submission
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.keys import Keys
-from scheduler.observation import GatewayStats, TierStats
+from scheduler.protocol.admission import Submission
+from scheduler.protocol.pool_view import GatewayStats, TierStats
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 from tierlane.explain.command import app

@@ -12,7 +12,7 @@ from aiohttp import StreamReader, web
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.connection import EdgeConnection
+from gateway.http.connection import EdgeConnection
 from integration.gateway_fixtures import Stack, head_of, running_stack
 from integration.test_gateway_edge import CONTINUE, EXPECT, post
 

@@ -8,8 +8,8 @@ from redis.asyncio import Redis
 
 from integration.gateway_fixtures import Stack
 from integration.openai_fixtures import caller, stack
-from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.payload import Message, Payload, Task, decode_messages, decode_payload
+from scheduler.protocol.batches import ClaimedRequest, Outcome
 
 __all__ = ["caller", "stack"]
 

@@ -7,9 +7,9 @@ import pytest
 
 from integration.gateway_fixtures import Stack, model
 from integration.openai_fixtures import caller, stack
-from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
 from scheduler.payload import decode_payload
+from scheduler.protocol.batches import ClaimedRequest, Outcome
 
 __all__ = ["caller", "stack"]
 

@@ -13,7 +13,7 @@ from aiohttp.web_protocol import RequestHandler
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.edge import EdgeServer
+from gateway.http.server import EdgeServer
 from integration.gateway_fixtures import Stack, head_of, running_stack
 from integration.test_gateway_edge import post
 

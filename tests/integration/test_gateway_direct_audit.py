@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from direct_parts import endpoints
 from eventually import eventually
 from gateway.audit_pairs import Pair
-from gateway.spool import Spool, SpoolError, from_line, to_line
+from gateway.direct.spool import Spool, SpoolError, from_line, to_line
 from integration.direct_mode_fixtures import (
     Outage,
     audit_of,
@@ -24,7 +24,7 @@ from integration.direct_mode_fixtures import (
 )
 from integration.gateway_fixtures import running_stack
 from pool import Pool
-from scheduler.audit import Accepted, Ended
+from scheduler.protocol.audit_outbox import Accepted, Ended
 from scheduler.request_id import new_request_id
 
 __all__ = ["outage"]  # pytest finds the fixture by its name here.
@@ -165,7 +165,7 @@ async def test_what_ran_and_could_not_be_noted_is_noted_later_as_it_was_told(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk fails between its run and its answer: 503, and that is in the audit once the disk is well."""
-    monkeypatch.setattr("gateway.spool_writer.RETRY_S", 0.1)
+    monkeypatch.setattr("gateway.direct.spool_tasks.RETRY_S", 0.1)
 
     def refuse(notes: object, keep_free: int) -> None:
         raise SpoolError("The spool cannot be written: Input/output error.")

@@ -13,9 +13,9 @@ from eventually import eventually
 from integration.direct_mode_fixtures import Outage, audit_of, back, direct_already, direct_stack, outage, served
 from integration.gateway_fixtures import tier
 from pool import Pool
-from scheduler.batches import Outcome
-from scheduler.direct import DirectItem
-from scheduler.keys import Keys
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.direct import DirectItem
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["outage"]  # pytest finds the fixture by its name here.
 

@@ -10,12 +10,12 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.answer import Answer
 from gateway.config import GatewayConfig
 from gateway.doors import Doors
-from gateway.edge import EdgeServer, serve
-from gateway.faults import Faults
-from gateway.routes import Call, Routes
+from gateway.http.errors import Faults
+from gateway.http.response import Answer
+from gateway.http.router import Call, Routes
+from gateway.http.server import EdgeServer, serve
 from integration.gateway_fixtures import Stack, head_of, running_stack
 
 BODY = b'{"input":"hello"}'

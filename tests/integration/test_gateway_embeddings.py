@@ -8,9 +8,9 @@ import pytest
 from redis.asyncio import Redis
 
 from integration.gateway_fixtures import Stack, openai_client, running_stack
-from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
 from scheduler.payload import Task, decode_payload
+from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.vectors import write_vector
 
 

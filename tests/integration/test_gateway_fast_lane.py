@@ -227,7 +227,7 @@ async def test_rides_leave_no_rings_behind(stack: Stack) -> None:
         for _ in range(20):
             client.writer.write(request(stack))
             await client.answer()
-        from gateway.fast_lane import Ride  # noqa: PLC0415
+        from gateway.inference.fast_path import Ride  # noqa: PLC0415
 
         assert not [found for found in gc.get_objects() if type(found) is Ride]
     finally:

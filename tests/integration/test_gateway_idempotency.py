@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
-from scheduler.audit import Accepted, decode_entry
-from scheduler.batches import Outcome
-from scheduler.keys import Keys
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.protocol.audit_outbox import Accepted, decode_entry
+from scheduler.protocol.batches import Outcome
+from scheduler.redis_client.keys import Keys
+from tierlane.embedded.redis import EmbeddedRedis
 
 KEY = {"Idempotency-Key": '"order-77"'}
 BODY = {"input": "hello", "parameters": {"seed": 1, "top": 2}}

@@ -10,11 +10,11 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.gateway_fixtures import TIERS, Stack, running_stack, tier
-from ledger.api_key import mint
-from scheduler.audit import Accepted, decode_entry
-from scheduler.batches import Outcome
-from scheduler.endings import Endings
-from scheduler.keys import Keys
+from ledger.catalog.api_key import mint
+from scheduler.protocol.audit_outbox import Accepted, decode_entry
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.cancellation import Endings
+from scheduler.redis_client.keys import Keys
 
 
 @pytest.fixture

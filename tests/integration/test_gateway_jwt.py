@@ -14,21 +14,21 @@ import pytest
 from aiohttp import web
 
 from eventually import eventually
-from gateway.answer import Answer
-from gateway.auth_throttle import AuthThrottle
+from gateway.auth.authenticator import Doorman
+from gateway.auth.jwks import JwksSource
+from gateway.auth.throttle import AuthThrottle
 from gateway.config import GatewayConfig
-from gateway.doorman import Doorman
 from gateway.doors import Doors
-from gateway.edge import EdgeServer, serve
 from gateway.endless import end_all
-from gateway.faults import Faults
+from gateway.http.errors import Faults
+from gateway.http.response import Answer
+from gateway.http.router import Call, Routes
+from gateway.http.server import EdgeServer, serve
 from gateway.identities import Identities
-from gateway.jwks import JwksSource
 from gateway.jwt_identities import JwtIdentities
-from gateway.routes import Call, Routes
 from jwt_issuer import LiteralCustomers, config, customer, jwk, jwks, token
-from ledger.api_key import NewKey, mint, verify
-from ledger.snapshot import Identity, Key, Snapshot
+from ledger.catalog.api_key import NewKey, mint, verify
+from ledger.catalog.snapshot import Identity, Key, Snapshot
 
 INFINITY = float("inf")
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from eventually import eventually
-from gateway.jwks import JwksSource
+from gateway.auth.jwks import JwksSource
 from gateway.jwt_identities import JwtIdentities
 from integration.ledger_fixtures import database_url, db, postgres_server
 from jwt_issuer import LiteralSource, config, token
-from ledger.catalog import Catalog
-from ledger.snapshot import Identity
+from ledger.catalog.follower import Catalog
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 
 __all__ = ["database_url", "db", "postgres_server"]

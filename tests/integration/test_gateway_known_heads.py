@@ -7,8 +7,8 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.connection import PATIENCE, EdgeConnection
-from gateway.fast_lane import FastLane
+from gateway.http.connection import PATIENCE, EdgeConnection
+from gateway.inference.fast_path import FastLane
 from integration.gateway_fixtures import Stack, head_of, running_stack
 from integration.test_gateway_fast_lane import VARIANTS, VARYING, Client, handled, request
 

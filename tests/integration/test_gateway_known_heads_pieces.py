@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.connection import EdgeConnection
+from gateway.http.connection import EdgeConnection
 from integration.gateway_fixtures import Stack, head_of, running_stack
 from integration.test_gateway_fast_lane import request
 

@@ -7,7 +7,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from gateway.edge import ACCEPTS, listen
+from gateway.http.server import ACCEPTS, listen
 
 CLIENTS = 200
 

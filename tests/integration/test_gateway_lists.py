@@ -5,14 +5,14 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.limits import LiveLimits
+from gateway.limits.capacity import LiveLimits
 from integration.gateway_fixtures import Stack, reverse
 from integration.openai_fixtures import caller, stack
 from pool import Pool
-from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
-from scheduler.keys import Keys
 from scheduler.payload import decode_payload
+from scheduler.protocol.batches import ClaimedRequest, Outcome
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["caller", "stack"]
 

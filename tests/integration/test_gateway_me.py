@@ -10,26 +10,26 @@ import aiohttp
 import pytest
 from redis.asyncio import Redis
 
+from gateway.api.account import Me, MeParts
+from gateway.auth.authenticator import Doorman
 from gateway.config import GatewayConfig
-from gateway.doorman import Doorman
 from gateway.doors import Doors
-from gateway.edge import EdgeServer, serve
-from gateway.effective import LimitLook, effective
-from gateway.faults import Faults
+from gateway.http.errors import Faults
+from gateway.http.router import Routes
+from gateway.http.server import EdgeServer, serve
 from gateway.identities import Identities
-from gateway.limits import LiveLimits
-from gateway.me import Me, MeParts
-from gateway.meter import Meter
-from gateway.routes import Routes
+from gateway.inference.submission import build_submission
+from gateway.limits.capacity import LiveLimits
+from gateway.limits.demand import Meter
 from gateway.standing import Standing
-from gateway.submissions import build_submission
 from integration.gateway_fixtures import LiteralCatalog
-from ledger.usage import Usage
+from ledger.audit.queries import Usage
 from pool import Pool
+from ratelimit.effective import LimitLook, effective
 from scheduler.errors import RedisUnavailable
-from scheduler.keys import Keys
 from scheduler.limit_state import LimitsInForce, LimitState
 from scheduler.payload import Payload
+from scheduler.redis_client.keys import Keys
 
 USAGE = Usage(requests=12, completed=10, failed=2, tokens_used=345)
 DAY = (("1day", 100),)

@@ -9,8 +9,8 @@ import pytest
 from eventually import eventually
 from integration.gateway_fixtures import Stack, tier
 from integration.openai_fixtures import caller, stack
-from scheduler.batches import Outcome
 from scheduler.errors import HTTP, ErrorCode
+from scheduler.protocol.batches import Outcome
 
 __all__ = ["caller", "stack"]
 

@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 from eventually import eventually
 from gateway.app import run_gateway
 from gateway.config import GatewayConfig
-from gateway.sweep import LEAD_S
+from gateway.inference.deadlines import LEAD_S
 from integration.gateway_fixtures import SERVICE_TOKEN, LiteralCatalog, Stack, TestWorker, head_of, running_stack
-from scheduler.keys import Keys
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.redis_client.keys import Keys
+from tierlane.embedded.redis import EmbeddedRedis
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from redis.asyncio import Redis
 
-from gateway.openapi_doors import DOORS
+from gateway.openapi.endpoints import DOORS
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 from scheduler.errors import ErrorCode
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from gateway.limits import LiveLimits
+from gateway.limits.capacity import LiveLimits
 from integration.gateway_fixtures import Stack, running_stack
 
 FLEX = {"input": "hello", "service_tier": "flex"}

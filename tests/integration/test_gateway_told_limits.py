@@ -9,12 +9,12 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.catalog_view import IdentityView
-from gateway.inference import Inference
+from gateway.catalog import IdentityView
+from gateway.inference.pipeline import Inference
 from integration.gateway_fixtures import Stack, running_stack, tier
-from scheduler.admission import Verdict
-from scheduler.batches import Outcome
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.batches import Outcome
 from scheduler.states import Admission
 
 DAY_MS = 86_400_000

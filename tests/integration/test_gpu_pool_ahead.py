@@ -3,12 +3,12 @@
 import pytest
 
 from eventually import eventually
-from gpu_pool import ahead
-from gpu_pool.worker import Worker
+from gpu_pool.worker import prefetch as ahead
+from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import StartHere, start_here
 from integration.gpu_pool_fixtures import batch, replies, running
 from pool import Pool
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 
 __all__ = ["start_here"]
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gpu_pool.worker import Worker
+from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here, told
 from integration.gpu_pool_fixtures import batch, faulty_models, replies
 from pool import Pool
-from scheduler.direct import DirectBatch, DirectBusy, DirectResults
 from scheduler.errors import RedisUnavailable
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.direct import DirectBatch, DirectBusy, DirectResults
 from scheduler.traced_body import add_context
-from scheduler.traces import Context, Span
+from scheduler.tracing import Context, Span
 
 __all__ = ["faulty_models", "start_here"]
 

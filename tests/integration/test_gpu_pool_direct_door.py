@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gpu_pool import direct_endpoint
-from gpu_pool.worker import Worker, WorkerConfig
+from gpu_pool.worker import direct_server as direct_endpoint
+from gpu_pool.worker.worker import Worker, WorkerConfig
 from integration.gpu_pool_direct import TOKEN, DirectClient, StartHere, item, start_here, told
-from scheduler import direct
-from scheduler.connections import command_client
-from scheduler.direct import HEADER, DirectBatch, Hello, Welcome, direct_token, pack
 from scheduler.errors import StartError
-from scheduler.keys import Keys
-from scheduler.presence import Presence
+from scheduler.protocol import direct
+from scheduler.protocol.direct import HEADER, DirectBatch, Hello, Welcome, direct_token, pack
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from stack import free_port
-from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.embedded.redis import EmbeddedRedis
 
 __all__ = ["start_here"]
 

@@ -9,12 +9,12 @@ import pytest
 
 from eventually import eventually
 from gpu_pool import quarantine, respawn
-from gpu_pool.worker import Worker
+from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here, told
 from integration.gpu_pool_fixtures import batch, ended, faulty_models, replies
 from pool import Pool
-from scheduler.observation import WorkerView
-from scheduler.replies import Reply
+from scheduler.protocol.pool_view import WorkerView
+from scheduler.protocol.replies import Reply
 
 __all__ = ["faulty_models", "start_here"]
 

@@ -8,12 +8,12 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
-from gpu_pool.execution import Execution, NotStarted
-from gpu_pool.model_keeper import ModelKeeper
 from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.supervisor import ModelKeeper
 from gpu_pool.watchdog import ModelHung
-from scheduler.batches import ClaimedRequest
+from gpu_pool.worker.execution import Execution, NotStarted
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.batches import ClaimedRequest
 from scheduler.request_id import new_request_id
 
 

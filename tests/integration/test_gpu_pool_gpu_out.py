@@ -10,7 +10,7 @@ from gpu_pool.gpu_memory import ECC
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here, told
 from integration.gpu_pool_fixtures import batch, faulty_models, replies
 from pool import Pool
-from scheduler.observation import WorkerView
+from scheduler.protocol.pool_view import WorkerView
 
 __all__ = ["faulty_models", "start_here"]
 

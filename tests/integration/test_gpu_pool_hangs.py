@@ -19,7 +19,7 @@ from integration.gpu_pool_fixtures import (
     start_worker,
 )
 from pool import Pool
-from tierlane.chaos.proxy import FaultProxy, Weather
+from tierlane.chaos.faults.proxy import FaultProxy, Weather
 
 __all__ = ["faulty_models", "start_worker"]
 

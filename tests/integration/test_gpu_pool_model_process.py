@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gpu_pool.backend import ItemResult
-from gpu_pool.model_handle import ModelLost, ModelProcess
+from gpu_pool.backends.backend import ItemResult
 from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.handle import ModelLost, ModelProcess
 from gpu_pool.watchdog import ModelHung, run_watched
 from integration.gpu_pool_fixtures import ended
 from scheduler.errors import StartError
@@ -271,7 +271,7 @@ async def test_an_idle_process_ends_by_itself_when_closed(start: Start) -> None:
 
 SUPERVISOR = """
 import asyncio, sys
-from gpu_pool.model_handle import ModelProcess
+from gpu_pool.model_process.handle import ModelProcess
 from gpu_pool.model_launch import ModelLaunch
 from scheduler.payload import Payload, encode_payload
 
@@ -312,7 +312,14 @@ async def test_a_model_process_dies_with_its_supervisor(name: str, moment: str, 
 
 
 @pytest.mark.parametrize(
-    "module", ["gpu_pool", "gpu_pool.worker", "gpu_pool.model_process", "gpu_pool.selection", "gpu_pool.tiny_backend"]
+    "module",
+    [
+        "gpu_pool",
+        "gpu_pool.worker.worker",
+        "gpu_pool.model_process.main",
+        "gpu_pool.model_process.backend_registry",
+        "gpu_pool.backends.tiny.backend",
+    ],
 )
 def test_torch_is_imported_where_a_model_loads_and_nowhere_else(module: str) -> None:
     """A supervisor, and a model process of another backend, never pay for torch."""

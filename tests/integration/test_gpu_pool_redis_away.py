@@ -12,16 +12,16 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
-from gpu_pool.worker import BLOCK_S, Worker
+from gpu_pool.worker.worker import BLOCK_S, Worker
 from pool import TIERS, Pool
-from scheduler.batches import Batches, ClaimedBatch, ReadyBatches
-from scheduler.connections import blocking_client, command_client
 from scheduler.errors import RedisUnavailable
 from scheduler.increments import IncrementChannel
-from scheduler.keys import Keys
-from scheduler.observation import WorkerBeat
-from scheduler.presence import Presence
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.protocol.batches import Batches, ClaimedBatch, ReadyBatches
+from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.keys import Keys
+from tierlane.embedded.redis import EmbeddedRedis
 
 
 class CountingReady(ReadyBatches):

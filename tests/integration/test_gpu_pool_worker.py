@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from eventually import eventually
-from gpu_pool.outgoing import Outgoing
-from gpu_pool.worker import BLOCK_S, WorkerConfig, run_worker
+from gpu_pool.worker.streams import Outgoing
+from gpu_pool.worker.worker import BLOCK_S, WorkerConfig, run_worker
 from held_pops import pops_held
 from integration.gpu_pool_fixtures import (
     RunningWorker,
@@ -23,7 +23,7 @@ from integration.gpu_pool_fixtures import (
     start_worker,
 )
 from pool import TIERS, Pool
-from scheduler.observation import WorkerView
+from scheduler.protocol.pool_view import WorkerView
 
 __all__ = ["faulty_models", "start_worker"]
 

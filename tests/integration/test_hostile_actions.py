@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from api_description import Described
 from gateway.action_door import MAX_BODY_BYTES
-from gateway.openapi_doors import DOORS
+from gateway.openapi.endpoints import DOORS
 from integration.dashboard_bench import BEARER
 from integration.gateway_fixtures import Stack, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server

@@ -9,8 +9,8 @@ import pytest
 from redis.asyncio import Redis
 
 from api_description import Described
-from gateway.openapi_doors import DOORS
-from gateway.parts import DOORS as SPEAKING
+from gateway.openapi.endpoints import DOORS
+from gateway.wiring import DOORS as SPEAKING
 from integration.gateway_fixtures import Stack, reverse_or_vector, running_stack
 
 ASKED = {door.path: dict(door.example or {}) for door in DOORS if door.body is not None and door.wants == "key"}

@@ -11,10 +11,10 @@ from eventually import eventually
 from integration.gateway_fixtures import running_stack
 from integration.jobs_bench import JobBench, running_jobs
 from integration.ledger_fixtures import database_url, db, postgres_server
-from scheduler.batches import Outcome
-from scheduler.endings import STORED_KEEP_MS
 from scheduler.errors import ErrorCode
-from scheduler.keys import Keys
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.cancellation import STORED_KEEP_MS
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway import jobs_callbacks
-from gateway.jobs_callbacks import PausedHosts
-from gateway.jobs_signature import customer_key, secret_bytes, secret_text, signed
+from gateway.jobs import webhooks as jobs_callbacks
+from gateway.jobs.signature import customer_key, secret_bytes, secret_text, signed
+from gateway.jobs.webhooks import PausedHosts
 from integration.jobs_bench import JobBench, JobCatalog, customer_id, running_jobs
 from integration.ledger_fixtures import database_url, db, postgres_server
 

@@ -12,11 +12,11 @@ from gateway.jobs_config import JobConfig
 from integration.gateway_fixtures import running_stack
 from integration.jobs_bench import JobBench, JobCatalog, running_jobs
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
-from ledger.audit_rows import to_row
-from ledger.audit_writer import prepare, write_rows
-from scheduler.audit import Accepted, Ended, decode_entry
-from scheduler.keys import JOBS_GATEWAY, Keys
-from tierlane.embedded.postgres_server import EmbeddedPostgres
+from ledger.audit.rows import to_row
+from ledger.audit.writer import prepare, write_rows
+from scheduler.protocol.audit_outbox import Accepted, Ended, decode_entry
+from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
+from tierlane.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "own_server", "postgres_server"]
 

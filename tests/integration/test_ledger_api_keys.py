@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.api_key import mint, parse, verify
+from ledger.catalog.api_key import mint, parse, verify
 from ledger.catalog_load import load
 from scheduler.errors import ErrorCode, RequestError
 

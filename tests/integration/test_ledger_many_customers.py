@@ -9,7 +9,7 @@ import pytest
 
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, fill_catalog, postgres_server
-from ledger.catalog import Catalog
+from ledger.catalog.follower import Catalog
 from scheduler.errors import ErrorCode, RequestError
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -11,9 +11,9 @@ import pytest
 from redis.asyncio import Redis
 
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
+from ledger.audit.queries import Spent, Usage, find_usage, quota_spent
+from ledger.catalog.quotas import window_number, window_start
 from ledger.catalog_load import load
-from ledger.quotas import window_number, window_start
-from ledger.usage import Spent, Usage, find_usage, quota_spent
 
 __all__ = ["database_url", "db", "postgres_server"]
 

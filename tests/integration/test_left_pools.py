@@ -15,13 +15,13 @@ from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
 from ledger.postgres import Connection
 from ledger.requests import find_request
 from pool import TIERS, Pool, done
-from scheduler.keys import Keys
 from scheduler.outbox import name_of
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
 from scheduler.unfinished import Unfinished
 from tierlane.roles.left_pools import LeftPools
 from tierlane.roles.scheduler import serve_pools
-from tierlane.settings import Settings
+from tierlane.settings.model import Settings
 
 __all__ = ["database_url", "db", "postgres_server"]
 

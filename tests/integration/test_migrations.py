@@ -20,7 +20,7 @@ from ledger import migration
 from ledger.migration import is_ours, upgrade_to_head
 from ledger.migration_sql import split_statements
 from ledger.revision import current_revision, head_revision, is_current, known_revisions, migrations_dir
-from ledger.tables import metadata
+from ledger.schema import metadata
 from scheduler.errors import StartError
 from tierlane.roles import migrate
 

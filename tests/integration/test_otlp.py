@@ -12,11 +12,11 @@ import structlog
 from eventually import eventually
 from otlp_receiver import Receiver, receiver
 from scheduler.errors import StartError
-from scheduler.traces import Context, Kind, Span
+from scheduler.tracing import Context, Kind, Span
 from stack import free_port
-from tierlane.settings import Settings
-from tierlane.tracing import otlp
-from tierlane.tracing.otlp import QUEUE, OtlpSpans
+from tierlane.roles import tracing as otlp
+from tierlane.roles.tracing import QUEUE, OtlpSpans
+from tierlane.settings.model import Settings
 from tierlane.tracing.session import spans_of
 
 ONE = Context("a" * 32, "b" * 16)
@@ -98,7 +98,7 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
     probe = (
         "import sys\n"
         "import tierlane.roles.gateway, tierlane.roles.worker\n"
-        "from tierlane.settings import Settings\n"
+        "from tierlane.settings.model import Settings\n"
         "from tierlane.tracing.session import spans_of\n"
         "with spans_of(Settings(), 'gateway', 'g1') as spans:\n"
         "    assert spans is None\n"
@@ -111,7 +111,7 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
 
 def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process does not start, and says what to install."""
-    monkeypatch.delitem(sys.modules, "tierlane.tracing.otlp")
+    monkeypatch.delitem(sys.modules, "tierlane.roles.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     settings = Settings(traces_endpoint="http://collector:4318")
 

@@ -10,13 +10,13 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
+from ledger.audit.quota_restore import QuotaKeeper
+from ledger.catalog.snapshot import Snapshot
 from ledger.catalog_load import load
-from ledger.quota_keeper import QuotaKeeper
-from ledger.snapshot import Snapshot
 from pool import Pool
-from scheduler.keys import Keys
 from scheduler.quota_restore import QuotaRestore, QuotaSpent
-from tierlane.embedded.postgres_server import EmbeddedPostgres
+from scheduler.redis_client.keys import Keys
+from tierlane.embedded.postgres import EmbeddedPostgres
 
 __all__ = ["database_url", "db", "own_server", "postgres_server"]
 

@@ -11,13 +11,13 @@ from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, rep
 from integration.redis_acl_fixtures import redis_url, refused, socket, url_of, users
 from pool import TIERS, Pool, done
 from redis_acl import ROLES, SCRIPTS, touched
-from scheduler.connections import blocking_client, blocking_read, check_server
 from scheduler.errors import ErrorCode
-from scheduler.index_repair import IndexRepair
-from scheduler.keys import Keys
 from scheduler.limit_state import LimitsInForce, LimitState
 from scheduler.outbox import name_of
+from scheduler.protocol.index_repair import IndexRepair
 from scheduler.quota_restore import QuotaRestore, QuotaSpent
+from scheduler.redis_client.connections import blocking_client, blocking_read, check_server
+from scheduler.redis_client.keys import Keys
 from scheduler.unfinished import Unfinished
 
 __all__ = ["faulty_models", "redis_url", "socket", "start_worker", "users"]

@@ -9,11 +9,11 @@ from redis.exceptions import NoPermissionError, RedisError
 from integration.redis_acl_fixtures import PATIENCE_S, redis_url, refused, socket, users
 from pool import Pool
 from redis_acl import ROLES
-from scheduler.connections import check_server, command_client
 from scheduler.dead_list import DeadList
 from scheduler.errors import RedisUnavailable
-from scheduler.keys import Keys
-from scheduler.refusals import recent_refusals
+from scheduler.protocol.limits import recent_refusals
+from scheduler.redis_client.connections import check_server, command_client
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["redis_url", "socket", "users"]
 

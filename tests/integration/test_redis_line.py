@@ -14,10 +14,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from eventually import eventually
 from pool import Pool
 from regressions.bad_line import BadLine, bad_line
-from scheduler.connections import blocking_client, blocking_read, command_client, line_of
 from scheduler.errors import RedisUnavailable
-from scheduler.line import Line
-from tierlane.embedded.redis_server import EmbeddedRedis
+from scheduler.redis_client.connections import blocking_client, blocking_read, command_client, line_of
+from scheduler.redis_client.pipeline import Line
+from tierlane.embedded.redis import EmbeddedRedis
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.request_traces import RequestTraces
+from gateway.inference.traces import RequestTraces
 from integration.gateway_fixtures import Stack, running_stack
 from scheduler.payload import Payload, encode_payload
 from scheduler.traced_body import context_in
-from scheduler.traces import Span
+from scheduler.tracing import Span
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.openapi_doors import DOORS
+from gateway.openapi.endpoints import DOORS
 from integration.gateway_fixtures import SERVICE_TOKEN, TIERS, Stack, model, reverse_or_vector, running_stack, tier
 from integration.ledger_fixtures import database_url, postgres_server
 

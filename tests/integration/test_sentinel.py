@@ -8,16 +8,16 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.subscriber import Subscriber
-from gateway.waiters import Waiters
+from gateway.inference.pending import Waiters
+from gateway.inference.responses import Subscriber
 from integration.sentinel_fixtures import Failover, failover, failover_client
 from pool import Pool
-from scheduler.batches import ReadyBatches
-from scheduler.connections import blocking_client, bounded, check_server, command_client, subscriber_client
 from scheduler.errors import RedisUnavailable, StartError
-from scheduler.keys import Keys
-from scheduler.replies import Results
-from scheduler.sentinel import SentinelUrl, parse
+from scheduler.protocol.batches import ReadyBatches
+from scheduler.protocol.replies import Results
+from scheduler.redis_client.connections import blocking_client, bounded, check_server, command_client, subscriber_client
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.sentinel import SentinelUrl, parse
 
 __all__ = ["failover", "failover_client"]
 

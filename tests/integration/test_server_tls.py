@@ -14,10 +14,17 @@ from certificates import Certificates, certificates
 from integration.ledger_fixtures import database_url, postgres_server
 from ledger.postgres import AWAY, closing, connect
 from ledger.revision import is_current
-from scheduler.connections import blocking_client, blocking_read, bounded, command_client, line_of, subscriber_client
 from scheduler.errors import RedisUnavailable, StartError
-from scheduler.keys import Keys
-from scheduler.presence import Presence
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import (
+    blocking_client,
+    blocking_read,
+    bounded,
+    command_client,
+    line_of,
+    subscriber_client,
+)
+from scheduler.redis_client.keys import Keys
 from stack import free_port
 from tls_front import tls_before_postgres, tls_before_redis
 

@@ -175,7 +175,7 @@ async def test_a_kill_during_the_start_leaves_nothing(tmp_path: Path, delay_s: f
 def _leash(up: RunningUp) -> psutil.Process | None:
     for child in psutil.Process(up.process.pid).children():
         try:
-            if "tierlane.up.leash" in child.cmdline():
+            if "tierlane.up.orphan_guard" in child.cmdline():
                 return child
         except psutil.NoSuchProcess:
             continue  # Killed; a zombie until `up` has reaped it.

@@ -12,16 +12,16 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import copy_of, database_url, db, drop, dsn, postgres_server
-from ledger.api_key import mint
-from ledger.auditor import HUNG_SESSION
-from ledger.catalog import Catalog
+from ledger.audit.auditor import HUNG_SESSION
+from ledger.catalog.api_key import mint
+from ledger.catalog.follower import Catalog
 from ledger.catalog_load import CHANNEL
 from ledger.postgres import connect
 from ledger.requests import count_requests, find_request
 from regressions.lint import ROOT
-from scheduler.audit import decode_entry
 from scheduler.errors import ErrorCode, RequestError
-from tierlane.embedded.postgres_server import SETTINGS, EmbeddedPostgres
+from scheduler.protocol.audit_outbox import decode_entry
+from tierlane.embedded.postgres import SETTINGS, EmbeddedPostgres
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -11,8 +11,8 @@ from redis.crc import key_slot
 
 from eventually import eventually
 from gateway.cancels import MAX_IDS, Cancels
+from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError
 from gateway.endless import end_all
-from gateway.spool import MAX_LINE_BYTES, Spool, SpoolError
 from gateway.spool_merge import SpoolMerge
 from integration.auditor_bench import accepted, ended, new_ids
 from integration.gateway_fixtures import Stack, running_stack
@@ -20,7 +20,7 @@ from pool import Pool, done
 from regressions.bad_line import BadLine
 from scheduler.adoption import Adoption
 from scheduler.errors import ErrorCode
-from scheduler.keys import Keys
+from scheduler.redis_client.keys import Keys
 
 OF_ALL_POOLS = (b"rl:customer:customer", b"rl:leases:customer", b"protocol")
 

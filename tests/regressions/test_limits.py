@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from gateway.limits import HOLD_S, WAITING_ROOM_S, LiveLimits
+from gateway.limits.capacity import HOLD_S, WAITING_ROOM_S, LiveLimits
 from key_leaks import leaked_keys
-from ledger.snapshot import Model, Snapshot, Tier
+from ledger.catalog.snapshot import Model, Snapshot, Tier
 from pool import TIERS, WIDE, Pool
-from scheduler.admission import TierLimit, Verdict
-from scheduler.observation import Observation, WorkerView
+from scheduler.protocol.admission import TierLimit, Verdict
+from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.states import Admission
 
 HOUR_US = 3_600_000_000

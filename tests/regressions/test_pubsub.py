@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from eventually import eventually
 from gateway.endless import end_all
-from gateway.subscriber import PING_EVERY_S, PONG_WITHIN_S, Subscriber
-from gateway.waiters import Waiter, Waiters
+from gateway.inference.pending import Waiter, Waiters
+from gateway.inference.responses import PING_EVERY_S, PONG_WITHIN_S, Subscriber
 from pool import Pool, done
 from regressions.bad_line import BadLine
-from scheduler.admission import Verdict
-from scheduler.batches import ClaimedBatch
-from scheduler.connections import subscriber_client
-from scheduler.keys import Keys
-from scheduler.replies import Reply
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.batches import ClaimedBatch
+from scheduler.protocol.replies import Reply
+from scheduler.redis_client.connections import subscriber_client
+from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
 
 CHANNEL = Keys().responses("g1")

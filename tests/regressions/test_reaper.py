@@ -8,8 +8,8 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool, done
-from scheduler.batch_policy import BatchPolicy, Snapshot, TierPolicy, Waiting, choose, decide
-from scheduler.caretaker import Caretaker
+from scheduler.batching.policy import BatchPolicy, Snapshot, TierPolicy, Waiting, choose, decide
+from scheduler.batching.reaper import Caretaker
 from scheduler.errors import ErrorCode
 
 

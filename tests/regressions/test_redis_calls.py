@@ -9,25 +9,32 @@ import pytest
 
 from eventually import eventually
 from gateway.endless import end_all
-from gateway.faults import JITTER, Faults
-from gateway.subscriber import Subscriber
-from gateway.waiters import Waiters
+from gateway.http.errors import JITTER, Faults
+from gateway.inference.pending import Waiters
+from gateway.inference.responses import Subscriber
 from pool import TIERS, WIDE, Pool, done
 from regressions.bad_line import BadLine
-from scheduler.admission import Admissions
 from scheduler.backoff import Backoff
-from scheduler.batch_policy import BatchPolicy, TierPolicy
-from scheduler.batches import Batches, ReadyBatches
-from scheduler.caretaker import Caretaker
-from scheduler.connections import blocking_client, bounded, check_server, command_client, line_of, subscriber_client
-from scheduler.dispatcher import Dispatcher, Waker
-from scheduler.endings import Endings
+from scheduler.batching.dispatcher import Dispatcher, Waker
+from scheduler.batching.policy import BatchPolicy, TierPolicy
+from scheduler.batching.reaper import Caretaker
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError, StartError
-from scheduler.keys import Keys
-from scheduler.presence import Presence
-from scheduler.replies import Results
+from scheduler.protocol.admission import Admissions
+from scheduler.protocol.batches import Batches, ReadyBatches
+from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.presence import Presence
+from scheduler.protocol.replies import Results
+from scheduler.redis_client.connections import (
+    blocking_client,
+    bounded,
+    check_server,
+    command_client,
+    line_of,
+    subscriber_client,
+)
+from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
-from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.embedded.redis import EmbeddedRedis
 
 KEYS = Keys()
 

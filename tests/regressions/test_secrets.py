@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from eventually import eventually
-from ledger.api_key import mint
+from ledger.catalog.api_key import mint
 from ledger.postgres import asyncpg_dsn
 from stack import Stack, start_stack
 

@@ -13,13 +13,13 @@ from regressions import lint
 from regressions.lint import ROOT, Rule, found, sources
 
 WALL_CLOCK = {
-    "gateway/answer.py": "the Date header",
-    "gateway/inference.py": "whether a key has expired, which its owner wrote as a date",
-    "gateway/judging.py": "what a person is shown: the time of the look, and the age of the audit",
-    "gpu_pool/endpoint/calls.py": "a Retry-After that is a date, as the endpoint wrote it; what it asks for is bounded",
+    "gateway/http/response.py": "the Date header",
+    "gateway/inference/pipeline.py": "whether a key has expired, which its owner wrote as a date",
+    "gateway/operations/health_collector.py": "what a person is shown: the time of the look, and the age of the audit",
+    "gpu_pool/backends/openai_endpoint/requests.py": "a Retry-After that is a date, as the endpoint wrote it; what it asks for is bounded",
     "tierlane/check/system.py": "the clocks of Redis and PostgreSQL beside ours, whose difference is what is asked",
-    "tierlane/tracing/otlp.py": "when a span began, for people; laid behind this process's own monotonic times",
-    "tierlane/bench/conduct.py": "when a measurement began, for its report",
+    "tierlane/roles/tracing.py": "when a span began, for people; laid behind this process's own monotonic times",
+    "tierlane/bench/runner.py": "when a measurement began, for its report",
 }
 
 
@@ -44,7 +44,9 @@ def test_bug_11_nobody_walks_the_keyspace_or_a_long_list() -> None:
     """KEYS, SCAN and LREM cost what everybody has stored; only an operator who settles dead letters walks their list, and only
     who builds a lost index again looks for all rows, a piece at a time.
     """
-    assert {place.partition(":")[0] for place in broken(lint.walks_the_keyspace)} <= {"scheduler/index_repair.py"}
+    assert {place.partition(":")[0] for place in broken(lint.walks_the_keyspace)} <= {
+        "scheduler/protocol/index_repair.py"
+    }
     assert {place.partition(":")[0] for place in broken(lint.removes_by_value)} <= {"scheduler/dead_list.py"}
     for path in ROOT.glob("*/lua/**/*.lua"):
         assert not re.search(r"'(KEYS|SCAN|FLUSHALL|FLUSHDB)'", path.read_text("utf-8")), path.name

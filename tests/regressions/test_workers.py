@@ -12,25 +12,25 @@ import pytest
 import uvloop
 
 from eventually import eventually
-from gpu_pool.backend import Item, ItemResult
-from gpu_pool.batch_runner import SUSPICIOUS_BATCHES, BatchRunner
+from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.config import WorkerConfig
 from gpu_pool.device_errors import DeviceLost
-from gpu_pool.model_handle import ModelLost, ModelProcess
 from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.batch_runner import SUSPICIOUS_BATCHES, BatchRunner
+from gpu_pool.model_process.handle import ModelLost, ModelProcess
 from gpu_pool.outcomes import make_plan
-from gpu_pool.worker import BLOCK_S, Worker
+from gpu_pool.worker.worker import BLOCK_S, Worker
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker
 from pool import TIERS, Pool
 from regressions.bad_line import BadLine
-from scheduler.batches import Batches, ClaimedRequest, ReadyBatches
-from scheduler.caretaker import Caretaker
-from scheduler.connections import blocking_client, command_client
+from scheduler.batching.reaper import Caretaker
 from scheduler.errors import ErrorCode
 from scheduler.increments import IncrementChannel
-from scheduler.keys import Keys
 from scheduler.payload import Payload, encode_payload
-from scheduler.presence import Presence
+from scheduler.protocol.batches import Batches, ClaimedRequest, ReadyBatches
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.keys import Keys
 
 __all__ = ["faulty_models", "start_worker"]
 

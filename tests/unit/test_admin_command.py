@@ -10,14 +10,14 @@ import typer.main
 from typer.testing import CliRunner
 
 from quick_help import shown_by
-from tierlane.admin.conduct import actor_of
 from tierlane.admin.fields import CUSTOMER, TIER
 from tierlane.admin.keys import key_id
 from tierlane.admin.options import Call
+from tierlane.admin.runner import actor_of
 from tierlane.admin.values import changes_of, new_row, span
 from tierlane.cli import app
-from tierlane.reach import UsageError
-from tierlane.screen import Column, aligned, print_rows, printable, readable
+from tierlane.connect import UsageError
+from tierlane.output import Column, aligned, print_rows, printable, readable
 
 GROUPS = {
     "tier": {"list", "show", "set", "create", "delete"},

@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import BigInteger, Boolean, CheckConstraint, Double, Integer, SmallInteger, Text
 
-from ledger.admin.faults import BadValue, check_integers, rule_in_words
-from ledger.tables import metadata
+from ledger.admin.errors import BadValue, check_integers, rule_in_words
+from ledger.schema import metadata
 from tierlane.admin.fields import OF_TABLE, REQUIRED, Field
 
 KINDS = {

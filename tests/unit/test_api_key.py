@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.api_key import BASE62, checksum, mint, parse, verify
-from ledger.snapshot import Identity, Key, Snapshot
+from ledger.catalog.api_key import BASE62, checksum, mint, parse, verify
+from ledger.catalog.snapshot import Identity, Key, Snapshot
 from scheduler.errors import ErrorCode, RequestError
 
 NOW = 1_800_000_000.0

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from ledger.audit.rows import fold, id_of
+from ledger.audit.writer import Refused
 from ledger.audit_batch import Batch, make_batch
-from ledger.audit_rows import fold, id_of
-from ledger.audit_writer import Refused
 from ledger.letter_rows import LetterRow, to_letter_row
-from scheduler.audit import Accepted, DeadLetter, Ended, Record, decode_entry
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Record, decode_entry
 from scheduler.request_id import created_at
 
 ID = "req_0199c0de00007000800000000000abcd"

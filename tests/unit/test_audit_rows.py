@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from copied_rows import read_row
-from ledger.audit_rows import COLUMNS, fold, id_of, outweighs, to_row
-from ledger.tables import requests
-from scheduler.audit import Accepted, Ended, Record
+from ledger.audit.rows import COLUMNS, fold, id_of, outweighs, to_row
+from ledger.schema import requests
+from scheduler.protocol.audit_outbox import Accepted, Ended, Record
 
 ID = "req_0199c0de00007000800000000000abcd"
 OTHER = "req_0199c0de00017000800000000000abcd"

@@ -1,11 +1,11 @@
 """The auditor's window: what it reads of its takes, what it holds, and what it lets go."""
 
 from integration.auditor_bench import accepted, dead, ended, new_ids
+from ledger.audit.rows import Folded
+from ledger.audit.window import Window
 from ledger.audit_hold import HoldPolicy
-from ledger.audit_rows import Folded
-from ledger.audit_window import Window
-from scheduler.audit import Record, encode_records
 from scheduler.outbox import Taken, name_of
+from scheduler.protocol.audit_outbox import Record, encode_records
 
 
 class Redis:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batch_policy import (
+from scheduler.batching.policy import (
     NEVER,
     BatchPolicy,
     Snapshot,
@@ -21,7 +21,7 @@ from scheduler.batch_policy import (
     plan,
     ready_limit,
 )
-from scheduler.batch_window import Service
+from scheduler.batching.timing import Service
 
 TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
 

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from batch_windows import Pool, Simulation, adaptive, fixed
 
-from scheduler.batch_window import Service
+from scheduler.batching.timing import Service
 
 MANY, FEW = Pool(34, 64, Service(50.0), 40.0), Pool(4, 64, Service(50.0, 0.3), 40.0)
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batch_window import UNKNOWN, Service, pool_service, target_size, window_ms
-from scheduler.observation import WorkerView
+from scheduler.batching.timing import UNKNOWN, Service, pool_service, target_size, window_ms
+from scheduler.protocol.pool_view import WorkerView
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 
 from tierlane.bench.answer_ids import Fate
-from tierlane.bench.audit_check import compare, key_id
-from tierlane.bench.cpu import ProcessCpu, cpu_between
+from tierlane.bench.resources import ProcessCpu, cpu_between
+from tierlane.bench.verification import compare, key_id
 
 C, F, U, R = Fate.COMPLETED, Fate.FAILED, Fate.UNCLEAR, Fate.REFUSED
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlane.bench.slo import SloError, good_bounds, judge, parse_share, parse_slo
+from tierlane.bench.statistics import SloError, good_bounds, judge, parse_share, parse_slo
 from tierlane.bench.tally import Silence, TierTally
 
 TIERS = ("enterprise", "paid")

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierlane.bench.http_client import (
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    RequestForm,
+    Response,
+    ResponseParser,
+    WireError,
+    header,
+)
 from tierlane.bench.inputs import NONCE_CHARACTERS, Inputs, filler_of
-from tierlane.bench.wire import MAX_BODY_BYTES, MAX_HEAD_BYTES, RequestForm, Response, ResponseParser, WireError, header
 
 OK = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\nX-Request-ID: req_1\r\n\r\nhello world"

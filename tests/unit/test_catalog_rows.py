@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from limits import parse as parse_limit
 
+from ledger.catalog.changes import MOST_CHANGES, Changed, changed_by
+from ledger.catalog.loader import BadCatalogRow, models_from, parse_quota, tiers_from
+from ledger.catalog.quotas import held_of, window_number, window_start
+from ledger.catalog.snapshot import Quota, Snapshot
 from ledger.catalog_build import SnapshotBuild, readable
-from ledger.catalog_changes import MOST_CHANGES, Changed, changed_by
-from ledger.catalog_rows import BadCatalogRow, models_from, parse_quota, tiers_from
-from ledger.catalog_tables import QUOTA_PATTERN
-from ledger.quotas import held_of, window_number, window_start
-from ledger.snapshot import Quota, Snapshot
+from ledger.schema.catalog import QUOTA_PATTERN
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)

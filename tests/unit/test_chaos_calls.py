@@ -6,7 +6,7 @@ import time
 import pytest
 
 from eventually import eventually
-from tierlane.bench.wire import ResponseParser
+from tierlane.bench.http_client import ResponseParser
 from tierlane.chaos.calls import Reading, read_answer, request_bytes
 from tierlane.chaos.plan import Customer, request_input
 from tierlane.chaos.stalls import watch_stalls

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chaos_story import OTHER, Story, id_of, nonce_of, trace_of
-from tierlane.chaos.checker import LAWS
+from tierlane.chaos.checker.checker import LAWS
 
 
 def test_a_clean_run_breaks_nothing() -> None:

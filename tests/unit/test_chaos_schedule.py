@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from tierlane.chaos.catalogue import BY_NAME, KINDS, Family, Place
-from tierlane.chaos.fault import blows
+from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, Family, Place
+from tierlane.chaos.faults.target import blows
 from tierlane.chaos.schedule import BACK_S, GAP_S, QUIET_S, Planned, schedule
 
 TARGETS = {

@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 from quick_help import shown_by
 from tierlane.check.finding import fails, holds, untold
 from tierlane.check.model import sizes_of
-from tierlane.check.report import Report, document, lines_of, summary
+from tierlane.check.model_report import Report, document, lines_of, summary
 from tierlane.check.suggestion import Timed, suggest
 from tierlane.cli import app
-from tierlane.reach import UsageError
+from tierlane.connect import UsageError
 
 TIMED = [Timed(1, 10.0), Timed(8, 20.0)]
 REPORT = Report(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_pool.backend import ItemResult
+from gpu_pool.backends.backend import ItemResult
 from tierlane.check import judgement
 from tierlane.check.finding import fails, holds, passed, untold
 from tierlane.check.probe import Answer

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledger.snapshot import Model, Tier
-from scheduler.observation import Observation, WorkerView
+from ledger.catalog.snapshot import Model, Tier
+from scheduler.protocol.pool_view import Observation, WorkerView
 from tierlane.check import verdicts
 from tierlane.check.item import Item, document, lines_of, passes, status_line
 

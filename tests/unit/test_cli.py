@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from quick_help import shown_by
 from tierlane.cli import app
-from tierlane.setting_texts import TEXTS, flag, variable
+from tierlane.settings.descriptions import TEXTS, flag, variable
 
 ROLES = ("up", "gateway", "scheduler", "worker", "migrate")
 TOOLS = (

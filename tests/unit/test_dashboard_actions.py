@@ -3,12 +3,12 @@
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.action_bodies import CordonBody
-from gateway.cordon_actions import check_left
+from gateway.operations.action_requests import CordonBody
+from gateway.operations.actions import check_left
+from gateway.operations.state import parts_of
 from gateway.same_site import check_same_site
-from gateway.state import parts_of
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.observation import Observation, WorkerView
+from scheduler.protocol.pool_view import Observation, WorkerView
 
 HOST = ("Host", "tierlane.example:8080")
 TOKEN = ("Authorization", "Bearer x")

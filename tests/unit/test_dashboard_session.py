@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.session import LASTS_S, issue, left_s, presented, set_cookie
+from gateway.operations.session import LASTS_S, issue, left_s, presented, set_cookie
 
 TOKEN, NOW = "the-service-token", 1_000_000.0
 COOKIE = issue(TOKEN, NOW)

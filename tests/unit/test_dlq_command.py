@@ -6,12 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from quick_help import shown_by
-from scheduler.replies import Reply
-from tierlane.dlq.command import app
-from tierlane.dlq.listing import printable
-from tierlane.dlq.purge import Selection, age_s
+from scheduler.protocol.replies import Reply
 from tierlane.dlq.reach import UsageError
-from tierlane.dlq.requeue import ending
+from tierlane.operate.dead_letters import printable
+from tierlane.operate.dlq import app
+from tierlane.operate.purge import Selection, age_s
+from tierlane.operate.requeue import ending
 
 VERBS = ("list", "show", "requeue", "purge")
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from ledger.snapshot import Customer, Identity, Model, Tier
+from ledger.catalog.snapshot import Customer, Identity, Model, Tier
 from scheduler.limit_state import LimitsLeft
-from scheduler.observation import GatewayStats, Observation, TierStats, WorkerView
-from scheduler.refusals import Refusal
+from scheduler.protocol.limits import Refusal
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 from scheduler.request_id import created_ms
 from tierlane.explain.customer import CustomerExplanation, CustomerRow, Pool, explain_customer, factor_of
-from tierlane.explain.screen import as_json, customer_lines
+from tierlane.explain.text import as_json, customer_lines
 
 ID = "0197f3a0-0000-7000-8000-000000000001"
 REQUEST = "req_0197f3a0000070008000000000000001"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from ledger.requests import RequestRow
-from scheduler.refusals import Refusal
-from scheduler.replies import RequestDetail
+from scheduler.protocol.limits import Refusal
+from scheduler.protocol.replies import RequestDetail
 from scheduler.request_id import created_at, new_request_id
 from tierlane.explain.answer import is_request_id
 from tierlane.explain.request import KEPT, explain_request
-from tierlane.explain.screen import as_json, request_lines
+from tierlane.explain.text import as_json, request_lines
 
 ID = "req_0197f3a0000070008000000000000001"
 BEGAN = created_at(ID)

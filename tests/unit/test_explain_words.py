@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from scheduler.refusals import Refusal
+from scheduler.protocol.limits import Refusal
 from tierlane.explain.factor import Capacity, GatewayPart, TierPart, apart, capacity_words, why
 from tierlane.explain.figures import columns, count, listed, number, percent, span
 from tierlane.explain.refused import advice, limit_words, lowered_words, meaning, more_words

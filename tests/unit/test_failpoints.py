@@ -91,4 +91,4 @@ def test_only_the_composition_root_arms_by_itself() -> None:
         for path in sorted((ROOT / room).rglob("*.py"))
         if re.search(r"\barm\(", path.read_text("utf-8")) and path.name != Path(failpoints.__file__).name
     ]
-    assert places == ["gpu_pool/model_process.py", "tierlane/roles/process.py"]
+    assert places == ["gpu_pool/model_process/main.py", "tierlane/roles/process.py"]

@@ -4,9 +4,9 @@ import pytest
 
 from gateway.busiest import KEPT, MOST_COUNTED, SPAN_S, TOLD, Busiest
 from gateway.fleet_rates import SHOWN, batch_fill, busiest
-from gateway.metrics.tally import Tally
-from scheduler.observation import CustomerRate, GatewayStats
-from scheduler.replies import Reply
+from gateway.metrics.counters import Tally
+from scheduler.protocol.pool_view import CustomerRate, GatewayStats
+from scheduler.protocol.replies import Reply
 
 
 def stats(name: str, batches: float = 0.0, filled: float = 0.0, *asking: CustomerRate) -> GatewayStats:

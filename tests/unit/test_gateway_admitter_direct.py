@@ -4,13 +4,13 @@ import asyncio
 
 from direct_parts import waiting
 from fake_redis import FakeRedis
-from gateway.admitter import Admitter, Limits
 from gateway.call_watch import OnceMore
 from gateway.cancels import Cancels
 from gateway.endless import end_all
-from gateway.waiters import Waiter
-from scheduler.admission import TierLimit, Verdict
+from gateway.inference.admission import Admitter, Limits
+from gateway.inference.pending import Waiter
 from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import TierLimit, Verdict
 from scheduler.states import Admission
 
 REFUSED = Verdict(Admission.KEY_LIMIT, 5.0, 100, 0, 1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.auth_throttle import AuthThrottle, bucket_of
+from gateway.auth.throttle import AuthThrottle, bucket_of
 from scheduler.errors import StartError
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from gateway.autoscale import ScaleAdvice, scale_document
-from gateway.limits import LiveLimits
-from ledger.snapshot import Model, Snapshot, Tier
+from gateway.limits.capacity import LiveLimits
+from ledger.catalog.snapshot import Model, Snapshot, Tier
 from scheduler.autoscale import ScaleRules
-from scheduler.observation import GatewayStats, Observation, TierDepth, TierStats, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True)
 TIERS = (

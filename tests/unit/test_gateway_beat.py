@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from gateway.beat import Beat
-from gateway.limits import HOLD_S, REFILL_S, LiveLimits
-from gateway.meter import Meter
-from ledger.snapshot import Model, Snapshot, Tier
+from gateway.heartbeat import Beat
+from gateway.limits.capacity import HOLD_S, REFILL_S, LiveLimits
+from gateway.limits.demand import Meter
+from ledger.catalog.snapshot import Model, Snapshot, Tier
 from scheduler.errors import RedisUnavailable
-from scheduler.observation import GatewayStats, Observation, WorkerView
-from scheduler.presence import BeatReply
-from scheduler.refusals import Refusal
+from scheduler.protocol.limits import Refusal
+from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
+from scheduler.protocol.presence import BeatReply
 
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 1.0, 0, True)
 TIERS = (

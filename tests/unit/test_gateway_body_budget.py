@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.body_budget import BodyBudget
-from gateway.faults import Refusal
+from gateway.http.errors import Refusal
 from identities import identity
 from scheduler.errors import RequestError
 

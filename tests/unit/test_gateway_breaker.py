@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.breaker import MAX_FAILURES, PROBE_AFTER_S, PROBE_TIMEOUT_S, SILENCE_S, Breaker, BreakerState
+from gateway.circuit_breaker import MAX_FAILURES, PROBE_AFTER_S, PROBE_TIMEOUT_S, SILENCE_S, Breaker, BreakerState
 
 STEP_S = 0.025
 

@@ -3,8 +3,8 @@
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.cors import EXPOSED, Cors, serves_customers
 from gateway.cors_origins import origin_list
+from gateway.http.cors import EXPOSED, Cors, serves_customers
 
 PAGE = "https://app.example.com"
 

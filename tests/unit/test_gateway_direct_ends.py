@@ -10,17 +10,17 @@ from direct_parts import waiting
 from eventually import eventually
 from gateway.audit_pairs import Note, audit_pair
 from gateway.cancels import Cancels
+from gateway.direct.completion import DirectEnds
+from gateway.direct.queue import DirectEntry
+from gateway.direct.spool import to_line
+from gateway.direct.spool_tasks import PAIR_ROOM
 from gateway.direct_audit import DirectAudit
-from gateway.direct_ends import DirectEnds
-from gateway.direct_queue import DirectEntry
 from gateway.endless import end_all
-from gateway.spool import to_line
-from gateway.spool_writer import PAIR_ROOM
-from gateway.waiters import Waiters
-from scheduler.admission import Verdict
-from scheduler.batches import Outcome
+from gateway.inference.pending import Waiters
 from scheduler.errors import ErrorCode
-from scheduler.replies import Reply
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 

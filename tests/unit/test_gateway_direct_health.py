@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gateway.direct_view import DirectView
-from gateway.health import HealthInputs, health
+from gateway.operations.health_checks import HealthInputs, health
 from health_inputs import health_inputs
-from scheduler.observation import Observation, WorkerView
+from scheduler.protocol.pool_view import Observation, WorkerView
 
 WORKER = WorkerView("worker-1", "ready", 0.5, 1, 100.0, True, 100.0, 50.0, "tiny", "v1")
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from direct_parts import submission, waiting
+from gateway.direct.limits import LocalLimits
+from gateway.direct.queue import DirectEntry, DirectQueue
 from gateway.direct_door import MOST_RETRY_MS, DirectDoor
-from gateway.direct_queue import DirectEntry, DirectQueue
-from gateway.local_limits import LocalLimits
-from scheduler.admission import Submission, TierLimit, Verdict
+from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
 
 WIDE = TierLimit("free", 1000.0, 1000.0, 100, ["free"])

@@ -7,10 +7,10 @@ import pytest
 from direct_parts import FakeEndpoint
 from gateway.direct_probe import ILL_S, WELL_S, DirectProbe
 from gateway.direct_view import DirectView
-from gateway.health import health
+from gateway.operations.health_checks import health
 from health_inputs import health_inputs
-from scheduler.direct import Hello
-from scheduler.observation import WorkerView
+from scheduler.protocol.direct import Hello
+from scheduler.protocol.pool_view import WorkerView
 
 
 @dataclass

@@ -10,8 +10,8 @@ from limits import RateLimitItem, RateLimitItemPerSecond
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
-from gateway.direct_windows import LocalLimit, LocalWindows
-from gateway.local_limits import REQUEST, bucket
+from gateway.direct.limits import REQUEST, bucket
+from ratelimit.sliding_window import LocalLimit, LocalWindows
 
 SECOND_US = 1_000_000
 

@@ -3,9 +3,9 @@
 import pytest
 from aiohttp import http_parser
 
-from gateway.answer import Answer
-from gateway.edge import check_parser
-from gateway.routes import Call, Routes
+from gateway.http.response import Answer
+from gateway.http.router import Call, Routes
+from gateway.http.server import check_parser
 from gateway.watch import Watch
 from scheduler.errors import StartError
 

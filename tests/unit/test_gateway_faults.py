@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.answer import Answer
-from gateway.effective import Effective
-from gateway.faults import Faults, Refusal
+from gateway.http.errors import Faults, Refusal
+from gateway.http.response import Answer
+from gateway.limits.rejections import refusal
 from gateway.problem import wants_problem
-from gateway.verdicts import refusal
-from scheduler.admission import Verdict
+from ratelimit.effective import Effective
 from scheduler.errors import HTTP, ErrorCode, RequestError
+from scheduler.protocol.admission import Verdict
 from scheduler.states import Admission
 
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.answer import Answer
 from gateway.bearer import bearer_token, check_service_token
-from gateway.effective import Effective, Left
-from gateway.rate_headers import go_duration, rate_headers
+from gateway.http.response import Answer
 from gateway.trace_headers import trace_id
+from ratelimit.effective import Effective, Left
+from ratelimit.headers import go_duration, rate_headers
 from scheduler.errors import ErrorCode, RequestError
 
 

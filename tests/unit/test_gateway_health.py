@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.health import HealthInputs, health
+from gateway.operations.health_checks import HealthInputs, health
 from health_inputs import health_inputs
-from scheduler.observation import GatewayStats, GpuReading, Observation, TierDepth, TierStats, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, GpuReading, Observation, TierDepth, TierStats, WorkerView
 
 
 def worker(number: int, *, healthy: bool = True, status: str = "busy", age_ms: float = 100.0) -> WorkerView:

@@ -7,12 +7,12 @@ from hashlib import sha256
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.api.inference import decode_inference
 from gateway.idempotency import MAX_CHARACTERS, idempotency, idempotency_key
-from gateway.inference_body import decode_inference
 from gateway.replays import stored_reply
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.payload import Payload
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 
 
 def sent(*values: str) -> CIMultiDictProxy[str]:

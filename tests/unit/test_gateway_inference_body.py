@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
-from gateway.catalog_view import ServedModels
-from gateway.inference_body import MAX_PARAMETERS, decode_inference
-from ledger.snapshot import Model, Snapshot
+from gateway.api.inference import MAX_PARAMETERS, decode_inference
+from gateway.catalog import ServedModels
+from ledger.catalog.snapshot import Model, Snapshot
 from scheduler.errors import ErrorCode, RequestError
 
 INVALID, LARGE = ErrorCode.INVALID_REQUEST, ErrorCode.REQUEST_TOO_LARGE

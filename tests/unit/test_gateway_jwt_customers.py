@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from gateway.auth.jwt_customers import MAX_IDENTITIES, STEP, JwtCustomers
 from gateway.jwt_claims import Claims
-from gateway.jwt_customers import MAX_IDENTITIES, STEP, JwtCustomers
 from jwt_issuer import LiteralCustomers, customer
-from ledger.snapshot import Identity
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 
 CLAIMS = Claims("acme", "jwt:0123456789abcdef01234567", 2e9)

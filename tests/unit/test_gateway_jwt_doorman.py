@@ -7,17 +7,17 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.auth_throttle import AuthThrottle
+from gateway.auth.authenticator import Doorman
+from gateway.auth.jwks import JwksSource
+from gateway.auth.throttle import AuthThrottle
 from gateway.bearer import MAX_TOKEN_BYTES
-from gateway.catalog_view import IdentityView
-from gateway.doorman import Doorman
-from gateway.faults import Faults, Refusal
+from gateway.catalog import IdentityView
+from gateway.http.errors import Faults, Refusal
+from gateway.http.router import Call
 from gateway.identities import Identities
-from gateway.jwks import JwksSource
 from gateway.jwt_identities import JwtIdentities
-from gateway.routes import Call
 from jwt_issuer import NOW, LiteralCustomers, LiteralSource, config, customer, token
-from ledger.snapshot import Identity
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 
 KEY = "tl_good"

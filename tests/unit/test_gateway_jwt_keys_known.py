@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.jwt_claims import Claims
-from gateway.jwt_verifier import JwtVerifier
 from jwt_issuer import (
     NOW,
     LiteralSource,

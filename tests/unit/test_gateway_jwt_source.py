@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gateway.jwks import JwksSource
+from gateway.auth.jwks import JwksSource
 from gateway.jwks_read import MAX_BYTES, FileReader, KeySetAway
 from jwt_issuer import config, jwk, jwks
 from scheduler.backoff import Backoff

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.jwt_verifier import JwtVerifier
+from gateway.auth.jwt_verifier import JwtVerifier
 from jwt_issuer import (
     AUDIENCE,
     ISSUER,

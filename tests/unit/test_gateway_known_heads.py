@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.known_heads import KnownHeads, Whole, is_all, taken_apart
+from gateway.http.header_cache import KnownHeads, Whole, is_all, taken_apart
 
 LINE = b"POST /v1/inference HTTP/1.1"
 BODY = b'{"input":"hello"}'

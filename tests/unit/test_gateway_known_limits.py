@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from gateway.effective import Effective, Left, effective
-from gateway.known_limits import KnownLimits
+from gateway.limits.customer_limits import KnownLimits
 from identities import identity
-from scheduler.admission import Verdict
+from ratelimit.effective import Effective, Left, effective
+from scheduler.protocol.admission import Verdict
 from scheduler.states import Admission
 
 

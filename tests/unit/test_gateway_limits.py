@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from gateway.limits import HOLD_S, WAITING_ROOM_S, LiveLimits, healthy_gpus, pool_load
-from ledger.snapshot import Model, Snapshot, Tier
+from gateway.limits.capacity import HOLD_S, WAITING_ROOM_S, LiveLimits, healthy_gpus, pool_load
+from ledger.catalog.snapshot import Model, Snapshot, Tier
 from ratelimit.capacity import Evidence
-from scheduler.observation import GatewayStats, Observation, TierDepth, TierStats, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, rps_per_gpu_fixed=True)
 MEASURED = msgspec.structs.replace(TINY, rps_per_gpu_fixed=False)

@@ -13,11 +13,11 @@ from functools import partial
 
 import pytest
 
-from gateway.limits import LiveLimits
-from gateway.meter import Meter, fill
-from ledger.snapshot import Model, Snapshot, Tier
+from gateway.limits.capacity import LiveLimits
+from gateway.limits.demand import Meter, fill
+from ledger.catalog.snapshot import Model, Snapshot, Tier
 from ratelimit.slew import RELAX_PER_SECOND
-from scheduler.observation import GatewayStats, Observation, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
 
 BEAT_S = 0.25
 LATENCY_S = 0.3  # Who enters is counted when it is answered, at the factor that it entered with.

@@ -1,8 +1,8 @@
 """What `GET /v1/me` says of limits and what is left of them."""
 
-from gateway.effective import Left, effective
-from gateway.me import limits_document, remaining_document
+from gateway.api.account import limits_document, remaining_document
 from identities import identity
+from ratelimit.effective import Left, effective
 
 
 def test_limits_are_told_as_agreed_and_as_they_are() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.latency_window import LatencyWindow
-from gateway.meter import WINDOW_BEATS, Meter, fill
-from scheduler.observation import TierStats
+from gateway.limits.demand import WINDOW_BEATS, Meter, fill
+from scheduler.protocol.pool_view import TierStats
 
 
 @pytest.mark.parametrize(

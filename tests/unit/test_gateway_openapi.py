@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from api_description import Described
-from gateway.openapi import openapi
+from gateway.openapi.document import openapi
+from gateway.openapi.model import EVENT_STREAM, asks, probe
 from gateway.openapi_door import Door, Parameter, Says, in_json, only
-from gateway.openapi_kinds import EVENT_STREAM, asks, probe
 from scheduler.errors import ErrorCode
 
 

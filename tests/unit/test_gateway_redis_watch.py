@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.breaker import BreakerState
+from gateway.circuit_breaker import BreakerState
 from gateway.redis_watch import MAX_TRIES, RedisWatch
 from scheduler.errors import RedisUnavailable
 

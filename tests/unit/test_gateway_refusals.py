@@ -2,12 +2,12 @@
 
 import pytest
 
-from gateway.faults import Refusal as Told
+from gateway.http.errors import Refusal as Told
 from gateway.refusals import Refusals
-from ledger.snapshot import Identity
-from scheduler.admission import Verdict
+from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.refusals import Refusal
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.limits import Refusal
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.rejections import MOST_CUSTOMERS, MOST_S, Rejections
-from scheduler.admission import Submission, Verdict
+from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
 ASKED = Submission(

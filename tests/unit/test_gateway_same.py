@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from gateway.same import SAMPLING_BACKENDS, deterministic, greedy_by_default, let_share, one_version, same
 from gpu_pool.endpoint.access import PREFIX
-from ledger.snapshot import Model
-from scheduler.admission import Submission
-from scheduler.observation import WorkerView
+from ledger.catalog.snapshot import Model
 from scheduler.payload import Payload, Task
+from scheduler.protocol.admission import Submission
+from scheduler.protocol.pool_view import WorkerView
 
 CACHED = Model("tiny", "default", 32, None, 40, 3000, 50.0, 0.8, 60, enabled=True)
 

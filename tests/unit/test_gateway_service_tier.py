@@ -1,8 +1,8 @@
 """Who is served, and in which tier, where a body names a `service_tier`."""
 
-from gateway.service_tier import own, served_as
+from gateway.auth.service_tier import own, served_as
 from identities import identity
-from ledger.snapshot import Snapshot, Tier
+from ledger.catalog.snapshot import Snapshot, Tier
 
 FIRST = Tier("enterprise", 1, 0.6, 500.0, 1000.0, 200, None, 1000, 2000, None, None)
 LAST = Tier("free", 7, 0.1, 5.0, 10.0, 5, None, 100, 500, None, None)

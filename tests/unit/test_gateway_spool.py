@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.audit_pairs import Note, Pair
-from gateway.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
-from scheduler.audit import Accepted, Ended
+from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
+from scheduler.protocol.audit_outbox import Accepted, Ended
 
 MIB = 1 << 20
 
@@ -206,7 +206,7 @@ FULL_DISK = """
     import resource, sys
     from pathlib import Path
     sys.path[:0] = {path!r}
-    from gateway.spool import SpoolError
+    from gateway.direct.spool import SpoolError
     from unit.test_gateway_spool import everything, opened, pair
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY))
     spool = opened(Path({directory!r}))

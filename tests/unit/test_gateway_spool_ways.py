@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gateway import spool_writer
 from gateway.audit_pairs import Note, Pair
+from gateway.direct import spool_tasks as spool_writer
+from gateway.direct.spool import Spool, SpoolError, to_line
+from gateway.direct.spool_tasks import PAIR_ROOM, RETRY_S, SpoolWriter
 from gateway.endless import end_all
-from gateway.spool import Spool, SpoolError, to_line
 from gateway.spool_merge import CALL_SIZE, SpoolMerge
-from gateway.spool_writer import PAIR_ROOM, RETRY_S, SpoolWriter
-from scheduler.audit import Accepted, Ended
 from scheduler.errors import RedisUnavailable
+from scheduler.protocol.audit_outbox import Accepted, Ended
 
 
 def pair(number: int) -> Pair:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from gateway import stand_in
+from gateway import standby_scheduler as stand_in
 from gateway.config import GatewayConfig
-from gateway.stand_in import Silence, StandIn, is_chosen
+from gateway.standby_scheduler import Silence, StandIn, is_chosen
 from scheduler.errors import RedisUnavailable
-from scheduler.observation import Observation
+from scheduler.protocol.pool_view import Observation
 
 
 def look(at_ms: int, passed_ms: float | None, **ages_ms: float) -> Observation:

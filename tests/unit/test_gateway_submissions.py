@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.effective import effective
-from gateway.submissions import build_submission, is_retry, token_estimate
+from gateway.inference.submission import build_submission, is_retry, token_estimate
 from identities import identity
+from ratelimit.effective import effective
 from scheduler.payload import Payload, decode_payload
 
 

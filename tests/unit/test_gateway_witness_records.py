@@ -2,11 +2,11 @@
 
 import pytest
 
+from gateway.inference.recovery import RESEND_EVERY_S
 from gateway.last_ends import KEEP_S
-from gateway.witness import RESEND_EVERY_S
-from scheduler.admission import Verdict
-from scheduler.audit import Accepted, Ended
 from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.audit_outbox import Accepted, Ended
 from scheduler.request_id import created_ms
 from scheduler.states import Admission
 from witness_bench import Bench, reply, waiter

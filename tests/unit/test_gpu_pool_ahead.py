@@ -3,7 +3,7 @@
 import asyncio
 
 from eventually import eventually
-from gpu_pool.ahead import AHEAD_MS, Ahead
+from gpu_pool.worker.prefetch import AHEAD_MS, Ahead
 
 
 def ahead() -> Ahead:

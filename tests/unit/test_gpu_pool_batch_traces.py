@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_pool.batch_traces import MOST_MEMBERS, BatchTrace, BatchTraces
-from scheduler.batches import ClaimedRequest, Outcome
+from gpu_pool.worker.traces import MOST_MEMBERS, BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.traced_body import add_context, context_in
-from scheduler.traces import Context, Span
+from scheduler.tracing import Context, Span
 
 PLAIN = encode_payload(Payload("tiny", "hello", {}))
 

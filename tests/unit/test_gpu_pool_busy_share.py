@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_pool.busy_share import BusyShare, ServedRate
+from gpu_pool.worker.concurrency import BusyShare, ServedRate
 
 
 @pytest.mark.parametrize(

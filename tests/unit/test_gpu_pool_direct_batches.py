@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_pool.direct_batches import parts
-from scheduler.batches import ClaimedRequest
+from scheduler.protocol.batches import ClaimedRequest
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from gpu_pool import frames
-from gpu_pool.backend import ItemResult
-from gpu_pool.frames import (
+from gpu_pool.backends.backend import ItemResult
+from gpu_pool.model_process import messages as frames
+from gpu_pool.model_process.messages import (
     HEADER,
     Available,
     Done,

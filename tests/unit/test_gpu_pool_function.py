@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.backend import InvalidOutput, Item, ItemResult, Unwell
-from gpu_pool.function import FunctionBackend
+from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, Unwell
+from gpu_pool.backends.function import FunctionBackend
 
 
 class Text(str):

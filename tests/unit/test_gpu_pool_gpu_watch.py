@@ -6,7 +6,7 @@ from eventually import eventually
 from fake_nvml import FakeNvml
 from gpu_pool.gpu_memory import ECC
 from gpu_pool.gpu_watch import GpuWatch
-from gpu_pool.nvml import NvmlGpu
+from gpu_pool.worker.gpu import NvmlGpu
 
 
 def without_events() -> FakeNvml:

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from gpu_pool.backend import InvalidOutput, Item
+from gpu_pool.backends.backend import InvalidOutput, Item
+from gpu_pool.backends.function import FunctionBackend
 from gpu_pool.batch_streams import BatchStreams
-from gpu_pool.frames import Piece, Pieces
-from gpu_pool.function import FunctionBackend
-from gpu_pool.listeners import AGAIN, PIECES_EVERY_S, Listeners
-from gpu_pool.outgoing import MOST_CHARACTERS, Outgoing, joined
+from gpu_pool.model_process.inputs import AGAIN, PIECES_EVERY_S, Listeners
+from gpu_pool.model_process.messages import Piece, Pieces
 from gpu_pool.tiny.spoken import Spoken, held_back
-from scheduler.batches import ClaimedRequest
+from gpu_pool.worker.streams import MOST_CHARACTERS, Outgoing, joined
 from scheduler.increments import LOST, Address, Increment
+from scheduler.protocol.batches import ClaimedRequest
 
 
 class Ears:

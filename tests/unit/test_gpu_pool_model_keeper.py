@@ -6,10 +6,10 @@ from typing import cast
 import pytest
 
 from eventually import eventually
-from gpu_pool import model_keeper
-from gpu_pool.model_handle import ModelProcess
-from gpu_pool.model_keeper import ModelKeeper
 from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process import supervisor as model_keeper
+from gpu_pool.model_process.handle import ModelProcess
+from gpu_pool.model_process.supervisor import ModelKeeper
 
 
 class Stuck:

@@ -6,8 +6,8 @@ import pytest
 
 from fake_nvml import FakeNvml
 from gpu_pool.gpu_memory import BEFORE, ECC, NOT_REMAPPED, TO_REMAP, WANTS_RESET, Counts, fault_of, note_of
-from gpu_pool.nvml import FATAL_XIDS, OFF_THE_BUS, UNTIL_RESET, NvmlGpu, gpu_of, gpu_place
-from scheduler.observation import GpuReading
+from gpu_pool.worker.gpu import FATAL_XIDS, OFF_THE_BUS, UNTIL_RESET, NvmlGpu, gpu_of, gpu_place
+from scheduler.protocol.pool_view import GpuReading
 
 
 def pause(_: float) -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gpu_pool.backend import ItemResult
+from gpu_pool.backends.backend import ItemResult
 from gpu_pool.outcomes import completed, make_plan, refused
-from scheduler.batches import ClaimedRequest, Outcome
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.batches import ClaimedRequest, Outcome
 
 BODY = encode_payload(Payload("tiny", "hello", {"seed": 1}))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_pool.backend import ItemResult
+from gpu_pool.backends.backend import ItemResult
 from gpu_pool.quarantine import Quarantine, Verdict, judge
 
 GOOD, NONSENSE, NEITHER = "GXN"

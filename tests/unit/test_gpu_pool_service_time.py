@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpu_pool.service_time import SAMPLES_TRUSTED, ServiceTime, cap_ms
+from gpu_pool.worker.service_time import SAMPLES_TRUSTED, ServiceTime, cap_ms
 
 
 def measured(*batches: tuple[int, float], times: int = SAMPLES_TRUSTED) -> ServiceTime:

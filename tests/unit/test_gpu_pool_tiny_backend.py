@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gpu_pool.backend import InvalidOutput, Item
-from gpu_pool.tiny.generate import TinyModel
+from gpu_pool.backends.backend import InvalidOutput, Item
+from gpu_pool.backends.tiny.backend import TinyBackend
+from gpu_pool.backends.tiny.generate import TinyModel
 from gpu_pool.tiny.weights import load_network
-from gpu_pool.tiny_backend import TinyBackend
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

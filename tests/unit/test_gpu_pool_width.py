@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from eventually import eventually
-from gpu_pool.ahead import Ahead
 from gpu_pool.turns import Turns
 from gpu_pool.width import Width
+from gpu_pool.worker.prefetch import Ahead
 
 FAST, SLOW = 100.0, 250.0
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.finding import Status
-from gateway.health_document import Health, TierHealth
 from gateway.health_pools import together
+from gateway.operations.health_model import Health, TierHealth
 from ratelimit.capacity import Evidence
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.gateway_losses import KEEP_MS, GatewayLosses, LostGateway, silent
-from gateway.health_roles import ended_tasks, other_gateways, repaired_keys, scheduling
-from scheduler.observation import GatewayStats, Observation
+from gateway.operations.health_losses import ended_tasks, other_gateways, repaired_keys, scheduling
+from scheduler.protocol.pool_view import GatewayStats, Observation
 
 STOPPED = "no batches are formed, and requests wait until their time is up."
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from gateway.direct_view import DirectView
-from gateway.health import health
 from gateway.health_shedding import Flow, shedding
 from gateway.losses import Loss
+from gateway.operations.health_checks import health
 from health_inputs import health_inputs
-from scheduler.observation import GatewayStats, Observation, TierStats, WorkerView
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 
 AT_14_02 = 14 * 3_600_000 + 2 * 60_000
 WELL = Flow(100.0, 0.0, 100.0)

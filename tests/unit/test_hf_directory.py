@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_pool.hf.directory import read_directory
+from gpu_pool.backends.hf.backend import HfBackend
+from gpu_pool.backends.hf.directory import read_directory
 from gpu_pool.hf.sentence_layout import SentenceLayout
 from gpu_pool.hf.unusable import Unusable
-from gpu_pool.hf_backend import HfBackend
 from scheduler.errors import StartError
 
 MODULES = [
@@ -89,7 +89,7 @@ def test_every_fault_is_named(causal: Path, spoil: Callable[[Path], None], fault
 def test_a_package_that_is_missing_is_named(causal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the extra that brings it."""
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "gpu_pool.hf.loading", raising=False)
+    monkeypatch.delitem(sys.modules, "gpu_pool.backends.hf.loading", raising=False)
 
     with pytest.raises(StartError, match="needs the package 'transformers'; install the extra 'hf'"):
         HfBackend(str(causal), "cpu", 1).load()

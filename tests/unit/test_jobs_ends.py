@@ -2,10 +2,10 @@
 
 import pytest
 
+from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, groups
 from gateway.jobs_ends import GRACE_S, Step, end_of, given_up, next_step
-from gateway.jobs_keeper import WRITE_BYTES, WRITE_ROWS, groups
 from ledger.jobs import JobEnd
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 from scheduler.stands import Stand
 
 LOST = Stand("")

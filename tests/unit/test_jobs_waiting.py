@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from gateway import jobs_inbox
+from gateway.jobs import inbox as jobs_inbox
+from gateway.jobs.inbox import KEEP_S, OFFER_EVERY_S, JobInbox
 from gateway.jobs_document import job_result
-from gateway.jobs_inbox import KEEP_S, OFFER_EVERY_S, JobInbox
 from gateway.jobs_together import MOST_PENDING, Together, TooManyWait
-from scheduler.replies import Reply
+from scheduler.protocol.replies import Reply
 
 
 def reply(request_id: str, output: str = "out") -> Reply:

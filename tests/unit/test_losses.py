@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from gateway.losses import KEEP_MS, Loss, Losses
-from scheduler.observation import WorkerView
+from scheduler.protocol.pool_view import WorkerView
 
 
 def worker(name: str, *, healthy: bool = True, status: str = "ready", age_ms: float = 100.0) -> WorkerView:

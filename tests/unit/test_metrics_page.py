@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.breaker import BreakerState
+from gateway.circuit_breaker import BreakerState
+from gateway.metrics.counters import BATCHES, BOUNDS_US, Series, Tally
 from gateway.metrics.definitions import COUNTED, METRICS, SEEN, Metric
 from gateway.metrics.exposition import exposition
 from gateway.metrics.fleet import CIRCUIT, STALE_S, STATES, PoolLook, gauges
-from gateway.metrics.tally import BATCHES, BOUNDS_US, Series, Tally
-from gateway.parts import DOORS
+from gateway.wiring import DOORS
 from metrics_figures import read, reply, value
 from scheduler.errors import ErrorCode
-from scheduler.observation import GpuReading, Observation, TierDepth, WorkerView
+from scheduler.protocol.pool_view import GpuReading, Observation, TierDepth, WorkerView
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 NO_BASE_UNITS = re.compile(

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.metrics.shelf import Shelf, Sum
-from gateway.metrics.tally import Series
+from gateway.metrics.counters import Series
+from gateway.metrics.shared_counters import Shelf, Sum
 
 KEY = ("tierlane_requests_total", "free", "/v1/inference", "completed")
 

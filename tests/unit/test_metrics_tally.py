@@ -2,11 +2,11 @@
 
 import pytest
 
-from gateway.metrics.tally import BATCHES, BOUNDS_US, MOST_MODELS, MOST_TIERS, SHED, STAGES, Tally
-from gateway.verdicts import OWN_LIMITS as REFUSED_BY_OWN_LIMITS
+from gateway.limits.rejections import OWN_LIMITS as REFUSED_BY_OWN_LIMITS
+from gateway.metrics.counters import BATCHES, BOUNDS_US, MOST_MODELS, MOST_TIERS, SHED, STAGES, Tally
 from metrics_figures import reply
-from scheduler.admission import Verdict
 from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import Verdict
 from scheduler.states import Admission
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from quick_help import shown_by
-from scheduler.observation import Observation, WorkerView
+from scheduler.protocol.pool_view import Observation, WorkerView
 from tierlane.cli import app
 from tierlane.operate.gpus import impact, rows_of
 from tierlane.operate.top_frame import Seen, frame

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.keys import pools_of, pools_to_serve
+from scheduler.redis_client.keys import pools_of, pools_to_serve
 from tierlane.up.other_pools import OtherPool, PoolsError, parse_pools
 
 

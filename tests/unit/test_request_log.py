@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.faults import Refusal
+from gateway.http.errors import Refusal
+from gateway.inference.pending import Waiter
 from gateway.request_log import RequestLog
-from gateway.waiters import Waiter
 from integration.gateway_fixtures import LiteralCatalog
 from metrics_figures import reply
-from scheduler.admission import Submission, Verdict
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
 PLANTED = "canary-5d1f"

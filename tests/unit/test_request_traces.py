@@ -5,19 +5,19 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.ends import Both, told_to
+from gateway.inference.events import Both, told_to
+from gateway.inference.pending import Waiter
+from gateway.inference.traces import RequestTraces
 from gateway.request_log import RequestLog
-from gateway.request_traces import RequestTraces
-from gateway.waiters import Waiter
 from integration.gateway_fixtures import LiteralCatalog
 from metrics_figures import reply
-from scheduler.admission import Submission, Verdict
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Payload, encode_payload
-from scheduler.replies import Reply
+from scheduler.protocol.admission import Submission, Verdict
+from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
 from scheduler.traced_body import context_in
-from scheduler.traces import Kind, Span
+from scheduler.tracing import Kind, Span
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"

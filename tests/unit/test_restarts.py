@@ -1,7 +1,7 @@
 """Model processes that were replaced in place: who is told, for how long, and who is not."""
 
 from gateway.restarts import NAMED, TOLD_MS, Restart, Restarts, restarted
-from scheduler.observation import WorkerView
+from scheduler.protocol.pool_view import WorkerView
 
 
 def worker(name: str, pid: int) -> WorkerView:

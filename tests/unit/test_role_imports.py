@@ -8,7 +8,7 @@ import pytest
 PROBE = """
 import sys
 from tierlane.cli import _role
-import tierlane.settings
+import tierlane.settings.model
 _role({role!r})
 import ledger.revision
 print(*(name for name in {heavy!r} if name in sys.modules))

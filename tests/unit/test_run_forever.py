@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from gateway.health_roles import ended_tasks
-from scheduler.observation import GatewayStats, Observation
-from scheduler.run_forever import REPORTED_S, EndedTask, TaskRegistry
+from gateway.operations.health_losses import ended_tasks
+from scheduler.protocol.pool_view import GatewayStats, Observation
+from scheduler.tasks import REPORTED_S, EndedTask, TaskRegistry
 
 
 class Loop:

@@ -11,15 +11,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway import beat, cancels, subscriber, sweep
-from gpu_pool import model_handle
+from gateway import cancels
+from gateway import heartbeat as beat
+from gateway.inference import deadlines as sweep
+from gateway.inference import responses as subscriber
+from gpu_pool.model_process import handle as model_handle
 from gpu_pool.outcomes import make_plan
-from gpu_pool.service_time import SAMPLES_TRUSTED, ServiceTime, cap_ms
-from scheduler import admission, batches, connections, dispatcher, scripts
-from scheduler.batches import ClaimedRequest
+from gpu_pool.worker.service_time import SAMPLES_TRUSTED, ServiceTime, cap_ms
+from scheduler.batching import dispatcher
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
-from tierlane.settings import Settings
+from scheduler.protocol import admission, batches
+from scheduler.protocol.batches import ClaimedRequest
+from scheduler.redis_client import connections, scripts
+from tierlane.settings.model import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_SLACK_MS = 100.0

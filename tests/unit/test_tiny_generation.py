@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from gpu_pool.tiny import TinyModel
-from gpu_pool.tiny.model import Shape
-from gpu_pool.tiny.parameters import Generation, GenerationParameters
-from gpu_pool.tiny.row import Row
+from gpu_pool.backends.generation import Generation, GenerationParameters
+from gpu_pool.backends.tiny import TinyModel
+from gpu_pool.backends.tiny.model import Shape
+from gpu_pool.backends.tiny.row import Row
 from gpu_pool.tiny.vocabulary import BEGIN, END
 
 PROMPTS = ["What is a compiler?", "The kernel is", "A hacker is someone who", "", "In the early days of the network,"]

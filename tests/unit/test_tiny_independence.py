@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from gpu_pool.tiny import TinyModel, sampling
-from gpu_pool.tiny.generate import LARGEST_BATCH
-from gpu_pool.tiny.model import Cache, Network
-from gpu_pool.tiny.parameters import Generation, GenerationParameters
+from gpu_pool.backends.generation import Generation, GenerationParameters
+from gpu_pool.backends.tiny import TinyModel, sampling
+from gpu_pool.backends.tiny.generate import LARGEST_BATCH
+from gpu_pool.backends.tiny.model import Cache, Network
 from gpu_pool.tiny.weights import load_network
 
 TEXT = (

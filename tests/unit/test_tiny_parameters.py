@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpu_pool.tiny.parameters import GenerationParameters, ParameterError, parse_parameters
+from gpu_pool.backends.generation import GenerationParameters, ParameterError, parse_parameters
 
 
 def test_silence_means_the_defaults() -> None:
@@ -83,5 +83,7 @@ def test_a_bad_value_is_refused_by_name(field: str, value: object) -> None:
 
 def test_torch_stays_out_until_the_model_is_asked_for() -> None:
     """Importing the package and its parameters costs no torch import."""
-    script = "import sys, gpu_pool, gpu_pool.tiny, gpu_pool.tiny.parameters; sys.exit('torch' in sys.modules)"
+    script = (
+        "import sys, gpu_pool, gpu_pool.backends.tiny, gpu_pool.backends.generation; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

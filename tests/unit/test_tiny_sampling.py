@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from gpu_pool.tiny import sampling
+from gpu_pool.backends.tiny import sampling
+from gpu_pool.backends.tiny.sampling import NOISE, Choice, choose
 from gpu_pool.tiny.repetition import refused_bytes
-from gpu_pool.tiny.sampling import NOISE, Choice, choose
 from gpu_pool.tiny.vocabulary import BEGIN, decode, encode
 
 HALF_QUARTERS = [math.log(0.25), math.log(0.5), math.log(0.25)]

@@ -7,7 +7,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.trace_headers import caller_of
 from scheduler.payload import Payload, Task, decode_payload, encode_payload
 from scheduler.traced_body import add_context, context_in
-from scheduler.traces import Context, new_span_id, new_trace_id, read_traceparent
+from scheduler.tracing import Context, new_span_id, new_trace_id, read_traceparent
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"

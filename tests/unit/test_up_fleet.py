@@ -3,8 +3,8 @@
 import pytest
 
 from tierlane.setting_errors import SettingsError
-from tierlane.settings import load_settings
-from tierlane.up.fleet import Asked, change, free_names
+from tierlane.settings.model import load_settings
+from tierlane.up.autoscale import Asked, change, free_names
 
 
 @pytest.mark.parametrize(

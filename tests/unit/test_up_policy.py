@@ -8,13 +8,13 @@ import pytest
 from pydantic import SecretStr
 
 from gpu_pool.model_launch import ModelLaunch
-from scheduler.direct import direct_token
-from tierlane.settings import Settings
+from scheduler.protocol.direct import direct_token
+from tierlane.settings.model import Settings
 from tierlane.torch_threads import default_torch_threads
 from tierlane.up.backoff import Backoff
-from tierlane.up.demo import demo_model
-from tierlane.up.leash import Held
+from tierlane.up.demo_data import demo_model
 from tierlane.up.log_lines import LogLines
+from tierlane.up.orphan_guard import Held
 from tierlane.up.roles import RoleEnvironment, role_command
 
 KILLED, FAILED = False, True

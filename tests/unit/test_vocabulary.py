@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from scheduler.audit import Accepted, Ended, decode_entry, encode_records
 from scheduler.errors import HTTP, ErrorCode, http_status
-from scheduler.keys import Keys
 from scheduler.payload import Payload, decode_payload, encode_payload
+from scheduler.protocol.audit_outbox import Accepted, Ended, decode_entry, encode_records
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_at, created_ms, new_request_id
 
 

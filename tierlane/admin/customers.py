@@ -4,19 +4,19 @@ from typing import Any, NamedTuple
 
 import typer
 
-from gateway.jobs_signature import customer_key, secret_text
-from ledger.admin.change import add, alter, find, remove
+from gateway.jobs.signature import customer_key, secret_text
+from ledger.admin.changes import add, alter, find, remove
 from ledger.admin.query import Row
 from ledger.admin.rows import count_of, find_customer, list_customers, list_keys, list_quotas
 from ledger.admin.tiers import check_tier
-from ledger.catalog_tables import customers, tiers
 from ledger.postgres import Connection
-from tierlane.admin.conduct import Done, changed, looked
+from ledger.schema.catalog import customers, tiers
 from tierlane.admin.fields import CUSTOMER_LIMITS, CUSTOMER_TIER
 from tierlane.admin.keys import KEY_COLUMNS
 from tierlane.admin.options import Call, Work
-from tierlane.reach import VerbError
-from tierlane.screen import Column, aligned, print_json, print_rows, printable, readable
+from tierlane.admin.runner import Done, changed, looked
+from tierlane.connect import VerbError
+from tierlane.output import Column, aligned, print_json, print_rows, printable, readable
 
 LIMITS = tuple(field.name for field in CUSTOMER_LIMITS if field is not CUSTOMER_TIER)
 MOST_KEYS = 1000

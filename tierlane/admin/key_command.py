@@ -7,7 +7,7 @@ import typer
 
 from tierlane.admin.fields import KEY
 from tierlane.admin.options import CustomerName, Given, KeyId, Limit, Work, reads, writes
-from tierlane.verbs import no_variable, run_group, verb_group
+from tierlane.command import no_variable, run_group, verb_group
 
 Purpose: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="What the key is for, for people.")]
 ExpiresIn: TypeAlias = Annotated[

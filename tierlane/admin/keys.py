@@ -9,10 +9,10 @@ from ledger.admin.keys import create_key, revoke_key, rotate_key
 from ledger.admin.query import Row
 from ledger.admin.rows import find_customer, find_key, list_keys
 from ledger.postgres import Connection
-from tierlane.admin.conduct import Done, changed, looked
 from tierlane.admin.options import Call, Work
-from tierlane.reach import UsageError
-from tierlane.screen import Column, aligned, print_json, print_rows, readable
+from tierlane.admin.runner import Done, changed, looked
+from tierlane.connect import UsageError
+from tierlane.output import Column, aligned, print_json, print_rows, readable
 
 KEY_COLUMNS = (
     Column("id", "ID"),

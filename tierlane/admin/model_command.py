@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from tierlane.admin.fields import MODEL
 from tierlane.admin.named_verbs import Says, add_named_verbs
-from tierlane.verbs import run_group, verb_group
+from tierlane.command import run_group, verb_group
 
 if TYPE_CHECKING:
-    from tierlane.admin.named_rows import NamedRows
+    from tierlane.admin.tiers_and_models import NamedRows
 
 SAYS = Says(
     list_="Show all by name.",

@@ -1,11 +1,11 @@
 """What `tierlane model` looks at."""
 
-from ledger.admin.change import Change, find, remove
+from ledger.admin.changes import Change, find, remove
 from ledger.admin.rows import list_models
-from ledger.catalog_tables import models
 from ledger.postgres import Connection
-from tierlane.admin.named_rows import NamedRows
-from tierlane.screen import Column
+from ledger.schema.catalog import models
+from tierlane.admin.tiers_and_models import NamedRows
+from tierlane.output import Column
 
 
 async def _delete_model(connection: Connection, name: str) -> list[Change]:

@@ -10,7 +10,7 @@ from tierlane.admin.fields import Field
 from tierlane.admin.options import Given, Name, Work, reads, writes
 
 if TYPE_CHECKING:
-    from tierlane.admin.named_rows import NamedRows
+    from tierlane.admin.tiers_and_models import NamedRows
 
 
 class Says(NamedTuple):

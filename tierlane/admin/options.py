@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import typer
 
 from tierlane.admin.fields import Field
-from tierlane.setting_texts import flag
-from tierlane.verbs import Config, DataDir, Verb, carry_out, from_variable, no_variable, output
+from tierlane.command import Config, DataDir, Verb, carry_out, from_variable, no_variable, output
+from tierlane.settings.descriptions import flag
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 OUTPUT_VARIABLE, LIMIT_VARIABLE, ACTOR_VARIABLE = "TIERLANE_ADMIN_OUTPUT", "TIERLANE_ADMIN_LIMIT", "TIERLANE_ACTOR"
 
@@ -113,7 +113,7 @@ def _add(
 def _prepared(declared: Declared, mine: dict[str, Any], call: dict[str, Any]) -> Callable[[], Verb]:
     def prepare() -> Verb:
         # Help must be quick.
-        from tierlane.admin.conduct import conducted  # noqa: PLC0415
+        from tierlane.admin.runner import conducted  # noqa: PLC0415
 
         work = declared(**mine)
         return lambda settings: conducted(work, Call(settings, **call))

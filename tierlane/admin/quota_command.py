@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from tierlane.admin.options import Work, reads, writes
-from tierlane.verbs import no_variable, run_group, verb_group
+from tierlane.command import no_variable, run_group, verb_group
 
 OfTier: TypeAlias = Annotated[
     str | None, no_variable("--tier", "Of each customer of this tier, instead of one customer.", metavar="NAME")

@@ -7,10 +7,10 @@ from ledger.admin.quotas import remove_quota, set_quota
 from ledger.admin.rows import find_customer, list_quotas
 from ledger.admin.tiers import check_tier
 from ledger.postgres import Connection
-from tierlane.admin.conduct import Done, changed, looked
 from tierlane.admin.options import Call, Work
-from tierlane.reach import UsageError
-from tierlane.screen import Column, print_rows
+from tierlane.admin.runner import Done, changed, looked
+from tierlane.connect import UsageError
+from tierlane.output import Column, print_rows
 
 COLUMNS = (Column("tier", "TIER"), Column("customer", "CUSTOMER"), Column("quota", "QUOTA"))
 

@@ -2,9 +2,9 @@
 
 from ledger.admin.rows import list_tiers
 from ledger.admin.tiers import delete_tier
-from ledger.catalog_tables import tiers
-from tierlane.admin.named_rows import NamedRows
-from tierlane.screen import Column
+from ledger.schema.catalog import tiers
+from tierlane.admin.tiers_and_models import NamedRows
+from tierlane.output import Column
 
 TIERS = NamedRows(
     table=tiers,

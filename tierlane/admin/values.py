@@ -7,8 +7,8 @@ from typing import Any
 
 from tierlane.admin.fields import REQUIRED, Field
 from tierlane.admin.options import Given
-from tierlane.reach import UsageError
-from tierlane.setting_texts import flag
+from tierlane.connect import UsageError
+from tierlane.settings.descriptions import flag
 
 _SPAN = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -6,7 +6,7 @@ Kept as 32 hex digits each in one byte array, since a set of a million texts wou
 from enum import Enum
 
 from scheduler.errors import ErrorCode
-from tierlane.bench.wire import Response, header
+from tierlane.bench.http_client import Response, header
 
 PREFIX = b"req_"
 HEX_CHARACTERS = 32

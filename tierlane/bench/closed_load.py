@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from random import Random
 
 from tierlane.bench.connection import Pending
+from tierlane.bench.http_client import RequestForm
 from tierlane.bench.inputs import Inputs
 from tierlane.bench.load import Load, Phase
 from tierlane.bench.mix import Mix, tier_at
 from tierlane.bench.output_check import OutputCheck
-from tierlane.bench.wire import RequestForm
 
 AFTER_SILENCE_S = 0.1
 """How long a user waits who got no answer: a server that is away must not make the generator spin."""

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Protocol, cast
 
+from tierlane.bench.http_client import Response, ResponseParser, WireError
 from tierlane.bench.tally import Silence, TierTally
-from tierlane.bench.wire import Response, ResponseParser, WireError
 
 
 class Pending:

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 
 from tierlane.bench.connection import Connection, Pending
+from tierlane.bench.http_client import Response
 from tierlane.bench.tally import Silence
-from tierlane.bench.wire import Response
 
 OnAnswer = Callable[[Pending, Response], Pending | None]
 """Told of an answer; what it returns goes out next on the same connection."""

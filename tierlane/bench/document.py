@@ -13,7 +13,7 @@ from typing import Any
 from tierlane.bench.histogram import Histogram
 from tierlane.bench.measurement import Measurement
 from tierlane.bench.plan import Plan
-from tierlane.bench.slo import ALL
+from tierlane.bench.statistics import ALL
 from tierlane.bench.tally import TierTally
 from tierlane.bench.verdict import error_rate, faults, judgements, warnings
 

@@ -13,11 +13,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from secrets import token_hex
 
-from tierlane.bench.cpu import cpu_between, read_cpu
 from tierlane.bench.inputs import TAG_CHARACTERS, Inputs
 from tierlane.bench.load import Load, Phase
 from tierlane.bench.output_check import OutputCheck, Verify
 from tierlane.bench.plan import Address, Plan
+from tierlane.bench.resources import cpu_between, read_cpu
 from tierlane.bench.stack_info import ProcessInfo
 from tierlane.bench.tally import TierTally, new_tallies
 from tierlane.bench.traffic import Traffic

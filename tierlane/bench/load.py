@@ -16,10 +16,10 @@ from tierlane.bench.answer_ids import AnswerIds, fate_of, request_id_hex
 from tierlane.bench.connection import Pending
 from tierlane.bench.connection_pool import ConnectionPool
 from tierlane.bench.histogram import Histogram
+from tierlane.bench.http_client import RequestForm, Response
 from tierlane.bench.inputs import Inputs
 from tierlane.bench.output_check import OutputCheck
 from tierlane.bench.tally import Silence, TierTally
-from tierlane.bench.wire import RequestForm, Response
 
 SWEEP_S = 0.1
 clock = time.perf_counter

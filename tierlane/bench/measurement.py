@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tierlane.bench.audit_check import AuditResult
 from tierlane.bench.batches import BatchUse
-from tierlane.bench.cpu import CpuUse
 from tierlane.bench.echo import EchoResult
 from tierlane.bench.histogram import Histogram
+from tierlane.bench.resources import CpuUse
 from tierlane.bench.tally import Silence, TierTally
 from tierlane.bench.timeline import Moment
+from tierlane.bench.verification import AuditResult
 
 
 @dataclass

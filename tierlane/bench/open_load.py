@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 
+from tierlane.bench.http_client import RequestForm
 from tierlane.bench.inputs import Inputs
 from tierlane.bench.load import Load, Phase, clock
 from tierlane.bench.output_check import OutputCheck
 from tierlane.bench.schedule import Due
-from tierlane.bench.wire import RequestForm
 
 TICK_S = 0.001
 

@@ -14,7 +14,7 @@ from tierlane.bench.mix import Mix, MixError, parse_mix
 from tierlane.bench.option_texts import OPTIONS, TOOL
 from tierlane.bench.output_check import Verify
 from tierlane.bench.schedule import Arrivals
-from tierlane.bench.slo import Objective, SloError, parse_share, parse_slo
+from tierlane.bench.statistics import Objective, SloError, parse_share, parse_slo
 
 MAX_INPUT_BYTES = 1 << 20
 MAX_CONNECTIONS = 20_000

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tierlane.bench.document import Document
-from tierlane.bench.slo import ALL
+from tierlane.bench.statistics import ALL
 
 LATENCIES = ("median", "p95", "p99", "p99.9", "max")
 

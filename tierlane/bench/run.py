@@ -6,7 +6,6 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from tierlane.bench.conduct import measure
 from tierlane.bench.document import document
 from tierlane.bench.option_texts import TOOL
 from tierlane.bench.plan import Plan, UsageError, read_address
@@ -14,6 +13,7 @@ from tierlane.bench.plots import NoPlots, require_plots
 from tierlane.bench.progress import Progress
 from tierlane.bench.report import show
 from tierlane.bench.report_page import json_text, write_report
+from tierlane.bench.runner import measure
 from tierlane.bench.stack_info import read_stack
 
 PASSED, FAILED = 0, 1

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from tierlane.bench.closed_load import ClosedLoad
+from tierlane.bench.http_client import RequestForm
 from tierlane.bench.inputs import Inputs
 from tierlane.bench.load import Load, Phase
 from tierlane.bench.open_load import OpenLoad
 from tierlane.bench.output_check import OutputCheck
 from tierlane.bench.plan import Address, Mode, Plan, UsageError
 from tierlane.bench.schedule import schedule
-from tierlane.bench.wire import RequestForm
 
 
 class Common(TypedDict):

@@ -1,10 +1,10 @@
 """What is wrong with a run, in sentences: faults fail it, warnings say which figures to doubt."""
 
-from tierlane.bench.audit_check import AuditResult
 from tierlane.bench.measurement import Measurement
 from tierlane.bench.plan import Plan
-from tierlane.bench.slo import ALL, SUCCESS, Judgement, judge
+from tierlane.bench.statistics import ALL, SUCCESS, Judgement, judge
 from tierlane.bench.tally import TierTally
+from tierlane.bench.verification import AuditResult
 
 LAG_LIMIT_S = 0.010
 BUSY_LIMIT = 0.9

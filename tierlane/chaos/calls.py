@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tierlane.bench.wire import Response, header
+from tierlane.bench.http_client import Response, header
 from tierlane.chaos.plan import Customer
 
 NONCE_CHARACTERS = 16

@@ -10,10 +10,10 @@ import asyncpg
 from redis.asyncio import Redis
 
 from ledger.postgres import asyncpg_dsn
-from scheduler.connections import bounded, command_client
 from scheduler.errors import RedisUnavailable
-from scheduler.keys import Keys
-from tierlane.up.demo import TIERS
+from scheduler.redis_client.connections import bounded, command_client
+from scheduler.redis_client.keys import Keys
+from tierlane.up.demo_data import TIERS
 
 LOOK_S = 0.5
 QUIET_LOOKS = 2  # One look at several servers is no snapshot.

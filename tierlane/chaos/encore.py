@@ -5,8 +5,8 @@ It goes on for longer than the checker allows a gateway to be stuck, so that one
 
 import time
 
-from tierlane.chaos.customers import Load
 from tierlane.chaos.history import Answered, Event, History, Invoked
+from tierlane.chaos.load import Load
 from tierlane.chaos.plan import Target
 
 ROUND_S = 1.0

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from tierlane.chaos.fault import FaultImpossible
+from tierlane.chaos.faults.target import FaultImpossible
 
 TOOLS = ("setpriv", "prlimit")
 TOOL_TIMEOUT_S = 2.0

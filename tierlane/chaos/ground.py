@@ -6,9 +6,9 @@ from typing import Protocol
 
 import psutil
 
-from tierlane.chaos.catalogue import Place
-from tierlane.chaos.proxy import FaultProxy
-from tierlane.chaos.server_clock import ServerClock
+from tierlane.chaos.faults.catalogue import Place
+from tierlane.chaos.faults.proxy import FaultProxy
+from tierlane.chaos.faults.server_clock import ServerClock
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from tierlane.chaos.option_texts import TOOL
 from tierlane.chaos.options import UsageError
-from tierlane.setting_texts import PREFIX
+from tierlane.settings.descriptions import PREFIX
 from tierlane.up.data_dir import DataDir
-from tierlane.up.leash import MARK_VARIABLE, REMOVABLE_PREFIX, Leash
 from tierlane.up.log_lines import LogLines
+from tierlane.up.orphan_guard import MARK_VARIABLE, REMOVABLE_PREFIX, Leash
 
 LOG = "roles.log"
 DATABASE = "postgres"

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 from redis.asyncio import Redis
 
-from scheduler.connections import bounded, command_client
-from scheduler.keys import Keys
+from scheduler.redis_client.connections import bounded, command_client
+from scheduler.redis_client.keys import Keys
 from scheduler.states import State
 from tierlane.chaos.proof import Leftovers
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tierlane.chaos.catalogue import BY_NAME, KINDS, Kind
+from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, Kind
 from tierlane.chaos.option_texts import OPTIONS, TOOL
 
 ALL = "all"

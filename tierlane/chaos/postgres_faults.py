@@ -10,7 +10,7 @@ import asyncpg
 import psutil
 
 from ledger.postgres import Connection, asyncpg_dsn
-from tierlane.chaos.fault import FaultImpossible
+from tierlane.chaos.faults.target import FaultImpossible
 from tierlane.chaos.file_limits import FullDisk
 from tierlane.chaos.ground import Ground
 from tierlane.chaos.schedule import Planned

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager, suppress
 
 import psutil
 
-from tierlane.chaos.fault import Doing, FaultImpossible
+from tierlane.chaos.faults.proxy import Weather
+from tierlane.chaos.faults.target import Doing, FaultImpossible
 from tierlane.chaos.file_limits import full_disk
 from tierlane.chaos.ground import Ground
-from tierlane.chaos.proxy import Weather
 from tierlane.chaos.schedule import Planned
 
 

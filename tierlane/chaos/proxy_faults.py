@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tierlane.chaos.fault import Doing
+from tierlane.chaos.faults.proxy import Weather
+from tierlane.chaos.faults.target import Doing
 from tierlane.chaos.ground import Ground
-from tierlane.chaos.proxy import Weather
 from tierlane.chaos.schedule import Planned
 
 

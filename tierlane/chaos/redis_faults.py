@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from scheduler.connections import bounded, command_client
 from scheduler.errors import RedisUnavailable
-from tierlane.chaos.fault import Doing, FaultImpossible
+from scheduler.redis_client.connections import bounded, command_client
+from tierlane.chaos.faults.target import Doing, FaultImpossible
 from tierlane.chaos.file_limits import full_disk
 from tierlane.chaos.ground import Ground
 from tierlane.chaos.schedule import Planned

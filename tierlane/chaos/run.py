@@ -13,18 +13,19 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from tierlane.chaos import checker, evidence, report
-from tierlane.chaos.catalogue import Place
-from tierlane.chaos.conduct import Conducted, Conductor, timed
+from tierlane.chaos import report
+from tierlane.chaos.checker import checker, evidence
 from tierlane.chaos.drain import Left
+from tierlane.chaos.external_stack import OutsideStack
+from tierlane.chaos.faults.catalogue import Place
 from tierlane.chaos.ground import Ground
 from tierlane.chaos.history import History
 from tierlane.chaos.home import home
 from tierlane.chaos.option_texts import TOOL
 from tierlane.chaos.options import Options, UsageError
-from tierlane.chaos.outside import OutsideStack
 from tierlane.chaos.plan import RunInfo, Sources, Target
 from tierlane.chaos.proof import Evidence, FileCount
+from tierlane.chaos.scenario import Conducted, Conductor, timed
 from tierlane.chaos.screen import Screen
 from tierlane.chaos.stack import ChaosStack
 from tierlane.chaos.verdicts import Verdicts

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tierlane.chaos.catalogue import Kind, Place
+from tierlane.chaos.faults.catalogue import Kind, Place
 
 QUIET_S = 3.0
 GAP_S = (2.0, 5.0)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from tierlane.chaos.customers import Load
+from tierlane.chaos.load import Load
 from tierlane.chaos.plan import FaultEvent
 
 REFRESH_S = 0.5

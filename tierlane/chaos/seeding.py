@@ -9,7 +9,7 @@ import asyncpg
 from ledger.postgres import asyncpg_dsn
 from tierlane.chaos.echo import MEAN_S
 from tierlane.chaos.plan import Customer
-from tierlane.up.demo import TIERS
+from tierlane.up.demo_data import TIERS
 
 CUSTOMERS_PER_TIER = 10
 WIDE = 100_000.0

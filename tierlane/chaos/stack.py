@@ -16,26 +16,26 @@ import psutil
 from pydantic import SecretStr
 
 from tierlane.chaos.aside import Aside
-from tierlane.chaos.catalogue import Place
 from tierlane.chaos.echo import RUNS_VARIABLE
+from tierlane.chaos.faults.catalogue import Place
+from tierlane.chaos.faults.proxy import HOST, FaultProxy
+from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.ground import Stranger
 from tierlane.chaos.options import Shape
 from tierlane.chaos.plan import Customer, Sources, Target
-from tierlane.chaos.proxy import HOST, FaultProxy
 from tierlane.chaos.readiness import wait_until_whole
 from tierlane.chaos.seeding import seed_customers, seed_hostile
-from tierlane.chaos.server_clock import ServerClock
 from tierlane.chaos.tls_front import TlsFront
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
-from tierlane.settings import Settings
+from tierlane.settings.model import Settings
 from tierlane.up.data_dir import DataDir
-from tierlane.up.demo import demo_model, seed_demo
+from tierlane.up.demo_data import demo_model, seed_demo
 from tierlane.up.errors import StackError
-from tierlane.up.leash import Leash
 from tierlane.up.log_lines import LogLines
 from tierlane.up.members import Member, RoleMember, ServerMember
 from tierlane.up.models import ModelProcesses
+from tierlane.up.orphan_guard import Leash
 from tierlane.up.ports import held_port
 from tierlane.up.roles import RoleEnvironment, role_command
 from tierlane.up.supervisor import Supervisor

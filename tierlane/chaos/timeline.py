@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from tierlane.chaos.case import Case, Request, Try
+from tierlane.chaos.checker.case import Case, Request, Try
 from tierlane.chaos.proof import Row
 from tierlane.chaos.verdicts import Example, Offence
 

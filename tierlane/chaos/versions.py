@@ -6,7 +6,7 @@ from importlib.metadata import version
 import asyncpg
 
 from ledger.postgres import asyncpg_dsn
-from scheduler.connections import bounded, command_client
+from scheduler.redis_client.connections import bounded, command_client
 
 PATIENCE_S = 2.0
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from tierlane.admin.options import Actor
-from tierlane.verbs import (
+from tierlane.command import (
     STYLE,
     Config,
     DataDir,

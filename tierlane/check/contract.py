@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from gpu_pool.backend import ItemResult
+from gpu_pool.backends.backend import ItemResult
 from tierlane.check import judgement
 from tierlane.check.finding import Finding, fails, holds
 from tierlane.check.judgement import BLAMED

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from tierlane.screen import printable
+from tierlane.output import printable
 
 Level = Literal["pass", "warn", "fail"]
 MARKS: dict[Level, str] = {"pass": "\u2713", "warn": "!", "fail": "\u2717"}

@@ -8,24 +8,24 @@ import typer
 
 from gpu_pool.endpoint.access import Access, secrets_of
 from gpu_pool.model_launch import ModelLaunch
-from ledger.admin.change import alter, changing, find
-from ledger.catalog_tables import models
+from ledger.admin.changes import alter, changing, find
+from ledger.schema.catalog import models
 from scheduler.payload import Task
-from tierlane.admin.conduct import APPLICATION, Done, actor_of, conducted, lines_of
 from tierlane.admin.options import Call
+from tierlane.admin.runner import APPLICATION, Done, actor_of, conducted, lines_of
 from tierlane.check.contract import TEXTS, examine
 from tierlane.check.finding import Finding
+from tierlane.check.model_report import Report, document, summary
+from tierlane.check.model_report import lines_of as finding_lines
 from tierlane.check.probe import Asked, Probe
-from tierlane.check.report import Report, document, summary
-from tierlane.check.report import lines_of as finding_lines
 from tierlane.check.suggestion import Suggestion, suggest
 from tierlane.check.timing import measure
-from tierlane.reach import UsageError, database
-from tierlane.screen import print_json
+from tierlane.connect import UsageError, database
+from tierlane.output import print_json
 from tierlane.torch_threads import default_torch_threads
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 LOAD_TIMEOUT_S = 120.0
 LARGEST = 4096  # As the table's CHECK says.

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpu_pool.backend import ItemResult
-from gpu_pool.model_handle import ModelProcess
+from gpu_pool.backends.backend import ItemResult
 from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.handle import ModelProcess
 from gpu_pool.watchdog import ModelHung, run_watched
 from scheduler.errors import TierlaneError
 from scheduler.payload import Payload, Task, encode_payload

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpu_pool.service_time import ServiceTime
+from gpu_pool.worker.service_time import ServiceTime
 
 ENOUGH = 0.9
 """The smallest batch with this part of the best throughput is full: what is larger makes everybody wait for little."""

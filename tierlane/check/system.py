@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 import aiohttp
 import typer
 
+from ledger.catalog.loader import BadCatalogRow
+from ledger.catalog.snapshot import Model
 from ledger.catalog_load import read_models, read_tiers
-from ledger.catalog_rows import BadCatalogRow
 from ledger.dead_letters import count_letters
 from ledger.postgres import Connection, place_of
 from ledger.revision import current_revision, head_revision, is_behind
-from ledger.snapshot import Model
-from scheduler.connections import bounded
 from scheduler.errors import StartError
-from scheduler.keys import pools_of
+from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.keys import pools_of
 from tierlane.check import verdicts
 from tierlane.check.item import Item, document, lines_of, passes
-from tierlane.operate.gateway_reach import Gateway, gateway_of, is_ready, read_health
-from tierlane.operate.redis_reach import look_at, redis_of
-from tierlane.reach import VerbError, database, run
-from tierlane.screen import print_json
+from tierlane.connect import VerbError, database, run
+from tierlane.operate.gateway_client import Gateway, gateway_of, is_ready, read_health
+from tierlane.operate.redis_connect import look_at, redis_of
+from tierlane.output import print_json
 from tierlane.setting_errors import SettingsError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 NAME = "tierlane-check"
 PATIENCE_S = 2.0

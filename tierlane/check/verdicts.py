@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ledger.snapshot import Model, Tier
-from scheduler.connections import CLUSTER_MODE, MINIMUM_VERSION, NO_CLUSTER
-from scheduler.keys import pools_of
-from scheduler.observation import Observation
+from ledger.catalog.snapshot import Model, Tier
+from scheduler.protocol.pool_view import Observation
+from scheduler.redis_client.connections import CLUSTER_MODE, MINIMUM_VERSION, NO_CLUSTER
+from scheduler.redis_client.keys import pools_of
 from tierlane.check.item import Item
 
 MOST_SKEW_MS = 100.0

@@ -4,12 +4,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from ledger.postgres import Connection
-from tierlane import reach
-from tierlane.reach import UsageError, reachable, run
-from tierlane.reach import VerbError as DlqError
+from tierlane import connect as reach
+from tierlane.connect import UsageError, reachable, run
+from tierlane.connect import VerbError as DlqError
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 __all__ = ["DlqError", "UsageError", "database", "reachable", "run"]
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
-from gateway.reruns import NotRerun, Reruns
+from gateway.dead_letter_rerun import NotRerun, Reruns
 from scheduler.errors import RedisUnavailable
-from scheduler.keys import Keys
-from scheduler.observation import GatewayStats
-from scheduler.presence import Presence
+from scheduler.protocol.pool_view import GatewayStats
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.keys import Keys
 from tierlane.dlq.reach import DlqError
 
 BEAT_S = 0.5

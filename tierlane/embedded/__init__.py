@@ -5,7 +5,7 @@ second choice. Nothing here decides whether a server is needed: a caller that ha
 """
 
 from tierlane.embedded.errors import EmbeddedServerError
-from tierlane.embedded.postgres_server import EmbeddedPostgres
-from tierlane.embedded.redis_server import EmbeddedRedis
+from tierlane.embedded.postgres import EmbeddedPostgres
+from tierlane.embedded.redis import EmbeddedRedis
 
 __all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServerError"]

@@ -11,7 +11,7 @@ import psutil
 
 from tierlane.child_process import KILL_WAIT_S, POLL_S, ChildProcess, family, kill_all, still_runs
 from tierlane.embedded.errors import EmbeddedServerError
-from tierlane.embedded.unprivileged import Identity
+from tierlane.embedded.process import Identity
 
 LOG_TAIL_BYTES = 2000
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tierlane.embedded.errors import EmbeddedServerError
-from tierlane.embedded.unprivileged import UNPRIVILEGED_ID
+from tierlane.embedded.process import UNPRIVILEGED_ID
 
 MAX_SOCKET_PATH_BYTES = 103  # sun_path holds 104 bytes on macOS (108 on Linux), one of them the closing NUL.
 

@@ -7,28 +7,28 @@ from uuid import UUID
 
 import typer
 
-from gateway.effective import effective
 from ledger.requests import RequestRow, find_request
-from scheduler.connections import command_client
+from ratelimit.effective import effective
 from scheduler.errors import RedisUnavailable, TierlaneError
-from scheduler.keys import Keys
 from scheduler.limit_state import LimitsInForce, LimitsLeft, LimitState
-from scheduler.observation import Observation
-from scheduler.presence import Presence
-from scheduler.refusals import Refusal, find_refusal, recent_refusals
-from scheduler.replies import RequestDetail, Results
+from scheduler.protocol.limits import Refusal, find_refusal, recent_refusals
+from scheduler.protocol.pool_view import Observation
+from scheduler.protocol.presence import Presence
+from scheduler.protocol.replies import RequestDetail, Results
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms
+from tierlane.connect import VerbError, database, run
 from tierlane.explain.customer import CustomerExplanation, CustomerRow, Pool, explain_customer, factor_of
 from tierlane.explain.request import RequestExplanation, explain_request
 from tierlane.explain.rows import Rows, read_rows
-from tierlane.explain.screen import as_json, customer_lines, request_lines
-from tierlane.reach import VerbError, database, run
-from tierlane.screen import printable
+from tierlane.explain.text import as_json, customer_lines, request_lines
+from tierlane.output import printable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 NAME = "tierlane-explain"
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tierlane.verbs import EPILOG, STYLE, Config, DataDir, Pool, Verb, carry_out, from_variable, output, run_group
+from tierlane.command import EPILOG, STYLE, Config, DataDir, Pool, Verb, carry_out, from_variable, output, run_group
 
 app = typer.Typer(
     add_completion=False,

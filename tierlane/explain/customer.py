@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.effective import effective
-from gateway.rate_headers import quota_name
-from ledger.snapshot import Customer, Identity, Model, Tier
+from ledger.catalog.snapshot import Customer, Identity, Model, Tier
+from ratelimit.effective import effective
+from ratelimit.headers import quota_name
 from scheduler.limit_state import LimitsLeft
-from scheduler.observation import Observation
-from scheduler.refusals import Refusal
+from scheduler.protocol.limits import Refusal
+from scheduler.protocol.pool_view import Observation
 from tierlane.explain.factor import (
     Capacity,
     GatewayPart,

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ledger.snapshot import Model, Tier
+from ledger.catalog.snapshot import Model, Tier
 from ratelimit.capacity import Evidence
-from scheduler.observation import Observation
+from scheduler.protocol.pool_view import Observation
 from tierlane.explain.figures import count, listed, number, percent, rate
 
 _ALIKE = 0.01  # Figures that differ by less than this part are told as the same.

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from gateway.rate_headers import quota_name
+from ratelimit.headers import quota_name
 from scheduler.errors import HTTP, ErrorCode
-from scheduler.refusals import Refusal
+from scheduler.protocol.limits import Refusal
 from scheduler.states import Admission
 from tierlane.explain.figures import count, number, percent, rate, span
 

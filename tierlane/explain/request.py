@@ -6,8 +6,8 @@ import msgspec
 
 from gateway.timeline import Event, Story, from_audit, from_redis
 from ledger.requests import RequestRow
-from scheduler.refusals import KEEP_MS, Refusal
-from scheduler.replies import RequestDetail
+from scheduler.protocol.limits import KEEP_MS, Refusal
+from scheduler.protocol.replies import RequestDetail
 from tierlane.explain.figures import count, moment, percent, span
 from tierlane.explain.refused import advice, limit_words, lowered_words, meaning, more_words
 

@@ -3,11 +3,11 @@
 from time import time
 from typing import NamedTuple
 
+from ledger.catalog.loader import models_from, tiers_from
+from ledger.catalog.snapshot import Key, Model, Tier
 from ledger.catalog_build import SnapshotBuild, readable
 from ledger.catalog_load import feed, one_moment
-from ledger.catalog_rows import models_from, tiers_from
 from ledger.postgres import Connection
-from ledger.snapshot import Key, Model, Tier
 from ledger.statements import statement
 from tierlane.explain.customer import CustomerRow
 

@@ -8,12 +8,12 @@ import typer
 from ledger.admin import cordons
 from ledger.admin.query import Row
 from ledger.postgres import Connection
-from scheduler.observation import Observation, WorkerView
-from tierlane.admin.conduct import APPLICATION, Done, changed
+from scheduler.protocol.pool_view import Observation, WorkerView
 from tierlane.admin.options import Call, Work
-from tierlane.operate.redis_reach import look_at, look_everywhere, pool_names
-from tierlane.reach import database
-from tierlane.screen import Column, print_rows, printable
+from tierlane.admin.runner import APPLICATION, Done, changed
+from tierlane.connect import database
+from tierlane.operate.redis_connect import look_at, look_everywhere, pool_names
+from tierlane.output import Column, print_rows, printable
 
 COLUMNS = (
     Column("worker", "WORKER"),

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from tierlane.admin.options import Work, Yes, reads, writes
-from tierlane.verbs import no_variable, run_group, verb_group
+from tierlane.command import no_variable, run_group, verb_group
 
 app = verb_group("Tier queues: list, pause, resume.")
 

@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
-from ledger.admin.change import alter, find
+from ledger.admin.changes import alter, find
 from ledger.admin.query import Row
 from ledger.admin.rows import list_tiers
-from ledger.catalog_tables import tiers
 from ledger.postgres import Connection
-from scheduler.observation import Observation
-from tierlane.admin.conduct import APPLICATION, Done, changed
+from ledger.schema.catalog import tiers
+from scheduler.protocol.pool_view import Observation
 from tierlane.admin.options import Call, Work
-from tierlane.operate.redis_reach import look_at, look_everywhere, pool_names
-from tierlane.reach import database
-from tierlane.screen import Column, print_rows, printable
+from tierlane.admin.runner import APPLICATION, Done, changed
+from tierlane.connect import database
+from tierlane.operate.redis_connect import look_at, look_everywhere, pool_names
+from tierlane.output import Column, print_rows, printable
 
 COLUMNS = (
     Column("tier", "TIER"),

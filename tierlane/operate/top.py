@@ -13,14 +13,14 @@ import aiohttp
 from rich.console import Console
 from rich.live import Live
 
-from tierlane.operate.gateway_reach import Gateway, gateway_of, read_health
+from tierlane.connect import VerbError, run
+from tierlane.operate.gateway_client import Gateway, gateway_of, read_health
 from tierlane.operate.top_frame import Seen, frame
-from tierlane.reach import VerbError, run
-from tierlane.screen import WIDE
+from tierlane.output import WIDE
 from tierlane.setting_errors import SettingsError
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 EVERY_S = 1.0
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tierlane.verbs import STYLE, Config, DataDir, Verb, carry_out, from_variable, no_variable, run_group
+from tierlane.command import STYLE, Config, DataDir, Verb, carry_out, from_variable, no_variable, run_group
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE)
 

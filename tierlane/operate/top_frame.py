@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tierlane.screen import printable
+from tierlane.output import printable
 
 STYLES = {"healthy": "green", "degraded": "yellow", "down": "red"}
 OLD_S = 2.5  # From here on what is shown is not of now.

@@ -15,15 +15,15 @@ from uuid_utils import uuid7
 from gateway.app import run_gateway
 from gateway.config import GatewayConfig
 from gateway.identities import Tokens
+from gateway.inference.traces import RequestTraces
 from gateway.jobs_config import JobConfig
-from gateway.request_traces import RequestTraces
-from ledger.catalog import Catalog
-from ledger.lock_holder import LOCK_TIMEOUT, naming_holder
+from ledger.admin.transaction import LOCK_TIMEOUT, naming_holder
+from ledger.audit.queries import Usage, find_usage
+from ledger.catalog.follower import Catalog
 from ledger.postgres import Connection, closing, connect
 from ledger.requests import RequestRow, find_request
-from ledger.usage import Usage, find_usage
-from scheduler.admission import Replays
-from scheduler.traces import Spans
+from scheduler.protocol.admission import Replays
+from scheduler.tracing import Spans
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.pool_loops import stand_in
 from tierlane.roles.process import run_role
@@ -31,7 +31,7 @@ from tierlane.roles.start_checks import check_database
 from tierlane.tracing.session import spans_of
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 LOOK_TIMEOUT_MS = 500
 """For the one look at the audit that `GET /internal/requests/{id}` or `GET /v1/me` may need."""

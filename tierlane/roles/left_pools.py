@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection
 
 from redis.asyncio import Redis
 
-from ledger.catalog import Catalog
+from ledger.catalog.follower import Catalog
 from ledger.jobs import job_pools
 from ledger.postgres import AWAY, closing, connect
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
-from scheduler.keys import Keys, is_pool_name, pools_to_serve
+from scheduler.redis_client.keys import Keys, is_pool_name, pools_to_serve
 from scheduler.unfinished import Unfinished
 
 LOOK_S = 1.0

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
-from ledger.audit_chores import ChorePolicy
+from ledger.audit.auditor import Auditor, AuditPolicy
+from ledger.audit.maintenance import ChorePolicy
+from ledger.audit.quota_restore import QuotaKeeper
 from ledger.audit_hold import LONGEST_S, HoldPolicy
-from ledger.auditor import Auditor, AuditPolicy
-from ledger.catalog import Catalog
-from ledger.quota_keeper import QuotaKeeper
-from scheduler.batch_policy import BatchPolicy
-from scheduler.batches import Batches
-from scheduler.caretaker import Caretaker
-from scheduler.connections import blocking_client, command_client
+from ledger.catalog.follower import Catalog
+from scheduler.batching.dispatcher import Dispatcher, Waker
+from scheduler.batching.policy import BatchPolicy
+from scheduler.batching.reaper import Caretaker
 from scheduler.cordons import CordonKeeper, Cordons
-from scheduler.dispatcher import Dispatcher, Waker
-from scheduler.endings import Endings
-from scheduler.index_repair import IndexRepair
-from scheduler.keys import Keys
 from scheduler.outbox import Outbox
-from scheduler.presence import Presence
+from scheduler.protocol.batches import Batches
+from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.index_repair import IndexRepair
+from scheduler.protocol.presence import Presence
 from scheduler.quota_restore import QuotaRestore
-from scheduler.run_forever import Loop, TaskRegistry
+from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.keys import Keys
 from scheduler.service_watch import ServiceWatch
+from scheduler.tasks import Loop, TaskRegistry
 from tierlane.roles.pool_policy import LeavingTiers, batch_policy, without_paused
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 MIN_LEFT_MS = 50
 """A lost batch is retried only for members with this much time left; the worker that claims them knows better."""

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ledger.snapshot import Model, Snapshot
-from scheduler.batch_policy import BatchPolicy, TierPolicy
+from ledger.catalog.snapshot import Model, Snapshot
+from scheduler.batching.policy import BatchPolicy, TierPolicy
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 DEFAULT_TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
 DEFAULT_BATCH_SIZE, DEFAULT_WINDOW_MS = 32, 40.0

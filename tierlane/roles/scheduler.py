@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import structlog
 from redis.asyncio import Redis
 
-from ledger.catalog import Catalog
-from scheduler.connections import command_client
-from scheduler.keys import pools_to_serve
+from ledger.catalog.follower import Catalog
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import pools_to_serve
 from tierlane.roles.left_pools import LeftPools
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.pool_loops import run_pool
@@ -19,7 +19,7 @@ from tierlane.roles.process import run_role, stop_on_signals
 from tierlane.roles.start_checks import check_database, check_redis
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 LOOK_S = 0.1
 """Between two looks at which pools the catalog names."""

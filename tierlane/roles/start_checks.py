@@ -5,8 +5,8 @@ A server that is away is no reason to refuse: it may come back, and the roles ar
 
 import structlog
 
-from scheduler.connections import check_server, command_client
 from scheduler.errors import RedisUnavailable, StartError
+from scheduler.redis_client.connections import check_server, command_client
 
 log = structlog.get_logger("process")
 

@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from gpu_pool.endpoint.access import Access
-from gpu_pool.worker import WorkerConfig, run_worker
+from gpu_pool.worker.worker import WorkerConfig, run_worker
 from tierlane.batch_sizes import default_batch_size
 from tierlane.roles.log_output import configure_logs
 from tierlane.roles.process import run_role
@@ -15,7 +15,7 @@ from tierlane.torch_threads import default_torch_threads
 from tierlane.tracing.session import spans_of
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 RARELY = 20_000
 """New objects between two looks for cycles: a batch makes hundreds, and none that reference counts do not free."""

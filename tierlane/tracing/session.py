@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from scheduler.errors import StartError
-from scheduler.traces import Spans
+from scheduler.tracing import Spans
 
 if TYPE_CHECKING:
-    from tierlane.settings import Settings
+    from tierlane.settings.model import Settings
 
 NOT_INSTALLED = (
     "TIERLANE_TRACES_ENDPOINT is set, but OpenTelemetry is not installed: pip install 'tierlane[tracing]', or unset it."
@@ -25,7 +25,7 @@ def spans_of(settings: "Settings", role: str, name: str) -> Iterator[Spans | Non
         yield None
         return
     try:
-        from tierlane.tracing.otlp import OtlpSpans  # noqa: PLC0415 - takes 150 ms and 20 MB
+        from tierlane.roles.tracing import OtlpSpans  # noqa: PLC0415 - takes 150 ms and 20 MB
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(("opentelemetry", "google", "requests")):
             raise

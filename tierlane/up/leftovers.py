@@ -13,8 +13,8 @@ import psutil
 from tierlane.local_stack import STACK_FILE
 from tierlane.up.data_dir import DataDir
 from tierlane.up.errors import StackError
-from tierlane.up.leash import LEASH_FILE, Held
 from tierlane.up.log_lines import LogLines
+from tierlane.up.orphan_guard import LEASH_FILE, Held
 
 Ask = Callable[[str], bool]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pydantic import SecretStr
 
-from scheduler.direct import direct_token
-from tierlane.setting_texts import CONFIG_VARIABLE, UP, variable
-from tierlane.settings import Settings
+from scheduler.protocol.direct import direct_token
+from tierlane.settings.descriptions import CONFIG_VARIABLE, UP, variable
+from tierlane.settings.model import Settings
 from tierlane.torch_threads import default_torch_threads
 from tierlane.up.other_pools import parse_pools
 

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
-from tierlane.settings import Settings
+from tierlane.settings.model import Settings
+from tierlane.up.autoscale import Fleet
 from tierlane.up.banner import banner
 from tierlane.up.data_dir import DataDir
-from tierlane.up.demo import demo_models, seed_demo
+from tierlane.up.demo_data import demo_models, seed_demo
 from tierlane.up.errors import StackError
-from tierlane.up.fleet import Fleet
-from tierlane.up.leash import REMOVABLE_PREFIX, Leash
 from tierlane.up.log_lines import LogLines
 from tierlane.up.members import RoleMember, ServerMember
 from tierlane.up.models import ModelProcesses
+from tierlane.up.orphan_guard import REMOVABLE_PREFIX, Leash
 from tierlane.up.other_pools import parse_pools
 from tierlane.up.readiness import wait_until_ready
 from tierlane.up.roles import Command, RoleEnvironment

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from tierlane.embedded import EmbeddedServerError
 from tierlane.up.backoff import Backoff
 from tierlane.up.errors import StackError
-from tierlane.up.leash import Leash
 from tierlane.up.log_lines import LogLines
 from tierlane.up.members import Member
+from tierlane.up.orphan_guard import Leash
 
 WATCH_S = 0.05
 USAGE_EXIT_CODE = 2  # A role that refuses its settings would refuse them again.

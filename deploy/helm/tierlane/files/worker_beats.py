@@ -8,7 +8,7 @@ import sys
 
 from redis import Redis, RedisError
 
-from scheduler.keys import Keys
+from scheduler.redis_client.keys import Keys
 
 SILENT = 1
 

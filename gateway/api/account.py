@@ -1,0 +1,165 @@
+"""`GET /v1/me`: who the key belongs to, its limits as they are now and why, what is left of them, and its last 24 hours.
+
+It spends nothing. Redis and PostgreSQL are asked at most a few times at once and once in a while for each customer, so
+that nobody can wear them out here; without them the answer says what it does not know.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.account import Account, AccountUsage, AgreedLimits, LimitsNow, QuotaLeft, Remaining
+from gateway.auth.authenticator import Doorman
+from gateway.catalog import IdentityView
+from gateway.http.response import Answer
+from gateway.http.router import Call
+from gateway.look_once import Found, LookOnce
+from gateway.standing import Standing
+from ledger.audit.queries import Usage
+from ratelimit.effective import Effective, Left, LimitLook, effective
+from ratelimit.headers import quota_name, rate_headers
+from scheduler.limit_state import LimitsInForce
+
+LOOK_KEPT_S = 0.02  # Against hot loops only: other gateways spend meanwhile, of which nothing is known here.
+USAGE_KEPT_S = 10.0
+SORRY_S = 2.0
+LOOK_TIMEOUT_S = 0.5
+USAGE_TIMEOUT_S = 1.0
+USAGE_AT_ONCE = 4
+LOOKS_AT_ONCE = 64
+
+NO_USAGE = "The audit cannot be read right now."
+FindUsage = Callable[[str], Awaitable[Usage]]
+"""From a customer's id to its last 24 hours: `ledger.audit.queries.find_usage` on some connection. Raises what asyncpg raises."""
+
+
+ReadLimits = Callable[[LimitsInForce], Awaitable[LimitLook]]
+"""`LimitState.read`: what is left, by a look that spends nothing. Raises RedisUnavailable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeParts:
+    """What the page looks at; without `find_usage` it says that usage is not known."""
+
+    doorman: Doorman
+    standing: Standing
+    read_limits: ReadLimits
+    find_usage: FindUsage | None = None
+
+
+class Me:
+    """The handler."""
+
+    def __init__(self, parts: MeParts) -> None:
+        self._parts = parts
+        self._looks: LookOnce[LimitLook] = LookOnce(
+            "Redis is away.", keep_s=LOOK_KEPT_S, sorry_s=SORRY_S, timeout_s=LOOK_TIMEOUT_S, at_once=LOOKS_AT_ONCE
+        )
+        self._usage: LookOnce[Usage] = LookOnce(
+            NO_USAGE, keep_s=USAGE_KEPT_S, sorry_s=SORRY_S, timeout_s=USAGE_TIMEOUT_S, at_once=USAGE_AT_ONCE
+        )
+
+    async def __call__(self, call: Call) -> Answer:
+        """Answer one request. Raises RequestError for who is not known."""
+        identity = self._parts.doorman.identify(call)
+        limits = self._parts.standing.limits(identity)
+        left, exact = await self._left(identity, limits)
+        document: Account = {
+            "customer": identity.customer_name,
+            "customer_id": identity.customer_id,
+            "tier": identity.tier,
+            "key_id": identity.key_id,
+            "limits": limits_document(identity, limits, self._parts.standing.factor(identity)),
+            "remaining": remaining_document(limits, left),
+            "as_of": "now" if exact else "estimate",
+            **await self._usage_document(identity),
+        }
+        headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store"), *rate_headers(limits, left)]
+        return Answer.of(200, document, headers)
+
+    async def close(self) -> None:
+        """End the looks that are under way."""
+        await self._looks.close()
+        await self._usage.close()
+
+    async def _left(self, identity: IdentityView, limits: Effective) -> tuple[Left, bool]:
+        """What is left, and whether Redis said so just now: by a look, or by a verdict that came after a look kept."""
+        found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits))
+        return self._parts.standing.left(identity, limits), found.value is not None
+
+    async def _read(self, identity: IdentityView, limits: Effective) -> LimitLook:
+        """Look, and note what was seen once: noted again later it would undo what verdicts have told since."""
+        look = await self._parts.read_limits(
+            LimitsInForce(
+                customer_id=identity.customer_id,
+                key_id=identity.key_id,
+                rate=limits.rate,
+                burst=limits.burst,
+                tokens_per_minute=limits.tokens_per_minute,
+                max_concurrency=limits.max_concurrency,
+                quotas=limits.quotas,
+                key_rate=limits.key_rate,
+                key_burst=limits.key_burst,
+            )
+        )
+        self._parts.standing.looked(identity, look)
+        return look
+
+    async def _usage_document(self, identity: IdentityView) -> AccountUsage:
+        find = self._parts.find_usage
+        customer_id = identity.customer_id
+        found: Found[Usage] = Found(None, NO_USAGE)
+        if find is not None:
+            found = await self._usage.find(customer_id, lambda: find(customer_id))
+        if found.problem is not None:
+            return {"usage": None, "usage_problem": found.problem}
+        return {"usage": found.value}
+
+
+def limits_document(identity: IdentityView, limits: Effective, factor: float) -> LimitsNow:
+    """The limits as they were agreed, as they are now, and why they are less where they are."""
+    document: LimitsNow = {
+        "base": _limits(effective(identity)),
+        "effective": _limits(limits),
+        "factor": round(factor, 4),
+    }
+    if factor < 1:
+        document["reason"] = (
+            f"Tier {identity.tier} has {max(1, round(factor * 100))} % of its limits, because less capacity is available"
+            " than is asked for."
+        )
+    return document
+
+
+def _limits(limits: Effective) -> AgreedLimits:
+    """None where there is no such limit; a key with a limit of its own has the smaller of it and its customer's."""
+    return {
+        "requests_per_second": round(limits.told_rate, 6),
+        "burst": round(limits.told_burst, 3),
+        "tokens_per_minute": int(limits.tokens_per_minute) or None,
+        "max_concurrency": limits.max_concurrency or None,
+    }
+
+
+def remaining_document(limits: Effective, left: Left) -> Remaining:
+    """What is left of each limit, in whole units; None where there is no such limit, or where it is not known."""
+    pace, most = limits.tokens_per_minute, limits.max_concurrency
+    return {
+        "requests": _whole(left.remaining, limits.told_burst),
+        "tokens": _whole(left.tokens, pace) if pace else None,
+        "concurrency": _whole(most - left.in_use, most) if most else None,
+        "quotas": _quotas(limits, left),
+    }
+
+
+def _quotas(limits: Effective, left: Left) -> list[QuotaLeft]:
+    known: Sequence[tuple[int | None, int | None]] = left.quotas
+    if len(known) != len(limits.quotas):
+        known = [(None, None)] * len(limits.quotas)
+    return [
+        {"quota": quota_name(period), "amount": amount, "remaining": spare, "reset_ms": reset_ms}
+        for (period, amount), (spare, reset_ms) in zip(limits.quotas, known, strict=True)
+    ]
+
+
+def _whole(value: float, limit: float) -> int:
+    return max(0, min(int(limit), int(value)))

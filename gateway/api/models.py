@@ -1,0 +1,74 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`: what a customer can name, in OpenAI's form. It spends nothing."""
+
+import time
+from collections.abc import Callable, Collection
+from typing import Literal, TypedDict
+from urllib.parse import unquote
+
+from gateway.auth.authenticator import Doorman
+from gateway.catalog import IdentityView
+from gateway.http.errors import Faults
+from gateway.http.response import Answer
+from gateway.http.router import Call
+from gateway.problem import wants_problem
+from gateway.standing import Standing
+from scheduler.errors import ErrorCode, RequestError
+
+OWNER = "tierlane"
+
+
+class ModelEntry(TypedDict):
+    """One model; `created` in seconds of Unix time."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(TypedDict):
+    """All of them, by name."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class Models:
+    """The handlers. `created` of a model is when this gateway began, as engines tell it: the catalog keeps no time."""
+
+    def __init__(
+        self,
+        doorman: Doorman,
+        standing: Standing,
+        names: Callable[[], Collection[str]],
+        faults: Faults,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._doorman = doorman
+        self._standing = standing
+        self._names = names
+        self._faults = faults
+        self._created = int(clock())
+
+    async def list(self, call: Call) -> Answer:
+        """All models that are served here, by name. Raises RequestError for who is not known."""
+        identity = self._doorman.identify(call)
+        names = sorted(self._names())
+        return self._answer(call, identity, {"object": "list", "data": [self._document(name) for name in names]})
+
+    async def one(self, call: Call) -> Answer:
+        """One of them, or `model_not_found`. Raises RequestError for who is not known."""
+        identity = self._doorman.identify(call)
+        name = unquote(call.tail)
+        if name in self._names():
+            return self._answer(call, identity, self._document(name))
+        error = RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
+        headers = self._standing.headers(identity)
+        return self._faults.answer(error, call.request_id, headers, problem=wants_problem(call.headers))
+
+    def _document(self, name: str) -> ModelEntry:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
+
+    def _answer(self, call: Call, identity: IdentityView, document: ModelEntry | ModelList) -> Answer:
+        return Answer.of(200, document, [("x-request-id", call.request_id), *self._standing.headers(identity)])

@@ -1,0 +1,1 @@
+"""Authentication: API keys, JWTs, and the throttle for failed attempts."""

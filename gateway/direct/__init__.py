@@ -1,0 +1,1 @@
+"""Direct mode: serving over the workers' direct endpoints while Redis is not available."""

@@ -1,0 +1,259 @@
+"""Direct mode: while Redis is away, requests go from here to the workers' own doors, and the audit into a spool.
+
+It takes new requests past admission, and takes over those that wait already, the highest tier first. Inference has no
+side effects, a waiter is answered once, and the audit ends a request once, so a request that Redis comes back with as
+well costs a second run and nothing else. Where no worker has a door, whoever comes is refused at once.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.cancels import Cancels
+from gateway.catalog import CatalogView
+from gateway.config import GatewayConfig
+from gateway.direct.completion import DirectEnds, refuse
+from gateway.direct.queue import DirectEntry, DirectQueue
+from gateway.direct.workers import END_MARGIN_S, DirectLines
+from gateway.direct_audit import DirectAudit
+from gateway.direct_door import DirectDoor
+from gateway.direct_mode import DirectMode, Mode
+from gateway.direct_probe import DirectProbe
+from gateway.direct_view import DirectView
+from gateway.endless import end_all
+from gateway.heartbeat import Beat
+from gateway.inference.pending import Waiter, Waiters
+from gateway.limits.capacity import LiveLimits
+from gateway.redis_watch import RedisWatch
+from scheduler.errors import ErrorCode
+from scheduler.fault_log import log_fault
+from scheduler.protocol.admission import TierLimit
+from scheduler.protocol.direct import Hello, direct_token
+from scheduler.protocol.pool_view import WorkerView
+from scheduler.states import Admission
+from scheduler.tasks import Loop
+
+TICK_S = 0.025
+
+log = structlog.get_logger("gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectParts:
+    """What direct mode stands on; built once by the composition root."""
+
+    config: GatewayConfig
+    catalog: CatalogView
+    limits: LiveLimits
+    waiters: Waiters
+    cancels: Cancels
+    beat: Beat
+    watch: RedisWatch
+    audit: DirectAudit
+    clock: Callable[[], float] = time.monotonic
+
+
+class Direct:
+    """The way past Redis. `active` is all that a request looks at while Redis is well."""
+
+    def __init__(self, parts: DirectParts) -> None:
+        self._parts = parts
+        self._clock = parts.clock
+        self._policy = DirectMode()
+        self._queue = DirectQueue()
+        self._door = DirectDoor(self._queue)
+        self._ends = DirectEnds(parts.config.gateway_id, parts.audit, parts.cancels, parts.clock)
+        config = parts.config
+        hello = Hello(config.gateway_id, config.direct_token or direct_token(config.service_token))
+        self._lines = DirectLines(self._queue, hello, self._ends, parts.clock)
+        self._probe = DirectProbe(self._workers, self._probes, hello, parts.clock)
+        self._answered = True  # Whether Redis did when it was looked at last.
+        self.active = False
+        parts.watch.on_change = self.look
+
+    @property
+    def redis_answers(self) -> bool:
+        """Whether what cannot do without Redis may go there, though the others still go past it."""
+        return self._parts.watch.answers
+
+    def why_refused(self) -> str | None:
+        """What a client is told that gets no capacity while requests go past Redis; None where they do not, or for no
+        reason of this gateway's own.
+        """
+        if self._policy.mode is Mode.OFF:
+            return None
+        audit = self._parts.audit
+        if audit.begun and not audit.takes:
+            return "This gateway cannot note further requests while its queues are away; try again soon."
+        if self._lines.able == 0:
+            return "No GPU can be reached while the queues are away; try again soon."
+        return None
+
+    def begin(self) -> None:
+        """Open the spool."""
+        if self._parts.config.direct:
+            self._parts.audit.begin()
+
+    def loops(self) -> dict[str, Loop]:
+        """What runs for as long as the gateway does."""
+        probe = {"direct probe": self._probe.run} if self._parts.config.direct else {}
+        return {"direct": self._run, **probe, **self._parts.audit.loops()}
+
+    def enter(self, waiter: Waiter) -> bool:
+        """Take a new request instead of the admitter, or refuse it at once. True, as it is dealt with."""
+        now = self._clock()
+        tier = self._tier(waiter.submission.tier)
+        if tier is None:
+            waiter.finish(ErrorCode.CATALOG_UNAVAILABLE)
+            return True
+        if not self._serves():
+            waiter.finish(ErrorCode.NO_CAPACITY)
+            return True
+        limit, priority = tier
+        in_use = self._ends.of_customer(waiter.submission.customer_id)
+        verdict = waiter.verdict = self._door.judge(waiter.submission, limit, priority, now, in_use=in_use)
+        if verdict.outcome is Admission.ACCEPTED:
+            self._take(waiter, priority, now)
+        else:
+            waiter.finish(verdict)
+        return True
+
+    def keeps_out(self, first: Waiter) -> bool:
+        """Refuse a list, by its first, where not all of it may enter now. False: each of them may be asked to."""
+        tier = self._tier(first.submission.tier)
+        if tier is None or not self._serves():
+            return False
+        together = [waiter.submission for waiter in first.together]
+        in_use = self._ends.of_customer(first.submission.customer_id)
+        verdict = self._door.keeps_out(together, *tier, self._clock(), in_use=in_use)
+        if verdict is not None:
+            first.verdict = verdict
+            first.finish(verdict)
+        return verdict is not None
+
+    def look(self) -> None:
+        """Decide anew which way requests go."""
+        now, breaker, before = self._clock(), self._parts.watch.breaker, self._policy.mode
+        mode = self._policy.look(
+            now,
+            redis_open=not self._parts.watch.answers,
+            redis_well=breaker.well,
+            can_serve=self._serves(),
+            waiting=len(self._ends),
+        )
+        self.active = mode is Mode.ON
+        if mode is not before:
+            log.warning("requests go another way", direct=mode.value)
+        if mode is Mode.OFF and before is not Mode.OFF:
+            self._lines.hang_up()
+            self._parts.limits.reached(0)
+            self._door.close()
+        elif before is Mode.OFF and mode is not Mode.OFF:
+            self._begin_mode()
+        went_away, self._answered = self._answered and not self._parts.watch.answers, self._parts.watch.answers
+        if went_away:  # Also where it had come back and was not trusted yet: some may have gone there all the same.
+            self._take_over(now)
+
+    def view(self) -> DirectView:
+        """What health tells of it."""
+        on, audit = self._policy.mode is not Mode.OFF, self._parts.audit
+        return DirectView(
+            active=on,
+            for_s=self._clock() - self._policy.since if on else 0.0,
+            workers=self._lines.able,
+            serves=on and self._serves(),
+            waiting=len(self._ends),
+            spool_bytes=audit.spool.bytes,
+            spool_problem=audit.problem,
+            bad_lines=audit.spool.bad_lines,
+            unreachable=self._probe.unreachable,
+            breakers={"redis": self._parts.watch.breaker.state.value, **self._lines.breakers()},
+        )
+
+    async def close(self) -> None:
+        """End what is left, note it, and let the files go. The loops have ended before."""
+        self._parts.watch.close()
+        await end_all(self._lines.hang_up())
+        self._ends.sweep(float("inf"))
+        self._ends.settle()
+        await self._parts.audit.close()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self._ends.settle()
+                self._tick(self._clock())
+            except Exception as error:  # noqa: BLE001  # no fault may end this loop
+                log_fault("direct mode failed", error)
+
+    def _tick(self, now: float) -> None:
+        self._parts.watch.look(now)
+        self.look()
+        if self._policy.mode is Mode.OFF:
+            return
+        self._follow()
+        self._parts.limits.reached(self._lines.able if self._serves() else 0)
+        self._ends.sweep(now)
+        self._queue.take_out(lambda entry: not self._ends.may_run(entry))
+
+    def _begin_mode(self) -> None:
+        seen = self._parts.beat.observation
+        self._door.open(len(seen.gateways) if seen else 1)
+        self._follow()
+
+    def _follow(self) -> None:
+        seen = self._parts.beat.observation
+        if seen is not None and self._parts.audit.begun:
+            self._lines.follow(seen.workers)
+
+    def _workers(self) -> Sequence[WorkerView]:
+        seen = self._parts.beat.observation
+        return seen.workers if seen else ()
+
+    def _probes(self) -> bool:
+        """Whether probes say something: not while the endpoints are in use, and who calls them has a breaker for each."""
+        return self._parts.audit.begun and self._policy.mode is Mode.OFF
+
+    def _serves(self) -> bool:
+        return self._parts.audit.takes and self._lines.able > 0
+
+    def _take_over(self, now: float) -> None:
+        """Those who wait already, the highest tier first."""
+        least_s = END_MARGIN_S + self._parts.beat.service_p95_ms / 1000
+        waiting = [w for w in self._parts.waiters.all() if not w.direct and not w.future.done()]
+        for waiter in sorted(waiting, key=lambda w: self._priority(w.submission.tier)):
+            priority = self._priority(waiter.submission.tier)
+            if waiter.submission.idempotency and not waiter.accepted:  # Only Redis knows whether it has run already.
+                refuse(waiter, ErrorCode.NO_CAPACITY, self._parts.cancels)
+            elif not waiter.sent:
+                self.enter(waiter)
+            elif self._serves() and waiter.deadline - now > least_s and self._queue.has_room(priority):
+                self._take(waiter, priority, now)
+            else:
+                refuse(waiter, ErrorCode.NO_CAPACITY, self._parts.cancels)
+
+    def _take(self, waiter: Waiter, priority: int, now: float) -> None:
+        entry = DirectEntry(waiter, priority, now)
+        self._ends.take(entry)
+        if shed := self._queue.put(entry):
+            self._ends.refuse(shed, ErrorCode.SHED_FOR_PRIORITY)
+        self._lines.wake()
+
+    def _tier(self, name: str) -> tuple[TierLimit, int] | None:
+        """The tier's limits and its priority; None where an admin took it away since the key was looked at."""
+        snapshot = self._parts.catalog.snapshot
+        if snapshot is None:
+            return None
+        limits = self._parts.limits.current(snapshot).tiers
+        return next(
+            ((limit, tier.priority) for limit in limits for tier in snapshot.tiers if limit.name == tier.name == name),
+            None,
+        )
+
+    def _priority(self, name: str) -> int:
+        tier = self._tier(name)
+        return tier[1] if tier else 1_000_000

@@ -1,0 +1,188 @@
+"""The lines to all workers that can be called directly: each takes the next batch from the waiting room when it is free.
+
+A batch is sent once the audit has the beginning of each of its requests.
+
+A busy worker's batch waits at the head again, and that line rests for a moment, so that another worker takes it. A lost
+call's batch does the same and goes on in single requests, and so does one whose model hung; after the third loss a request is
+given up.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from gateway.circuit_breaker import BreakerState
+from gateway.direct.queue import DirectEntry, DirectQueue
+from gateway.direct_calls import DirectLine, WorkerBusy
+from gateway.inference.deadlines import LEAD_S
+from scheduler.errors import ErrorCode
+from scheduler.fault_log import log_fault
+from scheduler.protocol.batches import RETRY_BUDGET, Outcome
+from scheduler.protocol.direct import DirectError, DirectItem, Hello
+from scheduler.protocol.pool_view import WorkerView
+
+REST_S = 0.02
+END_MARGIN_S = LEAD_S + 0.075  # Before the deadline sweep steps in: for the audit's way to the disk.
+ANSWER_S = 0.05  # A worker answers for what is overdue, too; it may take so long to say it.
+LEAST_PATIENCE_S = 1.0
+RUNS_OF_PATIENCE = 8  # Before our batch a running one and four waiting ones may have their turn.
+
+log = structlog.get_logger("gateway")
+
+
+class Ends(Protocol):
+    """Who is told what became of the requests."""
+
+    def may_run(self, entry: DirectEntry) -> bool: ...
+
+    async def begin(self, batch: list[DirectEntry]) -> list[DirectEntry]: ...
+
+    def ran(self, entry: DirectEntry, outcome: Outcome, worker_id: str, batch_size: int) -> None: ...
+
+    def given_up(self, entry: DirectEntry, code: ErrorCode) -> None: ...
+
+
+class DirectLines:
+    """One task for each worker while direct mode is on. `clock` is monotonic seconds."""
+
+    def __init__(self, queue: DirectQueue, hello: Hello, ends: Ends, clock: Callable[[], float]) -> None:
+        self._queue = queue
+        self._hello = hello
+        self._ends = ends
+        self._clock = clock
+        self._lines: dict[str, tuple[DirectLine, asyncio.Task[None]]] = {}
+        self._work = asyncio.Event()
+        self._patience_s: dict[str, float] = {}
+        self.lost_calls = 0
+        self.busy_answers = 0
+
+    @property
+    def able(self) -> int:
+        """Workers that can be called as far as is known."""
+        return sum(line.breaker.state is BreakerState.CLOSED for line, _ in self._lines.values())
+
+    def breakers(self) -> dict[str, str]:
+        """The state of each worker's breaker."""
+        return {line.worker_id: line.breaker.state.value for line, _ in self._lines.values()}
+
+    def follow(self, workers: Sequence[WorkerView]) -> None:
+        """Have a line to each worker with an endpoint. None is dropped: a Redis that came back may know fewer."""
+        for worker in workers:
+            if worker.direct and worker.direct not in self._lines:
+                self._patience_s[worker.direct] = max(LEAST_PATIENCE_S, RUNS_OF_PATIENCE * worker.service_p95_ms / 1000)
+                line = DirectLine(worker.id, worker.direct, self._hello)
+                task = asyncio.get_running_loop().create_task(self._run(line), name=f"direct line {worker.id}")
+                self._lines[worker.direct] = line, task
+
+    def wake(self) -> None:
+        """Somebody waits."""
+        self._work.set()
+
+    def hang_up(self) -> list["asyncio.Task[None]"]:
+        """Let all lines go; returns their tasks, for who wants to see their end."""
+        tasks = [task for _, task in self._lines.values()]
+        self._lines.clear()
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def _run(self, line: DirectLine) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                try:
+                    await self._turn(line)
+                except Exception as error:  # noqa: BLE001  # no fault may end this loop
+                    log_fault("a direct call failed", error)
+                    await asyncio.sleep(REST_S)
+        finally:
+            line.close()
+
+    async def _turn(self, line: DirectLine) -> None:
+        """Connect where that is to be done, take a batch, serve it."""
+        if not line.breaker.may_call(self._clock()):
+            await asyncio.sleep(REST_S)
+            return
+        try:
+            await line.connect()
+        except DirectError as error:
+            self._failed(line, str(error))
+            return
+        line.breaker.succeeded()
+        batch = [entry for entry in self._queue.pick(line.max_batch) if self._ends.may_run(entry)]
+        if batch:
+            await self._serve(line, batch)
+        elif not len(self._queue):
+            self._work.clear()
+
+    async def _serve(self, line: DirectLine, batch: list[DirectEntry]) -> None:
+        try:
+            batch = await self._ends.begin(batch)
+            outcomes = await self._call(line, batch) if batch else []
+        except WorkerBusy:
+            self.busy_answers += 1
+            self._return(batch)
+            await asyncio.sleep(REST_S)
+        except DirectError as error:
+            self._failed(line, str(error))
+            self._lost(batch)
+        except asyncio.CancelledError:  # The line is let go, the requests are not.
+            self._return(batch)
+            raise
+        else:
+            self._ran(line, batch, outcomes)
+
+    async def _call(self, line: DirectLine, batch: list[DirectEntry]) -> list[Outcome]:
+        now = self._clock()
+        for entry in batch:
+            entry.started_at = now
+        items = [_item(entry, now) for entry in batch]
+        longest_s = max(item.ms_left for item in items) / 1000 + ANSWER_S
+        return await line.call(items, min(longest_s, self._patience_s[line.address]))
+
+    def _failed(self, line: DirectLine, reason: str) -> None:
+        line.breaker.failed(self._clock())
+        log.warning("direct call failed", worker=line.worker_id, reason=reason)
+
+    def _return(self, batch: list[DirectEntry]) -> None:
+        for entry in batch:
+            entry.started_at = None
+        self._queue.put_back(batch)
+        self._work.set()
+
+    def _lost(self, batch: list[DirectEntry]) -> None:
+        self.lost_calls += 1
+        for entry in batch:
+            entry.attempts += 1
+        self._return([entry for entry in batch if entry.attempts <= RETRY_BUDGET])
+        for entry in batch:
+            if entry.attempts > RETRY_BUDGET:
+                self._ends.given_up(entry, ErrorCode.WORKER_LOST)
+
+    def _ran(self, line: DirectLine, batch: list[DirectEntry], outcomes: list[Outcome]) -> None:
+        by_id = {outcome.id: outcome for outcome in outcomes}
+        again: list[DirectEntry] = []
+        for entry in batch:
+            outcome = by_id.get(entry.id)
+            if outcome is None:
+                self._ends.given_up(entry, ErrorCode.INTERNAL_ERROR)
+            elif outcome.error_code == ErrorCode.GPU_TIMEOUT and self._again(entry):
+                again.append(entry)
+            else:
+                self._ends.ran(entry, outcome, line.worker_id, len(batch))
+        if again:
+            self.lost_calls += 1
+            self._return(again)
+
+    def _again(self, entry: DirectEntry) -> bool:
+        """The model hung with it: whether it is run again, by another worker or the next model of this one, alone."""
+        entry.attempts += 1
+        in_time = entry.waiter.deadline - self._clock() > END_MARGIN_S + REST_S
+        return entry.attempts <= RETRY_BUDGET and in_time and self._ends.may_run(entry)
+
+
+def _item(entry: DirectEntry, now: float) -> DirectItem:
+    left_s = entry.waiter.deadline - now - END_MARGIN_S
+    return DirectItem(entry.id, max(1, int(left_s * 1000)), entry.waiter.submission.body)

@@ -1,0 +1,1 @@
+"""The HTTP server: connections, routing, request bodies, responses, errors and server-sent events."""

@@ -1,0 +1,123 @@
+"""The one place that turns an error code into an HTTP answer: body, Retry-After with jitter, x-should-retry."""
+
+import math
+from collections.abc import Callable
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.http.response import JSON, Answer, Headers, encode_json
+from gateway.problem import PROBLEM_JSON, problem_body
+from scheduler.errors import HTTP, ErrorCode, RequestError
+
+JITTER = 0.25  # Up to this share is added to what a client is told to wait, so that clients do not return together.
+MAX_RETRY_AFTER_MS = 60_000  # Predictions are not trusted any further.
+FALLBACK_RETRY_AFTER_MS = 1000
+_EXACT = frozenset({ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED})  # Waits that are known, however long.
+
+# How long to wait where nothing was measured: what is over in a moment anywhere else, and the rest a second.
+_RETRY_AFTER_MS = {
+    ErrorCode.DRAINING: 100,
+    ErrorCode.WORKER_LOST: 200,
+    ErrorCode.GATEWAY_LOST: 200,
+    ErrorCode.QUOTA_EXCEEDED: MAX_RETRY_AFTER_MS,
+}
+
+TRY_LATER = {code for code, row in HTTP.items() if row.status in (429, 503)} | {ErrorCode.IDEMPOTENCY_IN_PROGRESS}
+
+
+class Fault(msgspec.Struct, gc=False):
+    """What went wrong: a sentence, OpenAI's type for it, the field at fault, our code, and when to try again."""
+
+    message: str
+    type: str
+    param: str | None
+    code: ErrorCode
+    request_id: str
+    retry_after_ms: int | UnsetType = UNSET
+
+
+class ErrorBody(msgspec.Struct, gc=False):
+    """The body of every error, in the form that OpenAI's clients read."""
+
+    error: Fault
+
+
+class Refusal(RequestError):
+    """A request error that also knows when trying again makes sense (milliseconds from now).
+
+    `violated` names the rate-limit policies that stood in the way.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str | None = None,
+        retry_after_ms: int | None = None,
+        violated: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(code, message)
+        self.retry_after_ms = retry_after_ms
+        self.violated = violated
+
+
+class Faults:
+    """Builds error answers. `jitter` returns a number from 0 to 1 and is called once for an answer that needs one."""
+
+    def __init__(self, jitter: Callable[[], float]) -> None:
+        self._jitter = jitter
+
+    def answer(
+        self, error: RequestError, request_id: str, headers: Headers | None = None, *, problem: bool = False
+    ) -> Answer:
+        """The answer for `error`; `headers` (rate-limit state) are sent with it. `problem`: in the form of RFC 9457."""
+        row = HTTP[error.code]
+        retry_after_ms = self._retry_after_ms(error) if error.code in TRY_LATER else None
+        body = (_problem if problem else _body)(error, request_id, retry_after_ms)
+        answer = Answer(row.status, body, content_type=PROBLEM_JSON if problem else JSON)
+        answer.headers = [("x-request-id", request_id), *(headers or ()), *_retry_headers(error.code, retry_after_ms)]
+        if row.status == 401:
+            answer.headers.append(("WWW-Authenticate", "Bearer"))
+        return answer
+
+    def _retry_after_ms(self, error: RequestError) -> int:
+        wanted = error.retry_after_ms if isinstance(error, Refusal) else None
+        if not wanted or wanted < 0:
+            wanted = _RETRY_AFTER_MS.get(error.code, FALLBACK_RETRY_AFTER_MS)
+        if error.code not in _EXACT:
+            wanted = min(wanted, MAX_RETRY_AFTER_MS)
+        # A quarter of a minute spreads everybody well enough; a quarter of a month would be a punishment.
+        return math.ceil(wanted + JITTER * self._jitter() * min(wanted, MAX_RETRY_AFTER_MS))
+
+
+def _problem(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:
+    violated = error.violated if isinstance(error, Refusal) else ()
+    return problem_body(error, request_id, retry_after_ms, violated)
+
+
+def _body(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:
+    return encode_json(ErrorBody(fault_of(error, request_id, UNSET if retry_after_ms is None else retry_after_ms)))
+
+
+def fault_of(error: RequestError, request_id: str, retry_after_ms: int | UnsetType = UNSET) -> Fault:
+    """What is told of an error in JSON."""
+    return Fault(
+        message=error.message,
+        type=HTTP[error.code].type,
+        param=error.param,
+        code=error.code,
+        request_id=request_id,
+        retry_after_ms=retry_after_ms,
+    )
+
+
+def _retry_headers(code: ErrorCode, retry_after_ms: int | None) -> Headers:
+    headers: Headers = []
+    if retry_after_ms is not None:
+        headers += [
+            ("Retry-After", str(math.ceil(retry_after_ms / 1000))),
+            ("retry-after-ms", str(retry_after_ms)),
+        ]
+    if (retry := HTTP[code].retry) is not None:
+        headers.append(("x-should-retry", "true" if retry else "false"))
+    return headers

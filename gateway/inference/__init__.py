@@ -1,0 +1,1 @@
+"""An inference request from its handler to its response: admission, waiting, streaming, recovery."""

@@ -1,0 +1,279 @@
+"""Coalesced admission: everything that arrived while the previous call was under way shares the next one.
+
+No timer and no added wait: an idle gateway asks for one request at once, a busy one for up to 256 together, of 2 MB of
+bodies and a share of that for each customer. Who is over a limit of its own is rejected here until it may pass. A call
+whose outcome is unknown is sent again under the same ids, since admission is idempotent, until Redis counts as away.
+Those whom direct mode has taken by then are left to it; the others of the call and everybody behind it are refused, and
+the ids that may have been admitted after all are ended later, so that nothing runs for nobody.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from gateway.call_watch import ONCE_MORE, CallWatch
+from gateway.cancels import Cancels
+from gateway.inference.pending import Waiter
+from gateway.rejections import Rejections
+from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
+from scheduler.protocol.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
+from scheduler.protocol.replies import readable
+from scheduler.redis_client.scripts import MAX_CALL_BYTES
+from scheduler.states import Admission
+
+WORTH_TELLING_MS = 20  # Waits under this are not worth telling.
+SMALL_BYTES = 4096  # A body that counts for no share: 256 of them are half of a call.
+SHARE_BYTES = MAX_CALL_BYTES // 4
+"""What one customer's larger bodies may be of a call while others wait."""
+ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
+
+
+class AdmitCall(Protocol):
+    """`Admissions`, as far as the gateway uses it."""
+
+    async def admit(
+        self,
+        tiers: Sequence[TierLimit],
+        capacity_rps: float,
+        submissions: Sequence[Submission],
+        redis_ms: int = 0,
+        run_ms: int = 0,
+    ) -> list[Verdict]: ...
+
+
+class Limits(NamedTuple):
+    """What admission is told of the tiers now."""
+
+    tiers: Sequence[TierLimit]
+    capacity_rps: float
+    redis_ms: int = 0  # Redis TIME now, at the latest; 0: not known.
+    run_ms: int = 0  # What a run takes; 0: not known.
+
+
+class Admitter:
+    """Takes waiters, gives each a verdict. `limits` is asked before each call.
+
+    `accepted_late` is told of requests that were accepted when their clients had left.
+    """
+
+    def __init__(
+        self,
+        admissions: AdmitCall,
+        limits: Callable[[], Limits],
+        cancels: Cancels,
+        max_pending: int = 4096,
+        *,
+        watch: CallWatch = ONCE_MORE,
+        clock: Callable[[], float] = time.monotonic,
+        accepted_late: Callable[[Waiter], None] | None = None,
+        took: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._admissions = admissions
+        self._limits = limits
+        self._cancels = cancels
+        self._watch = watch
+        self._pending: deque[Waiter] = deque()
+        self._max_pending = max_pending
+        self._clock = clock
+        self._accepted_late = accepted_late
+        self._took = took  # Told the seconds of each call that Redis answered.
+        self._wake = asyncio.Event()
+        self.rejections = Rejections()
+        self._doubted = False  # What is thought to be Redis TIME was wrong: the next call goes without it.
+        self.calls = 0
+        self.failed_calls = 0
+
+    @property
+    def pending(self) -> int:
+        """How many wait for the next call."""
+        return len(self._pending)
+
+    def submit(self, waiter: Waiter) -> bool:
+        """Queue for the next call, with all that enter together with it. False when too many wait already."""
+        if len(self._pending) >= self._max_pending:
+            return False
+        if waiter.together:
+            self._pending.extend(waiter.together)
+        else:
+            self._pending.append(waiter)
+        self._wake.set()
+        return True
+
+    async def run(self) -> None:
+        """Call while somebody waits; never ends by itself."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                await self._call(self._take())
+
+    def _take(self) -> list[Waiter]:
+        """The oldest, as many as one call may carry, without those that left or are known to be over a limit.
+
+        What is put off stays in its order, before all that comes later.
+        """
+        batch: list[Waiter] = []
+        size, shares, put_off = 0, dict[str, int](), list[Waiter]()
+        now = self._clock()
+        while self._pending and size < MAX_CALL_BYTES:
+            first = self._pending[0]
+            members = first.together or (first,)
+            if len(batch) + len(members) > MAX_SUBMISSIONS:
+                break
+            for _ in members:
+                self._pending.popleft()
+            length = len(first.submission.body)
+            if first.together:
+                length = sum(len(each.submission.body) for each in members)
+            if length > SMALL_BYTES or shares:
+                customer_id = first.submission.customer_id
+                share = shares.get(customer_id, 0) + (length if length > SMALL_BYTES else 0)
+                if batch and (share > SHARE_BYTES or size + length > MAX_CALL_BYTES):
+                    shares[customer_id] = SHARE_BYTES + 1  # All that it asks later waits behind this one.
+                    put_off += members
+                    continue
+                shares[customer_id] = share
+            if not (self._party(first) if first.together else _asks(first)):
+                continue
+            if self.rejections.held and (rejected := self.rejections.verdict(first.submission, now)):
+                for each in members:
+                    self._judged(each, rejected)
+                continue
+            batch += members
+            size += length
+        self._pending.extendleft(reversed(put_off))
+        return batch
+
+    def _party(self, first: Waiter) -> Sequence[Waiter]:
+        """Those that enter together: all of them, or none where one has left, been answered or been taken past Redis."""
+        if all(_asks(waiter) for waiter in first.together):
+            return first.together
+        for waiter in first.together:
+            if not waiter.direct:
+                waiter.finish(ErrorCode.NO_CAPACITY)
+        return ()
+
+    async def _call(self, batch: list[Waiter]) -> None:
+        if not batch:
+            return
+        for waiter in batch:
+            waiter.sent = True
+        try:
+            limits = self._limits()
+            if self._doubted:
+                limits, self._doubted = limits._replace(redis_ms=0), False
+            batch = _of_known_tiers(batch, limits)
+            now = self._clock()
+            verdicts = await self._ask(limits, [with_time_left(waiter, now) for waiter in batch])
+        except RedisUnavailable:
+            self._refuse(batch, ErrorCode.NO_CAPACITY)
+        except Exception as error:  # noqa: BLE001  # no fault may end this loop
+            log_fault("admission failed", error)
+            self._refuse(batch, ErrorCode.INTERNAL_ERROR)
+        else:
+            failpoint("admit_unheard")
+            judged = list(zip(batch, verdicts, strict=True))
+            if [verdict for verdict in verdicts if verdict.outcome not in ENTERED]:
+                self._note_rejections(judged)
+                judged = self._ask_again(judged) if limits.redis_ms else judged
+            for waiter, verdict in judged:
+                self._judged(waiter, verdict)
+
+    def _ask_again(self, judged: list[tuple[Waiter, Verdict]]) -> list[tuple[Waiter, Verdict]]:
+        """Those that are judged; the others stand first in the next call."""
+        again = self._not_late(judged)
+        if again:
+            self._doubted = True
+            self._pending.extendleft(waiter for waiter, _ in reversed(judged) if waiter in again)
+        return [(waiter, verdict) for waiter, verdict in judged if waiter not in again]
+
+    def _note_rejections(self, judged: list[tuple[Waiter, Verdict]]) -> None:
+        now = self._clock()
+        together = 0  # So many more are judged as one with those before.
+        for waiter, verdict in judged:
+            together = max(together - 1, len(waiter.together))
+            if not together and verdict.outcome not in ENTERED:
+                self.rejections.note(waiter.submission, verdict, now)
+
+    def _not_late(self, judged: list[tuple[Waiter, Verdict]]) -> Collection[Waiter]:
+        """Those who were told that they are too late and are not, by our own clock: the one of Redis went forwards."""
+        late = {waiter for waiter, verdict in judged if verdict.outcome is Admission.TOO_LATE}
+        if not late:
+            return ()
+        now = self._clock()
+        early = {waiter for waiter in late if now < waiter.deadline}
+        return {waiter for waiter in early if early.issuperset(waiter.together)}
+
+    async def _ask(self, limits: Limits, submissions: Sequence[Submission]) -> list[Verdict]:
+        self.calls += 1
+        tries = 0
+        failpoint("admit_unasked")
+        while True:
+            self._watch.begun()
+            begun = self._clock()
+            try:
+                verdicts = await self._admissions.admit(*limits[:2], submissions, *limits[2:])
+            except RedisUnavailable:
+                self.failed_calls += 1
+                self._watch.failed()
+                tries += 1
+                if not self._watch.try_again(tries):
+                    raise
+            else:
+                self._watch.answered()
+                self._took(self._clock() - begun)
+                return verdicts
+
+    def _judged(self, waiter: Waiter, verdict: Verdict) -> None:
+        if verdict.outcome not in ENTERED:
+            if not waiter.direct:  # Else it is being served already.
+                waiter.verdict = verdict
+                waiter.finish(verdict)
+            return
+        waiter.verdict = verdict
+        waiter.accepted = True
+        if waiter.reader is not None:
+            waiter.reader.admitted()
+        if waiter.gone or waiter.future.done():  # The client left, or was answered, while the call was under way.
+            told = waiter.told
+            self._cancels.add(waiter.id, told or ErrorCode.CANCELLED, running=waiter.streams, told=told is not None)
+        if waiter.gone and self._accepted_late is not None:
+            self._accepted_late(waiter)
+        if verdict.reply and (reply := readable(verdict.reply)):  # An answer that was kept is its own.
+            waiter.finish(reply)
+
+    def _refuse(self, batch: list[Waiter], code: ErrorCode) -> None:
+        for waiter in batch:
+            if not waiter.direct:
+                self._cancels.add(waiter.id, code, told=True)
+                waiter.finish(code)
+        # Whoever stands behind would only wait as long to hear the same.
+        for waiter in self._pending:
+            if not waiter.direct:
+                waiter.finish(code)
+        self._pending.clear()
+
+
+def _asks(waiter: Waiter) -> bool:
+    return not waiter.gone and not waiter.direct and not waiter.future.done()
+
+
+def with_time_left(waiter: Waiter, now: float) -> Submission:
+    """The submission with what is left of its deadline, which began with its arrival and not with its admission."""
+    left_ms = int((waiter.deadline - now) * 1000)
+    if left_ms < waiter.submission.total_ms - WORTH_TELLING_MS:
+        waiter.submission.total_ms = max(1, left_ms)
+    return waiter.submission
+
+
+def _of_known_tiers(batch: list[Waiter], limits: Limits) -> list[Waiter]:
+    """Those whose tier is there. One that an admin took away since the key was looked at must not fail the others."""
+    names = {tier.name for tier in limits.tiers}
+    for waiter in batch:
+        if waiter.submission.tier not in names:
+            waiter.finish(ErrorCode.CATALOG_UNAVAILABLE)
+    return [waiter for waiter in batch if waiter.submission.tier in names]

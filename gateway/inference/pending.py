@@ -1,0 +1,202 @@
+"""The requests that wait for an answer here: id -> waiter, registered before admission is asked.
+
+A reply resolves a waiter only where id, customer and nonce are those of the waiting request; anything else is dropped
+and counted, so that no mix-up below can show one customer another's output.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from scheduler.errors import ErrorCode
+from scheduler.increments import Increment
+from scheduler.protocol.admission import Submission, Verdict
+from scheduler.protocol.replies import Reply
+from scheduler.tracing import Context
+
+Outcome = Reply | Verdict | ErrorCode
+"""How waiting ends: with the stored reply, with admission's refusal, or with a code of the gateway's own."""
+
+
+class Ending(Protocol):
+    """What is told the outcome: an asyncio future that somebody awaits, or a ride that answers by itself."""
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool: ...
+
+    def result(self) -> Outcome: ...
+
+    def set_result(self, outcome: Outcome, /) -> None: ...
+
+
+class Reader(Protocol):
+    """Whoever reads a request's output along. Neither may raise."""
+
+    def admitted(self) -> None:
+        """Redis keeps the request."""
+
+    def hear(self, increment: Increment) -> None:
+        """Its output has grown."""
+
+    @property
+    def used(self) -> int:
+        """Tokens that were read and delivered, estimated; 0 while nothing was delivered."""
+
+
+OUT_OF_ORDER_S = 0.25
+"""A request whose body took its time is registered in its turn, but its deadline is a little later than its neighbours'."""
+
+
+class RequestTrace:
+    """The trace of one call that is sampled: its own span, and its caller's. `entered`: when Redis kept it."""
+
+    __slots__ = ("caller", "context", "entered")
+
+    def __init__(self, context: Context, caller: Context | None) -> None:
+        self.context = context
+        self.caller = caller
+        self.entered: float | None = None  # Monotonic seconds.
+
+
+class Waiter:
+    """One waiting request. Times are monotonic seconds."""
+
+    trace: RequestTrace | None = None  # Of the class, and so free of cost: only TracedWaiter has one of its own.
+
+    __slots__ = (
+        "accepted",
+        "deadline",
+        "direct",
+        "future",
+        "gone",
+        "lost",
+        "reader",
+        "sent",
+        "settled",
+        "settling_since",
+        "started",
+        "streams",
+        "submission",
+        "together",
+        "verdict",
+    )
+
+    def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome] | Ending") -> None:
+        self.submission = submission
+        self.started = started
+        self.deadline = started + submission.total_ms / 1000
+        self.future = future
+        self.verdict: Verdict | None = None
+        self.sent = False  # Admission was asked, so Redis may know it.
+        self.accepted = False  # Redis said that it keeps it.
+        self.lost = False  # Redis may have lost it since, and has not said again that it keeps it.
+        self.direct = False  # A worker runs it past Redis, and its audit is written there: no witness is needed.
+        self.settled = False  # Its end past Redis is on its way to the disk: Redis may not tell another one.
+        self.gone = False  # Nobody waits any more.
+        self.reader: Reader | None = None  # Whoever reads along now.
+        self.streams = False  # Somebody reads along, or did: without a reader nothing is to be run to its end.
+        self.together: Sequence[Waiter] = ()  # Those that enter with it or not at all, itself among them; () for one.
+        self.settling_since: float | None = None  # When the deadline sweep took it up.
+
+    @property
+    def id(self) -> str:
+        return self.submission.id
+
+    @property
+    def used(self) -> int:
+        """Tokens that whoever reads along was sent, those of the input included; 0 where there is none."""
+        return 0 if self.reader is None else self.reader.used
+
+    @property
+    def told(self) -> ErrorCode | None:
+        """The code that is its answer, where that is one of the gateway's own."""
+        future = self.future
+        outcome = future.result() if future.done() and not future.cancelled() else None
+        return outcome if isinstance(outcome, ErrorCode) else None
+
+    def finish(self, outcome: Outcome) -> None:
+        """End the waiting; the first outcome stands."""
+        if not self.future.done():
+            self.future.set_result(outcome)
+
+
+class Waiters:
+    """All waiting requests in the order of their arrival, which is the order of their deadlines.
+
+    `ended` is told of every accepted request that leaves.
+    """
+
+    def __init__(self, ended: Callable[[Waiter], None] | None = None) -> None:
+        self._waiting: dict[str, Waiter] = {}
+        self._ended = ended
+        self.unknown_replies = 0  # Late, or never ours.
+        self.refused_replies = 0  # Right id, wrong customer or nonce.
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, waiter: Waiter) -> None:
+        """Register before admission is asked, so that no reply can come too early."""
+        self._waiting[waiter.id] = waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        """Whoever added it removes it, however the waiting ended."""
+        waiter.gone = True
+        self._waiting.pop(waiter.id, None)
+        if waiter.accepted and not waiter.direct and self._ended is not None:
+            self._ended(waiter)
+
+    def resolve(self, reply: Reply) -> bool:
+        """Hand a reply to its waiter. False when it was dropped."""
+        waiter = self._waiting.get(reply.id)
+        if waiter is None:
+            self.unknown_replies += 1
+            return False
+        if reply.customer_id != waiter.submission.customer_id or reply.nonce != waiter.submission.nonce:
+            self.refused_replies += 1
+            return False
+        if waiter.settled:
+            return False
+        waiter.finish(reply)
+        return True
+
+    def resolve_all(self, replies: Iterable[Reply | None]) -> None:
+        """Hand over what is there of stored results."""
+        for reply in replies:
+            if reply is not None:
+                self.resolve(reply)
+
+    def hear_all(self, increments: Iterable[Increment]) -> None:
+        """Hand increments to those who read along; what nobody here asked for is dropped, since its end tells the same."""
+        for increment in increments:
+            waiter = self._waiting.get(increment.id)
+            if waiter is None or waiter.reader is None:
+                continue
+            if increment.nonce != waiter.submission.nonce:
+                self.refused_replies += 1
+                continue
+            waiter.reader.hear(increment)
+
+    def started_before(self, moment: float) -> list[Waiter]:
+        """Those that have waited since before `moment`, oldest first."""
+        found: list[Waiter] = []
+        for waiter in self._waiting.values():
+            if waiter.started >= moment:
+                break
+            found.append(waiter)
+        return found
+
+    def due(self, now: float) -> list[Waiter]:
+        """Those whose deadline has passed, oldest first."""
+        found: list[Waiter] = []
+        for waiter in self._waiting.values():
+            if waiter.deadline <= now:
+                found.append(waiter)
+            elif waiter.deadline > now + OUT_OF_ORDER_S:
+                break
+        return found
+
+    def all(self) -> list[Waiter]:
+        """Everyone who waits."""
+        return list(self._waiting.values())

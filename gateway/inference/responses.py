@@ -1,0 +1,168 @@
+"""The gateway's one subscription: replies come in on its channel and resolve those who wait.
+
+Pub/sub is the fast way only. Redis says nothing when it drops a subscriber, and a dead connection can look alive, so
+the reader pings once a second and gives the answer half a second; after every new subscription, and once a second for
+whoever has waited that long, the stored results are read. Nothing that comes in can end the loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import structlog
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+
+from gateway.inference.pending import Waiter
+from scheduler.backoff import Backoff
+from scheduler.errors import RedisUnavailable, TierlaneError
+from scheduler.fault_log import log_fault
+from scheduler.increments import MARK, Increment, decode_increments
+from scheduler.protocol.replies import Reply, decode_replies
+from scheduler.redis_client.connections import translated
+
+log = structlog.get_logger("gateway")
+
+PING_EVERY_S = 1.0
+PONG_WITHIN_S = 0.5
+LAST_LOOK_S = 0.02  # Once more after the deadline: if this process stood still, the answer is there unread.
+SUBSCRIBE_WITHIN_S = 0.5
+CATCH_UP_EVERY_S = 1.0
+FETCH_SIZE = 256
+
+
+class FetchResults(Protocol):
+    """`Results`, as far as the gateway uses it here."""
+
+    async def fetch(self, ids: Sequence[str]) -> list[Reply | None]: ...
+
+
+class Waiting(Protocol):
+    """`Waiters`, as far as it is used here."""
+
+    def started_before(self, moment: float) -> Sequence[Waiter]: ...
+
+    def resolve_all(self, replies: Iterable[Reply | None]) -> None: ...
+
+
+class Subscriber:
+    """Keeps one channel subscribed. `anew` is told after a lost one was made again, `hear` of outputs that have grown.
+
+    `clock` is monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        channel: str,
+        waiters: Waiting,
+        results: FetchResults,
+        *,
+        anew: Callable[[], None] = lambda: None,
+        hear: Callable[[Iterable[Increment]], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._channel = channel
+        self._waiters = waiters
+        self._results = results
+        self._anew = anew
+        self._hear = hear
+        self._clock = clock
+        self.subscribed = asyncio.Event()  # Set while Redis has acknowledged the subscription and answers.
+        self.was_subscribed = False
+        self.malformed = 0
+        self.reconnects = 0
+
+    async def run(self) -> None:
+        """Subscribe, read, begin again when the connection is lost; never ends by itself."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._session()
+            except RedisUnavailable as error:
+                log.warning("subscription lost", channel=self._channel, reason=str(error))
+            except Exception as error:  # noqa: BLE001  # no fault may end this loop
+                log_fault("subscription failed", error, channel=self._channel)
+            if self.subscribed.is_set():
+                self.subscribed.clear()
+                backoff.reset()
+            self.reconnects += 1
+            await backoff.sleep()
+
+    async def catch_up_forever(self) -> None:
+        """Read the stored results of whoever has waited for a second, once a second."""
+        while True:
+            await asyncio.sleep(CATCH_UP_EVERY_S)
+            try:
+                await self.catch_up(self._clock() - CATCH_UP_EVERY_S)
+            except TierlaneError:
+                continue  # The next round, or the deadline, will do.
+            except Exception as error:  # noqa: BLE001  # no fault may end this loop
+                log_fault("reading stored results failed", error)
+
+    async def catch_up(self, started_before: float) -> None:
+        """Read the stored results of all who have waited since before that moment. Raises RedisUnavailable."""
+        ids = [waiter.id for waiter in self._waiters.started_before(started_before) if waiter.verdict is not None]
+        for start in range(0, len(ids), FETCH_SIZE):
+            self._waiters.resolve_all(await self._results.fetch(ids[start : start + FETCH_SIZE]))
+
+    async def _session(self) -> None:
+        """One subscription from SUBSCRIBE to its loss. Raises RedisUnavailable when it is lost."""
+        pubsub: PubSub = self._client.pubsub()
+        try:
+            async with translated():
+                async with asyncio.timeout(SUBSCRIBE_WITHIN_S):
+                    await pubsub.subscribe(self._channel)
+                    while not _is(await pubsub.get_message(timeout=SUBSCRIBE_WITHIN_S), "subscribe"):
+                        pass
+            anew, self.was_subscribed = self.was_subscribed, True
+            self.subscribed.set()
+            await self.catch_up(self._clock())
+            if anew:
+                self._anew()
+            async with translated():
+                await self._read(pubsub)
+        finally:
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
+
+    async def _read(self, pubsub: PubSub) -> None:
+        ping_at = self._clock() + PING_EVERY_S
+        pong_by: float | None = None
+        while True:
+            now = self._clock()
+            if pong_by is None and now >= ping_at:
+                async with asyncio.timeout(PING_EVERY_S):
+                    await pubsub.ping()
+                pong_by = now + PONG_WITHIN_S
+            message = await pubsub.get_message(timeout=max(LAST_LOOK_S, (pong_by or ping_at) - now))
+            if message is None and pong_by is not None and now >= pong_by:
+                raise RedisUnavailable(f"Redis did not answer a ping within {PONG_WITHIN_S} s.")
+            if _is(message, "message"):
+                self.deliver(message["data"])
+                # Who was answered asks again: that should be on its way before the next message's answers are written.
+                await asyncio.sleep(0)
+            elif _is(message, "pong"):
+                pong_by, ping_at = None, self._clock() + PING_EVERY_S
+            elif _is(message, "subscribe"):
+                # The client library connected again behind our back: what was published meanwhile is lost.
+                await self.catch_up(self._clock())
+                self._anew()
+
+    def deliver(self, message: bytes) -> None:
+        """Resolve those whose replies are in `message`, or let those read whose outputs have grown.
+
+        One that cannot be read is counted and dropped.
+        """
+        try:
+            if message.startswith(MARK):
+                self._hear(decode_increments(message))
+            else:
+                self._waiters.resolve_all(decode_replies(message))
+        except ValueError:
+            self.malformed += 1
+
+
+def _is(message: dict[str, Any] | None, kind: str) -> bool:
+    return message is not None and message["type"] == kind

@@ -1,0 +1,166 @@
+"""One stream, from its admission to its last event. Until it is admitted, whatever refuses it is an answer like any other.
+
+To its waiter it is who reads along: increments come in where the subscriber reads them, and are written at that moment,
+without a task or a timer in between. The end comes as for any request, with the stored reply, which also has whatever
+was lost on the way.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from gateway.api.format import Asked
+from gateway.api.stream_chunks import DONE, Chunks, event
+from gateway.assembly import Assembly
+from gateway.catalog import IdentityView
+from gateway.dialect import Dialect
+from gateway.http.sse import EventStream
+from gateway.inference.pending import Outcome, Waiter
+from gateway.inference.pipeline import Inference
+from gateway.inference.submission import BYTES_PER_TOKEN
+from gateway.replays import REPLAYED
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.fault_log import log_fault
+from scheduler.increments import LOST, Increment
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.replies import Reply
+from scheduler.states import Admission
+
+FindStored = Callable[[IdentityView, Waiter, Verdict], Awaitable[Reply]]
+
+
+class Streaming:
+    """The stream of one waiter, which has not entered yet. `stored` finds the answer that its Idempotency-Key has."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        dialect: Dialect,
+        identity: IdentityView,
+        waiter: Waiter,
+        asked: Asked,
+        *,
+        stored: FindStored,
+    ) -> None:
+        self._inference = inference
+        self._dialect = dialect
+        self._identity = identity
+        self._waiter = waiter
+        self._asked = asked
+        self._stored = stored
+        self._future = cast("asyncio.Future[Outcome]", waiter.future)
+        self._begun = asyncio.Event()
+        self._assembly = Assembly()
+        self._stream: EventStream | None = None
+        self._early = ""  # Came before the head was written.
+        self._reply: Reply | None = None
+        self._chunks: Chunks = self._form(waiter.id)
+
+    def admitted(self) -> None:
+        """Redis keeps it: from now on the client is told."""
+        self._begun.set()
+
+    def hear(self, increment: Increment) -> None:
+        """The output has grown. Never raises, because it is called in the loop that serves everybody."""
+        stream = self._stream
+        if stream is not None and stream.full and increment.offset != LOST:
+            return  # What a slow reader misses is a gap like any other: the end fills it.
+        try:
+            self._told(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
+        except Exception as error:  # noqa: BLE001
+            log_fault("increment not written", error, request_id=self._waiter.id)
+
+    async def answer(self) -> EventStream:
+        """Ask for admission; the stream that is to be played. Raises RequestError for what is refused or fails at once."""
+        inference, waiter = self._inference, self._waiter
+        waiter.reader, waiter.streams = self, True
+        try:
+            inference.enter(waiter)
+            self._future.add_done_callback(lambda _: self._begun.set())
+            await self._begun.wait()
+            if self._future.done():
+                self._reply = await self._ended(self._future.result())
+            return self._prepared()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _prepared(self) -> EventStream:
+        stream = EventStream(self._play)
+        request_id = self._waiter.id
+        if self._reply is not None and self._reply.id != request_id:
+            request_id = self._reply.id
+            self._chunks = self._form(request_id)
+            stream.headers.append(REPLAYED)
+        stream.lines = f"x-request-id: {request_id}\r\n{self._limits()}"
+        return stream
+
+    async def _play(self, stream: EventStream) -> None:
+        try:
+            stream.start()
+            stream.send(self._chunks.opening())
+            self._stream = stream
+            self._told(stream, self._early)
+            reply = self._reply or await self._ended(await self._future)
+            stream.send(self._last_events(reply))
+            self._told_all(reply)
+        except RequestError as error:
+            self._fail(stream, error)
+        except (ConnectionError, asyncio.CancelledError):
+            self._inference.ends.left(self._dialect.endpoint, self._waiter.id, self._identity, self._waiter)
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is told as everything else
+            log_fault("stream failed", error, request_id=self._waiter.id)
+            self._fail(stream, RequestError(ErrorCode.INTERNAL_ERROR))
+        finally:
+            self._leave()
+        stream.end()
+
+    def _told(self, stream: EventStream | None, text: str) -> None:
+        if stream is None:
+            self._early += text
+        elif text:
+            stream.send(self._chunks.delta(text))
+        if self._assembly.broken and not self._future.done():
+            self._inference.give_up(self._waiter, ErrorCode.WORKER_LOST)
+
+    def _last_events(self, reply: Reply) -> bytes:
+        rest = self._assembly.rest(reply.output, reply.attempts)
+        if rest is None:
+            raise RequestError(ErrorCode.WORKER_LOST)
+        return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + DONE
+
+    async def _ended(self, outcome: Outcome) -> Reply:
+        """Raises RequestError for every end but a completed one."""
+        if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
+            return await self._stored(self._identity, self._waiter, outcome)
+        return self._inference.completed(self._identity, self._waiter, outcome, self._dialect)
+
+    def _told_all(self, reply: Reply) -> None:
+        seconds = self._inference.clock() - self._waiter.started
+        self._inference.ends.completed(self._dialect.endpoint, self._identity, (self._waiter,), (reply,), seconds)
+
+    def _fail(self, stream: EventStream, error: RequestError) -> None:
+        self._inference.ends.failed(self._dialect.endpoint, self._waiter.id, self._identity, self._waiter, error)
+        stream.send(event(self._inference.faults.answer(error, self._waiter.id).body))
+        stream.keep_alive = False
+
+    @property
+    def used(self) -> int:
+        """Estimated as admission does: bytes of the input and of what was sent, by four."""
+        sent = self._assembly.sent_bytes
+        return math.ceil((self._waiter.submission.input_bytes + sent) / BYTES_PER_TOKEN) if sent else 0
+
+    def _leave(self) -> None:
+        self._stream = None
+        self._inference.leave(self._waiter)
+        self._waiter.reader = None
+
+    def _limits(self) -> str:
+        return self._inference.standing.lines(self._identity, self._waiter.verdict)
+
+    def _form(self, request_id: str) -> Chunks:
+        if self._dialect.chunks is None:
+            raise RuntimeError("This is a bug: a stream at a door that has none.")
+        return self._dialect.chunks(request_id, self._waiter.submission.model, self._asked)

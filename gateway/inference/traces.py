@@ -1,0 +1,164 @@
+"""Spans of requests, where TIERLANE_TRACES_ENDPOINT asks for traces: who is sampled, and what is told at the end of a call.
+
+One in so many is sampled when it asks to enter. It alone is given a waiter of another kind, which notes when Redis kept it;
+its spans are made at the end, out of what was measured anyway. No attribute is an input, an output, a key, or anything else
+that a client wrote but `model`, which is a row of the catalog by then.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from multidict import CIMultiDictProxy
+
+from gateway.catalog import IdentityView
+from gateway.inference.pending import RequestTrace, Waiter
+from gateway.trace_headers import caller_of
+from scheduler.errors import HTTP, RequestError
+from scheduler.protocol.replies import Reply
+from scheduler.traced_body import add_context
+from scheduler.tracing import Context, Kind, Span, Spans, new_span_id, new_trace_id
+
+ACCEPTED = 202
+Attributes = Mapping[str, str | int | float]
+
+
+class TracedWaiter(Waiter):
+    """A waiter whose request is sampled."""
+
+    __slots__ = ("_accepted", "_clock", "trace")
+
+    def __init__(self, waiter: Waiter, trace: RequestTrace, clock: Callable[[], float]) -> None:
+        self.trace: RequestTrace = trace
+        self._clock = clock
+        super().__init__(waiter.submission, waiter.started, waiter.future)
+
+    @property
+    def accepted(self) -> bool:
+        """As of any waiter."""
+        return self._accepted
+
+    @accepted.setter
+    def accepted(self, value: bool) -> None:
+        self._accepted = value
+        if value and self.trace.entered is None:
+            self.trace.entered = self._clock()
+
+
+class RequestTraces:
+    """Samples and tells. `share` of the calls, 0..1; `trust_callers`: a caller's valid traceparent decides instead.
+
+    `clock` is monotonic seconds, as in the waiters.
+    """
+
+    def __init__(
+        self,
+        spans: Spans,
+        share: float,
+        *,
+        trust_callers: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._spans = spans
+        self._share = share
+        self._trust_callers = trust_callers
+        self._clock = clock
+        self._chance = chance
+
+    def followed(self, waiter: Waiter, headers: CIMultiDictProxy[str], first: Waiter | None) -> Waiter:
+        """What waits in its place: itself, where it is not sampled. What belongs to a list goes with the `first` of it."""
+        trace = self._sampled(headers) if first is None else first.trace
+        if trace is None:
+            return waiter
+        submission = waiter.submission
+        submission.trace_id = trace.context.trace_id
+        submission.body = add_context(submission.body, trace.context)
+        return TracedWaiter(waiter, trace, self._clock)
+
+    def _sampled(self, headers: CIMultiDictProxy[str]) -> RequestTrace | None:
+        caller = caller_of(headers) if self._trust_callers else None
+        if not (caller.sampled if caller is not None else self._chance() < self._share):
+            return None
+        caller = caller or caller_of(headers)
+        return RequestTrace(Context(caller.trace_id if caller else new_trace_id(), new_span_id()), caller)
+
+    def completed(
+        self, endpoint: str, identity: IdentityView, waiter: Waiter, replies: Sequence[Reply], seconds: float
+    ) -> None:
+        """It was answered with what the model gave; of a list of inputs the first one's run is told."""
+        if waiter.trace is not None:
+            first = replies[0]
+            end = _End(endpoint, first.id, 200, waiter.started + seconds, first)
+            more = {"tierlane.inputs": len(replies)} if len(replies) > 1 else {}
+            self._tell(identity, waiter, waiter.trace, end, more)
+
+    def failed(
+        self, endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None, error: RequestError
+    ) -> None:
+        """It was answered with an error. Whoever came no further than its own mistake was never sampled."""
+        if waiter is None or waiter.trace is None or identity is None:
+            return
+        ending = waiter.future
+        outcome = ending.result() if ending.done() and not ending.cancelled() else None
+        reply = outcome if isinstance(outcome, Reply) else None
+        end = _End(endpoint, request_id, HTTP[error.code].status, self._clock(), reply)
+        self._tell(identity, waiter, waiter.trace, end, {"error.type": error.code.value})
+
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter) -> None:
+        """A job was promised; its run is told by its worker."""
+        if waiter.trace is not None:
+            self._tell(identity, waiter, waiter.trace, _End(endpoint, request_id, ACCEPTED, self._clock(), None), {})
+
+    def _tell(self, identity: IdentityView, waiter: Waiter, trace: RequestTrace, end: "_End", more: Attributes) -> None:
+        attributes: dict[str, str | int | float] = {
+            "http.request.method": "POST",
+            "http.route": end.endpoint,
+            "http.response.status_code": end.status,
+            "tierlane.request_id": end.request_id,
+            "tierlane.tier": identity.tier,
+            "tierlane.model": waiter.submission.model,
+            **more,
+            **(_run(end.reply) if end.reply else {}),
+        }
+        began, ended, failed = waiter.started, end.at, end.status >= 500
+        caller, kind = trace.caller, Kind.SERVER
+        request = Span("request", trace.context, caller, began, ended, attributes, kind, remote=True, failed=failed)
+        self._spans([request, *_waits(waiter, trace, end)])
+
+
+class _End(NamedTuple):
+    """How a call ended, and when: `at` is monotonic seconds. `request_id` is the one that its client was told."""
+
+    endpoint: str
+    request_id: str
+    status: int
+    at: float
+    reply: Reply | None
+
+
+def _waits(waiter: Waiter, trace: RequestTrace, end: _End) -> list[Span]:
+    """Until Redis kept it, and from then on in its tier queue. That time Redis has measured, so it is laid behind the first."""
+    reply, entered = end.reply, trace.entered
+    spans = [] if entered is None else [_part("enqueue", trace, waiter.started, min(entered, end.at))]
+    if reply is not None and reply.id == waiter.id and reply.queue_ms >= 0:
+        began = min(entered or waiter.started, end.at)
+        spans.append(_part("queue wait", trace, began, min(began + reply.queue_ms / 1000, end.at)))
+    return spans
+
+
+def _part(name: str, trace: RequestTrace, began: float, ended: float) -> Span:
+    return Span(name, Context(trace.context.trace_id, new_span_id()), trace.context, began, ended, {})
+
+
+def _run(reply: Reply) -> Attributes:
+    """Who did the work, as far as it ran. Encoding is most of what a span costs, so what is mostly 1 is told where it is not."""
+    told: dict[str, str | int | float] = {}
+    if reply.attempts > 1:
+        told["tierlane.attempts"] = reply.attempts
+    if reply.batch_id:
+        told |= {"tierlane.batch_id": reply.batch_id, "tierlane.batch_size": reply.batch_size}
+    if reply.served_from:
+        told["tierlane.served_from"] = reply.served_from
+    return told

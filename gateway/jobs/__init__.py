@@ -1,0 +1,1 @@
+"""Asynchronous jobs: submission, results, reconciliation and webhooks."""

@@ -1,0 +1,109 @@
+"""`GET /v1/result/{id}` tells how a job stands, `DELETE` cancels it. Neither spends anything of a limit."""
+
+from collections.abc import Callable
+
+from gateway.cancels import CancelCall, Cancels
+from gateway.catalog import IdentityView
+from gateway.http.errors import Faults
+from gateway.http.response import Answer, Headers
+from gateway.http.router import Call
+from gateway.inference.pipeline import Inference
+from gateway.jobs.store import JobStore
+from gateway.jobs_document import job_result
+from gateway.jobs_ends import end_of
+from gateway.problem import wants_problem
+from ledger.job_session import StoreUnavailable
+from ledger.jobs import JobEnd, JobRow
+from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.request_id import created_ms
+
+NOT_NOW = "Results cannot be read right now; try again soon."
+UNKNOWN = "There is no such task, or its result is not kept any more."
+
+
+class Result:
+    """The two handlers. Without a store (jobs are not served here) no task is known.
+
+    `elsewhere` finds the handlers of another pool by its name: Redis knows a job in its own pool only.
+    """
+
+    def __init__(
+        self, inference: Inference, faults: Faults, endings: CancelCall, cancels: Cancels, store: JobStore | None
+    ) -> None:
+        self._inference = inference
+        self._faults = faults
+        self._endings = endings
+        self._cancels = cancels
+        self._store = store
+        self.elsewhere: Callable[[str], Result | None] = lambda _: None
+
+    async def get(self, call: Call) -> Answer:
+        """How the job stands. Raises RequestError for who is not known."""
+        identity = self._inference.identify(call)
+        try:
+            return self._told(call, identity, await self._find(call.tail, identity))
+        except RequestError as error:
+            return self._refused(call, identity, error)
+
+    async def delete(self, call: Call) -> Answer:
+        """Cancel the job, and tell how it stands then. Raises RequestError for who is not known."""
+        identity = self._inference.identify(call)
+        try:
+            row = await self._find(call.tail, identity)
+            if not row.ended:
+                await (self.elsewhere(row.pool) or self).cancel(row)
+                row = await self._find(call.tail, identity)
+            return self._told(call, identity, row)
+        except RequestError as error:
+            return self._refused(call, identity, error)
+
+    async def _find(self, job_id: str, identity: IdentityView) -> JobRow:
+        """The customer's job. Raises RequestError."""
+        row = None
+        if self._store is not None and _is_id(job_id):
+            try:
+                row = await self._store.find(job_id, identity.customer_id)
+            except StoreUnavailable:
+                raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
+        if row is None:
+            raise RequestError(ErrorCode.NOT_FOUND, UNKNOWN)
+        return row
+
+    async def cancel(self, row: JobRow) -> None:
+        """End it, as Redis says that it has ended or else as cancelled. One that runs is left to run, and is not heard.
+
+        Raises RequestError.
+        """
+        end = JobEnd(row.id, ErrorCode.CANCELLED, customer_id=row.customer_id)
+        try:
+            (reply,) = await self._endings.cancel([(row.id, ErrorCode.CANCELLED)])
+        except RedisUnavailable:
+            self._cancels.add(row.id, ErrorCode.CANCELLED)
+        else:
+            end = end if reply is None else end_of(reply)
+        try:
+            if self._store is not None:
+                await self._store.end(end)
+        except StoreUnavailable:
+            raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
+
+    def _told(self, call: Call, identity: IdentityView, row: JobRow) -> Answer:
+        headers: Headers = [
+            ("x-request-id", call.request_id),
+            ("Cache-Control", "no-store"),
+            *self._inference.standing.headers(identity),
+        ]
+        return Answer.of(200, job_result(row.id, row.status, row.output, row.error_code), headers)
+
+    def _refused(self, call: Call, identity: IdentityView, error: RequestError) -> Answer:
+        headers = self._inference.standing.headers(identity)
+        return self._faults.answer(error, call.request_id, headers, problem=wants_problem(call.headers))
+
+
+def _is_id(text: str) -> bool:
+    """PostgreSQL is not asked for what is no id."""
+    try:
+        created_ms(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,129 @@
+"""Asynchronous jobs put together: the handlers, the keeper, the callbacks, and the loops that they need."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from gateway.call_watch import CallWatch
+from gateway.dialect import INFERENCE
+from gateway.host_lists import CallbackHosts
+from gateway.http.router import Handler
+from gateway.inference.admission import Limits
+from gateway.inference.handler import Exchange
+from gateway.inference.pipeline import Inference
+from gateway.inference.responses import Subscriber
+from gateway.inference_parts import InferenceParts
+from gateway.jobs.inbox import JobInbox
+from gateway.jobs.reconciler import JobKeeper
+from gateway.jobs.results import Result
+from gateway.jobs.store import JobStore
+from gateway.jobs.submit import Submit
+from gateway.jobs.webhooks import Callbacks
+from gateway.jobs_admitter import JobAdmitter
+from gateway.jobs_again import Requeue
+from gateway.jobs_config import JobConfig
+from gateway.jobs_look import JobLook
+from scheduler.protocol.admission import Admissions
+from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.replies import Results
+from scheduler.redis_client.connections import subscriber_client
+from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
+from scheduler.stands import Stands
+from scheduler.tasks import Loop, TaskRegistry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobParts:
+    """What jobs stand on: the parts of the handler of those who wait, and what admission is told."""
+
+    inference: Inference
+    parts: InferenceParts
+    client: Redis
+    limits: Callable[[], Limits]
+    watch: CallWatch
+    tasks: TaskRegistry
+
+
+class Jobs:
+    """What a gateway has of jobs; without a JobConfig nobody's preference is heard, and no task is known."""
+
+    def __init__(self, parts: JobParts) -> None:
+        config = parts.parts.config
+        self._store: JobStore | None = None
+        self.serving: JobServing | None = None
+        self.submit: Handler = Exchange(parts.inference, INFERENCE)
+        if config.jobs is not None:
+            self._store = JobStore(config.jobs.database_url, config.pool, config.jobs.kept_ms / 1000)
+            self.serving = JobServing(parts, config.jobs, self._store, self.submit)
+            self.submit = self.serving.submit
+        endings = Endings(parts.client, Keys(config.pool))
+        self.result = Result(parts.inference, parts.parts.faults, endings, parts.parts.cancels, self._store)
+
+    @property
+    def under_way(self) -> int:
+        """Jobs that are being taken in at this moment."""
+        return self.serving.submit.under_way if self.serving else 0
+
+    def loops(self) -> dict[str, Loop]:
+        """What has to run, by name."""
+        return self.serving.loops() if self.serving else {}
+
+    async def close(self) -> None:
+        """End what is under way, once the loops are ended."""
+        if self._store is not None:
+            await self._store.close()
+        if self.serving is not None:
+            await self.serving.listener.aclose()
+
+
+class JobServing:
+    """The parts of a gateway that serves jobs."""
+
+    def __init__(self, parts: JobParts, jobs: JobConfig, store: JobStore, waiting: Handler) -> None:
+        config, client = parts.parts.config, parts.client
+        keys = self._keys = Keys(config.pool)
+        # Whoever keeps jobs may be away for as long as results are kept, and none is lost by that.
+        admissions = Admissions(
+            client, keys, JOBS_GATEWAY, jobs.kept_ms, replays=config.replays, pass_ms=config.reap_ms
+        )
+        cancels = parts.parts.cancels
+        self.admitter = JobAdmitter(admissions, parts.limits, cancels, config.max_pending, watch=parts.watch)
+        catalog = parts.parts.catalog
+
+        def own_hosts(customer_id: str) -> str | None:
+            customer = catalog.snapshot.customers.get(customer_id) if catalog.snapshot else None
+            return customer.callback_hosts if customer else None
+
+        hosts = CallbackHosts(jobs.callback_hosts if jobs.callback_secret else (), own_hosts)
+        self.submit = Submit(waiting, parts.inference, parts.parts, self.admitter, store, hosts=hosts)
+        self.listener = subscriber_client(config.redis_url)
+        self.callbacks = Callbacks(jobs, config.pool, hosts)
+        self.inbox = JobInbox()
+        self._results = Results(client, keys)
+        self._tasks = parts.tasks
+        requeue = Requeue(admissions, parts.limits)
+        endings = Endings(client, keys)
+        self.look = JobLook(config.pool, Stands(client, keys), endings, requeue)
+        self.keeper = JobKeeper(
+            jobs.database_url,
+            config.pool,
+            jobs.kept_ms / 1000,
+            inbox=self.inbox,
+            look=self.look,
+            stored=endings.stored,
+            beside=self._beside,
+            ended=self.callbacks.look,
+        )
+
+    def _beside(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """Loops of the active keeper."""
+        channel, inbox = self._keys.responses(JOBS_GATEWAY), self.inbox
+        subscriber = Subscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
+        run_forever = self._tasks.run_forever
+        return (run_forever("job subscriber", subscriber.run), run_forever("callbacks", self.callbacks.run))
+
+    def loops(self) -> dict[str, Loop]:
+        """What has to run, by name."""
+        return {"job admitter": self.admitter.run, "job keeper": self.keeper.run}

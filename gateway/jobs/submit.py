@@ -1,0 +1,254 @@
+"""`POST /v1/inference` with `Prefer: respond-async`: admitted as any request, stored, and only then promised.
+
+The order matters. Limits are asked first, so that PostgreSQL never hears of what they refuse; the row is committed before
+the 202, so that what was promised survives the loss of everything else. Between the two nothing was promised: who dies
+there leaves a request that runs for nobody.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+from asyncpg import PostgresError
+from msgspec import UNSET
+
+from gateway.api.format import Asked
+from gateway.body import check_media, read_body
+from gateway.catalog import IdentityView
+from gateway.dialect import INFERENCE
+from gateway.host_lists import CallbackHosts
+from gateway.http.request import invalid
+from gateway.http.response import Answer, Headers
+from gateway.http.router import Call, Handler
+from gateway.idempotency import idempotency_key, with_more
+from gateway.inference.admission import ENTERED, Admitter
+from gateway.inference.pending import Outcome, Waiter
+from gateway.inference.pipeline import Inference
+from gateway.inference_parts import InferenceParts
+from gateway.jobs.store import JobStore, new_job
+from gateway.jobs_body import read_job
+from gateway.jobs_callback_url import refused
+from gateway.jobs_config import JobConfig
+from gateway.jobs_document import Promise
+from gateway.jobs_preference import APPLIED, prefers_async
+from gateway.problem import wants_problem
+from gateway.replays import REPLAYED
+from ledger.job_session import StoreUnavailable
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.fault_log import log_fault
+from scheduler.protocol.admission import Verdict
+from scheduler.states import Admission, State
+
+NOT_NOW = "Jobs cannot be taken right now; try again soon."
+_SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
+
+
+class Job(NamedTuple):
+    """A job that asks to enter."""
+
+    waiter: Waiter
+    asked: Asked
+    callback_url: str | None
+
+
+class Wish(NamedTuple):
+    """What was read of one call."""
+
+    identity: IdentityView
+    asked: Asked
+    callback_url: str | None
+    key: str | None
+    started: float
+
+
+class Submit:
+    """The handler; who does not prefer a job is `waiting`'s, the handler of those who wait.
+
+    `elsewhere` finds the handler of another pool's model.
+    """
+
+    def __init__(
+        self,
+        waiting: Handler,
+        inference: Inference,
+        parts: InferenceParts,
+        admitter: Admitter,
+        store: JobStore,
+        *,
+        hosts: CallbackHosts,
+    ) -> None:
+        self._waiting = waiting
+        self._inference = inference
+        self._parts = parts
+        self._config = cast("JobConfig", parts.config.jobs)
+        self._admitter = admitter
+        self._store = store
+        self._hosts = hosts
+        self.elsewhere: Callable[[str], Submit | None] = lambda _: None
+        self.under_way = 0  # A gateway that leaves waits for them.
+
+    async def __call__(self, call: Call) -> Answer:
+        """Answer one request. Raises RequestError for who is not known."""
+        if not prefers_async(call.headers):
+            return await self._waiting(call)
+        identity = self._inference.ends.known(self._inference.identify, call, INFERENCE.endpoint)
+        self.under_way += 1
+        try:
+            try:
+                wish = await self._wish(call, identity)
+                there = self._of_pool(wish.asked)
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
+                return self._not_taken(call, identity, None, error)
+            return await there.take(call, wish)
+        finally:
+            self.under_way -= 1
+
+    async def take(self, call: Call, wish: Wish) -> Answer:
+        """Answer what was read, in the pool that this is of."""
+        identity, job = wish.identity, None
+        try:
+            job = Job(self._waiter(call, wish), wish.asked, wish.callback_url)
+            return await self._taken(call, identity, job)
+        except Exception as error:  # noqa: BLE001  # as above
+            return self._not_taken(call, identity, job, error)
+
+    def _of_pool(self, asked: Asked) -> "Submit":
+        """The handler of the pool that has the model; this one, where none has."""
+        if asked.model is UNSET or self._inference.serving(asked) is self._inference:
+            return self
+        return self.elsewhere(asked.model) or self
+
+    async def _wish(self, call: Call, identity: IdentityView) -> Wish:
+        """What is asked. Raises RequestError."""
+        key = idempotency_key(call.headers)
+        came_whole = call.request.content.is_eof()
+        raw = await self._read(call, identity)
+        if not came_whole:  # As in the handler of those who wait.
+            identity = self._inference.identify(call)
+        asked, url = read_job(raw, self._inference.max_input_bytes)
+        started = call.arrived if came_whole else self._inference.clock()
+        return Wish(self._inference.served_as(identity, asked), asked, url, key, started)
+
+    def _not_taken(self, call: Call, identity: IdentityView, job: Job | None, error: Exception) -> Answer:
+        if not isinstance(error, RequestError):
+            log_fault("taking a job failed", error, request_id=call.request_id)
+            error = RequestError(ErrorCode.INTERNAL_ERROR)
+        return self._inference.not_served(call, identity, job.waiter if job else None, error)
+
+    async def _read(self, call: Call, identity: IdentityView) -> bytes:
+        if self._parts.doors.closed:
+            raise RequestError(ErrorCode.DRAINING)
+        most = self._inference.max_body_bytes
+        check_media(call.headers, call.request.content_length or 0, most)
+        return await read_body(call.request, most, self._inference.bodies.share(identity))
+
+    def _waiter(self, call: Call, wish: Wish) -> Waiter:
+        """What asks to enter. Raises RequestError."""
+        identity, asked, url, key, started = wish
+        if url is not None:
+            hosts = self._hosts.of(identity.customer_id)
+            if problem := refused(url, hosts, private=self._config.private_addresses):
+                raise invalid("callback_url", problem)
+        payload = self._inference.payload(asked, INFERENCE)
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        waiter = self._inference.waiter(call, identity, payload, key, started, future=future)
+        submission = waiter.submission
+        # Nobody stands and waits: the tier's patience is not a job's.
+        submission.total_ms = submission.queue_ms = self._config.total_ms
+        if url is not None and submission.idempotency:
+            submission.fingerprint = with_more(submission.fingerprint, url)
+        waiter.deadline = started + submission.total_ms / 1000
+        return waiter
+
+    async def _taken(self, call: Call, identity: IdentityView, job: Job) -> Answer:
+        """The 202, or what the request's key has already. Raises RequestError for everything else."""
+        outcome = await self._admitted(job.waiter)
+        if isinstance(outcome, Verdict) and outcome.outcome in _SAME_KEY:
+            return await self._same_again(call, identity, job, outcome)
+        if not isinstance(outcome, Verdict) or outcome.outcome not in ENTERED:
+            return self._inference.answer(
+                identity, job.waiter, outcome, job.asked
+            )  # Which raises what it is refused with.
+        self._inference.standing.judged(identity, job.waiter.submission, outcome)
+        await self._keep(job)
+        self._inference.ends.accepted(INFERENCE.endpoint, call.request_id, identity, job.waiter)
+        return self._accepted(identity, outcome, call.request_id)
+
+    async def _admitted(self, waiter: Waiter) -> Outcome:
+        """How admission ends. Raises RequestError where it is not even asked."""
+        parts, tier = self._parts, waiter.submission.tier
+        refusal = None
+        if parts.direct.active or parts.limits.no_gpu(waiter.started):
+            refusal = RequestError(ErrorCode.NO_CAPACITY, NOT_NOW)
+        elif parts.limits.short_of_memory:
+            refusal = RequestError(ErrorCode.BACKPRESSURE)
+        elif not self._admitter.submit(waiter):
+            refusal = RequestError(ErrorCode.QUEUE_FULL)
+        if refusal is not None:
+            parts.meter.passed(tier, parts.limits.factor(tier))
+            parts.meter.shed(tier)
+            raise refusal
+        try:
+            return await cast("asyncio.Future[Outcome]", waiter.future)
+        except asyncio.CancelledError:  # The client left.
+            waiter.gone = True
+            raise
+
+    async def _keep(self, job: Job) -> None:
+        """Store what was admitted; where that cannot be done, nothing was promised and it ends. Raises RequestError."""
+        submission = job.waiter.submission
+        left_s = job.waiter.deadline - self._inference.clock()
+        code = ErrorCode.NO_CAPACITY  # No fault of the client's: what it was charged comes back.
+        kept = False
+        try:
+            await self._store.insert(new_job(submission, left_s, job.callback_url))
+            kept = True
+        except StoreUnavailable:
+            raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
+        except PostgresError as error:
+            log_fault("a job cannot be stored", error, request_id=submission.id)
+            raise RequestError(ErrorCode.INTERNAL_ERROR) from None
+        except asyncio.CancelledError:  # The client left.
+            code = ErrorCode.CANCELLED
+            raise
+        finally:
+            if not kept:
+                self._parts.cancels.add(submission.id, code)
+
+    async def _same_again(self, call: Call, identity: IdentityView, job: Job, verdict: Verdict) -> Answer:
+        """The key was used before: its job once more, or the answer of the request that was no job."""
+        inference = self._inference
+        try:
+            known = await self._store.find(verdict.stored_id, identity.customer_id)
+        except StoreUnavailable:
+            raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
+        if known is None and verdict.outcome is Admission.IN_PROGRESS:
+            return inference.answer(identity, job.waiter, verdict, job.asked)
+        if known is None:
+            answer = await self._replayed(call, identity, job, verdict)
+        else:
+            inference.standing.judged(identity, job.waiter.submission, verdict)
+            inference.ends.accepted(INFERENCE.endpoint, known.id, identity, job.waiter)
+            answer = self._accepted(identity, verdict, known.id)
+        answer.headers.append(REPLAYED)
+        return answer
+
+    async def _replayed(self, call: Call, identity: IdentityView, job: Job, verdict: Verdict) -> Answer:
+        """What one who waited was told. Raises RequestError where it cannot be read."""
+        inference = self._inference
+        reply = await inference.stored(identity, job.waiter, verdict)
+        if reply.state == State.COMPLETED:
+            return inference.written(identity, [job.waiter], [reply], job.asked, INFERENCE)
+        headers, problem = inference.standing.headers(identity, verdict), wants_problem(call.headers)
+        error = inference.failure(reply, INFERENCE)
+        inference.ends.failed(INFERENCE.endpoint, reply.id, identity, job.waiter, error)
+        return inference.faults.answer(error, reply.id, headers, problem=problem)
+
+    def _accepted(self, identity: IdentityView, verdict: Verdict, task_id: str) -> Answer:
+        headers: Headers = [
+            ("x-request-id", task_id),
+            ("Location", f"/v1/result/{task_id}"),
+            APPLIED,
+            *self._inference.standing.headers(identity, verdict),
+        ]
+        return Answer.of(202, Promise(task_id), headers)

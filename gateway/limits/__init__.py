@@ -1,0 +1,1 @@
+"""Limits in a gateway: tier capacity, demand, customer limits and rejections."""

@@ -1,0 +1,309 @@
+"""The gateway's use of ratelimit/: observations and demand in, tier limits and each tier's factor out.
+
+The capacity is learnt (ratelimit/capacity.py). Before any GPU of the pool has run a batch there is only a guess, and no
+limit is built on it: the predicted wait, the shed rules and the depth of the queues decide.
+
+Stale input fails in a declared direction: the last capacity holds for 10 s, then it falls to that of the GPUs which
+this gateway calls past Redis, at least one. A pool with no healthy GPU keeps its last capacity for the two seconds in which it may come back;
+then requests are refused outright. A Redis that lost its workers knows them again one by one: until it knows as many as
+before, or every worker that lives must have beaten, the last count stands.
+
+Everything is computed from what all gateways publish, this one's part of it as it was published: so all of them come
+to the same, whichever of them a customer asks.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from gateway.catalog import ModelRow, SnapshotView, TierRow
+from gateway.inference.admission import Limits
+from ratelimit.capacity import Capacity, CapacityEstimator, Evidence, GpuRate, PoolLoad
+from ratelimit.shares import TierShare, allocate, ceilings, factor
+from ratelimit.slew import relax
+from scheduler.protocol.admission import TierLimit
+from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
+
+HOLD_S = 10.0
+REFILL_S = 1.0  # A worker that did not beat for so long is gone; as TIERLANE_GONE_MS by default.
+WAITING_ROOM_S = 2.0
+MEMORY_FULL = 0.8  # From this part of its memory limit on, Redis is given no new requests,
+MEMORY_EASED = 0.75  # until it is under this one: what is queued must always have room to end.
+TIER_BURST_S = 1.0  # A tier's bucket holds what its rate gives in so long.
+LONGEST_STEP_S = 1.0  # Limits relax by no more at once: time in which nobody looked was not seen to be calm.
+UNBOUNDED_RPS = 1e9  # Shared out while the capacity is only a guess: more than any pool serves.
+BACKLOG_RUNS = (
+    2.0  # A request that waits longer than so many runs is behind a backlog; without one it leaves with the next.
+)
+BACKLOG_LEAST_MS = 100.0  # Shorter waits are those of batch windows and timers.
+LIMITING_SHARE = 0.005  # Of what arrives; fewer refusals are not worth a probe.
+
+
+class LiveLimits:
+    """The limits in force. Times are monotonic seconds; nothing here does I/O.
+
+    `healthy_gpus` is how many GPUs the capacity counts on: those last seen healthy; once that is too long ago,
+    those of them that are called directly, or 1.
+    """
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._snapshot: SnapshotView | None = None
+        self._demand: Mapping[str, float] = {}
+        self._drain: Mapping[str, float] = {}
+        self._allocated: Mapping[str, float] = {}
+        self._ceilings: Mapping[str, float] = {}
+        self._factors: Mapping[str, float] = {}
+        self._limits = Limits((), 0.0)
+        self._observed_at: float | None = None
+        self._no_gpu_since: float | None = None
+        self._estimator = CapacityEstimator()
+        self._learnt_rps = 0.0  # Of each GPU, at the last look.
+        self.estimate = Capacity(0.0, Evidence.PRIOR, 0.0)
+        """What the GPUs can do, and how that is known."""
+        self._gpus: Sequence[GpuRate] = ()  # The healthy ones, as they count.
+        self._reached = 0
+        self._refill_until = 0.0
+        self.capacity_rps = 0.0
+        self.healthy_gpus = 0
+        self.memory_share = 0.0
+        self.short_of_memory = False
+
+    def observe(self, observation: Observation, snapshot: SnapshotView, now: float) -> None:
+        """Take a fresh look at the pool and allocate anew."""
+        if self._observed_at is None:  # Others may still be on their way back up: begin where they are.
+            self._factors = _lowest(observation.gateways)
+            self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
+        elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
+        self._observed_at = now
+        self._count(self._known(healthy_gpus(observation), now), observation, snapshot, now)
+        self._demand = _total(observation.gateways, "demand_rps")
+        self._drain = _total(observation.gateways, "answered_rps")
+        self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
+
+    def emptied(self, now: float) -> None:
+        """Redis may have lost its workers; what is seen of them next is a part of the picture."""
+        self._refill_until = now + REFILL_S
+
+    def reached(self, gpus: int) -> None:
+        """So many can be called past Redis now; 0 where none is called."""
+        self._reached = gpus
+
+    def lapse(self, snapshot: SnapshotView, now: float) -> None:
+        """There is no fresh look: hold the last one, later fall to the floor. Of Redis' memory nothing is known then."""
+        if self._observed_at is None or now - self._observed_at > HOLD_S:
+            one, gpus = self._of_one_gpu(snapshot), max(1, min(self._reached, len(self._gpus)))
+            self.estimate, self.healthy_gpus = one._replace(rps=one.rps * gpus), gpus
+            self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
+            self._drain = {}
+            self.memory(0.0)
+            self._allocate(snapshot, 0.0)
+
+    def current(self, snapshot: SnapshotView) -> Limits:
+        """What to tell admission. A changed catalog is obeyed at once, not with the next observation."""
+        if snapshot is not self._snapshot:
+            if self.capacity_rps <= 0:
+                self._guess(snapshot)
+            self._allocate(snapshot, 0.0)
+        return self._limits
+
+    def factor(self, tier: str) -> float:
+        """The part of its base limits that each customer of the tier has now, 0..1; always 1 in a tier in shadow."""
+        return self._factors.get(tier, 1.0)
+
+    def allocated(self, tier: str) -> float:
+        """The tier's part of the capacity, requests/s: no more than it asks for."""
+        return self._allocated.get(tier, 0.0)
+
+    def ceiling(self, tier: str) -> float:
+        """What the tier may use at the most, requests/s, as the other tiers ask now."""
+        return self._ceilings.get(tier, self.capacity_rps)
+
+    def demand(self, tier: str) -> float:
+        """What the tier asks for, requests/s over all gateways: what its customers' base limits would let through."""
+        return self._demand.get(tier, 0.0)
+
+    def drain_rps(self, tier: str) -> float:
+        """Measured answers/s of the tier over all gateways; 0 where nothing is known of it."""
+        return self._drain.get(tier, 0.0)
+
+    def pressure(self, tier: str) -> float:
+        """How many times what it may use at the most the tier asks for."""
+        ceiling = self.ceiling(tier)
+        return self.demand(tier) / ceiling if ceiling > 0 else math.inf
+
+    def no_gpu(self, now: float) -> bool:
+        """Whether there has been no healthy GPU for longer than one may be waited for."""
+        return self._no_gpu_since is not None and now - self._no_gpu_since > WAITING_ROOM_S
+
+    def memory(self, share: float) -> None:
+        """Redis says which part of its memory limit it uses, 0..1; 0 where it has none."""
+        self.memory_share = share
+        self.short_of_memory = share >= (MEMORY_EASED if self.short_of_memory else MEMORY_FULL)
+
+    def told(self, stats: GatewayStats) -> GatewayStats:
+        """What is published: what was metered, with what is shared out here."""
+        tiers = {name: self._told(name, each) for name, each in stats.tiers.items()}
+        return msgspec.structs.replace(
+            stats,
+            tiers=tiers,
+            capacity_rps=round(self.capacity_rps, 3),
+            capacity_evidence=self.estimate.evidence.value,
+            capacity_confidence=round(self.estimate.confidence, 3),
+            capacity_correction=round(self._estimator.correction, 4),
+        )
+
+    def _told(self, name: str, stats: TierStats) -> TierStats:
+        allocated_rps = round(self.allocated(name), 3)
+        return msgspec.structs.replace(stats, factor=round(self.factor(name), 4), allocated_rps=allocated_rps)
+
+    def _known(self, gpus: Sequence[GpuRate], now: float) -> Sequence[GpuRate]:
+        """The GPUs that count: those from before as long as an emptied Redis knows fewer."""
+        if now >= self._refill_until or len(gpus) >= len(self._gpus):
+            self._refill_until = 0.0
+            self._gpus = gpus
+        return self._gpus
+
+    def _count(self, gpus: Sequence[GpuRate], observation: Observation, snapshot: SnapshotView, now: float) -> None:
+        """Take what the healthy GPUs report and what the queues show."""
+        self.healthy_gpus = len(gpus)
+        if gpus:
+            self._no_gpu_since = None
+            self.estimate = self._estimated(gpus, observation, snapshot, now)
+            self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
+        elif self._no_gpu_since is None:
+            self._no_gpu_since = now
+        if self.capacity_rps <= 0:
+            self._guess(snapshot)
+
+    def _estimated(
+        self, gpus: Sequence[GpuRate], observation: Observation, snapshot: SnapshotView, now: float
+    ) -> Capacity:
+        prior_rps, fixed = _prior(snapshot, self._pool)
+        if fixed:
+            return Capacity(prior_rps * len(gpus), Evidence.FIXED, 1.0)
+        batch = batch_size(snapshot, self._pool)
+        load = pool_load(observation, gpus, snapshot, self._factors)
+        return self._estimator.look(gpus, batch, prior_rps, load, now)
+
+    def _of_one_gpu(self, snapshot: SnapshotView) -> Capacity:
+        if self.estimate.rps <= 0:
+            prior_rps, fixed = _prior(snapshot, self._pool)
+            return Capacity(prior_rps, Evidence.FIXED if fixed else Evidence.PRIOR, float(fixed))
+        return self.estimate._replace(rps=self.estimate.rps / max(1, self.healthy_gpus))
+
+    def _guess(self, snapshot: SnapshotView) -> None:
+        self.estimate = self._of_one_gpu(snapshot)
+        self.capacity_rps = self.estimate.rps * _target(snapshot, self._pool)
+
+    def _allocate(self, snapshot: SnapshotView, elapsed_s: float) -> None:
+        shares = [TierShare(tier.name, tier.priority, tier.guaranteed_share) for tier in snapshot.tiers]
+        shared_rps = self.capacity_rps if self.estimate.binding else UNBOUNDED_RPS
+        self._snapshot = snapshot
+        self._allocated = allocate(shared_rps, shares, self._demand)
+        self._ceilings = ceilings(shared_rps, shares, self._demand)
+        learnt = self._learnt()
+        self._factors = {tier.name: self._next_factor(tier, elapsed_s, learnt) for tier in snapshot.tiers}
+        limits = [self._tier_limit(tier, snapshot.tiers) for tier in snapshot.tiers]
+        self._limits = Limits(limits, self.estimate.wait_rps * _target(snapshot, self._pool))
+
+    def _learnt(self) -> float:
+        """How many times more each GPU is known to do than at the last look; 1 where it is not more."""
+        each_rps = self.estimate.rps / max(1, self.healthy_gpus)
+        before_rps, self._learnt_rps = self._learnt_rps, each_rps
+        return max(1.0, each_rps / before_rps) if before_rps > 0 else 1.0
+
+    def _next_factor(self, tier: TierRow, elapsed_s: float, learnt: float) -> float:
+        if tier.shadow:  # What is not enforced is not announced either.
+            return 1.0
+        target = factor(self.allocated(tier.name), self.demand(tier.name))
+        # Capacity that was learnt was there all the time: limits relax slowly only where it may go again.
+        return relax(min(1.0, self.factor(tier.name) * learnt), target, elapsed_s)
+
+    def _tier_limit(self, tier: TierRow, tiers: Sequence[TierRow]) -> TierLimit:
+        rate = self.ceiling(tier.name)
+        return TierLimit(
+            name=tier.name,
+            rate=rate,
+            burst=max(1.0, rate * TIER_BURST_S),
+            max_depth=tier.max_queue_depth,
+            ahead=[other.name for other in tiers if other.priority <= tier.priority],
+            shed_depth=-1 if tier.shed_depth is None else tier.shed_depth,
+            shed_wait_ms=-1 if tier.shed_wait_ms is None else tier.shed_wait_ms,
+            share=tier.guaranteed_share,
+            shadow=tier.shadow,
+        )
+
+
+def healthy_gpus(observation: Observation) -> list[GpuRate]:
+    """What each healthy worker reports of its model's speed."""
+    return [_gpu_rate(worker) for worker in observation.workers if worker.healthy]
+
+
+def batch_size(snapshot: SnapshotView, pool: str) -> int:
+    """Requests in a full batch: the pool's GPUs run all its models, so the most careful row speaks for the pool."""
+    return min((model.max_batch_size for model in _models(snapshot, pool)), default=0)
+
+
+def pool_load(
+    observation: Observation, gpus: Sequence[GpuRate], snapshot: SnapshotView, factors: Mapping[str, float]
+) -> PoolLoad:
+    """Whether requests are backlogged behind busy GPUs, and whether any are refused for capacity."""
+    paused = {tier.name for tier in snapshot.tiers if tier.paused}
+    tiers = [tier for tier in observation.tiers.values() if tier.name not in paused]
+    runs_ms = [worker.service_p95_ms for worker in observation.workers if worker.healthy and worker.service_p95_ms > 0]
+    run_ms = median(runs_ms) if runs_ms else 0.0
+    long_ms = max(BACKLOG_LEAST_MS, BACKLOG_RUNS * run_ms)
+    late = any(tier.depth and tier.oldest_ms > long_ms for tier in tiers)
+    busy = observation.leased_batches >= sum(gpu.concurrency for gpu in gpus)
+    stats = [each for gateway in observation.gateways for each in gateway.tiers.values()]
+    shed_rps, arrived_rps = sum(each.shed_per_second for each in stats), sum(each.arrived_rps for each in stats)
+    lowered = any(part < 1 for part in factors.values())
+    return PoolLoad(
+        backlogged=busy and late and run_ms > 0,
+        limiting=lowered or shed_rps > LIMITING_SHARE * arrived_rps,
+        run_ms=run_ms,
+    )
+
+
+def _gpu_rate(worker: WorkerView) -> GpuRate:
+    if worker.seen_batch <= 0 and worker.rps > 0:  # An older worker sends one figure, that of full batches.
+        return GpuRate(item_ms=1000 / worker.rps, seen_batch=math.inf, served_rps=worker.rps)
+    return GpuRate(
+        worker.base_ms, worker.item_ms, worker.seen_batch, max(1, worker.width), worker.served_rps, worker.fresh_batch
+    )
+
+
+def _prior(snapshot: SnapshotView, pool: str) -> tuple[float, bool]:
+    """Requests/s of a GPU by the most careful row, and whether that is to hold whatever is measured."""
+    models = _models(snapshot, pool)
+    fixed = [model for model in models if model.rps_per_gpu_fixed]
+    return min((model.rps_per_gpu for model in fixed or models), default=0.0), bool(fixed)
+
+
+def _target(snapshot: SnapshotView, pool: str) -> float:
+    return min((model.target_utilization for model in _models(snapshot, pool)), default=1.0)
+
+
+def _models(snapshot: SnapshotView, pool: str) -> list[ModelRow]:
+    return [model for model in snapshot.models.values() if model.enabled and model.pool == pool]
+
+
+def _total(gateways: Sequence[GatewayStats], figure: str) -> dict[str, float]:
+    """A figure of each tier, added up over the gateways."""
+    total: dict[str, float] = {}
+    for gateway in gateways:
+        for name, stats in gateway.tiers.items():
+            total[name] = total.get(name, 0.0) + getattr(stats, figure)
+    return total
+
+
+def _lowest(gateways: Sequence[GatewayStats]) -> dict[str, float]:
+    """The lowest factor of each tier at any gateway."""
+    lowest: dict[str, float] = {}
+    for gateway in gateways:
+        for name, stats in gateway.tiers.items():
+            lowest[name] = min(lowest.get(name, 1.0), stats.factor)
+    return lowest

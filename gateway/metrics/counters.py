@@ -1,0 +1,206 @@
+"""What one gateway counts while it serves: plain additions of whole numbers, nothing else on the way of a request.
+
+Everything is a whole number (times in microseconds), so that sums over processes are exact: a counter that fell by a
+rounding error would look like a restart. Names of tiers, models and pools beyond a cap are counted as `other`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import Verdict
+from scheduler.protocol.replies import Reply
+from scheduler.states import Admission
+
+BOUNDS_US = tuple(
+    1000 * ms for ms in (1, 2, 5, 10, 25, 50, 75, 100, 150, 250, 500, 1000, 2000, 4000, 5000, 10_000, 30_000, 60_000)
+)
+"""Upper ends of the buckets of all times, in microseconds: the deadlines and usual objectives are among them."""
+
+MOST_TIERS = 32
+MOST_MODELS = 64
+OTHER, UNKNOWN = "other", "unknown"
+COMPLETED, ACCEPTED = "completed", "accepted"
+
+Series = dict[tuple[str, ...], list[int]]
+"""A metric's name and its labels' values -> what was counted: one number, or for times the buckets and the sum in us."""
+
+BATCHES = "batches"
+"""Series of this name are (pool, model, full size, size) -> completed requests that were in such a batch."""
+
+SHED = frozenset(
+    {
+        ErrorCode.REDUCED_CAPACITY,
+        ErrorCode.SHED_FOR_PRIORITY,
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.NO_CAPACITY,
+        ErrorCode.BACKPRESSURE,
+    }
+)
+OWN_LIMITS = frozenset(
+    {
+        Admission.KEY_LIMIT,
+        Admission.CUSTOMER_LIMIT,
+        Admission.TOKEN_LIMIT,
+        Admission.CONCURRENCY,
+        Admission.QUOTA,
+    }
+)
+STAGES = {ErrorCode.QUEUE_TIMEOUT: "queue", ErrorCode.GPU_TIMEOUT: "gpu", ErrorCode.DEADLINE_EXCEEDED: "total"}
+
+
+class Times:
+    """Counts in buckets, and the sum."""
+
+    __slots__ = ("counts", "sum_us")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_US) + 1)
+        self.sum_us = 0
+
+    def add(self, seconds: float) -> None:
+        """Count one; below 0 is 0."""
+        micros = int(seconds * 1e6) if seconds > 0 else 0
+        self.counts[bisect_left(BOUNDS_US, micros)] += 1
+        self.sum_us += micros
+
+    def numbers(self) -> list[int]:
+        """All of it: the buckets, and the sum."""
+        return [*self.counts, self.sum_us]
+
+
+class TierTally:
+    """One tier's counters. Keys of `refused` are a metric's name and the value of its second label."""
+
+    __slots__ = ("completed", "durations", "ended", "refused", "retries", "waits")
+
+    def __init__(self) -> None:
+        self.completed: dict[str, int] = {}  # By endpoint: most calls end like this.
+        self.ended: dict[tuple[str, str], int] = {}  # (endpoint, outcome), of all others.
+        self.refused: dict[tuple[str, str], int] = {}
+        self.retries = 0
+        self.durations = Times()
+        self.waits = Times()
+
+
+class ModelTally:
+    """One model's: batch sizes, and how long the runs were. `full` is its largest batch, 0 while that is not known."""
+
+    __slots__ = ("full", "runs", "sizes")
+
+    def __init__(self) -> None:
+        self.full = 0
+        self.sizes: dict[int, dict[int, int]] = {0: {}}  # Full size -> size -> requests.
+        self.runs = Times()
+
+
+class Tally:
+    """All counters of a process."""
+
+    def __init__(self) -> None:
+        self._tiers: dict[str, TierTally] = {}
+        self._models: dict[tuple[str, str], ModelTally] = {}
+        self._calls: dict[str, Times] = {}
+        self._run_again = 0
+
+    def ended(self, tier: str, endpoint: str, outcome: str) -> None:
+        """A call has its answer, or nobody waits for it any more."""
+        ended, key = self._tier(tier).ended, (endpoint, outcome)
+        ended[key] = ended.get(key, 0) + 1
+
+    def completed(self, tier: str, endpoint: str, seconds: float) -> None:
+        """A call was answered with its output."""
+        counted = self._tiers.get(tier) or self._tier(tier)
+        completed = counted.completed
+        completed[endpoint] = completed.get(endpoint, 0) + 1
+        counted.durations.add(seconds)
+
+    def ran(self, tier: str, pool: str, model: str, reply: Reply) -> None:
+        """One request of it was completed by this reply; an answer that was kept has no run of its own."""
+        if reply.served_from:
+            return
+        (self._tiers.get(tier) or self._tier(tier)).waits.add(reply.queue_ms / 1000)
+        counted = self._models.get((pool, model)) or self._model(pool, model)
+        counted.runs.add(reply.gpu_ms / 1000)
+        sizes, size = counted.sizes[counted.full], reply.batch_size
+        sizes[size] = sizes.get(size, 0) + 1
+        if reply.attempts > 1:
+            self._run_again += reply.attempts - 1
+
+    def failed(self, tier: str, endpoint: str, code: ErrorCode, verdict: Verdict | None = None) -> None:
+        """A call was answered with an error; `verdict` is what admission had said of it."""
+        self.ended(tier, endpoint, code.value)
+        refused = self._tier(tier).refused
+        for key in _refusals(code, verdict):
+            refused[key] = refused.get(key, 0) + 1
+
+    def retried(self, tier: str) -> None:
+        """A call's client says that it tried it before."""
+        self._tier(tier).retries += 1
+
+    def called(self, op: str, seconds: float) -> None:
+        """Redis answered a call."""
+        times = self._calls.get(op)
+        if times is None:
+            times = self._calls[op] = Times()
+        times.add(seconds)
+
+    def full_batches(self, sizes: Mapping[tuple[str, str], int]) -> None:
+        """How large a full batch is of each (pool, model), from now on."""
+        for key, counted in self._models.items():
+            counted.full = sizes.get(key, counted.full)
+            counted.sizes.setdefault(counted.full, {})
+
+    def batches(self, pool: str) -> tuple[float, float]:
+        """Batches so far whose size and full size are known, as told by their answers, and how many full ones they come to."""
+        rows = [
+            (full, size, requests)
+            for (name, _), model in self._models.items()
+            if name == pool
+            for full, sizes in model.sizes.items()
+            for size, requests in sizes.items()
+            if full > 0 and size > 0
+        ]
+        return sum(count / size for _, size, count in rows), sum(count / max(full, size) for full, size, count in rows)
+
+    def _tier(self, name: str) -> TierTally:
+        tier = self._tiers.get(name)
+        if tier is None:
+            name = name if len(self._tiers) < MOST_TIERS else OTHER
+            tier = self._tiers.setdefault(name, TierTally())
+        return tier
+
+    def _model(self, pool: str, name: str) -> ModelTally:
+        model = self._models.get((pool, name))
+        if model is None:
+            key = (pool, name) if len(self._models) < MOST_MODELS else (OTHER, OTHER)
+            model = self._models.setdefault(key, ModelTally())
+        return model
+
+    def series(self) -> Series:
+        """A copy of all that was counted."""
+        found: Series = {("tierlane_retries_total", "batch"): [self._run_again]}
+        for name, tier in self._tiers.items():
+            found |= {("tierlane_requests_total", name, at, COMPLETED): [count] for at, count in tier.completed.items()}
+            found |= {("tierlane_requests_total", name, *key): [count] for key, count in tier.ended.items()}
+            found |= {(metric, name, label): [count] for (metric, label), count in tier.refused.items()}
+            found["tierlane_client_retry_requests_total", name] = [tier.retries]
+            found["tierlane_request_duration_seconds", name] = tier.durations.numbers()
+            found["tierlane_queue_wait_seconds", name] = tier.waits.numbers()
+        for key, model in self._models.items():
+            found["tierlane_inference_duration_seconds", *key] = model.runs.numbers()
+            for full, sizes in model.sizes.items():
+                found |= {(BATCHES, *key, str(full), str(size)): [count] for size, count in sizes.items()}
+        return found | {("tierlane_redis_call_seconds", op): times.numbers() for op, times in self._calls.items()}
+
+
+def _refusals(code: ErrorCode, verdict: Verdict | None) -> list[tuple[str, str]]:
+    """What an error counts as beside an outcome."""
+    found = []
+    if code in SHED:
+        found.append(("tierlane_shed_total", code.value))
+    elif verdict is not None and verdict.outcome in OWN_LIMITS:
+        found.append(("tierlane_rate_limited_total", verdict.outcome.value))
+    if code in STAGES:
+        found.append(("tierlane_deadline_exceeded_total", STAGES[code]))
+    return found

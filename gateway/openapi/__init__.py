@@ -1,0 +1,1 @@
+"""The OpenAPI description of all endpoints and the documentation pages."""

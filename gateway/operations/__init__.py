@@ -1,0 +1,1 @@
+"""Operating a running system: health, dashboard, actions and internal endpoints."""

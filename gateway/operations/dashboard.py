@@ -1,0 +1,80 @@
+"""The page for on-call: log in with the service token, then one document of state a second, live.
+
+A browser logs in by `POST /internal/dashboard/session` with the token, and has a cookie from then on. Programs send the
+token with every request, as everywhere inside.
+"""
+
+from typing import TypedDict
+
+from gateway.dashboard_assets import asset_pages, html, html_headers
+from gateway.http.response import Answer
+from gateway.http.router import Call
+from gateway.http.sse import EVENTS, EventStream
+from gateway.http.static import HTML
+from gateway.logged_in import LoggedIn
+from gateway.operations.session import LASTS_S, set_cookie
+from gateway.snapshots import Snapshots
+from scheduler.errors import ErrorCode, RequestError
+
+
+class Session(TypedDict):
+    """For how many seconds this browser may look; 0: it has to log in."""
+
+    lasts_s: int
+
+
+class Dashboard:
+    """The handlers."""
+
+    def __init__(self, logged_in: LoggedIn, snapshots: Snapshots) -> None:
+        self._logged_in = logged_in
+        self._snapshots = snapshots
+        self._page, self._login = html("page.html"), html("login.html")
+        self._assets = asset_pages()
+
+    async def page(self, call: Call) -> Answer:
+        """The page; for a browser that has not logged in the one where it can, which is no failed attempt."""
+        if "Authorization" not in call.headers and not self._logged_in.left_s(call) and _is_browser(call):
+            return self._html(call, 401, self._login)
+        self._logged_in.check(call)
+        return self._html(call, 200, self._page)
+
+    async def log_in(self, call: Call) -> Answer:
+        """A cookie for the service token. Wrong tokens have to wait as at every door."""
+        return self._session(call, self._logged_in.issue(call), LASTS_S)
+
+    async def log_out(self, call: Call) -> Answer:
+        """The browser forgets its cookie."""
+        self._logged_in.check(call)
+        return self._session(call, "", 0)
+
+    async def events(self, call: Call) -> Answer:
+        """The stream, for who accepts one; for others the latest document alone."""
+        lasts_s = self._logged_in.check(call)
+        latest = await self._snapshots.current()
+        if EVENTS not in call.headers.get("Accept", ""):
+            return Answer.of(200, latest.state, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+        readers = self._snapshots.readers
+        readers.check_room()
+        stream = EventStream(lambda stream: readers.play(stream, self._snapshots.opening(), lasts_s))
+        stream.headers.append(("x-request-id", call.request_id))
+        return stream
+
+    async def asset(self, call: Call) -> Answer:
+        """A file of the page. They say nothing, and need no token. Raises RequestError `not_found`."""
+        found = self._assets.get(call.tail)
+        if found is None:
+            raise RequestError(ErrorCode.NOT_FOUND)
+        return await found(call)
+
+    def _session(self, call: Call, value: str, lasts_s: int) -> Answer:
+        cookie = set_cookie(value, lasts_s=lasts_s, secure=call.headers.get("X-Forwarded-Proto") == "https")
+        headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store"), ("Set-Cookie", cookie)]
+        return Answer.of(200, Session(lasts_s=lasts_s), headers)
+
+    def _html(self, call: Call, status: int, body: bytes) -> Answer:
+        return Answer(status, body, [("x-request-id", call.request_id), *html_headers()], HTML)
+
+
+def _is_browser(call: Call) -> bool:
+    return "text/html" in call.headers.get("Accept", "")

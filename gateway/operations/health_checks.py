@@ -1,0 +1,284 @@
+"""What this gateway says of the whole: a pure function from what it last saw to the document of `/internal/health`.
+
+`down` means that requests cannot be served now, `degraded` that they are but something is not as it should be; every
+reason is a sentence for the person on call.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from gateway.circuit_breaker import BreakerState
+from gateway.direct_view import DirectView
+from gateway.finding import LEVELS, Finding, Status
+from gateway.gateway_losses import LostGateway
+from gateway.health_shedding import flows, shedding
+from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, tier_figures
+from gateway.limits.capacity import MEMORY_EASED
+from gateway.losses import SILENT, Loss
+from gateway.operations.health_losses import ended_tasks, other_gateways, repaired_keys, scheduling
+from gateway.operations.health_model import Health, HealthFigures
+from gateway.restarts import Restart, restarted
+from ratelimit.capacity import Evidence
+from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.tasks import EndedTask
+
+STALE_LOOK_S = 2.0
+STALE_AUDIT_MS = 10_000
+NAMED_WORKERS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthInputs:
+    """Everything that health is judged by."""
+
+    observation: Observation | None
+    look_age_s: float | None
+    redis_problem: str | None
+    catalog_loaded: bool
+    catalog_fresh: bool
+    catalog_age_s: float
+    catalog_problem: str | None
+    subscribed: bool
+    leaving: bool
+    capacity_rps: float
+    capacity_evidence: Evidence = Evidence.PRIOR
+    capacity_confidence: float = 0.0
+    memory_share: float = 0.0  # Of Redis' memory limit, 0..1.
+    short_of_memory: bool = False  # New requests are refused for it.
+    eviction_policy: str = ""  # Redis' maxmemory-policy, "" where it is not known.
+    no_model: bool = False  # No row of the catalog's models is enabled.
+    factors: Mapping[str, float] = field(default_factory=dict)  # Tier -> part of its limits in force, all tiers.
+    paused: Collection[str] = ()  # Tiers of which no batch is formed.
+    audit_lag_ms: int | None = 0  # None: it could not be read.
+    direct: DirectView | None = None
+    tokens_problem: str | None = None  # Why JWTs cannot be checked as they should.
+    losses: tuple[Loss, ...] = ()  # Workers that serve no more, the latest first.
+    restarts: tuple[Restart, ...] = ()  # Model processes that were replaced just now.
+    lost_gateways: tuple[LostGateway, ...] = ()  # That beat no more, and did not leave; the latest first.
+    gateway_id: str = ""  # This gateway's.
+    ended_tasks: tuple[EndedTask, ...] = ()  # Of this process, that were started again; the latest first.
+    time: str = ""  # Now, RFC 3339.
+
+
+_OF_QUEUES = frozenset({"gpus:healthy", "redis:look_age", "scheduler:pass_age"})
+"""What the way by the queues stands on: while requests go past them and are served, none of it is an outage."""
+
+
+def health(inputs: HealthInputs) -> tuple[int, Health]:
+    """The HTTP status and the document."""
+    tiers = flows(list(inputs.factors), inputs.observation)
+    findings = [shedding(tiers, inputs.capacity_rps, inputs.losses, _in_the_way(inputs))]
+    findings += [_gpus(inputs), _redis(inputs), _catalog(inputs), _models(inputs)]
+    findings += [restarted(inputs.restarts), scheduling(inputs.observation)]
+    findings += [other_gateways(inputs.observation, inputs.lost_gateways)]
+    findings += [ended_tasks(inputs.ended_tasks, inputs.observation, inputs.gateway_id)]
+    findings += [_subscriber(inputs), _audit(inputs)]
+    findings += [lowered_limits(inputs.factors), amplified_load(list(inputs.factors), inputs.observation)]
+    findings += [
+        repaired_keys(inputs.observation),
+        _memory(inputs),
+        _eviction(inputs),
+        paused_tiers(inputs.paused, inputs.observation),
+    ]
+    if inputs.tokens_problem:
+        findings.append(Finding("jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
+    if inputs.direct is not None:
+        findings += [_spool(inputs.direct), _endpoints(inputs.direct), *_breakers(inputs.direct)]
+    if inputs.leaving:
+        findings.append(
+            Finding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
+        )
+    if _served_past_redis(inputs.direct):
+        findings = [replace(f, level="degraded") if f.level == "down" and f.name in _OF_QUEUES else f for f in findings]
+    status = max((finding.level for finding in findings), key=LEVELS.index)
+    document: Health = {
+        "status": status,
+        "reasons": [finding.reason for finding in findings if finding.reason],
+        **_figures(inputs),
+        "checks": {finding.name: [finding.check(inputs.time)] for finding in findings},
+    }
+    return (503 if status == "down" else 200), document
+
+
+def _figures(inputs: HealthInputs) -> HealthFigures:
+    seen = inputs.observation
+    workers = [worker for worker in seen.workers if worker.healthy] if seen else []
+    gateways = seen.gateways if seen else []
+    busy = _mean([worker.utilization for worker in workers])
+    return {
+        "gpu_utilization": round(min(1.0, max(0.0, busy)), 4),
+        "padding_waste": round(_mean([worker.padding_waste for worker in workers]), 4),
+        "queue_depth": sum(tier.depth for tier in seen.tiers.values()) if seen else 0,
+        "requests_per_second": round(sum(gateway.requests_per_second for gateway in gateways), 3),
+        "healthy_gpus": len(workers),
+        "total_gpus": seen.total_gpus if seen else 0,
+        "capacity_rps": round(inputs.capacity_rps, 3) if workers else 0.0,
+        "capacity_evidence": inputs.capacity_evidence,
+        "capacity_confidence": round(inputs.capacity_confidence, 3),
+        "tiers": {name: tier_figures(name, part, seen) for name, part in inputs.factors.items()},
+        "dlq": seen.dlq if seen else 0,
+        "audit_lag_ms": inputs.audit_lag_ms,
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _gpus(inputs: HealthInputs) -> Finding:
+    seen = inputs.observation
+    total = seen.total_gpus if seen else 0
+    ill = [worker for worker in seen.workers if not worker.healthy] if seen else []
+    reason: str | None = None
+    level: Status = "healthy"
+    if total == 0:
+        level, reason = "down", "No GPU is known: no worker has said that it lives."
+    elif ill:
+        # One that pauses is back before anybody would be refused for want of GPUs.
+        level = "down" if len(ill) == total and not any(worker.pausing for worker in ill) else "degraded"
+        verb = "is" if len(ill) == 1 else "are"
+        named = "; ".join(_illness(worker) for worker in ill[:NAMED_WORKERS])
+        more = f"; and {len(ill) - NAMED_WORKERS} more" if len(ill) > NAMED_WORKERS else ""
+        reason = f"{len(ill)} of {total} GPUs {verb} not healthy: {named}{more}."
+    return Finding("gpus:healthy", "component", level, total - len(ill), "gpus", reason)
+
+
+def _illness(worker: WorkerView) -> str:
+    if worker.pausing:
+        return f"{worker.id} pauses for a moment"
+    if worker.status in SILENT:
+        return f"{worker.id} was last seen {worker.age_ms / 1000:.1f} s ago"
+    fault = f" ({worker.gpu.fault})" if worker.gpu is not None and worker.gpu.fault else ""
+    return f"{worker.id} is {worker.status}{fault}, last seen {worker.age_ms / 1000:.1f} s ago"
+
+
+def _redis(inputs: HealthInputs) -> Finding:
+    age_s, direct = inputs.look_age_s, inputs.direct
+    fresh = inputs.redis_problem is None and age_s is not None and age_s <= STALE_LOOK_S
+    if direct is not None and _served_past_redis(direct):
+        return Finding("redis:look_age", "datastore", "degraded", age_s, "s", _served_directly(direct, fresh=fresh))
+    if fresh:
+        return Finding("redis:look_age", "datastore", "healthy", round(age_s or 0.0, 2), "s")
+    since = "has not been looked at yet" if age_s is None else f"was last looked at {age_s:.1f} s ago"
+    reason = f"Redis {since}: {_clause(inputs.redis_problem, 'this gateway has just begun')}."
+    # A single missed look is no outage; two seconds of them are.
+    level: Status = "degraded" if age_s is not None and age_s <= STALE_LOOK_S else "down"
+    return Finding("redis:look_age", "datastore", level, age_s, "s", reason)
+
+
+def _served_past_redis(direct: DirectView | None) -> bool:
+    return direct is not None and direct.active and direct.serves
+
+
+def _in_the_way(inputs: HealthInputs) -> str | None:
+    """What keeps requests out before capacity is even asked: each cause has its words, and its check what to do."""
+    direct, seen = inputs.direct, inputs.observation
+    if direct is not None and direct.active and direct.spool_problem:
+        return "the gateway's spool takes no more while requests go past Redis (see direct:spool)"
+    if inputs.short_of_memory:
+        return "Redis is short of memory and is given no new requests (see redis:memory)"
+    if seen is not None and seen.workers and not any(worker.healthy for worker in seen.workers):
+        return "no GPU is healthy (see gpus:healthy)"
+    return None
+
+
+def _served_directly(direct: DirectView, *, fresh: bool) -> str:
+    redis = "Redis answers again, and is watched before it is trusted" if fresh else "Redis does not answer"
+    workers = "1 worker" if direct.workers == 1 else f"{direct.workers} workers"
+    return f"{redis}; requests are served by direct calls to {workers} since {direct.for_s:.1f} s."
+
+
+def _spool(direct: DirectView) -> Finding:
+    """A spool that cannot be written means no direct mode when Redis goes, and refusals while it is away."""
+    level: Status = "degraded" if direct.spool_problem else "healthy"
+    return Finding("direct:spool", "datastore", level, direct.spool_bytes, "bytes", direct.spool_problem)
+
+
+def _endpoints(direct: DirectView) -> Finding:
+    """A worker that cannot be called now will not serve in an outage of Redis either."""
+    ill = direct.unreachable
+    if not ill:
+        return Finding("direct:endpoints", "component", "healthy", 0, "workers")
+    named = " ".join(f"{each.worker_id}: {each.why}" for each in ill[:NAMED_WORKERS])
+    reason = (
+        f"This gateway cannot call {len(ill)} of the workers directly, which it needs while Redis is away. {named} "
+        "Set TIERLANE_DIRECT_ADVERTISE of the worker to an address that gateways reach, open its port to them, or switch "
+        "its endpoint off with TIERLANE_DIRECT_HOST=off."
+    )
+    return Finding("direct:endpoints", "component", "degraded", len(ill), "workers", reason)
+
+
+def _breakers(direct: DirectView) -> list[Finding]:
+    """Why one is open is said by the check of what it guards; a worker has none, so its own breaker says it."""
+    findings: list[Finding] = []
+    for name, state in direct.breakers.items():
+        well = state == BreakerState.CLOSED
+        reason = None if well or name == "redis" else f"Direct calls to {name} fail; they are tried again soon."
+        findings.append(Finding(f"breaker:{name}", "component", "healthy" if well else "degraded", state, "", reason))
+    return findings
+
+
+def _catalog(inputs: HealthInputs) -> Finding:
+    age_s = round(inputs.catalog_age_s, 1)
+    problem = inputs.catalog_problem
+    if not inputs.catalog_loaded:
+        reason = f"The catalog was never loaded: {_clause(problem, 'PostgreSQL has not answered yet')}."
+        return Finding("catalog:age", "datastore", "down", None, "s", reason)
+    if problem or not inputs.catalog_fresh:
+        reason = f"The catalog is {age_s} s old: {_clause(problem, 'PostgreSQL does not answer')}."
+        return Finding("catalog:age", "datastore", "degraded", age_s, "s", reason)
+    return Finding("catalog:age", "datastore", "healthy", age_s, "s")
+
+
+def _models(inputs: HealthInputs) -> Finding:
+    """Without an enabled model there is nothing that a request could name."""
+    if not inputs.no_model:
+        return Finding("models:enabled", "component", "healthy", "yes", "")
+    reason = (
+        "No model is enabled, so every request is answered 404 model_not_found: enable one with "
+        "`tierlane model set NAME --enabled on`, or add its row with `tierlane model create NAME`."
+    )
+    return Finding("models:enabled", "component", "down", "no", "", reason)
+
+
+def _clause(problem: str | None, otherwise: str) -> str:
+    """A problem without its full stop, to end a longer sentence."""
+    return (problem or otherwise).rstrip(".")
+
+
+def _subscriber(inputs: HealthInputs) -> Finding:
+    if inputs.subscribed:
+        return Finding("responses:subscribed", "component", "healthy", "yes", "")
+    reason = "This gateway is not subscribed to its answers; they come late, by reading the stored results."
+    return Finding("responses:subscribed", "component", "degraded", "no", "", reason)
+
+
+def _audit(inputs: HealthInputs) -> Finding:
+    lag_ms = inputs.audit_lag_ms
+    if lag_ms is not None and lag_ms <= STALE_AUDIT_MS:
+        return Finding("audit:lag", "datastore", "healthy", lag_ms, "ms")
+    why = "is not known" if lag_ms is None else f"is {lag_ms / 1000:.1f} s: entries wait in Redis for PostgreSQL"
+    return Finding("audit:lag", "datastore", "degraded", lag_ms, "ms", f"The audit's lag {why}.")
+
+
+def _memory(inputs: HealthInputs) -> Finding:
+    share = round(inputs.memory_share, 4)
+    if not inputs.short_of_memory:
+        return Finding("redis:memory", "datastore", "healthy", share, "ratio")
+    reason = (
+        f"Redis uses {share:.0%} of its memory limit: new requests are refused with 429 until it is under "
+        f"{MEMORY_EASED:.0%}."
+    )
+    return Finding("redis:memory", "datastore", "degraded", share, "ratio", reason)
+
+
+def _eviction(inputs: HealthInputs) -> Finding:
+    """A role refuses to start on such a Redis; it can be changed while they run."""
+    policy = inputs.eviction_policy
+    if policy in ("", "noeviction"):
+        return Finding("redis:eviction", "datastore", "healthy", policy, "")
+    reason = (
+        f"Redis has maxmemory-policy {policy}, which can evict queued work: `CONFIG SET maxmemory-policy noeviction`, and set "
+        "it in the server's configuration."
+    )
+    return Finding("redis:eviction", "datastore", "degraded", policy, "", reason)

@@ -1,0 +1,162 @@
+"""`pkg.module:function`: any Python function of strings, or a class with `load`, `predict`, `warmup` and `health`, as a model.
+
+The function takes 1 to 100 strings and returns as many, in order. It may be `async`; one event loop is kept for its
+whole life, so that clients it holds stay usable. A class may also have `embed(list[str]) -> list[list[float]]`,
+`chat_template(list[{"role", "content"}]) -> str` for conversations, which are put into named turns without it, and
+`generate`, which writes step by step (gpu_pool/stepwise.py) and is called where somebody wants to read along.
+"""
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult, Unwell
+from gpu_pool.prompts import named_turns, prompt_of
+from gpu_pool.stepwise import NobodyWaits, teller
+from gpu_pool.tasks import by_task
+from scheduler.errors import ErrorCode, StartError
+from scheduler.payload import Message
+from scheduler.vectors import write_vector
+
+MAX_STRINGS = 100  # The contract's promise to the author of the function.
+NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
+
+
+def find_target(spec: str) -> Any:
+    """Import what `pkg.module:name` names. Raises StartError saying which part of it is at fault."""
+    module_name, _, name = spec.partition(":")
+    try:
+        target: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise StartError(f"Backend {spec!r}: the module {error.name!r} is not found.") from None
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise StartError(f"Backend {spec!r}: importing {module_name!r} fails with {fault}.") from error
+    for part in name.split("."):
+        if not hasattr(target, part):
+            raise StartError(f"Backend {spec!r}: the module {module_name!r} has no {name!r}.")
+        target = getattr(target, part)
+    if isinstance(target, type):
+        if not callable(getattr(target, "predict", None)):
+            raise StartError(f"Backend {spec!r}: the class needs a method predict(list[str]) -> list[str].")
+    elif not callable(target) and not callable(getattr(target, "predict", None)):
+        raise StartError(f"Backend {spec!r}: {name!r} is not callable.")
+    return target
+
+
+class FunctionBackend:
+    """Runs a user's function or object; `target` is what `find_target` found."""
+
+    def __init__(self, spec: str, target: Any) -> None:
+        self.version = spec
+        self._target = target
+        self._predict: Callable[[list[str]], Any] = target
+        self._loop = asyncio.Runner()
+
+    def load(self) -> None:
+        """Make the object where a class was given, and call its `load`."""
+        if isinstance(self._target, type):
+            self._target = self._target()
+        self._predict = getattr(self._target, "predict", self._target)
+        self._call_if_there("load")
+        self.version = str(getattr(self._target, "version", self.version))
+
+    def warmup(self) -> None:
+        """Call the object's `warmup`, where it has one."""
+        self._call_if_there("warmup")
+
+    def health(self) -> None:
+        """Call the object's `health`, else its `warmup`. Raises Unwell where it returns False; what it raises says the same."""
+        method = getattr(self._target, "health", None)
+        if not callable(method):
+            self.warmup()
+        elif self._finished(method()) is False:
+            raise Unwell("The model says that it is not well.")
+
+    def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """Call the function on at most 100 inputs at a time. Raises InvalidOutput for a wrong number of answers."""
+        results: list[ItemResult] = []
+        for start in range(0, len(items), MAX_STRINGS):
+            part = items[start : start + MAX_STRINGS]
+            results += by_task(part, lambda texts: self._texts(texts, progress), self._vectors)
+            progress()
+        return results
+
+    def _texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        prompts, generate = [prompt_of(item, self._template) for item in items], getattr(self._target, "generate", None)
+        if callable(generate) and any(item.listener is not None for item in items):
+            try:
+                outputs = self._finished(generate(prompts, teller(items, progress)))
+            except NobodyWaits as ended:
+                return [
+                    TOO_LATE if item.listener is None else ItemResult(text)
+                    for item, text in zip(items, ended.texts, strict=True)
+                ]
+        else:
+            outputs = self._predict(prompts)
+        return as_results(self._finished(outputs), len(items))
+
+    def _vectors(self, items: Sequence[Item]) -> list[ItemResult]:
+        embed = getattr(self._target, "embed", None)
+        if not callable(embed):
+            return [NO_EMBEDDINGS] * len(items)
+        return as_vectors(self._finished(embed([item.input for item in items])), len(items))
+
+    def _template(self, messages: Sequence[Message]) -> str:
+        own = getattr(self._target, "chat_template", None)
+        if not callable(own):
+            return named_turns(messages)
+        return str(own([{"role": message.role, "content": message.content} for message in messages]))
+
+    def close(self) -> None:
+        """Call the object's `close`, where it has one, and end the event loop."""
+        self._call_if_there("close")
+        self._loop.close()
+
+    def _call_if_there(self, name: str) -> None:
+        method = getattr(self._target, name, None)
+        if callable(method):
+            self._finished(method())
+
+    def _finished(self, value: Any) -> Any:
+        return self._loop.run(_wait(value)) if inspect.isawaitable(value) else value
+
+
+def as_results(outputs: Any, expected: int) -> list[ItemResult]:
+    """One result for each answer; one that is no string fails alone. Raises InvalidOutput for a wrong number of them."""
+    if not isinstance(outputs, list | tuple):
+        raise InvalidOutput("The model did not return a list of strings.")
+    if len(outputs) != expected:
+        raise InvalidOutput(f"The model returned {len(outputs)} answers for {expected} inputs.")
+    return [_as_result(output) for output in outputs]
+
+
+def as_vectors(vectors: Any, expected: int) -> list[ItemResult]:
+    """The same for lists of numbers; one that is none fails alone."""
+    if not isinstance(vectors, list | tuple) or len(vectors) != expected:
+        raise InvalidOutput("The model did not return a vector for each input.")
+    return [_as_vector(vector) for vector in vectors]
+
+
+def _as_vector(vector: Any) -> ItemResult:
+    if isinstance(vector, str | bytes | Mapping):  # Of which float() would make numbers that mean nothing.
+        return NO_VECTOR
+    try:
+        return ItemResult(write_vector([float(value) for value in vector]))
+    except (TypeError, ValueError, OverflowError):
+        return NO_VECTOR
+
+
+def _as_result(output: Any) -> ItemResult:
+    if not isinstance(output, str):
+        return ItemResult("The model's answer is not a string.", 0, ErrorCode.INVALID_OUTPUT)
+    try:
+        return ItemResult(output.encode().decode())  # Whatever subclass came: a plain str, that UTF-8 can carry.
+    except UnicodeEncodeError:
+        return ItemResult("The model's answer is not valid Unicode.", 0, ErrorCode.INVALID_OUTPUT)
+
+
+async def _wait(value: Any) -> Any:
+    return await value

@@ -1,0 +1,79 @@
+"""`hf:DIR`: a directory in the form of Hugging Face as a backend: a causal language model, or one for sentence vectors.
+
+Nothing is fetched, no code of the directory runs, and weights are safetensors alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.hf.directory import read_directory
+from gpu_pool.hf.unusable import Unusable
+from gpu_pool.tasks import by_task
+from scheduler.errors import StartError
+
+if TYPE_CHECKING:
+    from gpu_pool.backends.hf.loading import Model
+
+OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+"""Read by the libraries when they are imported. `TOKENIZERS_PARALLELISM` is left to whoever runs it."""
+
+
+class HfBackend:
+    """Runs the model in `directory` on `device` ("auto", "cpu", "cuda", "cuda:1") with `threads` CPU threads.
+
+    `dtype` is "float32", "bfloat16", "float16", or "auto": that of the weights on CUDA, float32 elsewhere.
+    """
+
+    def __init__(self, directory: str, device: str, threads: int, dtype: str = "auto") -> None:
+        self._directory = directory
+        self._device = device
+        self._threads = threads
+        self._dtype = dtype
+        self._version = f"hf:{directory}"
+        self._model: Model | None = None
+
+    @property
+    def version(self) -> str:
+        """The directory's name and a short hash of its content, once loaded."""
+        return self._version
+
+    def load(self) -> None:
+        """Import torch and transformers and load the weights. Raises StartError with what is wrong with the directory."""
+        os.environ.update(OFFLINE)
+        try:
+            found = read_directory(Path(self._directory).expanduser())
+            from gpu_pool.backends.hf.loading import load_model  # noqa: PLC0415 - torch is imported on use only
+
+            self._model = load_model(found, self._device, self._dtype, self._threads)
+        except Unusable as error:
+            raise StartError(f"Backend 'hf:{self._directory}': {error}.") from None
+        except ModuleNotFoundError as error:
+            raise StartError(f"Backend 'hf:' needs the package {error.name!r}; install the extra 'hf'.") from None
+        self._version = found.version
+
+    def warmup(self) -> None:
+        """Run a small batch of what the model is for."""
+        self._loaded().warmup()
+
+    def health(self) -> None:
+        """The same again."""
+        self.warmup()
+
+    def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """Write or embed what each item asks. Raises InvalidOutput where the network computes what is no number."""
+        model = self._loaded()
+        return by_task(items, lambda some: model.texts(some, progress), lambda some: model.vectors(some, progress))
+
+    def close(self) -> None:
+        """Let the weights go."""
+        self._model = None
+
+    def _loaded(self) -> Model:
+        if self._model is None:
+            raise RuntimeError("the model is used before load(); this is a bug")
+        return self._model

@@ -1,0 +1,142 @@
+"""A causal language model: continues many prompts at once, one pass over the prompts, then one step a token.
+
+With float32 the answer for a row depends on that row alone, whatever shares its batch, greedy or with a seed: a choice
+that rounding could turn is made from the row's tokens without neighbours (see `gpu_pool.backends.tiny.sampling`). With shorter
+numbers rounding reaches further than any margin, and a long text may come out another way in another batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult
+from gpu_pool.backends.hf.row import Row
+from gpu_pool.backends.tiny.sampling import choose
+from gpu_pool.hf.decoding import NEEDED, Decoding, takes
+from gpu_pool.hf.prompt_reader import PromptReader, PromptRefused
+from gpu_pool.hf.unusable import Unusable
+from gpu_pool.prepared import as_result, read_parameters, run_prepared
+from scheduler.errors import ErrorCode
+
+MOST_TOKENS = 4096
+"""The largest `max_tokens`; the context of the model bounds it as well."""
+
+
+class CausalModel:
+    """The loaded model. Not for use by several threads at once. `context`: the most tokens of a row, prompt included."""
+
+    def __init__(
+        self,
+        network: Any,
+        tokenizer: Any,
+        device: torch.device,
+        ends: frozenset[int],
+        context: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        missing = [name for name in NEEDED if name not in takes(network)]
+        if missing:
+            raise Unusable(f"its network takes no {missing[0]}, so it cannot be run with a cache of keys and values")
+        self._network = network
+        self._tokenizer = tokenizer
+        self._device = device
+        self._ends = ends
+        self._context = context
+        self._exact = network.dtype == torch.float32
+        self._clock = clock
+        self._reader = PromptReader(tokenizer, _first_token(tokenizer, ends))
+
+    def texts(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """A text for each item. Raises InvalidOutput where the network computes what is no number."""
+        return run_prepared(items, self._prepare, lambda rows: self._continued(rows, progress))
+
+    def vectors(self, items: Sequence[Item], _progress: Callable[[], None]) -> list[ItemResult]:
+        """A language model's states are no good measure of likeness, so there are none."""
+        return [NO_EMBEDDINGS] * len(items)
+
+    def warmup(self) -> None:
+        """Continue two prompts of different lengths by a few tokens."""
+        few = {"max_tokens": 4}
+        self.texts([Item("The", few), Item("Once upon a time", few)], lambda: None)
+
+    def _prepare(self, item: Item) -> Row | ItemResult:
+        wish = read_parameters(item, MOST_TOKENS)
+        if isinstance(wish, ItemResult):
+            return wish
+        try:
+            tokens = self._reader.tokens(item)
+        except PromptRefused as error:
+            return ItemResult(str(error), 0, ErrorCode.INVALID_REQUEST)
+        room = self._context - len(tokens)
+        if room < 1:
+            long = f"The input has {len(tokens)} tokens; the model reads less than {self._context}."
+            return ItemResult(long, 0, ErrorCode.INVALID_REQUEST)
+        wish = replace(wish, max_tokens=min(wish.max_tokens, room))
+        return Row(tokens, wish, self._ends, self._decode, listener=item.listener, deadline=item.until)
+
+    def _continued(self, rows: list[Row], progress: Callable[[], None]) -> list[ItemResult]:
+        self._run(rows, progress)
+        return [TOO_LATE if row.late else as_result(row.result()) for row in rows]
+
+    @torch.inference_mode()
+    def _run(self, rows: list[Row], progress: Callable[[], None]) -> None:
+        """Draw tokens for all rows until each is finished."""
+        decoding = Decoding(self._network, self._device)
+        scores = decoding.read_prompts([row.tokens for row in rows])
+        while True:
+            self._draw(decoding, rows, scores)
+            now = self._clock()
+            for row in rows:
+                row.give_up(now)
+                row.speak()
+            progress()
+            rows = _leave(rows, decoding)
+            if not rows:
+                return
+            scores = decoding.read_next([row.tokens[-1] for row in rows])
+
+    def _draw(self, decoding: Decoding, rows: list[Row], scores: Tensor) -> None:
+        """Let each unfinished row take its next token; a choice that noise could turn is made from the row alone."""
+        live = [index for index, row in enumerate(rows) if not row.finished]
+        drawing = [rows[index] for index in live]
+        tokens, clear = _choose(drawing, scores[live])
+        for row, token, settled in zip(drawing, tokens, clear, strict=True):
+            if not settled and row.repeatable and self._exact:
+                token = _choose([row], decoding.read_alone(row.tokens))[0][0]
+            row.take(token)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+
+def _first_token(tokenizer: Any, ends: frozenset[int]) -> int:
+    begins = tokenizer.bos_token_id
+    return int(begins) if begins is not None else min(ends, default=0)
+
+
+def _choose(rows: list[Row], scores: Tensor) -> tuple[list[int], list[bool]]:
+    wide = scores.to(torch.float64)
+    if not bool(wide.amax(dim=-1).isfinite().all()):  # NaN stays the largest; single tokens may be ruled out by -inf.
+        raise InvalidOutput("The network's scores are not finite.")
+    wishes = [[row.parameters.temperature, row.parameters.top_p, row.next_uniform()] for row in rows]
+    temperature, top_p, uniform = torch.tensor(wishes, dtype=torch.float64, device=wide.device).unbind(1)
+    choice = choose(wide, temperature, top_p, uniform)
+    return choice.tokens, choice.clear
+
+
+def _leave(rows: list[Row], decoding: Decoding) -> list[Row]:
+    """Let finished rows leave once they are half of the batch: each leave copies the cache, so few are worth it."""
+    staying = [index for index, row in enumerate(rows) if not row.finished]
+    if staying and 2 * len(staying) > len(rows):
+        return rows
+    if staying:
+        decoding.keep(staying)
+    return [rows[index] for index in staying]

@@ -1,0 +1,106 @@
+"""One prompt on its way to an answer: its tokens, its text, its own source of chance, and when it has its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from gpu_pool.backends.backend import Listener
+from gpu_pool.backends.generation import Generation, GenerationParameters
+from gpu_pool.backends.tiny.row import draw_uniforms
+from gpu_pool.hf.detokenizer import Decode, Detokenizer
+from gpu_pool.tiny.spoken import Spoken
+
+
+class Row:
+    """The state of one continuation; knows nothing of the rows beside it. Text is kept in UTF-8, as stop strings are.
+
+    `ends`: tokens by which the model says that it is done.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        parameters: GenerationParameters,
+        ends: frozenset[int],
+        decode: Decode,
+        *,
+        listener: Listener | None = None,
+        deadline: float = math.inf,
+    ) -> None:
+        self.parameters = parameters
+        self.tokens = list(prompt)
+        self.finished: Literal["stop", "length"] | None = None
+        self.late = False
+        self._deadline = deadline
+        self._read = len(prompt)
+        self._ends = ends
+        self._text = bytearray()
+        self._end: int | None = None
+        self._detokenizer = Detokenizer(decode, prompt)
+        self._uniforms = draw_uniforms(parameters)
+        self._stops = [stop.encode("utf-8", errors="replace") for stop in parameters.stop]
+        self._spoken = Spoken(listener, self._stops) if listener is not None else None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same request must bring the same text."""
+        return self.parameters.temperature == 0.0 or self.parameters.seed is not None
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens were drawn, without the one that ends it."""
+        return len(self.tokens) - self._read
+
+    def next_uniform(self) -> float:
+        """The chance for the next token, from [0, 1); asking again before `take` gives the same."""
+        return self._uniforms[self.drawn]
+
+    def take(self, token: int) -> None:
+        """Add the token and see whether it ends the row."""
+        if token in self._ends:
+            self._finish("stop")
+            return
+        self.tokens.append(token)
+        if self._stops or self._spoken is not None:
+            self._add(self._detokenizer.add(token))
+        if not self.finished and self.drawn == self.parameters.max_tokens:
+            self._finish("length")
+
+    def speak(self) -> None:
+        """Tell who listens what has come; a row that nobody wants any more ends here."""
+        if self._spoken is None:
+            return
+        if self.finished:
+            self._spoken.ended(self._text[: self._end])
+        else:
+            self._spoken.grew(self._text)
+            if self._spoken.unwanted:
+                self.finished = "stop"
+
+    def give_up(self, now: float) -> None:
+        """End here, `late`, where nobody can use what would come after `now` (seconds, as the deadline is)."""
+        if not self.finished and now >= self._deadline:
+            self.late, self.finished = True, "length"
+
+    def result(self) -> Generation:
+        """Return the answer of a finished row."""
+        if self.finished is None:
+            raise RuntimeError("This is a bug: a row was asked for its answer before it was finished.")
+        text = self._text[: self._end].decode("utf-8", errors="replace")
+        return Generation(text, self._read, self.drawn, self.finished)
+
+    def _finish(self, reason: Literal["stop", "length"]) -> None:
+        followed = self._stops or self._spoken is not None
+        self.finished = reason
+        self._add(self._detokenizer.rest(() if followed else self.tokens[self._read :]))
+
+    def _add(self, piece: str) -> None:
+        """Add to the text, and end it before the first stop string that is in it now."""
+        longest = max(map(len, self._stops), default=0)
+        since = max(0, len(self._text) - longest)
+        self._text += piece.encode("utf-8", errors="replace")
+        found = [at for stop in self._stops if (at := self._text.find(stop, since)) >= 0]
+        if found:
+            self._end, self.finished = min(found), "stop"

@@ -1,0 +1,94 @@
+"""`tiny`: the small torch language model that ships with the project, as a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, Listener
+from gpu_pool.backends.generation import GenerationParameters
+from gpu_pool.padding import Padding
+from gpu_pool.prepared import as_result, read_parameters, run_prepared
+from gpu_pool.prompts import prompt_of, running_text
+from gpu_pool.tasks import by_task
+from scheduler.errors import StartError
+from scheduler.vectors import write_vector
+
+if TYPE_CHECKING:
+    from gpu_pool.backends.tiny.generate import TinyModel
+
+
+Prepared = tuple[str, GenerationParameters, "Listener | None"]
+
+
+class TinyBackend:
+    """Generates text on `device` ("cpu", "cuda", "cuda:1") with `threads` CPU threads."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        self._device = device
+        self._threads = threads
+        self._model: TinyModel | None = None
+
+    @property
+    def version(self) -> str:
+        """The version of the loaded weights."""
+        return self._loaded().version
+
+    @property
+    def padding(self) -> Padding:
+        """What was computed for nothing."""
+        return self._loaded().padding
+
+    def load(self) -> None:
+        """Import torch and load the weights. Raises StartError where one of them is not there."""
+        try:
+            from gpu_pool.backends.tiny.generate import TinyModel  # noqa: PLC0415 - torch is imported on use only
+        except ModuleNotFoundError as error:
+            raise StartError(f"Backend 'tiny' needs the package {error.name!r}; install the extra 'worker'.") from None
+        from gpu_pool.tiny.weights import WeightsError  # noqa: PLC0415 - see above
+
+        try:
+            self._model = TinyModel.load(self._device, self._threads)
+        except WeightsError as error:
+            raise StartError(f"Backend 'tiny': {error}") from None
+
+    def warmup(self) -> None:
+        """Generate a few tokens for two prompts of different lengths."""
+        few = GenerationParameters(max_tokens=4)
+        self._loaded().generate(["The", "Once upon a time"], [few, few], lambda: None)
+
+    def health(self) -> None:
+        """The same again."""
+        self.warmup()
+
+    def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """Generate or embed what each item asks. Raises InvalidOutput where the network computes what is no number."""
+        return by_task(items, lambda texts: self._generate(texts, progress), lambda texts: self._embed(texts, progress))
+
+    def _embed(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        embedded = self._loaded().embed([item.input for item in items], progress)
+        return [ItemResult(write_vector(each.values), each.tokens) for each in embedded]
+
+    def _generate(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        return run_prepared(items, _prepare, lambda prepared: self._continued(prepared, progress))
+
+    def _continued(self, prepared: Sequence[Prepared], progress: Callable[[], None]) -> list[ItemResult]:
+        prompts, wishes, listeners = zip(*prepared, strict=True)
+        try:
+            return [as_result(made) for made in self._loaded().generate(prompts, wishes, progress, listeners)]
+        except FloatingPointError as error:
+            raise InvalidOutput(str(error)) from error
+
+    def close(self) -> None:
+        """Let the weights go."""
+        self._model = None
+
+    def _loaded(self) -> TinyModel:
+        if self._model is None:
+            raise RuntimeError("the model is used before load(); this is a bug")
+        return self._model
+
+
+def _prepare(item: Item) -> Prepared | ItemResult:
+    wish = read_parameters(item)
+    return wish if isinstance(wish, ItemResult) else (prompt_of(item, running_text), wish, item.listener)

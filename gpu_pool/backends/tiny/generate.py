@@ -1,0 +1,147 @@
+"""Continues many prompts at once: one pass over the prompts, then one step a byte until every row has its end.
+
+The answer for a row depends on that row alone, whatever shares its batch (see `sampling`): always at temperature
+0, and with a seed at any temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gpu_pool.backends.backend import Listener
+from gpu_pool.backends.generation import Generation, GenerationParameters
+from gpu_pool.backends.tiny.model import Cache, Network, nothing
+from gpu_pool.backends.tiny.row import Row
+from gpu_pool.backends.tiny.sampling import choose
+from gpu_pool.padding import Padding
+from gpu_pool.tiny import vocabulary
+from gpu_pool.tiny.embed import Embedded, embed
+from gpu_pool.tiny.weights import VERSION, load_network
+
+LARGEST_BATCH = 64
+"""Rows that run together; more are done in turns, which bounds the cache at 300 MB."""
+
+
+class TinyModel:
+    """The loaded model. Not for use by several threads at once."""
+
+    def __init__(self, network: Network, device: torch.device) -> None:
+        self.version = VERSION
+        self.padding = Padding()
+        self._network = network
+        self._device = device
+
+    @classmethod
+    def load(cls, device: str = "auto", threads: int | None = None) -> TinyModel:
+        """Load the shipped weights onto `device`: `cpu`, `cuda`, `cuda:N`, or `auto` (CUDA where there is one).
+
+        `threads` sets torch's CPU threads for the whole process, 1 where it is None: the matrices are so small that a
+        second thread gains a quarter on idle cores and loses tenfold on busy ones, where each waits for the other.
+        Raises `WeightsError` when the weights are not those of this version, `RuntimeError` from torch when the device
+        does not exist.
+        """
+        torch.set_num_threads(1 if threads is None else threads)
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        place = torch.device(name)
+        return cls(load_network(place), place)
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        parameters: Sequence[GenerationParameters],
+        on_step: Callable[[], None] | None = None,
+        listeners: Sequence[Listener | None] | None = None,
+    ) -> list[Generation]:
+        """Return the continuation of each prompt, in order; `on_step` is called after each layer of each pass.
+
+        One pass over long prompts takes seconds on a busy CPU, and whoever waits must not take that for a hang.
+
+        `listeners`, one a prompt or None, hear each continuation as it grows; one that is gone ends it. A prompt too long for the context keeps its last bytes. Raises `ValueError` when the two lists differ in length,
+        `FloatingPointError` when the network computes NaN or infinity.
+        """
+        rows = [
+            Row.start(prompt, wish, self._network.shape.context, listener)
+            for prompt, wish, listener in zip(prompts, parameters, listeners or [None] * len(prompts), strict=True)
+        ]
+        for first in range(0, len(rows), LARGEST_BATCH):
+            self._run(rows[first : first + LARGEST_BATCH], on_step or nothing)
+        return [row.result() for row in rows]
+
+    def embed(self, texts: Sequence[str], on_step: Callable[[], None] | None = None) -> list[Embedded]:
+        """Return a vector for each text, in order, with the tokens that were read (`gpu_pool.tiny.embed`)."""
+        return embed(self._network, self._device, texts, on_step or nothing, self.padding)
+
+    @torch.inference_mode()
+    def _run(self, rows: list[Row], on_step: Callable[[], None]) -> None:
+        """Draw tokens for all rows until each is finished."""
+        slots = max(row.longest for row in rows)
+        cache = Cache(self._network.shape, len(rows), slots, self._device)
+        scores = self._read_prompts(rows, cache, on_step)
+        while True:
+            self._draw(rows, scores, on_step)
+            for row in rows:
+                row.speak()
+            on_step()
+            rows = _leave(rows, cache, self._device)
+            if not rows:
+                return
+            scores = self._read_last(rows, cache, on_step)
+
+    def _read_prompts(self, rows: list[Row], cache: Cache, on_step: Callable[[], None]) -> Tensor:
+        lengths = [len(row.tokens) for row in rows]
+        self.padding.passed(lengths)
+        widest = max(lengths)
+        tokens = [row.tokens + [vocabulary.PAD] * (widest - len(row.tokens)) for row in rows]
+        positions = torch.arange(widest, device=self._device).expand(len(rows), widest)
+        last = torch.tensor(lengths, device=self._device) - 1
+        return self._network.step(
+            torch.tensor(tokens, device=self._device), positions, widest, cache, last, on_layer=on_step
+        )
+
+    def _read_last(self, rows: list[Row], cache: Cache, on_step: Callable[[], None]) -> Tensor:
+        self.padding.stepped(sum(not row.finished for row in rows), len(rows))
+        tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self._device)
+        positions = torch.tensor([[len(row.tokens) - 1] for row in rows], device=self._device)
+        reach = max(len(row.tokens) for row in rows)
+        return self._network.step(tokens, positions, reach, cache, torch.zeros_like(positions[:, 0]), on_layer=on_step)
+
+    def _draw(self, rows: list[Row], scores: Tensor, on_step: Callable[[], None]) -> None:
+        """Let each unfinished row take its next token; a choice that noise could turn is made from the row alone."""
+        live = [index for index, row in enumerate(rows) if not row.finished]
+        drawing = [rows[index] for index in live]
+        tokens, clear = _choose(drawing, scores[live])
+        for row, token, settled in zip(drawing, tokens, clear, strict=True):
+            if not settled and row.repeatable:
+                token = _choose([row], self._score_alone(row))[0][0]
+                on_step()
+            row.take(token)
+
+    def _score_alone(self, row: Row) -> Tensor:
+        """Score the next token from the row's whole text, without cache or neighbours: the same in every batch."""
+        return cast("Tensor", self._network(torch.tensor([row.tokens], device=self._device)))[:, -1]
+
+
+def _choose(rows: list[Row], scores: Tensor) -> tuple[list[int], list[bool]]:
+    wide = scores.to("cpu", torch.float64, copy=True)
+    if not bool(wide.isfinite().all()):
+        raise FloatingPointError("The network's scores are not finite.")  # Any choice from them would be nonsense.
+    for index, row in enumerate(rows):
+        wide[index, row.refused()] = -torch.inf
+    wishes = [[row.parameters.temperature, row.parameters.top_p, row.next_uniform()] for row in rows]
+    temperature, top_p, uniform = torch.tensor(wishes, dtype=torch.float64).unbind(1)
+    choice = choose(wide, temperature, top_p, uniform)
+    return choice.tokens, choice.clear
+
+
+def _leave(rows: list[Row], cache: Cache, device: torch.device) -> list[Row]:
+    """Let finished rows leave once they are half of the batch: each leave copies the cache, so few are worth it."""
+    staying = [index for index, row in enumerate(rows) if not row.finished]
+    if staying and 2 * len(staying) > len(rows):
+        return rows
+    if staying:
+        cache.keep(torch.tensor(staying, device=device))
+    return [rows[index] for index in staying]

@@ -1,0 +1,1 @@
+"""The child process that runs the model, and its supervision by the worker."""

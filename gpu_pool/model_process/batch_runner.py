@@ -1,0 +1,120 @@
+"""One batch inside the model process: run it, take it apart when it raises, tell a broken model from broken inputs.
+
+A device that ran out of memory is given at most half as much in one go for the rest of this process's life; a larger
+batch then runs as several goes.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from gpu_pool.backends.backend import Backend, InvalidOutput, Item, ItemResult
+from gpu_pool.bisect import run_apart
+from gpu_pool.device_errors import DeviceLost, free_cached_memory, is_out_of_memory, is_sticky
+from gpu_pool.size_limit import SizeLimit
+from scheduler.errors import ErrorCode
+
+SUSPICIOUS_BATCHES = 3  # So many batches in a row without one good answer, and the canary is asked.
+_BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT})
+
+
+class BatchRunner:
+    """Runs batches on a loaded backend; `progress` is called at every step, `clock` gives seconds."""
+
+    def __init__(
+        self, backend: Backend, progress: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._backend = backend
+        self._progress = progress
+        self._clock = clock
+        self._limit = SizeLimit()
+        self._bad_in_a_row = 0
+        self.fault = ""
+        """What the last batch raised first, "" where it ran as it came."""
+        self.padding_waste = 0.0
+        """Share of the last batch's positions that were padding; 0 where the backend does not count them."""
+
+    @property
+    def largest(self) -> int:
+        """The most items that the device is given in one go; 0 where it never ran out of memory."""
+        return self._limit.largest
+
+    def run(self, items: Sequence[Item], budget_ms: float) -> list[ItemResult]:
+        """One result for each item. Raises DeviceLost where the process must end."""
+        deadline, self.fault = self._clock() + budget_ms / 1000, ""
+
+        def time_left() -> bool:
+            return self._clock() < deadline
+
+        results = run_apart(
+            lambda part: self._noted(part, time_left),
+            items,
+            blame=_blame,
+            unfinished=_unfinished,
+            time_left=time_left,
+            fatal=DeviceLost,
+        )
+        padding = getattr(self._backend, "padding", None)
+        self.padding_waste = padding.take() if padding is not None else 0.0
+        self._judge(results)
+        return results
+
+    def _noted(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
+        try:
+            return self._attempt(items, time_left)
+        except (Exception, SystemExit) as error:
+            self.fault = self.fault or _named(error)
+            raise
+
+    def _attempt(self, items: Sequence[Item], time_left: Callable[[], bool]) -> list[ItemResult]:
+        results: list[ItemResult] = []
+        for part in self._limit.parts(items):
+            if results and not time_left():
+                return results + [_unfinished()] * (len(items) - len(results))
+            self._progress()
+            results += self._one_go(part)
+        return results
+
+    def _one_go(self, items: Sequence[Item]) -> list[ItemResult]:
+        try:
+            results = self._backend.run(items, self._progress)
+        except Exception as error:
+            if is_sticky(error):
+                raise DeviceLost(f"The device is lost after {type(error).__name__}.") from error
+            if is_out_of_memory(error):
+                self._limit.too_large(len(items))
+                free_cached_memory()
+            raise
+        if len(results) != len(items):
+            raise InvalidOutput(f"The model returned {len(results)} answers for {len(items)} inputs.")
+        return results
+
+    def _judge(self, results: Sequence[ItemResult]) -> None:
+        """A fast failer attracts all work, so one whose answers are all bad has to prove that the inputs were.
+
+        Answers that are no answers are left to the supervisor, which puts such a model into quarantine.
+        """
+        codes = {result.error_code for result in results}
+        bad = ErrorCode.POISON_REQUEST in codes and codes <= _BLAMED
+        self._bad_in_a_row = self._bad_in_a_row + 1 if bad else 0
+        if self._bad_in_a_row < SUSPICIOUS_BATCHES:
+            return
+        self._bad_in_a_row = 0
+        try:
+            self._backend.health()
+        except Exception as error:
+            raise DeviceLost(f"The model fails its own canary with {type(error).__name__}.") from error
+
+
+def _blame(error: BaseException) -> ItemResult:
+    """The exception's text stays here: it may quote the input, or tell what is nobody's business."""
+    if isinstance(error, InvalidOutput):
+        return ItemResult(str(error), 0, ErrorCode.INVALID_OUTPUT)
+    return ItemResult("The model cannot process this input.", 0, ErrorCode.POISON_REQUEST)
+
+
+def _named(error: BaseException) -> str:
+    return str(error) if isinstance(error, InvalidOutput) else f"The model raised {type(error).__name__}."
+
+
+def _unfinished() -> ItemResult:
+    return ItemResult("No time was left to run this request apart from one that failed.", 0, ErrorCode.GPU_TIMEOUT)

@@ -1,0 +1,69 @@
+"""An end of the socket between supervisor and model process: frames in, frames out, no task and no stream between."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+from gpu_pool.model_process.messages import HEADER, FrameError, body_length
+
+Message = TypeVar("Message")
+
+
+class FrameLine(asyncio.Protocol, Generic[Message]):
+    """Hands each message to `take` as it comes, and calls `ended` once: at the end of the connection or a broken frame.
+
+    `read` decodes a message, and raises FrameError.
+    """
+
+    def __init__(
+        self, take: Callable[[Message], None], ended: Callable[[], None], read: Callable[[bytes], Message]
+    ) -> None:
+        self._take = take
+        self._ended = ended
+        self._read = read
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self.over = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """From now on frames can be sent."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take whatever is whole; what is not waits for the rest."""
+        self._buffer += data
+        try:
+            while (size := self._whole()) and not self.over.is_set():
+                message = self._read(bytes(self._buffer[HEADER.size : size]))
+                del self._buffer[:size]
+                self._take(message)
+        except FrameError:
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        """The other side went, or `close` was called."""
+        self._end()
+
+    def send(self, frame: bytes) -> bool:
+        """Whether it could be sent; where not, `ended` was called or is about to be."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._transport.write(frame)
+        return True
+
+    def close(self) -> None:
+        """Let the other side see the end."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _whole(self) -> int:
+        """The size of the frame that the buffer begins with; 0 while it is not whole. Raises FrameError."""
+        if len(self._buffer) < HEADER.size:
+            return 0
+        size = HEADER.size + body_length(self._buffer[: HEADER.size])
+        return size if len(self._buffer) >= size else 0
+
+    def _end(self) -> None:
+        if not self.over.is_set():
+            self.over.set()
+            self._ended()

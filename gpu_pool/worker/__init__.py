@@ -1,0 +1,1 @@
+"""The worker process: claim, run and finish batches, heartbeat, direct endpoint."""

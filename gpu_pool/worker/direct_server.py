@@ -1,0 +1,260 @@
+"""The worker's own door: gateways that cannot reach Redis bring their batches here, over TCP (scheduler.protocol.direct).
+
+A connection must show the token of direct calls within a second, and then has one batch under way at a time. Whatever comes
+over it ends at most that connection.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import math
+import socket
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from gpu_pool.config import WorkerConfig
+from gpu_pool.direct_batches import DirectBatches, NotTaken
+from gpu_pool.outcomes import not_run
+from gpu_pool.standstill import Standstill
+from scheduler.errors import ErrorCode, StartError
+from scheduler.failpoints import failpoint
+from scheduler.protocol.batches import Outcome
+from scheduler.protocol.direct import (
+    HEADER,
+    MAX_BODY_BYTES,
+    MAX_ITEMS,
+    DirectBatch,
+    DirectBusy,
+    DirectError,
+    DirectResults,
+    Hello,
+    ToWorker,
+    Welcome,
+    body_length,
+    direct_token,
+    pack,
+    read_by_worker,
+)
+
+MAX_CONNECTIONS = 64
+HELLO_S = 1.0
+REFUSALS_EVERY_S = 10.0  # At most one line in the log, however many are refused.
+LOOPBACK = "127.0.0.1"
+TRANSFER_S = 5.0  # For the body of a frame once its header is here, and for an answer to be taken.
+_MAX_HELLO_BYTES = 4096  # A stranger makes us hold no more than this.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # A gateway that vanished frees its place.
+
+log = structlog.get_logger()
+
+
+class DirectEndpoint:
+    """A TCP server while `config` has a host and a token, else nothing. `malformed` counts what ended connections.
+
+    `local_host` says from which address of this machine Redis is reached, "" while that is not known.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, batches: DirectBatches, local_host: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._config = config
+        self._batches = batches
+        self._welcome = pack(Welcome(config.worker_id, min(config.max_batch_size, MAX_ITEMS)))
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._standstill = Standstill()
+        self._local_host = local_host
+        self._tokens = accepted_tokens(config)
+        self._port = 0
+        self._named = ""
+        self._refused_at = -math.inf
+        self.malformed = 0
+        self.refused = 0
+
+    async def start(self) -> None:
+        """Listen. Raises StartError where that is not possible."""
+        host, port = self._config.direct_host, self._config.direct_port
+        if not host or not self._tokens:
+            return
+        try:
+            # The first address only: a name with several would get a port of its own for each.
+            info = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            self._server = await asyncio.start_server(self._accept, str(info[0][4][0]), port, family=info[0][0])
+        except OSError as error:
+            fault = f"{error.strerror or error}"
+            raise StartError(f"The direct endpoint cannot listen on {host}:{port}: {fault}; choose another.") from None
+        self._port = self._server.sockets[0].getsockname()[1]
+        self._named = await _own_name()
+        log.info("direct endpoint listens", host=host, port=self._port)
+
+    @property
+    def address(self) -> str:
+        """host:port, as gateways are told; "": there is none."""
+        if not self._port:
+            return ""
+        return announced(self._config, self._port, self._local_host(), self._named)
+
+    def drain(self) -> None:
+        """Take no new connection, and no new batch over the old ones."""
+        self._draining = True
+        self._port = 0
+        if self._server is not None:
+            self._server.close()
+
+    async def close(self) -> None:
+        """End every connection, once what is being answered was sent."""
+        self.drain()
+        if self._answering:
+            await asyncio.wait(self._answering, timeout=HELLO_S)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._draining or len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        connection = asyncio.create_task(self._serve(reader, writer), name="direct-connection")
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _keep_alive(writer)
+        try:
+            if await self._let_in(reader, writer):
+                await self._take_batches(reader, writer)
+        except DirectError as error:
+            self.malformed += 1
+            log.warning("direct connection closed", reason=str(error), malformed=self.malformed)
+        except (OSError, EOFError, TimeoutError):
+            pass  # The gateway went, or never said who it is.
+        except Exception as error:
+            log.exception("direct connection failed", error=type(error).__name__)
+        finally:
+            writer.close()
+
+    async def _take_batches(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with self._standstill.watched():  # From before the welcome, without which nobody sends a batch.
+            await _send(writer, self._welcome)
+            while not self._draining:
+                await self._next(reader, writer)
+
+    async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        async with asyncio.timeout(HELLO_S):
+            hello = await _receive(reader, _MAX_HELLO_BYTES)
+        if not isinstance(hello, Hello):
+            raise DirectError("A direct connection must begin with a hello.")
+        good = any(hmac.compare_digest(hello.token.encode(), each.encode()) for each in self._tokens)
+        if not good:
+            self._refuse(hello, writer)
+        return good
+
+    def _refuse(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
+        self.refused += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._refused_at < REFUSALS_EVERY_S:
+            return
+        self._refused_at = now
+        log.warning(
+            "direct connection refused: the token is wrong; TIERLANE_DIRECT_TOKEN must follow from the gateways' "
+            "TIERLANE_SERVICE_TOKEN (docs/deploy.md)",
+            gateway=hello.gateway_id[:64],
+            peer=str(writer.get_extra_info("peername")),
+            refused=self.refused,
+        )
+
+    async def _next(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        message = await _receive(reader, MAX_BODY_BYTES)
+        if not isinstance(message, DirectBatch):
+            raise DirectError("A direct connection says hello once.")
+        if len(message.items) > MAX_ITEMS:
+            raise DirectError(f"A direct batch holds {len(message.items)} items; at most {MAX_ITEMS} are taken.")
+        answering = asyncio.create_task(self._answer(message, writer), name="direct-answer")
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+        await answering
+
+    async def _answer(self, batch: DirectBatch, writer: asyncio.StreamWriter) -> None:
+        frame = await self._outcomes(batch)
+        failpoint("direct_unanswered")
+        await _send(writer, frame)
+
+    async def _outcomes(self, batch: DirectBatch) -> bytes:
+        if self._standstill.in_doubt():
+            return pack(DirectBusy(batch.seq, "This worker stood still; how long the batch has waited is not known."))
+        try:
+            outcomes = await self._batches.run(batch.items)
+        except NotTaken as error:
+            return pack(DirectBusy(batch.seq, str(error)))
+        try:
+            return pack(DirectResults(batch.seq, outcomes))
+        except DirectError:
+            return pack(DirectResults(batch.seq, _too_large(outcomes)))
+
+
+async def _receive(reader: asyncio.StreamReader, most: int) -> ToWorker:
+    """The next message. Raises DirectError, EOFError at the end of the connection, TimeoutError in mid-frame."""
+    length = body_length(await reader.readexactly(HEADER.size))
+    if length > most:
+        raise DirectError(f"A direct message announces {length} bytes, over the limit of {most}.")
+    async with asyncio.timeout(TRANSFER_S):
+        return read_by_worker(await reader.readexactly(length))
+
+
+async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    writer.write(frame)
+    try:
+        async with asyncio.timeout(TRANSFER_S):
+            await writer.drain()
+    except TimeoutError:
+        writer.transport.abort()  # It reads nothing; close() would wait for it for ever.
+        raise
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    connection: socket.socket = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def accepted_tokens(config: WorkerConfig) -> tuple[str, ...]:
+    """What opens the endpoint: the token of direct calls, and with the service token both what follows from it and itself."""
+    found = config.direct_token, direct_token(config.service_token), config.service_token
+    return tuple(token for token in found if token)
+
+
+def announced(config: WorkerConfig, port: int, local_host: str, named: str) -> str:
+    """Where gateways are told to call. `local_host`: from where Redis is reached; `named`: this host's name, "" where it
+    does not resolve.
+
+    One that listens everywhere is best reached where Redis is reached from. A Redis on this very host says nothing of other
+    hosts, for which the name may.
+    """
+    host = config.direct_advertise or config.direct_host
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - it is told apart, since nobody can connect to it
+        host = local_host if local_host and not _is_loopback(local_host) else named or local_host or LOOPBACK
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _own_name() -> str:
+    name = socket.gethostname()
+    try:
+        await asyncio.get_running_loop().getaddrinfo(name, None)
+    except OSError:
+        return ""
+    return name
+
+
+def _too_large(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [not_run(outcome.id, ErrorCode.INVALID_OUTPUT, "The model's answer is too large.") for outcome in outcomes]

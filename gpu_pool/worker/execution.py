@@ -1,0 +1,201 @@
+"""The one model of a worker, a turn at a time: runs batches of both paths, from the queue and from direct calls.
+
+Whoever has a batch waits its turn here, in the order of coming. What is measured (service time, busy share) is measured
+for both, since they are one model's. A model that stands before an endpoint has as many turns at a time as `width` finds.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
+from gpu_pool.batch_streams import BatchStreams
+from gpu_pool.config import WorkerConfig
+from gpu_pool.model_process.handle import ModelLost, ModelProcess, RunRefused, hear_nothing, unheard
+from gpu_pool.model_process.messages import Done, FrameTooLarge
+from gpu_pool.model_process.supervisor import ModelKeeper
+from gpu_pool.outcomes import Plan, completed, make_plan, refused
+from gpu_pool.quarantine import Verdict, judge
+from gpu_pool.turns import Turns
+from gpu_pool.watchdog import ModelHung, run_watched
+from gpu_pool.width import Width
+from gpu_pool.worker.concurrency import BusyShare, ServedRate
+from gpu_pool.worker.service_time import ServiceTime, cap_ms
+from scheduler.errors import ErrorCode
+from scheduler.protocol.batches import ClaimedRequest, Outcome
+
+log = structlog.get_logger()
+
+
+_NEWEST_WEIGHT = 0.1  # Of a batch in the mean of padding.
+
+
+class NotStarted(ModelLost):
+    """The model saw nothing of the batch: it was gone before, or the worker is stopping."""
+
+
+class Execution:
+    """Batches on the keeper's model. `resized` is told how many may run at a time, whenever that changes."""
+
+    def __init__(self, config: WorkerConfig, keeper: ModelKeeper) -> None:
+        self._config = config
+        self._keeper = keeper
+        self._turns = Turns()
+        self._width: Width | None = None
+        self.resized: Callable[[int], None] = lambda _: None
+        self._last_size = 1
+        self._largest = 0
+        self.service = ServiceTime()
+        self.busy = BusyShare()
+        self.served = ServedRate()
+        self.running = 0
+        """Batches on the model now."""
+        self.stopped = False
+        self.padding_waste = 0.0
+        """Share of the positions of late batches that were padding, the last ones weighing most."""
+        self.batches = 0
+        """How many have begun: while it stays the same, so does what was measured."""
+
+    @property
+    def service_p95_ms(self) -> float:
+        """Of batches like the last one; 0 while nothing was measured."""
+        return self.service.typical_p95_ms(self._last_size)
+
+    @property
+    def width(self) -> int:
+        """Batches that may run at a time."""
+        return self._turns.width
+
+    @property
+    def rate_rps(self) -> float:
+        """Requests a second with full batches; 0 while not measured."""
+        return self.service.rate_at(self._config.max_batch_size) * self._turns.width
+
+    async def run(
+        self,
+        requests: Sequence[ClaimedRequest],
+        read_at: float,
+        wanted: Callable[[], bool],
+        over: Callable[[], None] = lambda: None,
+        streams: BatchStreams | None = None,
+    ) -> list[Outcome]:
+        """One outcome for each request, in any order, after waiting for the model.
+
+        `read_at`: when the requests' time left was true, on the monotonic clock. Whoever has too little of it left when
+        the model is free is not started. `wanted` is asked once at that moment; where it says no, nothing runs and
+        there are no outcomes, nor for those of `streams` who left before. `over` is called when the model has answered.
+        Raises ModelLost, as NotStarted where nothing ran, ModelHung, and RunRefused.
+        """
+        async with self._turns:
+            if not wanted():
+                return []
+            gone_ms = (time.monotonic() - read_at) * 1000
+            requests = streams.waiting(requests) if streams is not None else requests
+            plan = make_plan(requests, self.service.needed_ms(len(requests)), gone_ms)
+            done = await self._done(plan, streams) if plan.bodies else None
+            if done is not None:
+                self._learn(len(plan.bodies), done)
+        over()
+        await asyncio.sleep(0)  # Whoever waits for the model gets it before the outcomes are made.
+        return self._outcomes(requests, plan, done)
+
+    def stop(self) -> None:
+        """End what runs and start nothing more: the time for draining is up."""
+        self.stopped = True
+        model = self._keeper.model
+        if self.running and model is not None:
+            model.kill()
+
+    def _outcomes(self, requests: Sequence[ClaimedRequest], plan: Plan, done: Done | None) -> list[Outcome]:
+        if done is not None:
+            return completed(plan, done.results, done.gpu_ms, self._keeper.version)
+        if plan.bodies:
+            return refused(plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run.")
+        if plan.longest_ms > 0:  # Not the wait for the model, but what a run needs, refused somebody.
+            self.service.forget(len(requests))
+        return plan.early
+
+    async def _done(self, plan: Plan, streams: BatchStreams | None) -> Done | None:
+        """The model's answer; None where the batch cannot be sent to it."""
+        model = self._keeper.model
+        if model is None or self.stopped:
+            raise NotStarted("The model process was gone before the batch began.")
+        try:
+            return await self._watched(model, plan, streams)
+        except RunRefused:
+            self._resize(model, None)
+            raise
+        except FrameTooLarge:
+            return None
+        finally:
+            if streams is not None:
+                streams.end()
+
+    async def _watched(self, model: ModelProcess, plan: Plan, streams: BatchStreams | None) -> Done:
+        size, timeout_ms = len(plan.bodies), self._config.gpu_timeout_ms
+        cap = cap_ms(self.service.p99(size), timeout_ms)
+        budget_ms = min(timeout_ms, plan.longest_ms)
+        hear, begun = (hear_nothing, unheard) if streams is None else (streams.hear, partial(streams.begin, plan.ids))
+        self._begins()
+        try:
+            done = await run_watched(
+                model,
+                plan.bodies,
+                cap_ms=cap,
+                timeout_ms=timeout_ms,
+                budget_ms=budget_ms,
+                hear=hear,
+                left_ms=plan.left_ms,
+                begun=begun,
+            )
+            self._resize(model, done)
+            return done
+        except ModelHung:
+            self.service.forget(size)
+            self._keeper.given_up()
+            raise
+        except ModelLost:
+            self._keeper.given_up()
+            raise
+        finally:
+            self.running -= 1
+            if not self.running:
+                self.busy.stop(time.monotonic())
+
+    def _begins(self) -> None:
+        self.running += 1
+        self.batches += 1
+        if self.running == 1:
+            self.busy.start(time.monotonic())
+
+    def _resize(self, model: ModelProcess, done: Done | None) -> None:
+        """After a batch; None: it was refused. How many may run at a time is learnt for models that take several."""
+        if model.most == 1:
+            return
+        self._width = width = self._width or Width(model.most)
+        if done is None:
+            width.refused()
+        elif not any(result.error_code for result in done.results):  # Refusals are quick, and no measure.
+            steps = max((result.output_tokens for result in done.results), default=0)
+            width.ended(len(done.results), steps, done.gpu_ms, self.running)
+        if width.now != self._turns.width:
+            log.info("batches at a time", width=width.now)
+            self._turns.resize(width.now)
+            self.resized(width.now)
+
+    def _learn(self, size: int, done: Done) -> None:
+        self._last_size = size
+        self.served.ended(time.monotonic(), size, self._turns.width)
+        if done.largest != self._largest:
+            # Larger batches run in several goes from now on, or again in one: what was measured of them is over.
+            log.warning("model changed what it runs in one go", items=done.largest or "all")
+            self.service.forget_over(min(filter(None, (self._largest, done.largest))))
+            self._largest = done.largest
+        if any(result.error_code for result in done.results):  # A batch taken apart says nothing of service time.
+            self._keeper.batch_ended(judge(done.results))
+            return
+        self.service.record(size, done.gpu_ms)
+        self.padding_waste += _NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
+        self._keeper.batch_ended(Verdict.GOOD)

@@ -1,0 +1,271 @@
+"""The worker: one supervisor around one model process, from registration to a clean end.
+
+It registers with its first heartbeat, pulls batch ids while its model is ready and its heartbeat arrives, and on
+SIGTERM or SIGINT lets the running batch end, hands back what it cannot finish, and says goodbye. No loop here ends
+because of Redis, of a model or of one bad batch.
+"""
+
+import asyncio
+import signal
+import time
+from contextlib import suppress
+
+import structlog
+
+from gpu_pool.config import WorkerConfig
+from gpu_pool.direct_batches import DirectBatches
+from gpu_pool.endpoint.access import secrets_of
+from gpu_pool.gpu_watch import GpuWatch
+from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.backend_registry import check_form
+from gpu_pool.model_process.supervisor import ModelKeeper
+from gpu_pool.worker.direct_server import DirectEndpoint
+from gpu_pool.worker.execution import Execution
+from gpu_pool.worker.gpu import gpu_of
+from gpu_pool.worker.heartbeat import Heartbeat
+from gpu_pool.worker.pipeline import BatchPipeline
+from gpu_pool.worker.prefetch import AHEAD_MS
+from gpu_pool.worker.streams import Outgoing
+from gpu_pool.worker.traces import BatchTraces
+from gpu_pool.worker_beat import Seen, worker_beat
+from scheduler.backoff import Backoff
+from scheduler.errors import RedisUnavailable
+from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
+from scheduler.increments import IncrementChannel
+from scheduler.protocol.batches import Batches, ReadyBatches
+from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.keys import Keys
+from scheduler.tracing import Spans
+
+__all__ = ["Worker", "WorkerConfig", "run_worker"]
+
+BLOCK_S = 5.0  # How long a pop waits at most: an idle worker is woken as seldom. What ends sooner ends the pop.
+LET_GO_S = 0.1  # Between two tries to end it: one that was not at Redis yet was not there to be ended.
+LOOK_S = 0.25  # How often a pump that may not claim looks whether it should end.
+LAST_WORDS_S = 0.75
+
+log = structlog.get_logger()
+
+
+async def run_worker(config: WorkerConfig, spans: Spans | None = None) -> int:
+    """Run one worker until SIGTERM or SIGINT; the exit code. `spans` is told of batches with sampled requests.
+
+    Raises StartError for a backend that no restart can help: an unknown form, a module that is not there.
+    """
+    check_form(config.backend)
+    commands, blocking = command_client(config.redis_url), blocking_client(config.redis_url)
+    keys = Keys(config.pool)
+    batches = Batches(commands, keys, lease_ms=config.lease_ms)
+    ready, presence = ReadyBatches(blocking, keys, BLOCK_S), Presence(commands, keys)
+    worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys), spans=spans)
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, worker.drain)
+    try:
+        return await worker.run()
+    finally:
+        await commands.aclose()
+        await blocking.aclose()
+
+
+class Worker:
+    """The supervisor's loops and their order of start and end."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        batches: Batches,
+        ready: ReadyBatches,
+        presence: Presence,
+        increments: IncrementChannel,
+        *,
+        spans: Spans | None = None,
+    ) -> None:
+        self._config = config
+        self._batches = batches
+        self._ready = ready
+        self._presence = presence
+        self._draining = asyncio.Event()
+        self._broken = False  # An endless task has ended.
+        self._said: WorkerBeat | None = None
+        self._changing: tuple[object, ...] = ()
+        self._resting = False
+        """Nothing runs, ran lately, or changes before somebody says so: what was said last holds."""
+        self._batches_said = 0
+        secrets = secrets_of(config.backend, config.endpoint)
+        launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype, secrets)
+        self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._state_changed)
+        self._execution = Execution(config, self._keeper)
+        self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
+        traces = BatchTraces(spans, config.worker_id, config.pool)
+        self._direct = DirectBatches(self._execution, self._keeper, self._takes_nothing, traces)
+        self._endpoint = DirectEndpoint(config, self._direct, presence.local_host)
+        beat_s = config.heartbeat_ms / 1000
+        self._heartbeat = Heartbeat(presence, self._beat, beat_s, ready.hang_up, self._state_changed)
+        self._outgoing = Outgoing(increments)
+        sending = self._heartbeat.ride
+        self._pipeline = BatchPipeline(config, batches, self._execution, self._outgoing, sending, traces=traces)
+
+    def drain(self) -> None:
+        """Take nothing new, and end when what runs is done."""
+        self._draining.set()
+
+    async def run(self) -> int:
+        """Run until `drain`; the exit code: 1 where an endless task has ended, so that another process takes over.
+
+        Raises StartError.
+        """
+        log.info("worker starts", worker=self._config.worker_id, pool=self._config.pool, backend=self._config.backend)
+        await self._endpoint.start()
+        self._endless(self._heartbeat.start())
+        self._gpu.start()
+        self._endless(self._keeper.start())
+        outgoing = asyncio.create_task(self._outgoing.run(), name="outgoing")
+        pump = asyncio.create_task(self._pump(), name="pump")
+        self._endless(outgoing)
+        self._endless(pump)
+        try:
+            await self._draining.wait()
+            await self._finish_what_runs(pump)
+        finally:
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            await self._pipeline.close()
+            outgoing.cancel()
+            await asyncio.gather(outgoing, return_exceptions=True)
+            await self._leave()
+        if self._keeper.start_error is not None:
+            raise self._keeper.start_error
+        log.info("worker drained", worker=self._config.worker_id)
+        return int(self._broken)
+
+    def _endless(self, task: "asyncio.Task[None]") -> None:
+        """Leave, should this end before the worker drains: without any of its tasks it would look well and do nothing."""
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        if self._draining.is_set() or self._keeper.start_error is not None:
+            return
+        log_fault("task_ended", None if task.cancelled() else task.exception(), task=task.get_name())
+        self._broken = True
+        self.drain()
+
+    async def _pump(self) -> None:
+        backoff = Backoff()
+        while not self._draining.is_set():
+            try:
+                if await self._may_claim():
+                    await self._next_batch()
+                    backoff.reset()
+            except RedisUnavailable:
+                await backoff.sleep()
+            except Exception as error:
+                log.exception("batch was not run", error=type(error).__name__)
+                await backoff.sleep()
+
+    async def _may_claim(self) -> bool:
+        conditions = (
+            self._keeper.ready,
+            self._heartbeat.working,
+            self._heartbeat.free,
+            self._pipeline.room,
+            self._gpu.well,
+        )
+        if all(condition.is_set() for condition in conditions):
+            return True
+        try:
+            async with asyncio.timeout(LOOK_S):
+                for condition in conditions:
+                    await condition.wait()
+        except TimeoutError:
+            return False
+        return all(condition.is_set() for condition in conditions)
+
+    async def _next_batch(self) -> None:
+        asked_at = time.monotonic()
+        batch_id = await self._ready.pop()
+        if batch_id is None:
+            return
+        failpoint("batch_popped")
+        if self._status() not in ("ready", "busy") or self._keeper.model is None:
+            failpoint("drain_popped")
+            await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
+            return
+        waited_ms = (time.monotonic() - asked_at) * 1000
+        # Less than a batch takes: this worker is busy more than half of the time.
+        await self._pipeline.take(batch_id, pressed=waited_ms < max(AHEAD_MS, self._execution.service_p95_ms))
+
+    async def _finish_what_runs(self, pump: "asyncio.Task[None]") -> None:
+        """Leases are renewed and the heartbeat says "draining" until the last batch is settled."""
+        self._keeper.stop()
+        self._endpoint.drain()
+        self._resting = False
+        self._heartbeat.now()
+        self._pipeline.drain()
+        until = time.monotonic() + self._config.drain_ms / 1000
+        direct = asyncio.create_task(self._direct.settled(self._config.drain_ms / 1000))
+        await self._let_go(pump, until)
+        await self._pipeline.settled(max(0.0, until - time.monotonic()))
+        await direct
+        self._execution.stop()
+        await self._pipeline.settled(LAST_WORDS_S)
+
+    async def _let_go(self, pump: "asyncio.Task[None]", until: float) -> None:
+        while not pump.done() and (left_s := until - time.monotonic()) > 0:
+            with suppress(RedisUnavailable):
+                await self._ready.let_go()
+            await asyncio.wait([pump], timeout=min(LET_GO_S, left_s))
+
+    async def _leave(self) -> None:
+        self._gpu.stop()
+        await self._endpoint.close()
+        await self._direct.close()
+        await self._heartbeat.close()
+        try:
+            if not self._broken:  # Health must see a loss, and not that somebody wanted it so.
+                await self._presence.worker_gone(self._config.worker_id)
+        except RedisUnavailable:
+            log.warning("redis is away; the worker leaves without a goodbye")
+        await self._keeper.close()
+
+    def _state_changed(self, *, at_once: bool = True) -> None:
+        if self._keeper.start_error is not None:
+            self.drain()
+        self._resting = False
+        if at_once:
+            self._heartbeat.now()
+
+    def _beat(self) -> WorkerBeat:
+        """What is said of this worker now; the same object again where nothing has changed."""
+        execution = self._execution
+        in_flight = self._pipeline.in_flight + self._direct.in_flight
+        said, address = self._said, self._endpoint.address
+        unchanged = self._resting and not in_flight and execution.batches == self._batches_said
+        if unchanged and said is not None and said.direct == address:
+            return said
+        self._batches_said = execution.batches
+        share = execution.busy.share(time.monotonic())
+        version = self._keeper.version
+        seen = Seen(self._status(), share, in_flight, version, address, self._gpu.reading, self._keeper.pid)
+        changing = (execution.batches, seen)
+        if self._said is None or changing != self._changing:
+            self._changing, self._said = changing, worker_beat(self._config, execution, seen)
+        self._resting = not share and not in_flight
+        return self._said
+
+    def _takes_nothing(self) -> bool:
+        return self._draining.is_set() or not self._gpu.well.is_set() or not self._heartbeat.free.is_set()
+
+    def _status(self) -> str:
+        if self._draining.is_set():
+            return "draining"
+        if not self._gpu.well.is_set():
+            return "down"
+        if self._keeper.status != "ready":
+            return self._keeper.status
+        if not self._heartbeat.free.is_set():
+            return "cordoned"
+        return "busy" if self._execution.running else "ready"

@@ -1,0 +1,168 @@
+"""What PostgreSQL refuses, as one sentence that names the field and the fault.
+
+    Refused          it cannot be done as things are
+    +-- BadValue     a value that can never be right
+
+The rules are those of the tables (ledger/schema/catalog.py), put into words here; a test finds a rule without words.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asyncpg import (
+    CheckViolationError,
+    ForeignKeyViolationError,
+    IntegrityConstraintViolationError,
+    NotNullViolationError,
+    UniqueViolationError,
+)
+from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, Table
+
+from ledger.schema import metadata
+from scheduler.errors import TierlaneError
+
+THINGS = {
+    "tiers": "tier",
+    "customers": "customer",
+    "api_keys": "key",
+    "quotas": "quota",
+    "models": "model",
+    "cordons": "cordon",
+}
+"""What a row of each table is called."""
+
+_LETTERS = "must begin with a letter from a to z and go on with at most 62 of a-z, 0-9, _ and -"
+_PLAIN = "must have 1 to 200 characters, no control characters"
+_WORDS = {
+    "ck_tiers_name": _LETTERS,
+    "ck_models_pool": _LETTERS,
+    "ck_models_name": "must begin with a letter or digit and go on with at most 127 of A-Z, a-z, 0-9 and . _ : / -",
+    "ck_customers_callback_hosts": "must be hosts separated by commas, each name, *.name, name:port or [address]:port, in at "
+    "most 2,000 characters",
+    "ck_customers_name": f"{_PLAIN}, and no space at an end",
+    "ck_api_keys_name": _PLAIN,
+    "ck_api_keys_id": "must be 12 of a-z and 0-9",
+    "ck_api_keys_secret_hash": "must be a SHA-256",
+    "ck_api_keys_expires_at": "must be later than the key's beginning",
+    "ck_api_keys_limit": "must be given with burst, or both must be left out",
+    "ck_quotas_quota": "must be a number of requests and a period, such as 10000/day",
+    "ck_cordons_worker": "must have 1 to 200 characters, no control characters",
+    "ck_cordons_reason": "must have at most 500 characters, no control characters",
+    "ck_quotas_owner": "must be of one customer or of one tier",
+}
+_SUBJECTS = {"ck_api_keys_limit": "requests_per_second", "ck_quotas_owner": "quota"}
+"""The column that a sentence is about, where the rule is not named after it."""
+
+_FORMS: tuple[tuple[str, Callable[..., str]], ...] = (
+    (r"\w+ BETWEEN (\S+) AND (\S+)", lambda least, most: f"must be {_number(least)} to {_number(most)}"),
+    (r"(\w+) > 0 AND \1 <= (\S+)", lambda _, most: f"must be above 0 and at most {_number(most)}"),
+    (r"\w+ > 0", lambda: "must be above 0"),
+    (r"\w+ IN \('(\w+)', '(\w+)'\)", lambda one, other: f"must be {one} or {other}"),
+)
+_MOST_BITS: Mapping[type, int] = {SmallInteger: 15, Integer: 31, BigInteger: 63}
+_KEY = re.compile(r"Key \((.+?)\)=\((.+)\) ")
+
+
+class Refused(TierlaneError):
+    """The change cannot be made as things are; the message is one sentence."""
+
+
+class BadValue(Refused):
+    """The change has a value that can never be right; the message is one sentence that names the field."""
+
+
+def check_integers(table: Table, values: Mapping[str, Any]) -> None:
+    """Refuse integers that the columns cannot hold, before PostgreSQL's driver does. Raises BadValue."""
+    for name, value in values.items():
+        bits = _MOST_BITS.get(type(table.c[name].type))
+        if bits and value is not None and not -(2**bits) <= value < 2**bits:
+            words = rule_in_words(table.name, f"ck_{table.name}_{name}") or ""
+            raise BadValue(_told(table, name, value, words if " to " in words else f"must be below {2**bits:,}"))
+
+
+def refusal(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> Refused:
+    """What a violated constraint means, where `values` were written into `table`."""
+    if isinstance(error, UniqueViolationError):
+        return _taken(error)
+    if isinstance(error, ForeignKeyViolationError):
+        return _not_related(error)
+    if isinstance(error, NotNullViolationError):
+        column = error.column_name or ""
+        return BadValue(f"{column} must be given ({_comment(table, column)}).")
+    return _broken_rule(error, table, values)
+
+
+def rule_in_words(table: str, constraint: str) -> str | None:
+    """What a CHECK of a table says, such as "must be 1 to 1,000"; None for a rule without words."""
+    if constraint in _WORDS:
+        return _WORDS[constraint]
+    for rule in metadata.tables[table].constraints:
+        if isinstance(rule, CheckConstraint) and rule.name == constraint:
+            return _in_words(str(rule.sqltext))
+    return None
+
+
+def _in_words(condition: str) -> str | None:
+    for form, words in _FORMS:
+        found = re.fullmatch(form, condition)
+        if found:
+            return words(*found.groups())
+    return None
+
+
+def _broken_rule(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> Refused:
+    constraint = error.constraint_name or ""
+    words = rule_in_words(table.name, constraint)
+    column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
+    if words and column in table.c:
+        return BadValue(_told(table, column, values.get(column), words))
+    if isinstance(error, CheckViolationError) and constraint.startswith("ck_"):
+        return BadValue(f"{THINGS[table.name]}: the rule {constraint} refuses this.")
+    # A trigger's own words, which are a sentence.
+    text = str(error).partition("\n")[0].rstrip(".")
+    return Refused(f"{text[:1].upper()}{text[1:]}.")
+
+
+def _told(table: Table, column: str, value: object, words: str) -> str:
+    return f"{column} {words}, not {_got(value)} ({_comment(table, column)})."
+
+
+def _got(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return f"{value:,}" if isinstance(value, int | float) else repr(value)
+
+
+def _comment(table: Table, column: str) -> str:
+    text = (table.c[column].comment or "").rstrip(".") if column in table.c else ""
+    return text[:1].lower() + text[1:]
+
+
+def _taken(error: IntegrityConstraintViolationError) -> Refused:
+    columns, values = _key_of(error)
+    thing = THINGS.get(error.table_name or "", "row")
+    if not columns:
+        return Refused(f"There is already such a {thing}.")
+    if columns == "name":
+        return Refused(f"There is already a {thing} named {values}.")
+    return Refused(f"{columns} {values} is that of another {thing}.")
+
+
+def _not_related(error: IntegrityConstraintViolationError) -> Refused:
+    columns, values = _key_of(error)
+    if columns and "is not present" in (error.detail or ""):
+        return Refused(f"There is no {columns.removesuffix('_id')} named {values}.")
+    return Refused(f"It cannot be deleted: {error.table_name} still refer to it.")
+
+
+def _key_of(error: IntegrityConstraintViolationError) -> tuple[str, str]:
+    """The columns and values that PostgreSQL names in the detail of a violated key; empty where it names none."""
+    found = _KEY.search(error.detail or "")
+    return (found[1], found[2]) if found else ("", "")
+
+
+def _number(text: str) -> str:
+    return f"{int(text):,}" if text.isdigit() else text

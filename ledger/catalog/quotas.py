@@ -1,0 +1,126 @@
+"""Quotas: what the text of one says, and which of them hold for a customer. Pure.
+
+The notation is that of the library `limits`, and `limits` reads it. A quota is held in fixed windows, named by its
+period alone, so that who changes the amount does not hand out what was spent already.
+"""
+
+from collections.abc import Iterable
+from datetime import MAXYEAR, UTC, datetime, timedelta
+from functools import lru_cache
+
+from limits import parse_many
+
+from ledger.catalog.snapshot import Quota
+from scheduler.errors import TierlaneError
+
+MOST_AMOUNT = 10**15 - 1  # As the table's CHECK; still exact in the doubles that Lua counts with.
+MOST_PERIODS = 9999
+
+Held = tuple[tuple[str, int], ...]
+"""Period and amount of each quota that holds for a customer, such as ("1day", 10000); each period once."""
+
+_Term = tuple[float, str, int]
+"""About how long a period is in seconds, its name, and the amount."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_MONTHS = {"month": 1, "year": 12}
+
+
+class BadCatalogRow(TierlaneError):
+    """A row of the catalog makes no sense; the message names its table and key."""
+
+
+def parse_quota(customer_id: str | None, tier: str | None, text: str) -> Quota:
+    """`10000/day`, `10 per 2 hours`: one quota of one customer or of each customer of a tier. Raises BadCatalogRow."""
+    terms = _terms(text)
+    if terms is None or (customer_id is None) == (tier is None):
+        raise BadCatalogRow(f"quotas row {text!r} is not a quota of one customer or one tier, such as 10000/day.")
+    return Quota(customer_id, tier, *terms, text)
+
+
+@lru_cache(maxsize=4096)  # A hundred thousand rows say few different things.
+def _terms(text: str) -> tuple[int, int, str] | None:
+    """Amount, number of units, and unit; None for what is not one quota."""
+    try:
+        (item,) = parse_many(text)
+    except (ValueError, TypeError):
+        return None
+    amount, every, unit = item.amount, item.multiples, item.GRANULARITY.name
+    usable = 0 < amount <= MOST_AMOUNT and 0 < every <= MOST_PERIODS and (unit in _SECONDS or unit in _MONTHS)
+    return (amount, every, unit) if usable else None
+
+
+def period_of(quota: Quota) -> str:
+    """The name of its windows, such as 1day: all that is counted goes by it."""
+    return f"{quota.every}{quota.unit}"
+
+
+def held_of(quotas: Iterable[Quota]) -> Held:
+    """What holds where all of these apply: of one period the smallest amount; the shortest period first."""
+    return _smallest(map(_term_of, quotas))
+
+
+def _term_of(quota: Quota) -> _Term:
+    seconds = _SECONDS.get(quota.unit) or _MONTHS[quota.unit] * 30.5 * 86400
+    return quota.every * seconds, period_of(quota), quota.amount
+
+
+def _smallest(terms: Iterable[_Term]) -> Held:
+    least: dict[str, int] = {}
+    for _, period, amount in sorted(terms):
+        least.setdefault(period, amount)
+    return tuple(least.items())
+
+
+class QuotaBook:
+    """Who has which quotas, while a snapshot is made."""
+
+    def __init__(self) -> None:
+        self.quotas: list[Quota] = []
+        # Tuples of plain values: of lists, or of structs, the garbage collector would visit a hundred thousand.
+        self._own: dict[str, tuple[_Term, ...]] = {}
+        self._of_tier: dict[str, tuple[_Term, ...]] = {}
+        self._same: dict[Held, Held] = {}  # So that equal ones are one object.
+
+    def add(self, customer_id: str | None, tier: str | None, text: str) -> None:
+        """Take in one row. Raises BadCatalogRow."""
+        quota = parse_quota(customer_id, tier, text)
+        self.quotas.append(quota)
+        if customer_id is not None:
+            self._own[customer_id] = (*self._own.get(customer_id, ()), _term_of(quota))
+        elif tier is not None:
+            self._of_tier[tier] = (*self._of_tier.get(tier, ()), _term_of(quota))
+
+    def held(self, customer_id: str, tier: str) -> Held:
+        """What holds for a customer: its own quotas and its tier's."""
+        own, of_tier = self._own.get(customer_id, ()), self._of_tier.get(tier, ())
+        if not own and not of_tier:
+            return ()
+        held = _smallest((*own, *of_tier))
+        return self._same.setdefault(held, held)
+
+
+def window_number(period: str, now: datetime) -> int:
+    """Which window of `period` holds `now`, counted from 1970 in UTC as ratelimit/lua/quota.lua counts.
+
+    Months and years are those of the calendar. Raises KeyError for an unknown unit.
+    """
+    every, unit = _taken_apart(period)
+    now = now.astimezone(UTC)
+    if unit in _SECONDS:
+        return (now - _EPOCH) // timedelta(seconds=every * _SECONDS[unit])
+    return ((now.year - 1970) * 12 + now.month - 1) // (every * _MONTHS[unit])
+
+
+def window_start(period: str, number: int) -> datetime:
+    """When a window of `period` begins. Raises KeyError for an unknown unit."""
+    every, unit = _taken_apart(period)
+    if unit in _SECONDS:
+        return _EPOCH + number * timedelta(seconds=every * _SECONDS[unit])
+    years, month = divmod(number * every * _MONTHS[unit], 12)
+    return _EPOCH.replace(year=min(1970 + years, MAXYEAR), month=month + 1)
+
+
+def _taken_apart(period: str) -> tuple[int, str]:
+    unit = period.lstrip("0123456789")
+    return int(period[: len(period) - len(unit)]), unit

@@ -1,0 +1,245 @@
+"""The tables that admins edit: tiers, customers, api_keys, quotas, models, and what is kept about their changes."""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from ledger.schema.metadata import NAME_PATTERN, check, column, matches, metadata, one_of, within
+
+MOST_RATE = 1_000_000
+MOST_COUNT = 10_000_000
+MOST_WAIT_MS = 60_000
+QUOTA_PATTERN = (
+    "^[1-9][0-9]{0,14} ?(/|per) ?([1-9][0-9]{0,3})? ?(second|minute|hour|day|month|year)s?$"  # One of `limits`' forms.
+)
+
+_HOST = r"(\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)"
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+HOSTS_PATTERN = f"^( *{_HOST}(:{_PORT})? *(,|$))*$"  # As gateway/host_lists.py reads it.
+
+now, clock = text("now()"), text("clock_timestamp()")
+
+tiers = Table(
+    "tiers",
+    metadata,
+    column("name", Text, "Name of the tier; also names its queue in Redis.", primary_key=True),
+    column("priority", SmallInteger, "Order of service, 1 first; no two tiers share one."),
+    column("guaranteed_share", Double, "Fraction of the capacity that is this tier's under contention, 0..1."),
+    column("requests_per_second", Double, "Default rate limit of each customer, requests per second."),
+    column("burst", Double, "Default bucket size of each customer, requests."),
+    column("max_concurrency", Integer, "Default limit of each customer's requests under way at a time."),
+    column("tokens_per_minute", BigInteger, "Default token limit of each customer per minute; null = none.", null=True),
+    column("max_queue_depth", Integer, "Requests that may wait in the tier's queue before it is full."),
+    column("max_queue_ms", Integer, "Longest wait in the tier's queue, milliseconds."),
+    column("shed_depth", Integer, "Waiting requests of this tier and above that shed it; null = never.", null=True),
+    column("shed_wait_ms", Integer, "Predicted wait that sheds this tier, milliseconds; null = never.", null=True),
+    column(
+        "shadow",
+        Boolean,
+        "True: its limits and its shedding are judged and counted, but not enforced.",
+        server_default=text("false"),
+    ),
+    column(
+        "paused",
+        Boolean,
+        "True: what waits in its queue stays there until it is resumed or its time is up.",
+        server_default=text("false"),
+    ),
+    matches("name", NAME_PATTERN),
+    within("priority", 1, 1000),
+    within("guaranteed_share", 0, 1),
+    check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
+    within("burst", 1, MOST_COUNT),
+    within("max_concurrency", 1, MOST_COUNT),
+    check("tokens_per_minute", "tokens_per_minute > 0"),
+    within("max_queue_depth", 1, MOST_COUNT),
+    within("max_queue_ms", 1, MOST_WAIT_MS),
+    within("shed_depth", 1, MOST_COUNT),
+    within("shed_wait_ms", 1, MOST_WAIT_MS),
+    # Deferrable, so that two tiers can trade places: in one UPDATE, or in two with SET CONSTRAINTS ... DEFERRED.
+    UniqueConstraint("priority", deferrable=True, initially="IMMEDIATE"),
+    comment="Service classes. Change a row and every gateway obeys within one second.",
+)
+
+customers = Table(
+    "customers",
+    metadata,
+    column("id", Uuid, "The customer's own id.", primary_key=True, server_default=text("gen_random_uuid()")),
+    column("name", Text, "Unique name; what the command line and issue_api_key take.", unique=True),
+    column("tier", Text, "The tier that all of the customer's keys get.", ForeignKey("tiers.name", onupdate="CASCADE")),
+    column("status", Text, "active, or suspended: every request answers 403.", server_default="active"),
+    column("requests_per_second", Double, "Own rate limit, requests per second; null = the tier's.", null=True),
+    column("burst", Double, "Own bucket size, requests; null = the tier's.", null=True),
+    column("max_concurrency", Integer, "Own limit of requests under way; null = the tier's.", null=True),
+    column("tokens_per_minute", BigInteger, "Own token limit per minute; null = the tier's.", null=True),
+    column("max_queue_ms", Integer, "Own longest wait in the queue, milliseconds; null = the tier's.", null=True),
+    column("created_at", DateTime(timezone=True), "When the customer was added.", server_default=now),
+    column(
+        "callback_hosts",
+        Text,
+        "Hosts that its callbacks may go to, separated by commas, empty for no callbacks; null = the deployment's list.",
+        null=True,
+    ),
+    check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
+    one_of("status", "active", "suspended"),
+    check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
+    check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
+    within("burst", 1, MOST_COUNT),
+    within("max_concurrency", 1, MOST_COUNT),
+    check("tokens_per_minute", "tokens_per_minute > 0"),
+    within("max_queue_ms", 1, MOST_WAIT_MS),
+    comment="Who may send requests; null limits are the tier's. See the view customer_limits.",
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    column("id", Text, "Public part of the key: tl_<id>_...", primary_key=True),
+    column("customer_id", Uuid, "Whose key it is.", ForeignKey("customers.id", ondelete="CASCADE"), index=True),
+    column("name", Text, "What the key is for, for people."),
+    column("secret_hash", LargeBinary, "SHA-256 of the secret part; the secret itself is kept nowhere."),
+    column("created_at", DateTime(timezone=True), "When the key was issued.", server_default=now),
+    column("expires_at", DateTime(timezone=True), "From when on the key is refused; null = never.", null=True),
+    column("revoked_at", DateTime(timezone=True), "Set: the key is refused, from now on; null = valid.", null=True),
+    column("last_used_at", DateTime(timezone=True), "Last use seen, written at most once a minute.", null=True),
+    column(
+        "requests_per_second",
+        Double,
+        "The key's own rate limit beside its customer's, requests per second; null = none.",
+        null=True,
+    ),
+    column("burst", Double, "The key's own bucket size, requests; null where it has no limit of its own.", null=True),
+    matches("id", "^[a-z0-9]{12}$"),
+    check("name", "length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]'"),
+    check("secret_hash", "octet_length(secret_hash) = 32"),
+    check("expires_at", "expires_at > created_at"),
+    check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
+    within("burst", 1, MOST_COUNT),
+    check("limit", "(requests_per_second IS NULL) = (burst IS NULL)"),
+    comment="API keys. Issue one with SELECT issue_api_key('customer', 'what for'); it is shown once.",
+)
+
+quotas = Table(
+    "quotas",
+    metadata,
+    column("id", BigInteger, "Row number.", Identity(), primary_key=True),
+    column(
+        "customer_id",
+        Uuid,
+        "Whose quota it is; null = of each customer of the tier.",
+        ForeignKey("customers.id", ondelete="CASCADE"),
+        null=True,
+    ),
+    column(
+        "tier",
+        Text,
+        "The tier whose customers have it, each for itself; null = of one customer.",
+        ForeignKey("tiers.name", onupdate="CASCADE", ondelete="CASCADE"),
+        null=True,
+    ),
+    column("quota", Text, "Requests per period, for example 10000/day."),
+    check("owner", "num_nonnulls(customer_id, tier) = 1"),
+    matches("quota", QUOTA_PATTERN),
+    UniqueConstraint("customer_id", "tier", "quota", postgresql_nulls_not_distinct=True),
+    comment="Long-term limits of a customer or of each customer of a tier; all that apply are held.",
+)
+
+models = Table(
+    "models",
+    metadata,
+    column("name", Text, "What requests call it.", primary_key=True),
+    column("pool", Text, "The worker pool that runs it.", server_default="default"),
+    column("max_batch_size", Integer, "Most requests in one batch.", server_default="32"),
+    column("max_batch_tokens", Integer, "Most input tokens in one batch; null = no such limit.", null=True),
+    column("max_wait_ms", Integer, "Longest wait for a batch to fill, milliseconds.", server_default="40"),
+    column("gpu_timeout_ms", Integer, "Hard cap of one batch's run, milliseconds.", server_default="3000"),
+    column("rps_per_gpu", Double, "Requests per second of one GPU: a guess until measured.", server_default="100"),
+    column(
+        "rps_per_gpu_fixed",
+        Boolean,
+        "True: capacity is rps_per_gpu of each healthy GPU, whatever is measured.",
+        server_default=text("false"),
+    ),
+    column("target_utilization", Double, "Fraction of the measured capacity to sell, 0..1.", server_default="0.8"),
+    column("cache_ttl_s", Integer, "How long equal requests share a result, seconds; 0 = never.", server_default="0"),
+    column(
+        "cache_scope",
+        Text,
+        "Among whom equal requests share: customer (each for itself) or global.",
+        server_default="customer",
+    ),
+    column("enabled", Boolean, "False: requests for it answer 404.", server_default=text("true")),
+    matches("name", "^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"),
+    matches("pool", NAME_PATTERN),
+    within("max_batch_size", 1, 4096),
+    check("max_batch_tokens", "max_batch_tokens > 0"),
+    within("max_wait_ms", 0, MOST_WAIT_MS),
+    within("gpu_timeout_ms", 1, MOST_WAIT_MS),
+    check("rps_per_gpu", f"rps_per_gpu > 0 AND rps_per_gpu <= {MOST_RATE}"),
+    check("target_utilization", "target_utilization > 0 AND target_utilization <= 1"),
+    within("cache_ttl_s", 0, 86_400),
+    one_of("cache_scope", "customer", "global"),
+    comment="Models and how their batches are made.",
+)
+
+cordons = Table(
+    "cordons",
+    metadata,
+    column("worker", Text, "Id of the worker, in whatever pool.", primary_key=True),
+    column("reason", Text, "Why, for whoever looks at it next.", server_default=""),
+    column("cordoned_at", DateTime(timezone=True), "Since when.", server_default=now),
+    check("worker", "length(worker) BETWEEN 1 AND 200 AND worker !~ '[[:cntrl:]]'"),
+    check("reason", "length(reason) <= 500 AND reason !~ '[[:cntrl:]]'"),
+    comment="Workers that get no new work until they are uncordoned, restarts included.",
+)
+
+catalog_version = Table(
+    "catalog_version",
+    metadata,
+    column("single", Boolean, "Always true: the table has one row.", primary_key=True, server_default=text("true")),
+    column("version", BigInteger, "Counts statements that changed the catalog; gateways compare it each second."),
+    column("changed_at", DateTime(timezone=True), "When it was last counted up.", server_default=now),
+    column(
+        "whole_version",
+        BigInteger,
+        "The last version that config_changes does not tell row by row; who has an older one reads everything.",
+        server_default="0",
+    ),
+    check("single", "single"),
+    comment="One row. Triggers keep it; edit nothing here.",
+)
+
+config_changes = Table(
+    "config_changes",
+    metadata,
+    column("id", BigInteger, "Row number.", Identity(), primary_key=True),
+    column("changed_at", DateTime(timezone=True), "When the row was changed.", server_default=clock),
+    column("changed_by", Text, "The setting tierlane.actor where set, else the database user."),
+    column("table_name", Text, "Table of the changed row."),
+    column("row_key", Text, "Primary key of the changed row."),
+    column("old", JSONB, "The row before, secrets left out; null = it was added.", null=True),
+    column("new", JSONB, "The row after, secrets left out; null = it was deleted.", null=True),
+    column(
+        "xact",
+        BigInteger,
+        "Number of the transaction that made the change; readers tell by it what is new to them.",
+        server_default=text("(pg_current_xact_id()::text)::bigint"),
+        index=True,
+    ),
+    check("old_or_new", "num_nonnulls(old, new) >= 1"),
+    comment="Who changed which catalog row from what to what. Triggers write it.",
+)

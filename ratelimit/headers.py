@@ -1,0 +1,115 @@
+"""The one place that writes rate-limit headers: IETF draft 11 and the form that OpenAI's clients read.
+
+A token bucket of `burst` tokens refilled at `rate` a second is announced as a quota of `burst` in the time that a
+full refill takes; "reset" is the time until the bucket is full again, not the time until one more request fits.
+What does not change from one answer to the next is built once for each set of limits.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from ratelimit.effective import Effective, Left
+
+REQUESTS, TOKENS, CONCURRENCY = "requests", "tokens", "concurrency"
+TOKEN_WINDOW_S = 60
+MOST = 10**15 - 1  # An integer of a structured field has 15 digits: with one more, clients may drop the whole field.
+# Months and years are the calendar's: the longest is announced, so that nobody who paces by it runs out early.
+_UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 * 86_400, "year": 366 * 86_400}
+
+
+class _Fixed(NamedTuple):
+    """What is the same on all answers under one set of limits; `lines` are whole header lines."""
+
+    requests: int
+    tokens: int
+    quotas: tuple[str, ...]
+    lines: str
+
+
+def rate_headers(limits: Effective, left: Left) -> list[tuple[str, str]]:
+    """The headers for `limits`, with what is left cut to whole units within 0 and the limit."""
+    pairs = (line.partition(": ") for line in rate_lines(limits, left).splitlines())
+    return [(name, value) for name, _, value in pairs]
+
+
+def rate_lines(limits: Effective, left: Left) -> str:
+    """The same as header lines, each with its end, as they are sent."""
+    fixed = _fixed(limits)
+    remaining, reset_ms, tokens_left, tokens_reset_ms, in_use, quotas_left = left
+    requests = _within(remaining, fixed.requests)
+    told = f'"{REQUESTS}";r={requests};t={_seconds(reset_ms)}'
+    lines = (
+        f"{fixed.lines}x-ratelimit-remaining-requests: {requests}\r\n"
+        f"x-ratelimit-reset-requests: {go_duration(reset_ms)}\r\n"
+    )
+    if fixed.tokens:
+        tokens = _within(tokens_left, fixed.tokens)
+        told += f', "{TOKENS}";r={tokens};t={_seconds(tokens_reset_ms)}'
+        lines += (
+            f"x-ratelimit-remaining-tokens: {tokens}\r\nx-ratelimit-reset-tokens: {go_duration(tokens_reset_ms)}\r\n"
+        )
+    if most := limits.max_concurrency:
+        told += f', "{CONCURRENCY}";r={_within(most - in_use, most)}'
+    if quotas_left and len(quotas_left) == len(fixed.quotas):
+        for name, (_, amount), (spare, reset_ms) in zip(fixed.quotas, limits.quotas, quotas_left, strict=True):
+            told += f', "{name}";r={_within(spare, amount)};t={_seconds(reset_ms)}'
+    return f"{lines}RateLimit: {told}\r\n"
+
+
+@lru_cache(maxsize=4096)
+def _fixed(limits: Effective) -> _Fixed:
+    rate, burst = limits.told_rate, limits.told_burst
+    requests, tokens = max(1, int(burst)), int(min(MOST, limits.tokens_per_minute))
+    window_s = max(1, math.ceil(min(MOST, burst / rate))) if rate > 0 else 1
+    policies = [f'"{REQUESTS}";q={requests};w={window_s}']
+    lines = f"x-ratelimit-limit-requests: {requests}\r\n"
+    if tokens:
+        # No registered unit, but without one it would have to be read as requests.
+        policies.append(f'"{TOKENS}";q={tokens};qu="tokens";w={TOKEN_WINDOW_S}')
+        lines += f"x-ratelimit-limit-tokens: {tokens}\r\n"
+    if limits.max_concurrency:
+        policies.append(f'"{CONCURRENCY}";q={limits.max_concurrency};qu="concurrent-requests"')
+    policies += [f'"{quota_name(period)}";q={amount};w={quota_window_s(period)}' for period, amount in limits.quotas]
+    lines += f"RateLimit-Policy: {', '.join(policies)}\r\n"
+    return _Fixed(requests, tokens, tuple(quota_name(period) for period, _ in limits.quotas), lines)
+
+
+def quota_name(period: str) -> str:
+    """What a quota's policy is called: `1day` is day, `2month` is 2months."""
+    every, unit = _parts(period)
+    return unit if every == 1 else f"{every}{unit}s"
+
+
+def quota_window_s(period: str) -> int:
+    """The length of its window, at most, in seconds."""
+    every, unit = _parts(period)
+    return every * _UNIT_S.get(unit, 1)
+
+
+def _parts(period: str) -> tuple[int, str]:
+    unit = period.lstrip("0123456789")
+    every = period[: len(period) - len(unit)]
+    return int(every) if every else 1, unit
+
+
+def _within(value: float, limit: int) -> int:
+    whole = int(value)
+    return limit if whole > limit else whole if whole > 0 else 0  # noqa: FURB136  # a fifth of what min and max take
+
+
+def _seconds(milliseconds: int) -> int:
+    return -(-milliseconds // 1000) if milliseconds > 0 else 0
+
+
+@lru_cache(maxsize=4096)
+def go_duration(milliseconds: int) -> str:
+    """A duration as Go prints it and OpenAI sends it: `12ms`, `1s`, `1.5s`, `6m0s`, `1h0m0s`."""
+    if milliseconds < 1000:
+        return f"{milliseconds}ms" if milliseconds > 0 else "0s"
+    minutes, rest_ms = divmod(milliseconds, 60_000)
+    seconds = f"{rest_ms / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    if minutes < 60:
+        return f"{minutes}m{seconds}" if minutes else seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{seconds}"

@@ -1,0 +1,1 @@
+"""Batch formation: policy, timing, dispatcher and reaper."""

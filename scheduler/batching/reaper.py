@@ -1,0 +1,117 @@
+"""The caretaker: each pass reaps lost leases, expires what waited too long, and counts the healthy GPUs. Now and then it
+looks whether an index has to be repaired.
+
+Every step is one script on Redis TIME, so any number of caretakers may run; a failed step never skips the others.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from scheduler.errors import RedisUnavailable
+from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
+from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.index_repair import IndexRepair
+from scheduler.protocol.presence import Presence
+
+log = structlog.get_logger("scheduler")
+
+
+REPAIR_EVERY_S = 0.5
+TOLD_S = 60.0
+"""Health tells of a repair for so long."""
+
+EMPTY_PASS_S = 0.3
+"""Between two passes over a pool in which no worker is known: nothing runs there that could be lost."""
+
+
+class Caretaker:
+    """Looks after one pool every `pass_ms`; without `repair` no index is repaired. `notices`: what health is to say of this
+    process, in sentences. `standing_in`: in a gateway, since no scheduler does.
+    """
+
+    def __init__(
+        self,
+        endings: Endings,
+        presence: Presence,
+        tiers: Callable[[], Sequence[str]],
+        min_left_ms: Callable[[], int],
+        pass_ms: int = 100,
+        *,
+        standing_in: bool = False,
+        notices: Callable[[], Sequence[str]] = tuple,
+        repair: IndexRepair | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endings = endings
+        self._presence = presence
+        self._tiers = tiers
+        self._min_left_ms = min_left_ms
+        self._pass_s = pass_ms / 1000
+        self._standing_in = standing_in
+        self._notices = notices
+        self._index_repair = repair
+        self._clock = clock
+        self._repair_due = 0.0
+        self._repaired: dict[str, float] = {}  # Sentences, and until when they are told.
+        self.healthy = 0
+        self._known = 0
+        self._damaged = 0
+
+    async def run(self) -> None:
+        """Pass for ever."""
+        while True:
+            await self.look_after()
+            await asyncio.sleep(self._pass_s if self._known else max(self._pass_s, EMPTY_PASS_S))
+
+    async def look_after(self) -> None:
+        """One pass."""
+        for step in (self._repair, self._reap, self._expire, self._count):
+            await self._guarded(step)
+
+    async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except RedisUnavailable as error:
+            log.warning("redis_away", error=str(error))
+        except Exception as error:  # noqa: BLE001 - no fault may end this loop
+            log_fault("looking after the pool failed", error)
+
+    async def _repair(self) -> None:
+        now = self._clock()
+        if self._index_repair is None or now < self._repair_due:
+            return
+        self._repair_due = now + REPAIR_EVERY_S
+        for sentence in await self._index_repair.repair(self._tiers()):
+            self._repaired[sentence] = now + TOLD_S
+
+    def _told(self) -> list[str]:
+        """What health is to say of this process."""
+        now = self._clock()
+        self._repaired = {sentence: until for sentence, until in self._repaired.items() if until > now}
+        return [*self._notices(), *self._repaired]
+
+    async def _reap(self) -> None:
+        reaped = await self._endings.reap(
+            self._min_left_ms(), round(self._pass_s * 1000), standing_in=self._standing_in
+        )
+        if reaped.pushed_again or reaped.retried or reaped.unknown:
+            failpoint("reaped")
+            log.warning("reaped", pushed_again=reaped.pushed_again, retried=reaped.retried, unknown=reaped.unknown)
+
+    async def _expire(self) -> None:
+        ended, _ = await self._endings.expire(self._tiers())
+        if self._endings.damaged > self._damaged:
+            log.error("damaged_rows", noted=self._endings.damaged, key="damaged")
+        self._damaged = self._endings.damaged
+        if ended:
+            log.info("expired", ended=ended)
+
+    async def _count(self) -> None:
+        healthy, known = await self._presence.census(self._told())
+        if healthy != self.healthy:
+            log.info("healthy_gpus", healthy=healthy, known=known)
+        self.healthy, self._known = healthy, known

@@ -1,0 +1,1 @@
+"""The queue protocol in Redis: one module for each group of scripts."""

@@ -1,0 +1,227 @@
+"""`admit`: many submissions in one call, each admitted whole or not at all."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from redis.asyncio import Redis
+
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
+from scheduler.states import Admission
+
+MAX_SUBMISSIONS = 256
+"""A call: keeps the script under a millisecond or two, and Lua's unpack within its stack."""
+
+KEEP_MS = 30_000
+"""How long a request is kept past its deadline: the result is the truth that pub/sub may have lost."""
+
+
+PASS_MS = 100
+"""The default interval of the schedulers' passes."""
+
+DAY_MS = 86_400_000
+
+
+class Replays(NamedTuple):
+    """How long the answers of requests with an Idempotency-Key are kept in Redis, and how many for one customer and pool.
+
+    The oldest leave first; `size` is in bytes of Redis' memory.
+    """
+
+    keep_ms: int = DAY_MS
+    rows: int = 10_000
+    size: int = 16 << 20
+
+
+class Submission(msgspec.Struct, kw_only=True, gc=False):
+    """One request that asks to enter, with the limits of its customer as they are in force now. Times are ms left.
+
+    Not frozen, because `total_ms` shrinks while it waits for the call.
+
+    `rate` (requests/s) and `burst` are the customer's, over all of its keys; 0 in the fields from `max_concurrency` to
+    `key_burst` means that there is no such limit. `tokens` is what the request is charged until it is known what it used.
+    `body` travels apart, since Lua's msgpack has no bin.
+    """
+
+    id: str
+    tier: str
+    customer_id: str
+    api_key_id: str
+    nonce: str
+    model: str
+    input_bytes: int
+    total_ms: int
+    queue_ms: int
+    rate: float
+    burst: float
+    trace_id: str = ""
+    idempotency: str = ""  # What names the client's Idempotency-Key, unique over customers; "": none was sent.
+    fingerprint: str = ""  # Of the body, so that a key that is used for another body is noticed.
+    tokens: int = 0
+    max_concurrency: int = 0
+    tokens_per_minute: float = 0.0
+    quotas: Sequence[tuple[str, int]] = ()  # Period and amount, such as ("1day", 10000); each period once.
+    key_rate: float = 0.0
+    key_burst: float = 0.0
+    together: int = 0  # So many from this one on enter together or not at all; 0 and 1: this one by itself.
+    again: bool = False  # It was accepted before, and Redis may have lost it: no limit is asked or spent again.
+    same: str = ""  # What names all requests whose answer must be this one's as well; "": it shares with none.
+    keep_answer_ms: int = 0  # How long its answer may be told those who ask the same later;
+    model_version: str = ""  # kept only if it is of this version.
+    body: bytes
+
+
+class TierLimit(msgspec.Struct, array_like=True, frozen=True):
+    """What a tier may take now. `ahead` names this tier and every tier above it; -1 switches a shed rule off.
+
+    `share` is the tier's guaranteed share, 0..1. A `shadow` tier's limits are judged and told, but let everybody in.
+    """
+
+    name: str
+    rate: float
+    burst: float
+    max_depth: int
+    ahead: Sequence[str]
+    shed_depth: int = -1
+    shed_wait_ms: int = -1
+    share: float = 0.0
+    shadow: bool = False
+
+
+class Verdict(msgspec.Struct, array_like=True, frozen=True):
+    """The answer to one submission, with the state of its limits after it.
+
+    `remaining` requests are left in the customer's bucket (or in the key's own, where that holds less), which is full
+    again in `reset_ms`; trying again pays after `retry_after_ms` (0 where accepted), and `depth` requests wait in the
+    tier. `tokens_left` may be below 0 (a debt); `quotas` has what is left of each quota and ms until it starts anew, in
+    the order of the submission. `shadowed` is the refusal that a tier in shadow would have given, "" where none.
+    """
+
+    outcome: Admission
+    remaining: float
+    reset_ms: int
+    retry_after_ms: int
+    depth: int
+    stored_id: str = ""  # Which request has its idempotency key, where the outcome is REPLAYED or IN_PROGRESS.
+    tokens_left: float = 0.0
+    tokens_reset_ms: int = 0
+    in_use: int = 0  # Of the customer's concurrency, this one included.
+    quotas: Sequence[tuple[int, int]] = ()
+    shadowed: str = ""
+    reply: bytes = b""  # The stored reply, where it has ended already: an answer that was kept is this one's.
+
+
+REPLAYS = Replays()
+_encode = msgspec.msgpack.Encoder().encode
+_verdicts = msgspec.msgpack.Decoder(list[Verdict])
+
+
+class Admissions:
+    """The admit script on behalf of one gateway.
+
+    `keep_ms`: how long a request is kept past its deadline. `pass_ms`: between two passes of a scheduler, so that a missing
+    one is noticed: depth sheds no tier then.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        keys: Keys,
+        gateway_id: str,
+        keep_ms: int = KEEP_MS,
+        *,
+        replays: Replays = REPLAYS,
+        pass_ms: int = PASS_MS,
+    ) -> None:
+        self._script = Script("admit", client, keys)
+        self._gateway_id = gateway_id
+        self._keep_ms = keep_ms
+        self._replays = replays
+        self._pass_ms = pass_ms
+
+    async def admit(
+        self,
+        tiers: Sequence[TierLimit],
+        capacity_rps: float,
+        submissions: Sequence[Submission],
+        redis_ms: int = 0,
+        run_ms: int = 0,
+    ) -> list[Verdict]:
+        """Verdicts in the order of the submissions. Idempotent by id, so it may be sent again after RedisUnavailable.
+
+        `redis_ms`: Redis TIME now, at the latest, in ms; 0 where it is not known. A Redis that stood still takes up calls
+        that everybody has given up: by this it knows how late they are. `run_ms`: what a run takes, so that none is let in
+        whose wait would leave no time for it.
+        Raises ValueError for too many submissions or for a tier that is not among `tiers`.
+        """
+        if len(submissions) > MAX_SUBMISSIONS:
+            raise ValueError(f"{len(submissions)} submissions in one call; at most {MAX_SUBMISSIONS}")
+        if unknown := {s.tier for s in submissions} - {t.name for t in tiers}:
+            raise ValueError(f"no limits were given for tier {min(unknown)!r}")
+        if not submissions:
+            return []
+        repeats = len({s.id for s in submissions}) < len(submissions)
+        groups, asked, bodies = _packed(submissions)
+        try:
+            packed = await self._script(
+                self._gateway_id,
+                capacity_rps,
+                _encode(tiers),
+                groups,
+                asked,
+                self._keep_ms,
+                redis_ms,
+                run_ms,
+                bodies,
+                int(repeats),
+                *self._replays,
+                self._pass_ms,
+            )
+        except RedisFull:
+            return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]
+        return _verdicts.decode(packed)
+
+
+def calls_of(submissions: Sequence[Submission]) -> Iterator[Sequence[Submission]]:
+    """The same in order, in pieces that one call may carry. None of them may have to enter together with others."""
+    start, size = 0, 0
+    for end, submission in enumerate(submissions):
+        length = len(submission.body)
+        if end > start and (end - start == MAX_SUBMISSIONS or size + length > MAX_CALL_BYTES):
+            yield submissions[start:end]
+            start, size = end, 0
+        size += length
+    if start < len(submissions):
+        yield submissions[start:]
+
+
+def _packed(submissions: Sequence[Submission]) -> tuple[bytes, bytes, bytes]:
+    """Groups, submissions and bodies as admit.lua reads them; what submissions have in common is told once."""
+    numbers: dict[tuple[str, ...], int] = {}
+    groups: list[tuple[Any, ...]] = []
+    asked: list[Any] = []
+    bodies: list[bytes] = []
+    for s in submissions:
+        key = (s.tier, s.customer_id, s.api_key_id, s.model)
+        number = numbers.get(key)
+        if number is None:
+            groups.append(_group(s))
+            number = numbers[key] = len(groups)
+        rare = _rare(s) if s.idempotency or s.again or s.together > 1 or s.same else False
+        body = s.body
+        bodies.append(body)
+        asked += (s.id, number, s.input_bytes, s.total_ms, s.queue_ms, s.tokens, len(body), s.nonce, s.trace_id, rare)
+    return _encode(groups), _encode(asked), b"".join(bodies)
+
+
+def _rare(s: Submission) -> tuple[Any, ...]:
+    together = 0 if s.again else s.together
+    if not s.same:
+        return s.idempotency, s.fingerprint, s.again, together
+    return s.idempotency, s.fingerprint, s.again, together, s.same, s.keep_answer_ms, s.model_version
+
+
+def _group(s: Submission) -> tuple[Any, ...]:
+    limits = s.rate, s.burst, s.tokens_per_minute, s.max_concurrency, s.quotas
+    return s.tier, s.customer_id, s.api_key_id, s.model, s.key_rate, s.key_burst, limits

@@ -1,0 +1,118 @@
+"""The refusals of the last minutes: what gateways refused and why, so that `explain` can say which limit it was.
+
+The audit has accepted requests only, and a refusal may not write to Redis in `admit`. So each gateway hands what it
+refused since its last beat over with that beat: one list a gateway, bounded in number and in time. A gateway's id is new
+with every start and the lists outlive it, so `refusal_lists` is their index.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+
+from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.keys import Keys
+from scheduler.request_id import created_ms
+
+MAX_A_BEAT = 256
+"""Refusals that one beat may carry."""
+
+KEPT_A_GATEWAY = 20_000
+"""Refusals in one gateway's list, about 200 bytes each; a customer that is refused all the time fills it in 10 minutes."""
+
+KEEP_MS = 600_000
+"""How long a gateway's list stands after its newest entry."""
+
+_LISTS_READ = 64
+_PAGE = 500
+_PAGES_FOR_RECENT = 10
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """One request that was not let in, with the limits that were in force for it then.
+
+    `outcome` is what admission said, "" where it was not asked. Rates are requests/s; 0 in a limit means that there is no
+    such limit. Inputs are not in it.
+    """
+
+    id: str
+    customer_id: str
+    key_id: str
+    tier: str
+    code: str  # What the client was told: an ErrorCode.
+    outcome: str = ""
+    factor: float = 1.0
+    rate: float = 0.0
+    burst: float = 0.0
+    tokens_per_minute: float = 0.0
+    max_concurrency: int = 0
+    key_rate: float = 0.0
+    key_burst: float = 0.0
+    quota: str = ""  # The period of the quota that refused it, such as 1day.
+    quota_amount: int = 0
+    remaining: float = 0.0  # Requests that were left.
+    tokens_left: float = 0.0
+    in_use: int = 0
+    depth: int = 0  # Requests that waited in its tier.
+    retry_after_ms: int = 0
+    more: int = 0  # So many more of its customer were refused for the same reason within the beat, and are not kept.
+
+    @property
+    def at_ms(self) -> int:
+        """When it came, ms since the epoch by its gateway's clock: the id carries it."""
+        return created_ms(self.id)
+
+
+_refusal = msgspec.msgpack.Decoder(Refusal)
+
+
+async def find_refusal(client: Redis, keys: Keys, request_id: str) -> Refusal | None:
+    """The refusal of a request; None where none is kept. Reads every kept one at the worst. Raises RedisUnavailable."""
+    wanted = request_id.encode()
+    for name in await _lists(client, keys):
+        async for packed in _entries(client, name, KEPT_A_GATEWAY):
+            # Most entries are told from the wanted one by their bytes, which costs less than decoding.
+            if wanted in packed and (found := _readable(packed)) and found.id == request_id:
+                return found
+    return None
+
+
+async def recent_refusals(client: Redis, keys: Keys, customer_id: str, limit: int) -> list[Refusal]:
+    """The newest refusals of a customer, newest first, among the newest 5,000 of each gateway. Raises RedisUnavailable."""
+    wanted = customer_id.encode()
+    found: dict[str, Refusal] = {}  # By id: a beat whose outcome was not known may have been written twice.
+    for name in await _lists(client, keys):
+        here = 0
+        async for packed in _entries(client, name, _PAGE * _PAGES_FOR_RECENT):
+            if wanted in packed and (refusal := _readable(packed)) and refusal.customer_id == customer_id:
+                found[refusal.id] = refusal
+                here += 1
+                if here >= limit:
+                    break
+    return sorted(found.values(), key=lambda refusal: refusal.id, reverse=True)[:limit]
+
+
+async def _lists(client: Redis, keys: Keys) -> list[str]:
+    """The lists that may stand, the one with the newest entry first."""
+    async with bounded():
+        gateways: list[Any] = await client.zrange(keys.refusal_lists, 0, _LISTS_READ - 1, desc=True)
+    return [keys.refusals(gateway.decode()) for gateway in gateways]
+
+
+async def _entries(client: Redis, name: str, most: int) -> AsyncIterator[bytes]:
+    """The entries of a list, newest first, a page a call: a long reply would hold up everybody else."""
+    for start in range(0, most, _PAGE):
+        async with bounded():
+            page: list[Any] = await client.lrange(name, start, start + _PAGE - 1)
+        for packed in page:
+            yield packed
+        if len(page) < _PAGE:
+            return
+
+
+def _readable(packed: bytes) -> Refusal | None:
+    try:
+        return _refusal.decode(packed)
+    except msgspec.MsgspecError:  # Written by a newer version.
+        return None

@@ -1,0 +1,212 @@
+"""Who is there: heartbeats of workers and gateways, the census of healthy GPUs, and one look at everything."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from redis.asyncio import Redis
+
+from scheduler.cordons import Standing
+from scheduler.packed import inner
+from scheduler.protocol.batches import GATEWAY_GONE_MS
+from scheduler.protocol.limits import KEEP_MS as KEEP_REFUSALS_MS
+from scheduler.protocol.limits import KEPT_A_GATEWAY, MAX_A_BEAT, Refusal
+from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
+from scheduler.pulse import Pulse, beat_words
+from scheduler.redis_client.connections import bounded, line_of
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
+
+GONE_MS = 1000
+"""A worker that was silent for so long does not count."""
+
+_COUNT_HOLDS_MS = 3000
+
+NOTICE_MS = 5000
+"""How long what a scheduler says of itself is repeated: it says it with each of its ten passes a second."""
+
+COUNT_OUTLIVES_S = 10.0
+"""How long the count that was made before Redis went away is believed when Redis comes back empty."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_beat = msgspec.msgpack.Decoder(WorkerBeat)
+_stats = msgspec.msgpack.Decoder(GatewayStats)
+_observed = msgspec.msgpack.Decoder(
+    tuple[
+        Queues,
+        list[tuple[str, float, bool, bool, msgspec.Raw]],
+        list[tuple[float, msgspec.Raw]],
+        int,
+        int,
+        float,
+        float,
+        list[str],
+    ]
+)
+
+
+class BeatReply(NamedTuple):
+    """What Redis says to a gateway that beats.
+
+    `epoch_us` is when this Redis was first used: another one than before means that it may have lost what it was told.
+    `memory_share` of its limit is in use, 0.0 where it has none. `policy` is its maxmemory-policy, "" where it does not tell.
+    """
+
+    epoch_us: int
+    memory_share: float
+    policy: str = ""
+
+
+class _Counted(NamedTuple):
+    """The last count made of heartbeats alone, in which epoch, and until when it stands (seconds of the clock)."""
+
+    healthy: int
+    epoch: bytes
+    until_s: float
+
+    def later(self, now_s: float, epoch: bytes, healthy: int, gone_s: float) -> "_Counted":
+        """After another count: in a new epoch this one stands until every worker that lives must have beaten."""
+        if epoch == self.epoch or now_s >= self.until_s:
+            return _Counted(healthy, epoch, now_s + COUNT_OUTLIVES_S)
+        return self._replace(until_s=min(self.until_s, now_s + gone_s))
+
+
+_NEVER_COUNTED = _Counted(0, b"", -math.inf)
+
+
+class Presence:
+    """Heartbeats and observation on one pool. All raise RedisUnavailable."""
+
+    def __init__(
+        self, client: Redis, keys: Keys, *, gone_ms: int = GONE_MS, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._gone_ms = gone_ms
+        self._clock_s = clock_s
+        self._counted = _NEVER_COUNTED
+        self._worker_beat = Script("worker_beat", client, keys)
+        self._gateway_beat = Script("gateway_beat", client, keys)
+        self._census = Script("census", client, keys)
+        self._observe = Script("observe", client, keys)
+
+    async def worker_beat(self, beat: WorkerBeat) -> Standing:
+        """Register or refresh a worker; must come before its first claim, which the answer may forbid."""
+        return Standing(await self._worker_beat(*beat_words(beat)))
+
+    def pulse(self, wrong: Callable[[], None], stands: Callable[[Standing], None] = lambda _: None) -> Pulse:
+        """For a worker that beats again and again, once it has registered."""
+        return Pulse(self._client, self._keys, wrong, stands=stands)
+
+    def local_host(self) -> str:
+        """The address of this machine from which Redis is reached; "" where there is no connection over TCP."""
+        return line_of(self._client).local_host
+
+    async def worker_gone(self, worker_id: str) -> None:
+        """A graceful leave: the worker is forgotten, not counted as lost."""
+        await self._forget(self._keys.gpus, worker_id, self._keys.gpu(worker_id))
+
+    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply:
+        """Register or refresh a gateway, and keep what it refused since its last beat: the oldest 256, oldest first."""
+        refused = [_encode(refusal) for refusal in refusals[:MAX_A_BEAT]]
+        epoch_us, share, policy = await self._gateway_beat(
+            stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, KEPT_A_GATEWAY, KEEP_REFUSALS_MS, *refused
+        )
+        return BeatReply(int(epoch_us), float(share), policy.decode())
+
+    async def gateway_gone(self, gateway_id: str) -> None:
+        """A graceful leave, once nothing waits there any more."""
+        await self._forget(self._keys.gateways, gateway_id, self._keys.gateway(gateway_id))
+
+    async def _forget(self, index: str, member: str, key: str) -> None:
+        async with bounded():
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.zrem(index, member)
+            pipeline.delete(key)
+            await pipeline.execute()
+
+    async def census(self, notices: Sequence[str] = ()) -> tuple[int, int]:
+        """Count into `healthy_gpu_count`: (healthy, known). `notices` are kept for health.
+
+        Redis forgets its workers when it comes back empty. What was counted before stands for as long as a silent worker
+        does, or nothing would be formed, and free be shed, until each has beaten again.
+        """
+        last, now_s = self._counted, self._clock_s()
+        held = last.epoch if now_s < last.until_s else b""
+        healthy, known, epoch = await self._census(
+            self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held, NOTICE_MS, *notices
+        )
+        self._counted = last.later(now_s, epoch, healthy, self._gone_ms / 1000)
+        return healthy, known
+
+    async def observe(self, tiers: Sequence[str]) -> Observation:
+        """One atomic look at the pool."""
+        return decode_observation(await self._observe(_encode(tiers), self._gone_ms))
+
+
+def decode_observation(packed: bytes) -> Observation:
+    """From the observe script's reply. A beat that cannot be read leaves its worker unhealthy, never the look undone."""
+    queues, workers, gateways, outbox, dlq, passed_ms, worked_ms, notices = _observed.decode(packed)
+    told = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
+    return Observation(
+        now_ms=queues.now_ms,
+        tiers={tier.name: tier for tier in queues.tiers},
+        workers=[_view(row) for row in workers],
+        gateways=[stats for _, stats in told],
+        ready_batches=queues.ready_batches,
+        leased_batches=queues.leased_batches,
+        outbox=outbox,
+        dlq=dlq,
+        gateway_ages_ms={stats.gateway_id: age_ms for age_ms, stats in told},
+        scheduler_age_ms=passed_ms if passed_ms >= 0 else None,
+        pass_age_ms=worked_ms if worked_ms >= 0 else None,
+        notices=notices,
+    )
+
+
+def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
+    worker_id, age_ms, healthy, pausing, raw = row
+    beat = _unpacked(_beat, raw)
+    if beat is None:
+        beat = WorkerBeat(worker_id, "unknown", 0.0, 0, 0.0, 0.0, "", "")
+        healthy = pausing = False
+    return WorkerView(
+        id=worker_id,
+        status=beat.status,
+        utilization=beat.utilization,
+        in_flight=beat.in_flight,
+        age_ms=age_ms,
+        healthy=healthy,
+        rps=beat.rps,
+        service_p95_ms=beat.service_p95_ms,
+        backend=beat.backend,
+        model_version=beat.model_version,
+        direct=beat.direct,
+        base_ms=beat.base_ms,
+        item_ms=beat.item_ms,
+        seen_batch=beat.seen_batch,
+        gpu=beat.gpu,
+        padding_waste=beat.padding_waste,
+        pausing=pausing,
+        model_pid=beat.model_pid,
+        width=beat.width,
+        fresh_batch=beat.fresh_batch,
+        served_rps=beat.served_rps,
+    )
+
+
+def _gateway(raw: msgspec.Raw) -> GatewayStats | None:
+    return _unpacked(_stats, raw)
+
+
+_T = TypeVar("_T")
+
+
+def _unpacked(decoder: msgspec.msgpack.Decoder[_T], raw: msgspec.Raw) -> _T | None:
+    """Lua packs a nested msgpack text as a string: cut its header, then decode what is inside."""
+    try:
+        return decoder.decode(inner(bytes(raw)))
+    except (msgspec.MsgspecError, ValueError):
+        return None

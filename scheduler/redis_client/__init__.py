@@ -1,0 +1,1 @@
+"""Redis clients: connections, pipelined calls, scripts and keys."""

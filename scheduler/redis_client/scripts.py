@@ -1,0 +1,80 @@
+"""The Lua scripts: read from their files, assembled with what they include, called by their hash.
+
+A script names the parts it builds on in a line `-- include: prelude, wake, ratelimit/bucket`; parts are put in front of
+its own text in that order. One that Redis has forgotten (restart, failover, SCRIPT FLUSH) is sent again whole.
+"""
+
+import re
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, OutOfMemoryError
+
+from scheduler.errors import TierlaneError
+from scheduler.redis_client.connections import FAULTS, line_of, unavailable
+from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.pipeline import Argument, pack
+
+_INCLUDE = re.compile(r"^-- include: (.+)$", re.MULTILINE)
+
+
+MAX_CALL_BYTES = 2 << 20
+"""Of bodies or outputs in one call: 33 MB of them took Redis 150 to 200 ms, and everybody else had to wait. One that is
+larger goes alone."""
+
+
+class RedisFull(TierlaneError):
+    """Redis has no memory left for new requests; nothing was written."""
+
+
+@cache
+def source(name: str) -> str:
+    """The whole text of a script, shebang first."""
+    text = files("scheduler").joinpath("lua", f"{name}.lua").read_text("utf-8")
+    shebang, body = text.split("\n", 1)
+    if not shebang.startswith("#!lua"):
+        raise ValueError(f"{name}.lua must begin with #!lua")
+    included = _INCLUDE.search(body)
+    parts = [_part(part.strip()) for part in included.group(1).split(",")] if included else []
+    # Each capture of a local walks the list of all that are captured already, and those of the prelude, which nearly every
+    # function captures, stand at its end. Out of an enclosing function they are captured in one step.
+    return "\n".join([shebang, *parts[:1], "return (function()", *parts[1:], body, "end)()"])
+
+
+def _part(name: str) -> str:
+    room, _, part = name.rpartition("/")
+    folder = files(room).joinpath("lua") if room else files("scheduler").joinpath("lua", "includes")
+    return folder.joinpath(f"{part}.lua").read_text("utf-8")
+
+
+class Script:
+    """One script on one pool; KEYS[1] and ARGV[1] are the same for all of them, and are added here."""
+
+    def __init__(self, name: str, client: Redis, keys: Keys) -> None:
+        text = source(name)
+        head = (1, keys.leases, keys.prefix)
+        self._by_hash = (b"EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest(), *head)
+        self._whole = (b"EVAL", text, *head)
+        self._line = line_of(client)
+
+    async def __call__(self, *args: Argument) -> Any:
+        """Run it. Raises RedisFull, or RedisUnavailable where the outcome is not known."""
+        try:
+            return await self._send(args)
+        except OutOfMemoryError as error:
+            raise RedisFull("Redis is at its memory limit; raise maxmemory or drain the queues.") from error
+        except FAULTS as error:
+            raise unavailable(error) from error
+
+    def packed(self, *args: Argument) -> bytes:
+        """A call as it goes over the line, for `Line.tell`. Redis must know the script: it is named by its hash."""
+        return pack(self._by_hash + args)
+
+    async def _send(self, args: tuple[Argument, ...]) -> Any:
+        try:
+            return await self._line.call(self._by_hash + args)
+        except NoScriptError:
+            return await self._line.call(self._whole + args)

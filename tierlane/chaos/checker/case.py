@@ -1,0 +1,155 @@
+"""History and evidence joined: each request with its tries, each try with its answer and its audit row.
+
+A try and its row meet by the trace id that the try alone sent, so that also a try without an answer finds its row.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tierlane.chaos.checker.allowances import Excuses
+from tierlane.chaos.history import Answered, Event, Invoked, Stalled, Stray, Unanswered
+from tierlane.chaos.proof import Evidence, Row, Run
+from tierlane.chaos.stalls import PERIOD_S
+
+IN_DOUBT_S = 6.0  # So long a try without an end may have been under way.
+
+
+@dataclass
+class Try:
+    """One try; `answer` or `silence` is its end, neither where the history was cut."""
+
+    invoked: Invoked
+    answer: Answered | None = None
+    silence: Unanswered | None = None
+
+    @property
+    def sent(self) -> float:
+        """When it was sent."""
+        return self.invoked.at
+
+    @property
+    def gateway(self) -> str:
+        """To whom."""
+        return self.invoked.gateway
+
+    @property
+    def ended(self) -> float:
+        """When its end was seen."""
+        end = self.answer or self.silence
+        return end.at if end else self.sent + IN_DOUBT_S
+
+
+@dataclass
+class Request:
+    """One logical request: all tries of one nonce that were sent, in order. `unsent`: how many could not be."""
+
+    nonce: str
+    tries: list[Try] = field(default_factory=list)
+    unsent: list[Unanswered] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Its Idempotency-Key, "" without one."""
+        return self.tries[0].invoked.key if self.tries else ""
+
+    @property
+    def sent(self) -> float:
+        """When it was sent first."""
+        return self.tries[0].sent
+
+    @property
+    def ended(self) -> float:
+        """When the end of its last try was seen."""
+        return max(one.ended for one in self.tries)
+
+
+class Case:
+    """All that the laws look at."""
+
+    def __init__(self, events: Sequence[Event], evidence: Evidence) -> None:
+        self.events = events
+        self.evidence = evidence
+        self.excuses = Excuses(events)
+        self.requests: dict[str, Request] = {}
+        self.unasked: list[Answered] = []  # Answers to tries that were never sent, or were answered before.
+        self.strays = [event for event in events if isinstance(event, Stray)]
+        self.stalls = [event for event in events if isinstance(event, Stalled)]
+        self._join(events)
+        self.tries = [one for request in self.requests.values() for one in request.tries]
+        self.by_trace = {one.invoked.trace: one for one in self.tries}
+        self.rows_by_id: dict[str, list[Row]] = defaultdict(list)
+        self.rows_by_trace: dict[str, list[Row]] = defaultdict(list)
+        self.runs: dict[str, list[Run]] = defaultdict(list)
+        self._index()
+        self.workers = self._workers()
+
+    def _join(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Invoked):
+                self._request(event.nonce).tries.append(Try(event))
+            elif isinstance(event, Answered):
+                self._answer(event)
+            elif isinstance(event, Unanswered):
+                self._silence(event)
+
+    def _answer(self, event: Answered) -> None:
+        tries = self._request(event.nonce).tries
+        asked = next((one for one in tries if one.invoked.turn == event.turn and one.answer is None), None)
+        if asked is None:
+            self.unasked.append(event)
+        else:
+            asked.answer = event
+
+    def _request(self, nonce: str) -> Request:
+        return self.requests.setdefault(nonce, Request(nonce))
+
+    def _silence(self, event: Unanswered) -> None:
+        request = self._request(event.nonce)
+        sent = next((one for one in request.tries if one.invoked.turn == event.turn), None)
+        if sent is None:
+            request.unsent.append(event)
+        else:
+            sent.silence = event
+
+    def _index(self) -> None:
+        for row in self.evidence.rows:
+            self.rows_by_id[row.id].append(row)
+            if row.trace:
+                self.rows_by_trace[row.trace].append(row)
+        for run in self.evidence.runs or ():
+            self.runs[run.nonce].append(run)
+
+    def _workers(self) -> dict[str, str]:
+        """To which worker each model process belonged: what most of the rows say of which it ran the input."""
+        seen: dict[str, Counter[str]] = defaultdict(Counter)
+        for one in self.tries:
+            for row in self.rows_of(one):
+                for run in self.runs.get(one.invoked.nonce, ()):
+                    if row.worker_id:
+                        seen[run.process][row.worker_id] += 1
+        return {process: workers.most_common(1)[0][0] for process, workers in seen.items()}
+
+    def rows_of(self, one: Try) -> list[Row]:
+        """The rows of one try: those with its trace, else those without any that have the id it was answered with."""
+        if found := self.rows_by_trace.get(one.invoked.trace):
+            return found
+        if one.answer is None or one.answer.replayed:
+            return []
+        return [row for row in self.rows_by_id.get(one.answer.id, []) if not row.trace]
+
+    def try_of(self, row: Row) -> Try | None:
+        """The try that a row belongs to; None where nobody sent it."""
+        return self.by_trace.get(row.trace)
+
+    def nonce_of(self, row: Row) -> str:
+        """Whose row it is, "" where nobody sent it."""
+        one = self.try_of(row)
+        return one.invoked.nonce if one else ""
+
+    def arrived(self, answer: Answered) -> float:
+        """When an answer may have come at the earliest: while this tool stood still it could not see it."""
+        for stall in self.stalls:
+            if stall.since <= answer.at <= stall.at + PERIOD_S:
+                return stall.since
+        return answer.at

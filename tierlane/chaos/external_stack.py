@@ -1,0 +1,150 @@
+"""A stack that is already up, as its stack file tells: only its processes and servers can be reached, no proxies.
+
+The file is read anew for each fault, since processes restart. The load is that of the file's customers, one a tier.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import aiohttp
+import asyncpg
+import msgspec
+import psutil
+
+from ledger.postgres import asyncpg_dsn
+from tierlane.bench.stack_info import ProcessInfo
+from tierlane.chaos.faults.catalogue import Place
+from tierlane.chaos.faults.proxy import FaultProxy
+from tierlane.chaos.faults.server_clock import ServerClock
+from tierlane.chaos.ground import Stranger
+from tierlane.chaos.option_texts import TOOL
+from tierlane.chaos.options import UsageError
+from tierlane.chaos.plan import Customer, Sources, Target
+from tierlane.child_process import family
+
+PATIENCE_S = 5.0
+PROBE = "tierlane chaos"
+SERVERS = (Place.REDIS, Place.POSTGRES)
+FIND_CUSTOMER = """
+SELECT c.id::text AS id, c.name, c.tier FROM api_keys AS k JOIN customers AS c ON c.id = k.customer_id WHERE k.id = $1
+"""
+
+
+class StackInfo(msgspec.Struct, frozen=True):
+    """What is needed of the file."""
+
+    http_url: str
+    redis_url: str
+    database_url: str
+    service_token: str
+    keys: dict[str, str]
+    processes: tuple[ProcessInfo, ...]
+
+
+def read_stack(path: Path) -> StackInfo:
+    """Read the file. Raises UsageError."""
+    option = TOOL.both_names("against")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StackInfo)
+    except OSError as error:
+        raise UsageError(f"{option}: cannot read {path}: {error.strerror}; is the stack up?") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option}: {path} is not a stack file: {error}.") from None
+
+
+class OutsideStack:
+    """A `Ground` without proxies."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError."""
+        self._path = path
+        self._info = read_stack(path)
+        self._names = {
+            place: [process.name for process in self._info.processes if process.role == place] for place in Place
+        }
+
+    @property
+    def targets(self) -> Mapping[Place, int]:
+        """How many there are of each place."""
+        return {place: 1 if place in SERVERS else len(names) for place, names in self._names.items()}
+
+    @property
+    def redis_url(self) -> str:
+        """Redis itself."""
+        return self._info.redis_url
+
+    @property
+    def database_url(self) -> str:
+        """PostgreSQL itself."""
+        return self._info.database_url
+
+    @property
+    def redis_clock(self) -> ServerClock:
+        """It cannot be moved."""
+        return ServerClock(self._path.parent)
+
+    def stranger(self, index: int) -> Stranger:
+        """There is none."""
+        raise LookupError(f"{Place.GATEWAY}-{index + 1}")
+
+    def name(self, place: Place, index: int) -> str:
+        """What a target is called in events."""
+        return str(place) if place in SERVERS else self._names[place][index]
+
+    def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
+        """The processes that are there now, none where it is down; a server with all its children."""
+        name = self.name(place, index)
+        pids = [one.pid for one in read_stack(self._path).processes if one.role == place and one.name == name]
+        whole = [process for pid in pids for process in family(pid)]
+        return whole if place in SERVERS else whole[:1]
+
+    def proxy(self, place: Place, index: int) -> FaultProxy:
+        """There is none."""
+        raise LookupError(f"{place}-{index + 1}")
+
+    def redis_proxy_of(self, place: Place, index: int) -> FaultProxy:
+        """There is none."""
+        raise LookupError(f"{place}-{index + 1}")
+
+    async def target(self) -> Target:
+        """Where the load goes. Raises UsageError where the stack cannot be used."""
+        url = self._info.http_url
+        await _check_backend(url, next(iter(self._info.keys.values()), ""))
+        return Target((url,), await _customers(self._info))
+
+    def sources(self, started_at: float) -> Sources:
+        """Where evidence lies; the backend writes no log."""
+        info = self._info
+        return Sources(info.database_url, info.redis_url, None, started_at, (info.http_url,), info.service_token)
+
+
+async def _customers(info: StackInfo) -> tuple[Customer, ...]:
+    connection = await asyncpg.connect(asyncpg_dsn(info.database_url), timeout=PATIENCE_S)
+    try:
+        found = []
+        for key in info.keys.values():
+            row = await connection.fetchrow(FIND_CUSTOMER, key.split("_")[1])
+            if row is not None:
+                found.append(Customer(tier=row["tier"], id=row["id"], name=row["name"], key=key))
+    finally:
+        await connection.close()
+    return tuple(found)
+
+
+async def _check_backend(url: str, key: str) -> None:
+    """Cross-talk is told by outputs, so they must be the inputs reversed."""
+    option = TOOL.both_names("against")
+    timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+    headers = {"Authorization": f"Bearer {key}"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.post(f"{url}/v1/inference", json={"input": PROBE}) as answer,
+        ):
+            body = await answer.json(content_type=None)
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        raise UsageError(f"{option}: {url} does not answer: {type(error).__name__}.") from None
+    if not isinstance(body, dict) or body.get("output") != PROBE[::-1]:
+        raise UsageError(
+            f"{option}: the stack must run the backend `simulated`, whose outputs are its inputs reversed."
+        )

@@ -1,0 +1,252 @@
+"""Open-loop load of many customers: requests come by a Poisson process, whatever became of those before.
+
+Each request carries a secret that its answer must give back. A fifth carry an `Idempotency-Key` and behave as its
+clients should: without an answer, or told that the first try is still running, they try again with the same key and
+body at another gateway, until their own deadline. All others are sent once. Everything goes into the history.
+
+Customers of one tier and of others use the same keys by chance, as clients that count do: a key is one customer's own.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+from typing import cast
+from urllib.parse import urlsplit
+
+from scheduler.errors import ErrorCode
+from tierlane.bench.connection import Pending
+from tierlane.bench.connection_pool import ConnectionPool
+from tierlane.bench.http_client import Response
+from tierlane.bench.tally import Silence, TierTally
+from tierlane.chaos.calls import NONCE_CHARACTERS, read_answer, request_bytes
+from tierlane.chaos.history import Answered, History, Invoked, Stalled, Stray, Unanswered
+from tierlane.chaos.plan import Customer, Target, request_input
+from tierlane.chaos.stalls import watch_stalls
+
+TIMEOUT_S = 6.0
+KEYED_SHARE = 0.2
+SAME_KEY_SHARE = 0.5  # Of those: another customer has used it before, for something else.
+RETRY_AFTER_S = 0.2
+PATIENCE_S = 10.0  # Of a client with an Idempotency-Key, from its first try.
+MAX_PADDING = 400
+CONNECTIONS = 4000  # To one gateway.
+TICK_S = 0.002
+SWEEP_S = 0.05
+
+_KINDS = {
+    Silence.TIMEOUT: "timeout",
+    Silence.CLOSED: "reset",
+    Silence.CONNECT: "refused",
+    Silence.NOT_SENT: "refused",
+    Silence.MALFORMED: "reset",
+    Silence.STOPPED: "stopped",
+}
+
+
+class _Request:
+    """One logical request of a customer: its secret, and how often it was tried."""
+
+    __slots__ = ("customer", "gateway", "give_up_at", "key", "nonce", "padding", "text", "turn")
+
+    def __init__(self, customer: Customer, gateway: int, key: str, padding: str) -> None:
+        self.customer = customer
+        self.gateway = gateway
+        self.key = key
+        self.padding = padding
+        self.nonce = secrets.token_hex(NONCE_CHARACTERS // 2)
+        self.turn = 0
+        self.text = ""  # Made at the first sending, the same in every try.
+        self.give_up_at = 0.0
+
+
+class _Try(Pending):
+    """One try on its way; `due_s` becomes the time of sending."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: _Request, now: float, tally: TierTally) -> None:
+        super().__init__(now, 0, b"", tally)
+        self.request = request
+
+
+class Load:
+    """The load of one run. `counts` holds how requests ended: by HTTP status, or by what kind of silence."""
+
+    def __init__(self, target: Target, rate: float, duration_s: float, seed: int, history: History) -> None:
+        """`rate` in requests a second over all customers. The same seed draws the same customers at the same times."""
+        self._random = Random(f"{seed}/load")
+        self._turns = Random(f"{seed}/retries")  # Apart, or one retry would change every request after it.
+        self._target = target
+        self._history = history
+        self._due = self._arrivals(rate, duration_s)
+        self._next: float | None = None
+        self._began = 0.0
+        self._open = 0
+        self._key, self._key_users = "", set[str]()
+        self._retries: dict[_Request, asyncio.TimerHandle] = {}
+        self._done = asyncio.Event()
+        self._tally = TierTally("all")
+        self.sent = 0  # Requests; tries may be more.
+        self.counts: Counter[str] = Counter()
+        self._names = [f"gateway-{number}" for number in range(1, len(target.http_urls) + 1)]
+        self._hosts = [urlsplit(url).netloc for url in target.http_urls]
+        self._pools = [self._pool(url) for url in target.http_urls]
+
+    def _pool(self, url: str) -> ConnectionPool:
+        parts = urlsplit(url)
+        return ConnectionPool(
+            parts.hostname or "",
+            parts.port or 80,
+            cap=CONNECTIONS,
+            timeout_s=TIMEOUT_S,
+            encode=self._encode,
+            on_answer=self._answered,
+            on_silence=self._silent,
+        )
+
+    def _arrivals(self, rate: float, duration_s: float) -> Iterator[float]:
+        at = self._random.expovariate(rate)
+        while at < duration_s:
+            yield at
+            at += self._random.expovariate(rate)
+
+    async def run(self) -> None:
+        """Send everything, and come back when each request has its end."""
+        loop = asyncio.get_running_loop()
+        self._began = time.monotonic()
+        stalls = loop.create_task(watch_stalls(self._stalled), name="stalls")
+        self._advance()
+        self._tick()
+        self._sweep()
+        try:
+            await self._done.wait()
+        finally:
+            self.stop()
+            stalls.cancel()
+            await asyncio.gather(*(pool.close() for pool in self._pools), stalls, return_exceptions=True)
+            self._note_strays()
+
+    def _note_strays(self) -> None:
+        for gateway, pool in zip(self._names, self._pools, strict=True):
+            for _ in range(pool.strays):
+                self._history.add(Stray(at=time.monotonic(), gateway=gateway, detail="Bytes that nobody asked for."))
+
+    def stop(self) -> None:
+        """Send nothing more; what is under way is told as stopped."""
+        self._next = None
+        self._due = iter(())
+        retries, self._retries = self._retries, {}
+        for handle in retries.values():
+            handle.cancel()
+        self._done.set()
+
+    def _stalled(self, since: float, until: float) -> None:
+        self._history.add(Stalled(at=until, since=since))
+
+    def _advance(self) -> None:
+        due = next(self._due, None)
+        self._next = None if due is None else self._began + due
+        self._finish_when_done()
+
+    def _finish_when_done(self) -> None:
+        if self._next is None and not self._open:
+            self._done.set()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        while self._next is not None and self._next <= now:
+            self._begin(self._drawn())
+            self._advance()
+        if self._next is not None:
+            asyncio.get_running_loop().call_later(max(TICK_S, self._next - now), self._tick)
+
+    def _sweep(self) -> None:
+        if not self._done.is_set():
+            for pool in self._pools:
+                pool.expire(time.monotonic())
+            asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _drawn(self) -> _Request:
+        random = self._random
+        customer = random.choice(self._target.customers)
+        gateway = random.randrange(len(self._pools))
+        keyed, padding = random.random() < KEYED_SHARE, "x" * random.randrange(MAX_PADDING)
+        return _Request(customer, gateway, self._drawn_key(customer) if keyed else "", padding)
+
+    def _drawn_key(self, customer: Customer) -> str:
+        """A key that this customer has not used; often one that another has used just before."""
+        same = self._random.random() < SAME_KEY_SHARE and self._key_users and customer.id not in self._key_users
+        if not same:
+            self._key, self._key_users = secrets.token_hex(12), set()
+        self._key_users.add(customer.id)
+        return self._key
+
+    def _begin(self, request: _Request) -> None:
+        self.sent += 1
+        self._open += 1
+        request.give_up_at = time.monotonic() + PATIENCE_S
+        self._try(request)
+
+    def _try(self, request: _Request) -> None:
+        self._retries.pop(request, None)
+        self._pools[request.gateway].submit(_Try(request, time.monotonic(), self._tally))
+
+    def _encode(self, pending: Pending) -> bytes:
+        """Called when the try is written: only now it is sent."""
+        request = cast("_Try", pending).request
+        pending.due_s = now = time.monotonic()
+        request.text = request.text or request_input(request.nonce, now, request.padding)
+        trace = secrets.token_hex(16)
+        self._history.add(
+            Invoked(
+                at=now,
+                nonce=request.nonce,
+                turn=request.turn,
+                trace=trace,
+                gateway=self._names[request.gateway],
+                tier=request.customer.tier,
+                customer=request.customer.id,
+                key=request.key,
+            )
+        )
+        return request_bytes(self._hosts[request.gateway], request.customer, request.text, trace, request.key)
+
+    def _answered(self, pending: Pending, response: Response) -> None:
+        request, now = cast("_Try", pending).request, time.monotonic()
+        reading = read_answer(response, request.text)
+        seconds = round(now - pending.due_s, 6)
+        self._history.add(
+            Answered(at=now, nonce=request.nonce, turn=request.turn, seconds=seconds, **reading._asdict())
+        )
+        running = reading.code == ErrorCode.IDEMPOTENCY_IN_PROGRESS
+        if not (running and self._again(request, now)):
+            self._end(str(reading.status))
+
+    def _silent(self, pending: Pending, why: Silence, detail: str) -> None:
+        request, now = cast("_Try", pending).request, time.monotonic()
+        kind, gateway = _KINDS[why], self._names[request.gateway]
+        if why is Silence.MALFORMED:
+            self._history.add(Stray(at=now, gateway=gateway, nonce=request.nonce, detail=detail))
+        self._history.add(
+            Unanswered(at=now, nonce=request.nonce, turn=request.turn, kind=kind, gateway=gateway, detail=detail)
+        )
+        if why is Silence.STOPPED or not self._again(request, now):
+            self._end(kind)
+
+    def _again(self, request: _Request, now: float) -> bool:
+        """Try once more, at another gateway; False where the client would not, or has no patience left."""
+        if not request.key or self._done.is_set() or now + RETRY_AFTER_S >= request.give_up_at:
+            return False
+        others = [gateway for gateway in range(len(self._pools)) if gateway != request.gateway]
+        request.gateway = self._turns.choice(others or [request.gateway])
+        request.turn += 1
+        self._retries[request] = asyncio.get_running_loop().call_later(RETRY_AFTER_S, self._try, request)
+        return True
+
+    def _end(self, how: str) -> None:
+        self.counts[how] += 1
+        self._open -= 1
+        self._finish_when_done()

@@ -1,0 +1,70 @@
+"""How verbs reach PostgreSQL: whose address is meant, and one short connection whose faults are one sentence."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ledger.admin.transaction import LOCK_TIMEOUT, Blocked, naming_holder
+from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
+from scheduler.errors import TierlaneError
+from tierlane.local_stack import with_local_stack
+from tierlane.setting_errors import SettingsError
+
+if TYPE_CHECKING:
+    from tierlane.settings.model import Settings
+
+CONNECT_TIMEOUT_S = 5.0
+STATEMENT_TIMEOUT_MS = 30_000
+
+
+class UsageError(Exception):
+    """The verb cannot be meant like that; the message is one sentence."""
+
+
+class VerbError(TierlaneError):
+    """The verb cannot be carried out; the message is one sentence."""
+
+
+def reachable(settings: "Settings") -> "Settings":
+    """The settings with the local stack's addresses where none is set. Raises SettingsError without a database."""
+    found = with_local_stack(settings)
+    if not found.database_url:
+        raise SettingsError(
+            f"TIERLANE_DATABASE_URL: is not set, and no local stack runs in {settings.data_dir}; "
+            "set it, start `tierlane up`, or name the stack's --data-dir"
+        )
+    return found
+
+
+def run(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a verb to its exit code."""
+    return asyncio.run(work())
+
+
+@asynccontextmanager
+async def database(settings: "Settings", name: str) -> AsyncIterator[Connection]:
+    """One connection, called `name` in pg_stat_activity. Raises VerbError where PostgreSQL does not serve it."""
+    try:
+        async with (
+            _connected(settings, name) as connection,
+            naming_holder(connection, lambda: _connected(settings, name)),
+        ):
+            yield connection
+    except Blocked as error:
+        raise VerbError(str(error)) from error
+    except AWAY as error:
+        raise VerbError(f"PostgreSQL at {place_of(settings.database_url)} cannot be used: {reason(error)}.") from error
+
+
+@asynccontextmanager
+async def _connected(settings: "Settings", name: str) -> AsyncIterator[Connection]:
+    connection = await connect(
+        settings.database_url,
+        name=name,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+        settings=LOCK_TIMEOUT,
+    )
+    async with closing(connection):
+        yield connection

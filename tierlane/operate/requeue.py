@@ -1,0 +1,132 @@
+"""`tierlane dlq requeue`: dead letters run again now under new ids, and how each ended is told.
+
+Their customers are neither charged nor answered: the requests enter as ones that were accepted before. The note in the dead letter is written first, so that of two operators
+one is told; it is taken back where nothing was queued.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from gateway.dead_letter_rerun import AT_ONCE, Candidate, NoSuchLetter, NotRerun, candidate, named
+from ledger.dead_letters import mark_requeued, unmark_requeued
+from ledger.letter_groups import note
+from ledger.operating import as_actor
+from ledger.postgres import Connection
+from scheduler.errors import RedisUnavailable
+from scheduler.protocol.replies import Reply
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
+from scheduler.states import State
+from tierlane.admin.runner import actor_named
+from tierlane.dlq.reach import DlqError, database, run
+from tierlane.dlq.small_gateway import SmallGateway
+from tierlane.operate.dead_letters import no_such
+
+if TYPE_CHECKING:
+    from tierlane.settings.model import Settings
+
+BY_ID = "by id"
+
+
+def requeue_all(settings: "Settings", ids: Sequence[str], *, again: bool, actor: str | None) -> int:
+    """Requeue each; the exit code: 0 where all of them completed. Raises DlqError where none can be."""
+    if not settings.redis_url:
+        raise DlqError("TIERLANE_REDIS_URL is not set, and without Redis nothing can be queued.")
+    by = actor_named(actor)
+    return run(lambda: _requeue(settings, list(dict.fromkeys(ids)), by, again=again))
+
+
+async def _requeue(settings: "Settings", ids: Sequence[str], by: str, *, again: bool) -> int:
+    client = command_client(settings.redis_url)
+    try:
+        async with database(settings) as connection:
+            gateway = SmallGateway(client, Keys(settings.pool), settings.total_request_ms, settings.gone_ms)
+            completed = 0
+            async with gateway.open():
+                for at in range(0, len(ids), AT_ONCE):
+                    batch = [
+                        await _candidate(connection, settings, request_id, again=again)
+                        for request_id in ids[at : at + AT_ONCE]
+                    ]
+                    completed += await _run_batch(connection, gateway, [c for c in batch if c is not None], by)
+    except RedisUnavailable as error:
+        raise DlqError(f"Nothing more was requeued: {error}.") from error
+    finally:
+        await client.aclose()
+    return 0 if completed == len(ids) else 1
+
+
+async def _candidate(connection: Connection, settings: "Settings", request_id: str, *, again: bool) -> Candidate | None:
+    """What is to run, or None, with one sentence why not."""
+    try:
+        return await candidate(connection, request_id, settings.pool, settings.total_request_ms, again=again)
+    except NoSuchLetter:
+        typer.echo(no_such(request_id), err=True)
+    except NotRerun as error:
+        typer.echo(f"{request_id}: {error}", err=True)
+    return None
+
+
+async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Sequence[Candidate], by: str) -> int:
+    """Queue them and wait; how many completed."""
+    marked = await _mark(connection, batch, by)
+    if not marked:
+        return 0
+    try:
+        entered = await gateway.submit([c.submission for c in marked])
+    except RedisUnavailable as error:
+        ids = ", ".join(c.submission.id for c in marked)
+        raise DlqError(f"Whether these run is not known: {ids} ({error}).") from error
+    await _take_back(connection, [c for c in marked if c.submission.id not in entered], by)
+    running = [c for c in marked if c.submission.id in entered]
+    try:
+        await gateway.forget_dead([c.letter.request_id for c in running])
+    except RedisUnavailable as error:  # They run all the same, and are waited for.
+        typer.echo(f"Warning: {str(error).rstrip('.')}, so health may still count them.", err=True)
+    completed = 0
+    began = time.monotonic()
+    async for request_id, reply in gateway.replies([c.submission.id for c in running]):
+        old = next(c.letter.request_id for c in running if c.submission.id == request_id)
+        typer.echo(f"{old} -> {request_id}: {ending(reply, time.monotonic() - began)}")
+        completed += reply is not None and reply.state == State.COMPLETED
+    return completed
+
+
+async def _mark(connection: Connection, batch: Sequence[Candidate], by: str) -> list[Candidate]:
+    """Note them as requeued, in the letters and on record; those that nobody else had noted meanwhile."""
+    async with as_actor(connection, by):
+        ordered = sorted(
+            batch, key=lambda c: c.letter.request_id
+        )  # One order for all, or two could wait for each other.
+        marked = [c for c in ordered if await mark_requeued(connection, c.letter, c.submission.id)]
+        if marked:
+            before = {c.letter.request_id: c.letter.requeued_as for c in marked}
+            await note(connection, BY_ID, {"requeued_as": before}, {"requeued_as": named(marked)})
+    for each in batch:
+        if each not in marked:
+            typer.echo(f"{each.letter.request_id}: Somebody else has just requeued or deleted it.", err=True)
+    return marked
+
+
+async def _take_back(connection: Connection, refused: Sequence[Candidate], by: str) -> None:
+    if not refused:
+        return
+    async with as_actor(connection, by):
+        for each in refused:
+            await unmark_requeued(connection, each.letter, each.submission.id)
+        before = {each.letter.request_id: each.letter.requeued_as for each in refused}
+        await note(connection, BY_ID, {"requeued_as": named(refused)}, {"requeued_as": before})
+    for each in refused:
+        typer.echo(f"{each.letter.request_id}: Redis has no memory left for it.", err=True)
+
+
+def ending(reply: Reply | None, waited_s: float) -> str:
+    """How a request ended, for people."""
+    if reply is None:
+        return f"no end was seen within {waited_s:.0f} s; the audit will have it."
+    runs = "1 run" if reply.attempts == 1 else f"{reply.attempts} runs"
+    what = "completed" if reply.state == State.COMPLETED else f"failed, {reply.error_code}"
+    return f"{what} after {waited_s * 1000:.0f} ms and {runs}."

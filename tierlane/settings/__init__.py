@@ -1,0 +1,1 @@
+"""Settings of every role: types, ranges and descriptions. `python -m tierlane.settings` prints the page for docs/."""

@@ -1,0 +1,151 @@
+"""The demo data: one customer with a key in each default tier, and the row of the model that the workers run.
+
+Admins may change all of it afterwards; a later start repairs only what is missing.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import asyncpg
+
+from tierlane.batch_sizes import default_batch_size
+from tierlane.settings.model import Settings
+from tierlane.up.data_dir import DataDir
+from tierlane.up.errors import StackError
+from tierlane.up.other_pools import parse_pools
+
+TIERS = ("enterprise", "paid", "free")
+KEYS_FILE = "demo-keys.json"
+MODELS_FILE = "demo-models.json"
+KEY_NAME = "demo"
+MAX_WAIT_MS = 40
+TARGET_UTILIZATION = 0.95
+DEFAULT_SIMULATED_MS = 50.0
+# Requests per second of one worker until it is measured: on the low side, since limits tighten faster than they relax.
+TINY_RPS = 20.0
+OTHER_RPS = 20.0
+
+UPSERT_MODEL = """
+INSERT INTO models (name, pool, max_batch_size, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization, enabled)
+VALUES ($1, $2, $3, $4, $5, $6, $7, true)
+ON CONFLICT (name) DO UPDATE
+SET pool = EXCLUDED.pool, max_batch_size = coalesce($8, models.max_batch_size), enabled = true
+"""
+
+
+@dataclass(frozen=True)
+class DemoModel:
+    """The row of `models` for a backend. `wanted_batch_size` is the flag: it wins over an existing row."""
+
+    name: str
+    pool: str
+    max_batch_size: int
+    wanted_batch_size: int | None
+    gpu_timeout_ms: int
+    rps_per_gpu: float
+
+
+def demo_model(backend: str, pool: str, gpu_timeout_ms: int, max_batch_size: int | None) -> DemoModel:
+    """Return the model row for the backend of `--backend`; sizes that were not given get a default."""
+    kind, _, rest = backend.partition(":")
+    size = max_batch_size or default_batch_size(backend)
+    rate = _prior_rate(kind, rest, size)
+    return DemoModel(_model_name(kind, rest), pool, size, max_batch_size, gpu_timeout_ms, rate)
+
+
+def _model_name(kind: str, rest: str) -> str:
+    if kind in ("tiny", "simulated"):
+        return kind
+    if kind == "openai":
+        return "openai"
+    name = rest.rstrip("/").rpartition("/")[2] if kind == "hf" else rest
+    # What the column accepts; anything else in a path or function name becomes a dash.
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:128] or "model"
+
+
+def _prior_rate(kind: str, rest: str, size: int) -> float:
+    if kind != "simulated":
+        return TINY_RPS if kind == "tiny" else OTHER_RPS
+    try:
+        batch_ms = float(rest) if rest else DEFAULT_SIMULATED_MS
+    except ValueError:
+        batch_ms = DEFAULT_SIMULATED_MS  # The worker refuses such a backend with a better sentence.
+    return min(1e6, size * 1000 / max(batch_ms, 1.0))
+
+
+def demo_models(settings: Settings) -> list[DemoModel]:
+    """The rows for the stack's own pool and for its others, whose models need other names: the pool's, where one is taken."""
+    found = [demo_model(settings.backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)]
+    for other in parse_pools(settings.pools, settings.pool):
+        model = demo_model(other.backend, other.pool, settings.gpu_timeout_ms, None)
+        taken = model.name in {each.name for each in found}
+        found.append(replace(model, name=other.pool) if taken else model)
+    return found
+
+
+async def seed_demo(database_url: str, data_dir: DataDir, models: Sequence[DemoModel]) -> dict[str, str]:
+    """Make the demo data complete, with a row for each of the models, and return the keys by tier. Raises StackError when the database refuses it."""
+    try:
+        connection = await asyncpg.connect(database_url.replace("+asyncpg", "", 1), timeout=10)
+    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        raise StackError(f"Cannot connect to PostgreSQL for the demo data: {error}") from error
+    try:
+        keys = await _demo_keys(connection, data_dir.read_json(KEYS_FILE))
+        data_dir.write_json(KEYS_FILE, dict(keys))
+        await _seed_models(connection, data_dir, models)
+    except asyncpg.PostgresError as error:
+        raise StackError(f"PostgreSQL refuses the demo data: {error}") from error
+    finally:
+        await connection.close()
+    return keys
+
+
+async def _demo_keys(connection: "asyncpg.Connection[asyncpg.Record]", kept: dict[str, object]) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for tier in TIERS:
+        customer = f"demo-{tier}"
+        await connection.execute(
+            "INSERT INTO customers (name, tier) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING", customer, tier
+        )
+        key = kept.get(tier)
+        if not isinstance(key, str) or not await _is_known(connection, key, customer):
+            key = str(await connection.fetchval("SELECT issue_api_key($1, $2)", customer, KEY_NAME))
+        keys[tier] = key
+    return keys
+
+
+async def _is_known(connection: "asyncpg.Connection[asyncpg.Record]", key: str, customer: str) -> bool:
+    """Whether the database still has this key, valid: it may be another database than last time."""
+    parts = key.split("_")
+    found = await connection.fetchval(
+        "SELECT count(*) FROM api_keys AS k JOIN customers AS c ON c.id = k.customer_id "
+        "WHERE k.id = $1 AND c.name = $2 AND k.revoked_at IS NULL",
+        parts[1] if len(parts) > 1 else "",
+        customer,
+    )
+    return bool(found)
+
+
+async def _seed_models(
+    connection: "asyncpg.Connection[asyncpg.Record]", data_dir: DataDir, models: Sequence[DemoModel]
+) -> None:
+    # A model of an earlier start has no worker now, so requests for it would only wait.
+    ours = [str(name) for name in data_dir.read_json(MODELS_FILE).get("models", [])]
+    names = [model.name for model in models]
+    await connection.execute(
+        "UPDATE models SET enabled = false WHERE name = ANY($1) AND name <> ALL($2) AND enabled", ours, names
+    )
+    for model in models:
+        await connection.execute(
+            UPSERT_MODEL,
+            model.name,
+            model.pool,
+            model.max_batch_size,
+            MAX_WAIT_MS,
+            model.gpu_timeout_ms,
+            model.rps_per_gpu,
+            TARGET_UTILIZATION,
+            model.wanted_batch_size,
+        )
+    data_dir.write_json(MODELS_FILE, {"models": sorted({*ours, *names})})
