@@ -1,6 +1,6 @@
 """What adaptive windows are worth: mean wait and fill beside a fixed window, in simulated time.
 
-Drives the real policy (`scheduler/batching/policy.py`, `scheduler/batching/timing.py`, `scheduler/arrivals.py`) with Poisson
+Drives the real policy (`scheduler/batching/policy.py`, `scheduler/batching/timing.py`) with Poisson
 arrivals of one tier. Nothing of the machine is in it: batches take what `--base-ms` and `--item-ms` say, everything else
 takes no time, and the same seed prints the same table. The fixed window is what servers with one do: a batch leaves
 when it is full or its first member has waited so long, and a worker is idle.
@@ -18,9 +18,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from scheduler.arrivals import ArrivalRate
 from scheduler.batching.policy import BatchPolicy, Decision, Snapshot, TierPolicy, Waiting, Wish, decide
-from scheduler.batching.timing import Service
+from scheduler.batching.timing import ArrivalRate, Service
 
 TIER = "free"
 AGEING_MS, LOOKAHEAD_WORKERS = 1000.0, 4

@@ -19,14 +19,11 @@ import psutil
 
 from ledger.catalog.api_key import checksum
 from ledger.postgres import asyncpg_dsn
-from tierlane.bench.connection import Pending
-from tierlane.bench.connection_pool import ConnectionPool
-from tierlane.bench.http_client import Response
+from tierlane.bench.http_client import ConnectionPool, Pending, Response
 from tierlane.bench.load import error_code
 from tierlane.bench.plan import Address, read_address
-from tierlane.bench.resources import cpu_between, read_cpu
-from tierlane.bench.stack_info import StackInfo, read_stack
-from tierlane.bench.tally import Silence, TierTally
+from tierlane.bench.resources import StackInfo, cpu_between, read_cpu, read_stack
+from tierlane.bench.statistics import Silence, TierTally
 
 STACK = (
     "--gateways",

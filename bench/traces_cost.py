@@ -29,12 +29,11 @@ from gateway.inference.traces import RequestTraces
 from gpu_pool.worker.traces import BatchTraces
 from ledger.catalog.api_key import NewKey, mint, verify
 from ledger.catalog.snapshot import Identity, Key, Model, Snapshot, Tier
-from scheduler.payload import Payload, encode_payload
+from scheduler.payload import Payload, add_context, encode_payload
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
-from scheduler.traced_body import add_context
 from scheduler.tracing import Context, new_span_id, new_trace_id
 from tierlane.roles.gateway import COLLECT_AFTER
 from tierlane.roles.tracing import OtlpSpans

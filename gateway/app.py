@@ -9,18 +9,18 @@ import structlog
 from aiohttp import web
 
 from gateway.api.account import FindUsage
+from gateway.auth.authenticator import Tokens
 from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
-from gateway.desk import Connect
-from gateway.endless import end_all
 from gateway.http.server import EdgeServer, check_parser, serve
-from gateway.identities import Tokens
 from gateway.inference.traces import RequestTraces
+from gateway.operations.action_requests import Connect
 from gateway.operations.endpoints import FindStored
 from gateway.standby_scheduler import Schedule
 from gateway.wiring import Parts
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.redis_client.connections import check_server
+from scheduler.tasks import end_all
 
 log = structlog.get_logger("gateway")
 

@@ -1,16 +1,26 @@
-"""A circuit breaker: notices that a dependency does not answer, and that it answers again. No I/O, no clock of its own.
+"""The circuit breaker for Redis and for workers: opens when a dependency stops responding, closes when it responds.
 
-    closed     calls are made; so many failures in a row, or half a second of trying without a success, open it
+    closed     calls are made; enough failures in a row, or half a second of trying without a success, open it
     open       no calls, until a jittered moment at which one probe is let through
-    half open  one probe is under way; a success closes, a failure opens again; a probe that is lost is a failure
+    half open  one probe is under way; a success closes, a failure opens again; a lost probe is a failure
 
-Whoever calls reports each call: `begun`, then `succeeded` or `failed`. A success closes it from any state, since it
-is the only thing that proves the dependency well.
+Every caller reports each call: `begun`, then `succeeded` or `failed`. A success closes the breaker from any state. The
+breaker itself has no I/O and no clock. The breaker of Redis is fed by admission and the heartbeat, and by a probe while
+it is open.
 """
 
+import asyncio
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from typing import Protocol
+
+from redis.asyncio import Redis
+
+from scheduler.errors import RedisUnavailable, StartError
+from scheduler.fault_log import log_fault
+from scheduler.redis_client.connections import bounded, check_protocol
 
 MAX_FAILURES = 3
 SILENCE_S = 0.5
@@ -103,3 +113,120 @@ class Breaker:
         self.state = BreakerState.OPEN
         # Jittered, so that the gateways of a pool do not all knock at the same moment.
         self._next_at = now + self._draw(*PROBE_AFTER_S)
+
+
+MAX_TRIES = 4
+"""Sending one admission call more often helps nobody, whatever the breaker says."""
+STANDSTILL_S = 0.2
+"""Between two looks, which are made every 25 ms."""
+
+
+async def ping(client: Redis) -> None:
+    """The probe. Raises RedisUnavailable, also where Redis holds what this version cannot read."""
+    async with bounded():
+        await client.ping()
+    try:
+        await check_protocol(client)
+    except StartError as error:
+        raise RedisUnavailable(str(error)) from error
+
+
+class RedisWatch:
+    """Whether Redis answers. `ping` raises RedisUnavailable; `clock` is monotonic seconds."""
+
+    def __init__(self, ping: Callable[[], Awaitable[object]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._ping = ping
+        self._clock = clock
+        self._probe: asyncio.Task[None] | None = None
+        self._looked_at = clock()
+        self.breaker = Breaker()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called as soon as it opens or closes, so that nobody waits for the next look."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether calls are worth making."""
+        return self.breaker.state is BreakerState.CLOSED
+
+    def begun(self) -> None:
+        """A call is made."""
+        self.breaker.begun(self._clock())
+
+    def answered(self) -> None:
+        """It was answered, whatever the answer."""
+        was_away = not self.answers
+        self.breaker.succeeded()
+        if was_away:
+            self.on_change()
+
+    def failed(self) -> None:
+        """It was not answered."""
+        now = self._clock()
+        self._excuse(now)
+        self.breaker.failed(now)
+        if not self.answers:
+            self.on_change()
+
+    def try_again(self, tries: int) -> bool:
+        """Whether an admission call that failed so often is sent once more, which its idempotency allows."""
+        return self.answers and tries < MAX_TRIES
+
+    def look(self, now: float) -> None:
+        """Let time do its part, and send a probe when it is due; to be called many times a second."""
+        self._excuse(now)
+        if self.breaker.may_probe(now):
+            self._probe = asyncio.get_running_loop().create_task(self._knock())
+
+    def _excuse(self, now: float) -> None:
+        """A process that stood still finds its calls overdue, though Redis may have answered them long ago."""
+        if now - self._looked_at > STANDSTILL_S:
+            self.breaker.stood_still(now)
+        self._looked_at = now
+
+    async def _knock(self) -> None:
+        try:
+            await self._ping()
+        except RedisUnavailable:
+            self.failed()
+        except Exception as error:  # noqa: BLE001  # an answer of any kind would have been one
+            log_fault("the probe of Redis failed", error)
+            self.failed()
+        else:
+            self.answered()
+
+    def close(self) -> None:
+        """Drop the probe that is under way."""
+        if self._probe is not None:
+            self._probe.cancel()
+
+
+class CallWatch(Protocol):
+    """Who is told how calls on Redis go, and says whether one that failed is worth sending again."""
+
+    def begun(self) -> None: ...
+
+    def answered(self) -> None: ...
+
+    def failed(self) -> None: ...
+
+    def try_again(self, tries: int) -> bool: ...
+
+
+class OnceMore:
+    """Nobody listens; a call is tried twice."""
+
+    def begun(self) -> None:
+        """Not noted."""
+
+    def answered(self) -> None:
+        """Not noted."""
+
+    def failed(self) -> None:
+        """Not noted."""
+
+    def try_again(self, tries: int) -> bool:
+        """Once."""
+        return tries < 2
+
+
+ONCE_MORE = OnceMore()

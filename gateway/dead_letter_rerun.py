@@ -13,10 +13,10 @@ from redis.asyncio import Redis
 
 from ledger.dead_letters import DeadLetterRow, RequeueTerms, find_letter, read_body, requeue_terms
 from ledger.postgres import Connection
-from scheduler.dead_list import DeadList
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.payload import decode_payload
 from scheduler.protocol.admission import Admissions, Submission, TierLimit, calls_of
+from scheduler.protocol.cancellation import DeadList
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Reply, Results
 from scheduler.redis_client.keys import Keys

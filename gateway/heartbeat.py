@@ -12,11 +12,11 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.call_watch import ONCE_MORE, CallWatch
 from gateway.catalog import CatalogView, SnapshotView
+from gateway.circuit_breaker import ONCE_MORE, CallWatch
+from gateway.inference.submission import greedy_by_default, one_version
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import Meter
-from gateway.same import greedy_by_default, one_version
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import Refusal

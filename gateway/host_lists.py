@@ -1,15 +1,39 @@
-"""The list of hosts that callbacks may go to: how it is read. Only the standard library, since settings use it."""
+"""Lists of hosts in settings: the origins that may call the API (CORS) and the hosts that callbacks may go to.
+
+Only the standard library is used, since settings parse their values with these functions.
+"""
 
 import re
 from collections.abc import Callable
 from functools import lru_cache
 
-_ENTRY = re.compile(r"(\[[0-9a-f:.]+\]|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?)(?::([0-9]{1,5}))?")
+ANY = "*"
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+def origin_list(text: str) -> tuple[str, ...]:
+    """The entries of a list with commas, as browsers send them in `Origin`. Raises ValueError."""
+    entries = tuple(entry for part in text.split(",") if (entry := part.strip()))
+    if ANY in entries and len(entries) > 1:
+        raise ValueError("* is every origin: leave the others out")
+    return tuple(entry if entry == ANY else _origin(entry) for entry in entries)
+
+
+def _origin(entry: str) -> str:
+    found = _ORIGIN.fullmatch(entry.lower())
+    if found is None or (found[3] and not 0 < int(found[3]) < 65536):
+        raise ValueError(f"{entry!r} is not an origin: scheme://host or scheme://host:port without a path, or * alone")
+    scheme, host, port = found.groups()
+    return f"{scheme}://{host}" + (f":{port}" if port and port != _DEFAULT_PORTS.get(scheme) else "")
+
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?)(?::([0-9]{1,5}))?")
 
 
 def split_entry(entry: str) -> tuple[str, int | None]:
     """Name and port of `name`, `*.name`, `name:port` or `[::1]:port`. Raises ValueError for what is none of them."""
-    found = _ENTRY.fullmatch(entry.lower())
+    found = _HOST.fullmatch(entry.lower())
     if found is None or (found[2] and not 0 < int(found[2]) < 65536):
         raise ValueError(f"{entry!r} is not a host, *.host or host:port")
     return found[1].strip("[]"), int(found[2]) if found[2] else None

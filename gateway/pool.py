@@ -10,39 +10,35 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.audit_lag import AuditLag
 from gateway.auth.authenticator import Doorman
 from gateway.autoscale import ScaleAdvice
-from gateway.body_budget import BodyBudget
-from gateway.cancels import Cancels
 from gateway.catalog import CatalogView, SnapshotView
+from gateway.circuit_breaker import RedisWatch, ping
 from gateway.config import GatewayConfig
 from gateway.dead_letter_rerun import Reruns
 from gateway.direct.mode import Direct, DirectParts
-from gateway.direct_audit import DirectAudit
-from gateway.doors import Doors
+from gateway.direct.spool_tasks import DirectAudit
 from gateway.heartbeat import Beat
 from gateway.http.errors import Faults
+from gateway.http.request import BodyBudget
+from gateway.http.router import Doors
 from gateway.inference.admission import Admitter, Limits
-from gateway.inference.deadlines import DeadlineSweep
+from gateway.inference.deadlines import Cancels, DeadlineSweep
+from gateway.inference.events import RequestLog
 from gateway.inference.pending import Waiter, Waiters
-from gateway.inference.pipeline import Inference
-from gateway.inference.recovery import Witness
+from gateway.inference.pipeline import Inference, InferenceParts
+from gateway.inference.recovery import LastEnds, Witness
 from gateway.inference.responses import Subscriber
 from gateway.inference.traces import RequestTraces
-from gateway.inference_parts import InferenceParts
 from gateway.jobs.service import JobParts, Jobs
-from gateway.last_ends import LastEnds
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import Meter
+from gateway.limits.rejections import Refusals
 from gateway.metrics.counters import Tally
-from gateway.redis_watch import RedisWatch, ping
-from gateway.refusals import Refusals
-from gateway.request_log import RequestLog
 from gateway.standby_scheduler import Schedule, StandIn
-from scheduler.adoption import Adoption
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.admission import Admissions
+from scheduler.protocol.admission import Admissions, Adoption
+from scheduler.protocol.audit_outbox import AuditLag
 from scheduler.protocol.cancellation import Endings
 from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import Presence

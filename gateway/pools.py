@@ -12,14 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from gateway.catalog import CatalogView, ModelRow
-from gateway.endless import end_all
 from gateway.inference.pipeline import Inference
 from gateway.jobs.results import Result
 from gateway.jobs.submit import Submit
 from gateway.pool import PoolParts
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.redis_client.keys import is_pool_name, pools_of, pools_to_serve
-from scheduler.tasks import TaskRegistry
+from scheduler.tasks import TaskRegistry, end_all
 
 LOOK_S = 0.1
 LEFT_EVERY = 10  # Looks: so often Redis is asked which pools have something unfinished.

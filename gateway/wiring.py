@@ -3,45 +3,41 @@
 import random
 from dataclasses import replace
 
-from gateway.actions import Actions
 from gateway.api.account import FindUsage, Me, MeParts
 from gateway.api.chat import CHAT
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
+from gateway.api.inference import INFERENCE, PLAIN, PREDICT
 from gateway.api.models import Models
-from gateway.auth.authenticator import Doorman
+from gateway.auth.authenticator import Doorman, Identities, Tokens
 from gateway.auth.throttle import AuthThrottle
-from gateway.body_budget import BodyBudget
 from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
-from gateway.desk import Connect
-from gateway.dialect import INFERENCE
-from gateway.doors import Doors
 from gateway.http.errors import Faults
-from gateway.http.router import Routes
-from gateway.identities import Identities, Tokens
+from gateway.http.request import BodyBudget
+from gateway.http.router import Doors, Routes
+from gateway.inference.events import RequestLog
 from gateway.inference.fast_path import FastLane
 from gateway.inference.handler import Exchange
 from gateway.inference.pipeline import Inference
 from gateway.inference.traces import RequestTraces
 from gateway.jobs.service import Jobs
-from gateway.logged_in import LoggedIn
 from gateway.metrics.counters import Tally
 from gateway.metrics.endpoint import Metrics
+from gateway.openapi.html import Pages
+from gateway.operations.action_requests import Connect
+from gateway.operations.actions import Actions
 from gateway.operations.dashboard import Dashboard
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
 from gateway.operations.health_collector import Judging
-from gateway.operations.snapshots import Moments
-from gateway.pages import Pages
+from gateway.operations.session import LoggedIn
+from gateway.operations.snapshots import Moments, Snapshots
 from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
-from gateway.predict import PLAIN, PREDICT
-from gateway.request_log import RequestLog
-from gateway.snapshots import Snapshots
 from gateway.standby_scheduler import Schedule
-from scheduler.limit_state import LimitState
 from scheduler.protocol.history import History
-from scheduler.unfinished import Unfinished
+from scheduler.protocol.limits import LimitState
+from scheduler.protocol.pool_view import Unfinished
 
 DOORS = {
     "/v1/inference": INFERENCE,
@@ -183,7 +179,7 @@ def build_routes(
 
 
 def add_actions(routes: Routes, actions: Actions) -> None:
-    """What the page for on-call can do; described in gateway/action_doors.py."""
+    """What the page for on-call can do; described in gateway/openapi/endpoints.py."""
     cordons, letters = actions.cordons, actions.letters
     routes.add("POST", "/internal/dashboard/workers/cordon", cordons.cordon)
     routes.add("POST", "/internal/dashboard/workers/uncordon", cordons.uncordon)

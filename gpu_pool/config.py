@@ -1,8 +1,72 @@
-"""What a worker is told at its start: plain values, checked where settings are read."""
+"""What a worker and an endpoint backend are configured with: plain values, checked where settings are read.
 
+Key and certificates of an endpoint reach the model process by its environment only.
+"""
+
+import os
+import ssl
 from dataclasses import dataclass, field
 
-from gpu_pool.endpoint.access import Access
+import msgspec
+
+from gpu_pool.backends.openai_endpoint.settings import PREFIX
+from scheduler.errors import StartError
+
+VARIABLE = "GPU_POOL_ENDPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Empty texts and 0 mean: none. Times in milliseconds; where they are 0 a call may take what its batch has left."""
+
+    api_key: str = field(default="", repr=False)
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    connect_ms: int = 1000
+    first_byte_ms: int = 0
+    total_ms: int = 0
+    max_calls: int = 64
+    """Calls at a time over all batches; more wait for their turn."""
+    max_batches: int = 8
+    """Batches at a time, where the endpoint gets no slower by them."""
+
+    def environment(self) -> dict[str, str]:
+        """What the model process must find in its environment."""
+        return {VARIABLE: msgspec.json.encode(self).decode()}
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For https. Raises StartError for a file that cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except (OSError, ssl.SSLError) as error:
+            raise _unusable("TIERLANE_ENDPOINT_CA_FILE", self.ca_file, error) from None
+        if self.cert_file:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file or None, password=_no_password)
+            except (OSError, ssl.SSLError) as error:
+                raise _unusable("TIERLANE_ENDPOINT_CERT_FILE", self.cert_file, error) from None
+        return context
+
+
+def secrets_of(backend: str, access: Access) -> dict[str, str]:
+    """What the model process needs beyond its command line: nothing for other backends."""
+    return access.environment() if backend.startswith(PREFIX) else {}
+
+
+def take_access() -> Access:
+    """What the environment holds; it is gone from there afterwards, so that no child of the model gets it."""
+    text = os.environ.pop(VARIABLE, "")
+    return msgspec.json.decode(text, type=Access) if text else Access()
+
+
+def _no_password() -> str:
+    raise ssl.SSLError("the key is encrypted")  # Else OpenSSL asks a terminal that nobody sits at.
+
+
+def _unusable(setting: str, path: str, error: Exception) -> StartError:
+    fault = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return StartError(f"{setting}: {path!r} cannot be used: {fault}.")
 
 
 @dataclass(frozen=True, slots=True)

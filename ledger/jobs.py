@@ -1,19 +1,23 @@
-"""Asynchronous requests in PostgreSQL: taken in, found, ended once, told elsewhere, audited, deleted.
+"""Asynchronous jobs in PostgreSQL: stored, found, ended once, delivered, audited, deleted.
 
 Every function is one statement on a connection, so it is done or not done; all raise what asyncpg raises. Times are
-PostgreSQL's: only seconds left go in and out.
+PostgreSQL's: only seconds left go in and out. The connection is made when it is needed, made again when it was lost,
+and never waited for long: while PostgreSQL is unavailable callers fail at once, and it is tried again at most twice a
+second.
 """
 
+import asyncio
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import asyncpg
 import msgspec
 
-from ledger.postgres import Connection
-from ledger.statements import statement
-from scheduler.errors import HTTP
+from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
+from scheduler.errors import HTTP, TierlaneError
 from scheduler.request_id import created_at
 
 MOST_COUNTED = 2**31 - 1
@@ -175,3 +179,78 @@ async def due_callbacks(connection: Connection, pool: str, limits: CallbackLimit
 async def note_told(connection: Connection, job_id: str, again_s: float | None) -> None:
     """An end was told, or tried: it is tried once more in `again_s`, or not any more (None)."""
     await connection.execute(statement("jobs_told"), job_id, again_s)
+
+
+T = TypeVar("T")
+
+STATEMENT_TIMEOUT_MS = 1500
+CONNECT_TIMEOUT_S = 1.0
+SORRY_S = 0.5
+# What was promised must be on the disk, whatever the server does by default.
+DURABLE = {"synchronous_commit": "on"}
+_OUR_FAULT = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
+"""What says nothing against the connection."""
+
+
+class StoreUnavailable(TierlaneError):
+    """PostgreSQL did not answer in time or not at all; whether the work took effect is unknown."""
+
+
+class JobSession:
+    """Runs one piece of work at a time. `name` is seen in pg_stat_activity; `clock` is monotonic seconds."""
+
+    def __init__(self, database_url: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url = database_url
+        self._name = name
+        self._clock = clock
+        self._connection: Connection | None = None
+        self._turn = asyncio.Lock()
+        self._not_before = 0.0
+
+    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do it; it must bear being done twice, since a connection may be found lost. Raises StoreUnavailable.
+
+        What PostgreSQL refuses because of its values is raised as asyncpg raises it.
+        """
+        async with self._turn:
+            if self._clock() < self._not_before:
+                raise StoreUnavailable("PostgreSQL was away a moment ago.")
+            was_there = self._connection is not None
+            try:
+                try:
+                    return await self._tried(work)
+                except AWAY as error:
+                    if not was_there or isinstance(error, _OUR_FAULT):
+                        raise
+                    return await self._tried(work)
+            except _OUR_FAULT:
+                raise
+            except AWAY as error:
+                self._not_before = self._clock() + SORRY_S
+                raise StoreUnavailable(f"PostgreSQL did not answer: {reason(error)}.") from error
+
+    async def _tried(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            connection = self._connection = await connect(
+                self._url,
+                name=self._name,
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+                statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+                settings=DURABLE,
+            )
+        try:
+            return await work(connection)
+        except _OUR_FAULT:
+            raise
+        except BaseException:  # A cancel among it: a connection with an answer on its way is not used again.
+            connection.terminate()
+            self._connection = None
+            raise
+
+    async def close(self) -> None:
+        """End the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            async with closing(connection):
+                pass

@@ -1,12 +1,16 @@
-"""Bringing a database to the newest revision: alembic without its ini file."""
+"""Migration to the newest revision: alembic without its ini file.
+
+A migration runs the .sql file beside it and stays one line.
+"""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import asyncpg
-from alembic import command
+from alembic import command, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
@@ -111,3 +115,28 @@ def _sentence(error: BaseException) -> str:
     cause = cause.__cause__ or cause
     text = str(cause).strip().splitlines()
     return text[0] if text else type(cause).__name__
+
+
+def run_sql_beside(migration: str) -> None:
+    """Run every statement of the file with the migration's name and the ending .sql, in order.
+
+    `migration` is the caller's `__file__`.
+    """
+    connection = op.get_bind()
+    for statement in split_statements(Path(migration).with_suffix(".sql").read_text(encoding="utf-8")):
+        # The driver prepares what it runs, and only one statement at a time can be prepared.
+        connection.exec_driver_sql(statement)
+
+
+def split_statements(sql: str) -> Iterator[str]:
+    """Split at lines that end in `;` outside of a `$$` body; comments stay with the statement below them."""
+    lines: list[str] = []
+    in_body = False
+    for line in sql.splitlines():
+        lines.append(line)
+        in_body ^= line.count("$$") % 2 == 1
+        if line.rstrip().endswith(";") and not in_body and not line.lstrip().startswith("--"):
+            yield "\n".join(lines)
+            lines = []
+    if any(line.strip() and not line.lstrip().startswith("--") for line in lines):
+        raise ValueError("the last SQL statement does not end with a semicolon")

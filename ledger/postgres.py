@@ -1,7 +1,12 @@
-"""Connections to PostgreSQL: the URL in asyncpg's form, every timeout named, and which errors mean "away"."""
+"""Connections to PostgreSQL, every timeout named, and the statements in ledger/sql.
+
+The URL is given to asyncpg in its own form. Here is also which errors mean "unavailable".
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -84,3 +89,9 @@ async def closing(connection: Connection) -> AsyncIterator[Connection]:
         await connection.close(timeout=CLOSE_TIMEOUT_S)
     except AWAY:
         connection.terminate()
+
+
+@cache
+def statement(name: str) -> str:
+    """The text of `ledger/sql/<name>.sql`. Raises FileNotFoundError for one that is not there."""
+    return files("ledger").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")

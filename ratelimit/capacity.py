@@ -1,16 +1,19 @@
-"""Capacity: how many requests per second the healthy GPUs can serve, learnt from what they report. Pure.
+"""Capacity: how many requests per second the healthy GPUs can serve, with the slew of limits and Retry-After. Pure.
 
 A batch of n takes s(n) = base + n x item milliseconds. The rate with full batches of B is then B / s(B). While only
-smaller batches of n were measured it lies between n / s(n) (batching gains nothing) and B / s(n) (batching costs nothing),
-and only more load can show where: limits that are built on too low an estimate would keep that load away for ever. So the
-estimate is corrected by what the queue shows:
+smaller batches of n were measured it lies between n / s(n) (batching gains nothing) and B / s(n) (batching costs
+nothing), and only more load can show where: limits that are built on too low an estimate would keep that load away for
+ever. So the estimate is corrected by what the queue shows:
 
-* requests are refused and nothing is backlogged: the estimate is too low, and the correction grows;
+* requests are rejected and nothing is backlogged: the estimate is too low, and the correction grows;
 * requests are backlogged although all GPUs are busy: the served rate is the capacity, and the correction follows it.
 
-Sources: BBR (Cardwell et al. 2016: the delivered rate at the bottleneck is the capacity, found by probing upwards), Vegas
-and Gradient2 of Netflix' concurrency-limits (a limit that is not used is not raised), DAGOR (WeChat, SoCC 2018: overload is
-seen by the queueing delay).
+Limits fall at once and rise slowly, so that a flapping GPU does not make them flap. Retry-After for want of capacity
+follows from how fast the queue moves.
+
+Sources: BBR (Cardwell et al. 2016: the delivered rate at the bottleneck is the capacity, found by probing upwards),
+Vegas and Gradient2 of Netflix' concurrency-limits (a limit that is not used is not raised), DAGOR (WeChat, SoCC 2018:
+overload is seen by the queueing delay).
 """
 
 import math
@@ -180,3 +183,30 @@ class CapacityEstimator:
         calm_s = now - self._confirmed_at
         growth = next(growth for after_s, growth in PROBES if calm_s >= after_s)
         return max(growth, PROBE_UNMEASURED) if pool.confidence < MEASURED_FROM else growth
+
+
+LEAST_MS = 100
+"""A few milliseconds tell a client to try again at once, and their jitter spreads nobody."""
+MOST_MS = 30_000
+"""A line that long has moved on before; a client that is told more gives up."""
+
+
+def retry_after_ms(waiting: int, drain_rps: float, fallback_ms: float) -> int:
+    """Milliseconds until `waiting` requests are served at the measured `drain_rps` answers/s, 100 to 30,000.
+
+    `fallback_ms`, within the same bounds, where nothing was answered lately, so that no rate is measured.
+    """
+    wait_ms = waiting / drain_rps * 1000 if drain_rps > 0 else fallback_ms
+    # In this order, max also turns what is not a number into the least.
+    return round(min(max(LEAST_MS, wait_ms), MOST_MS))
+
+
+RELAX_PER_SECOND = 0.25
+"""How much of the full limit comes back each second: from nothing to everything in four seconds."""
+
+
+def relax(previous: float, target: float, elapsed_s: float) -> float:
+    """The next factor (0..1) on the way from `previous` to `target`, `elapsed_s` later."""
+    if target <= previous:
+        return target
+    return min(target, previous + RELAX_PER_SECOND * max(0.0, elapsed_s))

@@ -1,22 +1,76 @@
 """How many workers a pool should have: a pure policy from what was seen over time to a number and a reason in words.
 
-Up at once, down slowly. A *need* is a figure: the workers that the demand takes at the target utilisation, or those that
-what waits takes to be gone within the target wait. It stands once it was seen for a while without a break. A *sign*, a
-long queue or busy workers, says only that there are too few, so it adds a step to the workers that are there. Down goes
-after a long calm only, by a small part of the fleet, and never under the need.
+Up at once, down slowly. A *need* is a figure: the workers that the demand takes at the target utilisation, or those
+that what waits takes to be gone within the target wait. It counts once it was seen for a while without a break. A
+*sign*, a long queue or busy workers, says only that there are too few, so it adds a step to the workers that are there.
+Down goes after a long calm only, by a small part of the pool, and never under the need.
 
-Steps have a cooldown between them, so that what one did is seen before the next; only a need, which counts from nothing,
-may raise again at once what was raised last. So the direction changes at most once in a cooldown.
+Steps have a cooldown between them, so that what one did is seen before the next; only a need, which counts from
+nothing, may raise again at once what was raised last. So the direction changes at most once in a cooldown.
 
 Workers that died stay in the advice, for they are to be replaced; those that somebody else took away or added do not.
+Condition timers say for how long a condition has held, and keep the recent extremes of a figure.
 """
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from scheduler.held import Extremes, HeldFor
+
+class HeldFor:
+    """Since when a condition holds without a break. Times are seconds of one clock."""
+
+    __slots__ = ("_since_s",)
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def look(self, holds: bool, now_s: float) -> None:  # noqa: FBT001 - what is looked at is a truth
+        """It holds now, or it does not."""
+        if not holds:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+
+    def lasted_s(self, now_s: float) -> float:
+        """For how long; -1 where it does not hold."""
+        return -1.0 if self._since_s is None else now_s - self._since_s
+
+
+class Extremes:
+    """The lowest and the highest of a figure over the last `span_s` seconds."""
+
+    __slots__ = ("_began_s", "_seen", "_span_s")
+
+    def __init__(self, span_s: float) -> None:
+        self._span_s = span_s
+        self._seen: deque[tuple[float, int]] = deque()
+        self._began_s: float | None = None
+
+    def look(self, figure: int, now_s: float) -> None:
+        """Take a figure; forget those that are older than the span."""
+        if self._began_s is None:
+            self._began_s = now_s
+        self._seen.append((now_s, figure))
+        while now_s - self._seen[0][0] > self._span_s:
+            self._seen.popleft()
+
+    def whole(self, now_s: float) -> bool:
+        """Whether it was looked at for the whole span already."""
+        return self._began_s is not None and now_s - self._began_s >= self._span_s
+
+    @property
+    def lowest(self) -> int:
+        """0 before the first look."""
+        return min((figure for _, figure in self._seen), default=0)
+
+    @property
+    def highest(self) -> int:
+        """0 before the first look."""
+        return max((figure for _, figure in self._seen), default=0)
+
 
 Direction = Literal["up", "down"]
 

@@ -10,11 +10,10 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from tierlane.bench.document import Document, document
 from tierlane.bench.plan import read_address, read_plan
-from tierlane.bench.progress import Progress
-from tierlane.bench.runner import measure
-from tierlane.bench.stack_info import read_stack
+from tierlane.bench.report import Document, document
+from tierlane.bench.resources import read_stack
+from tierlane.bench.runner import Progress, measure
 
 KEYS = {"enterprise": "tl_e_x", "paid": "tl_p_x", "free": "tl_f_x"}
 Behaviour = Callable[[int, str, web.Request], Awaitable[web.Response]]

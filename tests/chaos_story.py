@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tierlane.chaos.checker.case import Verdict, Verdicts
 from tierlane.chaos.checker.checker import check
+from tierlane.chaos.checker.evidence import Evidence, Leftovers, Row, Run
 from tierlane.chaos.history import Answered, Event, Fault, Invoked, Stalled, Stray, Unanswered
-from tierlane.chaos.proof import Evidence, Leftovers, Row, Run
-from tierlane.chaos.verdicts import Verdict, Verdicts
 
 CUSTOMER = "11111111-1111-1111-1111-111111111111"
 OTHER = "22222222-2222-2222-2222-222222222222"

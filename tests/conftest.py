@@ -13,7 +13,7 @@ from key_leaks import leaked_keys
 from pool import Pool
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
-from tierlane.embedded.binaries import find_redis
+from tierlane.embedded.process import find_redis
 from tierlane.embedded.redis import EmbeddedRedis
 
 PATIENCE_S = (

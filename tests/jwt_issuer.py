@@ -12,9 +12,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from gateway.auth.jwks import KeySet, parse_jwks
 from gateway.auth.jwt_verifier import JwtVerifier
-from gateway.jwt_config import JwtConfig
-from gateway.jwt_keys import KeySet, parse_jwks
+from gateway.config import JwtConfig
 from ledger.catalog.snapshot import Customer, Snapshot
 from scheduler.errors import ErrorCode, RequestError
 

@@ -7,13 +7,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tierlane.bench.http_client import RequestForm
-from tierlane.bench.inputs import TAG_CHARACTERS, Inputs, filler_of
-from tierlane.bench.load import Phase
-from tierlane.bench.mix import Mix
-from tierlane.bench.open_load import OpenLoad
-from tierlane.bench.output_check import OutputCheck, Verify
-from tierlane.bench.schedule import Arrivals, schedule
-from tierlane.bench.tally import TierTally
+from tierlane.bench.load import OpenLoad, Phase
+from tierlane.bench.plan import TAG_CHARACTERS, Arrivals, Inputs, Mix, OutputCheck, Verify, filler_of, schedule
+from tierlane.bench.statistics import TierTally
 
 CONNECTIONS = 512
 TIMEOUT_S = 10.0

@@ -5,11 +5,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from scheduler.adoption import Adoption
-from scheduler.outbox import Outbox
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.admission import Admissions, Submission, TierLimit, Verdict
-from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Record, decode_entry
+from scheduler.protocol.admission import Admissions, Adoption, Submission, TierLimit, Verdict
+from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Outbox, Record, decode_entry
 from scheduler.protocol.batches import Batches, ClaimedBatch, Outcome
 from scheduler.protocol.cancellation import Endings
 from scheduler.protocol.pool_view import GatewayStats, WorkerBeat

@@ -11,7 +11,7 @@ import aiohttp
 
 from eventually import eventually
 from stack import Stack
-from tierlane.up.ports import held_port
+from tierlane.up.data_dir import held_port
 
 
 def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:

@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.cancels import Cancels
 from gateway.inference.admission import Limits
+from gateway.inference.deadlines import Cancels
 from gateway.inference.pending import Waiter, Waiters
-from gateway.inference.recovery import Witness
-from gateway.last_ends import LastEnds
+from gateway.inference.recovery import LastEnds, Witness
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.protocol.audit_outbox import Accepted, Ended

@@ -1,42 +1,69 @@
 """The command line: verbs, their flags, exit codes. What a verb does is imported when it is run, never before.
 
-`--help` must be quick, so this module imports typer and the setting texts only: no validation, no client libraries,
-no torch. Flags reach the settings as text, so that a bad one is told like a bad variable is.
+`--help` must be quick, so this module imports typer and the setting texts only: no validation, no client libraries, no
+torch. Flags reach the settings as text, so that a bad one is reported like a bad variable is. A role is imported
+without what no role uses: a third of the time until it serves.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or a bad setting.
 """
-
 # ruff: noqa: PLC0415, FBT001, FBT002 - verbs import what they run, and typer reads switches from the signature
 
+import gc
 import inspect
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierlane.endpoint_texts import ENDPOINT
-from tierlane.metrics_texts import METRICS
-from tierlane.scale_texts import AUTOSCALE
 from tierlane.settings.descriptions import (
     AUDITOR,
+    AUTOSCALE,
     CONFIG_VARIABLE,
     DEFAULT_CONFIG_FILE,
+    ENDPOINT,
     GATEWAY,
     JOBS,
+    METRICS,
     POOL_TIMES,
     SCHEDULER,
     SECRET_SETTINGS,
     TEXTS,
+    TRACES,
     WORKER,
     flag,
     variable,
 )
-from tierlane.trace_texts import TRACES
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
+
+
+UNUSED = ("rich", "better_exceptions", "opentelemetry.sdk.metrics")
+"""What structlog (for tracebacks in colour) and redis (for its own metrics) import where it is installed."""
+
+
+@contextmanager
+def lean_imports() -> Iterator[None]:
+    """Inside, what is unused counts as not installed, and no garbage is looked for, since imports leave none.
+
+    Afterwards both are as before: who does need such a library (traces, for example) can import it.
+    """
+    hidden = [name for name in UNUSED if name not in sys.modules]
+    collecting = gc.isenabled()
+    gc.disable()
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is how Python marks what cannot be imported
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+        if collecting:
+            gc.enable()
+
 
 USAGE_ERROR = 2
 SWITCHES = frozenset({"ephemeral", "replace"})  # Settings whose flag takes no value.
@@ -47,21 +74,21 @@ UP_FLAGS = (
 )  # fmt: skip
 
 TOOLS = (
-    ("tier", "tierlane.admin.tier_command", "List, show or change tiers, the service classes."),
-    ("customer", "tierlane.admin.commands", "List, show or change customers."),
-    ("key", "tierlane.admin.key_command", "List, issue, rotate or revoke API keys."),
-    ("quota", "tierlane.admin.quota_command", "List or change quotas per day, month, ..."),
-    ("model", "tierlane.admin.model_command", "List, show or change models."),
-    ("gpu", "tierlane.operate.commands", "List, cordon or uncordon GPUs and their workers."),
-    ("queue", "tierlane.operate.queue_command", "List, pause or resume tier queues."),
-    ("top", "tierlane.operate.top_command", "Watch a running system in the terminal."),
-    ("check", "tierlane.check.command", "Look whether all that a system stands on is as it must be."),
-    ("explain", "tierlane.explain.command", "Take a limit apart, or say why a request was rejected."),
-    ("dlq", "tierlane.operate.dlq", "List, show, requeue or purge dead letters."),
-    ("bench", "tierlane.bench.command", "Load a gateway over all tiers, show what came back."),
-    ("chaos", "tierlane.chaos.command", "Break a stack under load, show whether anything was lost."),
+    ("tier", "tierlane.admin.commands:tier_main", "List, show or change tiers, the service classes."),
+    ("customer", "tierlane.admin.commands:customer_main", "List, show or change customers."),
+    ("key", "tierlane.admin.commands:key_main", "List, issue, rotate or revoke API keys."),
+    ("quota", "tierlane.admin.commands:quota_main", "List or change quotas per day, month, ..."),
+    ("model", "tierlane.admin.commands:model_main", "List, show or change models."),
+    ("gpu", "tierlane.operate.commands:gpu_main", "List, cordon or uncordon GPUs and their workers."),
+    ("queue", "tierlane.operate.commands:queue_main", "List, pause or resume tier queues."),
+    ("top", "tierlane.operate.commands:top_main", "Watch a running system in the terminal."),
+    ("check", "tierlane.check.command:main", "Look whether all that a system stands on is as it must be."),
+    ("explain", "tierlane.explain.command:main", "Take a limit apart, or say why a request was rejected."),
+    ("dlq", "tierlane.operate.dlq:main", "List, show, requeue or purge dead letters."),
+    ("bench", "tierlane.bench.command:main", "Load a gateway over all tiers, show what came back."),
+    ("chaos", "tierlane.chaos.command:main", "Break a stack under load, show whether anything was lost."),
 )
-"""Verbs with options of their own: name, module, help."""
+"""Verbs with options of their own: name, module and function, help."""
 
 Verb = Callable[["Settings"], int]
 
@@ -130,8 +157,7 @@ def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Ver
 
 
 def _run(function: Verb, config: Path | None, given: dict[str, object], required: Sequence[str]) -> int:
-    from tierlane.setting_errors import SettingsError
-    from tierlane.settings.model import load_settings
+    from tierlane.settings.model import SettingsError, load_settings
 
     try:
         settings = load_settings(given, config=config, required=required)
@@ -161,8 +187,6 @@ def _parameter(name: str, kind: object, option: object) -> inspect.Parameter:
 
 def _role(name: str) -> Verb:
     """The function that runs a role."""
-    from tierlane.roles.role_imports import lean_imports
-
     with lean_imports():
         run: Verb = import_module(f"tierlane.roles.{name}").run
     return run
@@ -207,8 +231,8 @@ def migrate(settings: "Settings") -> int:
     return run(settings)
 
 
-def _hand_on(name: str, module: str, says: str) -> None:
-    """Add a verb with options of its own: a module whose `main` takes arguments and returns the exit code."""
+def _hand_on(name: str, place: str, says: str) -> None:
+    """Add a verb with options of its own: its function takes the arguments and returns the exit code."""
 
     @app.command(
         name=name,
@@ -223,8 +247,9 @@ def _hand_on(name: str, module: str, says: str) -> None:
             if any("\ud800" <= letter <= "\udfff" for letter in word):
                 typer.echo(f"{word!r} is not text in UTF-8", err=True)
                 raise typer.Exit(USAGE_ERROR)
-        raise typer.Exit(import_module(module).main(list(context.args)))
+        module, _, function = place.partition(":")
+        raise typer.Exit(getattr(import_module(module), function)(list(context.args)))
 
 
-for _name, _module, _says in TOOLS:
-    _hand_on(_name, _module, _says)
+for _name, _place, _says in TOOLS:
+    _hand_on(_name, _place, _says)

@@ -1,21 +1,25 @@
-"""What groups of verbs share, such as `tierlane dlq` and `tierlane tier`: how they look, common options, exit codes.
+"""What verbs share: their style, common options, exit codes, and commands whose options are a table of texts.
 
-Help must be quick, so only typer and texts are imported here; what a verb does is imported when it runs.
+Help must be quick, so only typer and texts are imported here; what a verb does is imported when it runs. Options of a
+tool reach it as text, so that a bad flag is reported like a bad variable is.
 
 0: done. 1: failed, or not all of it was done. 2: wrong usage or a bad setting.
 """
 # ruff: noqa: PLC0415 - see above
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from tierlane.settings.descriptions import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, TEXTS, flag, variable
+from tierlane.settings.descriptions import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, Text, flag, variable
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
+
 
 USAGE_ERROR = 2
 EPILOG = "Works on the local stack unless TIERLANE_DATABASE_URL is set. Exit codes: 0 done, 1 failed, 2 wrong usage."
@@ -100,8 +104,7 @@ def carry_out(prepare: Callable[[], Verb], config: Path | None, *, database: boo
     """
     from scheduler.errors import TierlaneError
     from tierlane.connect import UsageError, reachable
-    from tierlane.setting_errors import SettingsError
-    from tierlane.settings.model import load_settings
+    from tierlane.settings.model import SettingsError, load_settings
 
     try:
         verb = prepare()
@@ -114,3 +117,72 @@ def carry_out(prepare: Callable[[], Verb], config: Path | None, *, database: boo
         typer.echo(str(error), err=True)
         code = 1
     raise typer.Exit(code)
+
+
+FAILED = 1
+
+Run = Callable[[dict[str, Any]], int]
+"""Called with every option by name (text, None where not given; a bool for a switch); returns the exit code."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One tool: its name, its options, and its switches, which take no value and are off unless given."""
+
+    name: str
+    options: Mapping[str, Text]
+    switches: Mapping[str, str] = field(default_factory=dict)
+
+    def variable(self, option: str) -> str:
+        """The environment variable of an option."""
+        return f"{PREFIX}{self.name}_{option}".upper()
+
+    def both_names(self, option: str) -> str:
+        """The option as errors name it."""
+        return f"{flag(option)} ({self.variable(option)})"
+
+
+def run_tool(tool: Tool, run: Run, argv: list[str], *, says: str, epilog: str) -> int:
+    """Run a tool with these arguments; return the exit code. `says` and `epilog` are what its help begins and ends with."""
+    try:
+        _application(tool, run, says, epilog)(args=argv, prog_name=f"tierlane {tool.name}")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FAILED
+    return 0
+
+
+def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,  # Plain help is drawn in half the time.
+        pretty_exceptions_enable=False,
+        context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+    )
+
+    def command(**given: Any) -> None:
+        raise typer.Exit(run(given))
+
+    parameters = [_valued(tool, option) for option in tool.options] + [_switch(tool, name) for name in tool.switches]
+    # typer reads options from the signature, so the signature is made from the table of texts.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(name=tool.name, help=says, epilog=epilog)(command)
+    return app
+
+
+def _valued(tool: Tool, option: str) -> inspect.Parameter:
+    text, variable = tool.options[option], tool.variable(option)
+    shown = f"{text.description} [env: {variable}] [default: {text.default or 'none'}]"
+    info = typer.Option(flag(option), metavar=text.metavar, help=shown, envvar=variable, show_envvar=False)
+    return _parameter(option, Annotated[str | None, info])
+
+
+def _switch(tool: Tool, name: str) -> inspect.Parameter:
+    variable = tool.variable(name)
+    shown = f"{tool.switches[name]} [env: {variable}] [default: off]"
+    info = typer.Option(flag(name), help=shown, envvar=variable, show_envvar=False, show_default=False)
+    return _parameter(name, Annotated[bool, info], default=False)
+
+
+def _parameter(name: str, annotation: object, default: object = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

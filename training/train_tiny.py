@@ -6,7 +6,7 @@
 Two idle CPU cores are enough; shared ones slow it down out of all proportion, since its threads wait for each
 other. The run is seeded, but its schedule follows the clock when `--minutes` ends it before `--steps`, so two runs
 give sister models rather than equal bytes. The best validation loss wins; the SHA-256 to put into
-`gpu_pool/tiny/weights.py` is printed at the end.
+`gpu_pool/backends/tiny/model.py` is printed at the end.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from gpu_pool.backends.tiny import model
 from gpu_pool.backends.tiny.model import Network, Shape
-from gpu_pool.tiny import vocabulary
 from training.prepare_text import read_documents
 
 WARM_UP = 0.02
@@ -73,7 +73,7 @@ def split_stream(documents: list[str], seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _stream(documents: list[str]) -> Tensor:
-    tokens = [token for text in documents for token in (*text.encode(), vocabulary.END)]
+    tokens = [token for text in documents for token in (*text.encode(), model.END)]
     return torch.tensor(tokens, dtype=torch.long)
 
 
@@ -81,7 +81,7 @@ def draw_windows(stream: Tensor, rows: int, window: int, generator: torch.Genera
     """Return (inputs, targets): random windows, each with BEGIN before it as every prompt will have."""
     starts = torch.randint(len(stream) - window, (rows, 1), generator=generator)
     targets = stream[starts + torch.arange(window)]
-    begin = torch.full((rows, 1), vocabulary.BEGIN)
+    begin = torch.full((rows, 1), model.BEGIN)
     return torch.cat((begin, targets[:, :-1]), dim=1), targets
 
 
@@ -129,7 +129,7 @@ def validate(network: Network, stream: Tensor, window: int) -> float:
     network.eval()
     rows = len(stream) // window
     targets = stream[: rows * window].view(rows, window)
-    inputs = torch.cat((torch.full((rows, 1), vocabulary.BEGIN), targets[:, :-1]), dim=1)
+    inputs = torch.cat((torch.full((rows, 1), model.BEGIN), targets[:, :-1]), dim=1)
     loss = loss_of(network, inputs, targets).item()
     network.train()
     return loss

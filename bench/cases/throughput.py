@@ -11,9 +11,8 @@ from cases import wrk
 from cases.outcome import Check, Outcome, at_least, at_most, none_of, over, told
 from cases.stand import Stand, started, used_us
 
-from tierlane.bench.resources import read_cpu
-from tierlane.bench.stack_info import ProcessInfo
-from tierlane.up.ports import held_port
+from tierlane.bench.resources import ProcessInfo, read_cpu
+from tierlane.up.data_dir import held_port
 
 CONNECTIONS = (1000, 2000)
 GATEWAYS = 2

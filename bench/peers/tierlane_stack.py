@@ -15,7 +15,7 @@ from running import Job, StartError, processes
 from wrk import Target
 
 from ledger.postgres import asyncpg_dsn
-from tierlane.bench.stack_info import StackInfo, read_stack
+from tierlane.bench.resources import StackInfo, read_stack
 
 ROOT = Path(__file__).resolve().parents[2]
 GATEWAYS = 2

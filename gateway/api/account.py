@@ -1,23 +1,160 @@
-"""`GET /v1/me`: who the key belongs to, its limits as they are now and why, what is left of them, and its last 24 hours.
+"""`GET /v1/me`: the customer of the key, its limits now and why, what is left of them, and its last 24 hours.
 
-It spends nothing. Redis and PostgreSQL are asked at most a few times at once and once in a while for each customer, so
-that nobody can wear them out here; without them the answer says what it does not know.
+It spends nothing. Redis and PostgreSQL are read through a bounded cached lookup (one at a time for each name, few in
+all, kept for a moment), so that clients cannot overload them; without them the response says what is not known. The
+form of the response and its OpenAPI description are one type.
 """
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
-from gateway.account import Account, AccountUsage, AgreedLimits, LimitsNow, QuotaLeft, Remaining
 from gateway.auth.authenticator import Doorman
 from gateway.catalog import IdentityView
 from gateway.http.response import Answer
 from gateway.http.router import Call
-from gateway.look_once import Found, LookOnce
-from gateway.standing import Standing
+from gateway.limits.customer_limits import Standing
 from ledger.audit.queries import Usage
 from ratelimit.effective import Effective, Left, LimitLook, effective
 from ratelimit.headers import quota_name, rate_headers
-from scheduler.limit_state import LimitsInForce
+from scheduler.protocol.limits import LimitsInForce
+
+
+class AgreedLimits(TypedDict):
+    """One set of limits; null where there is no such limit."""
+
+    requests_per_second: float
+    burst: float
+    tokens_per_minute: int | None
+    max_concurrency: int | None
+
+
+class LimitsNow(TypedDict):
+    """The limits as agreed, as they are in force now, the tier's factor (0..1) between them, and why it is under 1."""
+
+    base: AgreedLimits
+    effective: AgreedLimits
+    factor: float
+    reason: NotRequired[str]
+
+
+class QuotaLeft(TypedDict):
+    """One quota; null for what is not known yet. `reset_ms` is the time until its window ends."""
+
+    quota: str
+    amount: int
+    remaining: int | None
+    reset_ms: int | None
+
+
+class Remaining(TypedDict):
+    """What is left now, in whole units; null where there is no such limit."""
+
+    requests: int
+    tokens: int | None
+    concurrency: int | None
+    quotas: list[QuotaLeft]
+
+
+class AccountUsage(TypedDict):
+    """The last 24 hours; null, with the problem, where the audit cannot be read."""
+
+    usage: Usage | None
+    usage_problem: NotRequired[str]
+
+
+class Account(AccountUsage):
+    """Whom the key belongs to, and where it stands."""
+
+    customer: str
+    customer_id: str
+    tier: str
+    key_id: str
+    limits: LimitsNow
+    remaining: Remaining
+    as_of: str
+
+
+MAX_KEPT = 1024
+
+T = TypeVar("T")
+
+
+class Found(NamedTuple, Generic[T]):
+    """What a look gave, or the sentence that says why it gave nothing."""
+
+    value: T | None
+    problem: str | None = None
+
+
+class LookOnce(Generic[T]):
+    """Asks by `name`, an identity of what is looked for. Times in seconds.
+
+    Good answers are kept for `keep_s`, failures for `sorry_s`; a look takes `timeout_s` at most, and `at_once` may be
+    under way. `failed` is what is said of one that failed, whatever it was.
+    """
+
+    def __init__(
+        self,
+        failed: str,
+        *,
+        keep_s: float,
+        sorry_s: float,
+        timeout_s: float,
+        at_once: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._failed = failed
+        self._keep_s = keep_s
+        self._sorry_s = sorry_s
+        self._timeout_s = timeout_s
+        self._at_once = at_once
+        self._clock = clock
+        self._kept: dict[str, tuple[float, Found[T]]] = {}
+        self._under_way: dict[str, asyncio.Task[Found[T]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def find(self, name: str, look: Callable[[], Awaitable[T]]) -> Found[T]:
+        """What is kept of `name`, else what the look under way gives, else a new look, where one may begin."""
+        kept = self._kept.get(name)
+        if kept is not None and self._clock() < kept[0]:
+            return kept[1]
+        task = self._under_way.get(name)
+        if task is None:
+            if len(self._under_way) >= self._at_once:
+                return Found(None, "Too many ask for this at once; ask again soon.")
+            task = self._under_way[name] = asyncio.create_task(self._look(name, look), name="look once")
+        await asyncio.wait([task])  # Not the task itself: who leaves would take it from the others.
+        return Found(None, self._failed) if task.cancelled() else task.result()
+
+    async def _look(self, name: str, look: Callable[[], Awaitable[T]]) -> Found[T]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = Found(await look())
+        except Exception:  # noqa: BLE001  # drivers have no one base for all that can go wrong on the way
+            found = Found(None, self._failed)
+        finally:
+            del self._under_way[name]
+        self._keep(name, found)
+        return found
+
+    def _keep(self, name: str, found: Found[T]) -> None:
+        self._kept.pop(name, None)
+        if len(self._kept) >= MAX_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[name] = (self._clock() + (self._keep_s if found.problem is None else self._sorry_s), found)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 LOOK_KEPT_S = 0.02  # Against hot loops only: other gateways spend meanwhile, of which nothing is known here.
 USAGE_KEPT_S = 10.0

@@ -8,16 +8,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.api.format import Asked, Served
-from gateway.api.inference import Integer, check_model
+from gateway.api.format import Asked, Served, TokenUsage, usage
+from gateway.api.inference import Dialect, Integer, check_model, completed
 from gateway.api.openai_common import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
 from gateway.api.stream_chunks import ChatChunks
 from gateway.auth.service_tier import told
-from gateway.dialect import Dialect
 from gateway.http.request import check_duplicates, check_text, decode, invalid
 from gateway.http.response import Answer, encode_json
-from gateway.success import completed
-from gateway.usage import TokenUsage, usage
 from scheduler.payload import Message, Task, encode_messages
 from scheduler.request_id import created_ms
 

@@ -7,16 +7,13 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.format import Asked, Served
-from gateway.api.inference import Integer, check_model
+from gateway.api.format import Asked, Served, TokenUsage, usage
+from gateway.api.inference import Dialect, Integer, check_model, completed
 from gateway.api.openai_common import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
 from gateway.api.stream_chunks import CompletionChunks
-from gateway.dialect import Dialect
-from gateway.group import texts_of
 from gateway.http.request import check_duplicates, decode, invalid
 from gateway.http.response import Answer, encode_json
-from gateway.success import completed
-from gateway.usage import TokenUsage, usage
+from gateway.inference.handler import texts_of
 from scheduler.request_id import created_ms
 
 Tokens = list[Integer]

@@ -8,16 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from gateway.api.format import Asked, Served
-from gateway.api.inference import Integer, check_model
-from gateway.dialect import Dialect
-from gateway.group import texts_of
+from gateway.api.format import Asked, Served, usage
+from gateway.api.inference import Dialect, Integer, check_model, completed
 from gateway.http.request import check_duplicates, decode, invalid
 from gateway.http.response import Answer, encode_json
-from gateway.success import completed
-from gateway.usage import usage
-from scheduler.payload import Task
-from scheduler.vectors import read_vector
+from gateway.inference.handler import texts_of
+from scheduler.payload import Task, read_vector
 
 NOT_TEXT = (
     "`input` must be text, not token ids: every model here has a tokenizer of its own. "

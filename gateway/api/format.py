@@ -1,4 +1,4 @@
-"""What a body asks, whichever door it came through, and what its answer is written from."""
+"""What a request asks and what its response is written from, in any API format; the token usage of OpenAI."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,3 +41,18 @@ class Served(msgspec.Struct, frozen=True, gc=False):
     tier: str
     latency_ms: float
     lines: str
+
+
+class TokenUsage(msgspec.Struct, gc=False):
+    """Tokens of one call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+def usage(replies: Sequence[Reply]) -> TokenUsage:
+    """What was read and written. A model that does not tell them apart has read them all."""
+    written = sum(reply.output_tokens for reply in replies)
+    total = sum(reply.tokens_used for reply in replies)
+    return TokenUsage(max(0, total - written), written, total)

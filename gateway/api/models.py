@@ -7,11 +7,10 @@ from urllib.parse import unquote
 
 from gateway.auth.authenticator import Doorman
 from gateway.catalog import IdentityView
-from gateway.http.errors import Faults
+from gateway.http.errors import Faults, wants_problem
 from gateway.http.response import Answer
 from gateway.http.router import Call
-from gateway.problem import wants_problem
-from gateway.standing import Standing
+from gateway.limits.customer_limits import Standing
 from scheduler.errors import ErrorCode, RequestError
 
 OWNER = "tierlane"

@@ -10,10 +10,9 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.api.format import Asked
+from gateway.api.format import Asked, TokenUsage, usage
 from gateway.auth.service_tier import told
 from gateway.http.response import encode_json
-from gateway.usage import TokenUsage, usage
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 

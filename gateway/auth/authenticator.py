@@ -1,17 +1,115 @@
-"""The one place where a request's header becomes an identity, and where those who fail too often are told to wait."""
+"""Authentication: from the Authorization header to an identity, with the throttle for failed attempts.
 
+A token is exactly one short Bearer header, and goes no further than `identify`. API keys go to the catalog, JWTs to the
+verifier where one is configured.
+"""
+
+import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from multidict import CIMultiDictProxy
 
 from gateway.auth.throttle import AuthThrottle
-from gateway.bearer import bearer_token, check_service_token
 from gateway.catalog import IdentityView
 from gateway.http.errors import Refusal
-from gateway.identities import Identities
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.tasks import Loop
+
+MAX_TOKEN_BYTES = 256
+_SCHEME = "bearer "
+
+
+def bearer_token(values: Sequence[str], longest_jwt: int = 0) -> str:
+    """The token of a request with these Authorization headers.
+
+    `longest_jwt`: bytes that a token may have which looks like a JWT; 0: none is taken.
+    Raises RequestError: `invalid_request` for more than one header, `invalid_api_key` for none, another scheme, or
+    a token that cannot be one of ours.
+    """
+    if len(values) != 1:
+        raise _missing() if not values else _twice()
+    value = values[0]
+    if value[:7].lower() != _SCHEME:
+        raise _missing()
+    token = value[7:].strip(" ")
+    if not token or not token.isascii() or not token.isprintable():
+        raise RequestError(ErrorCode.INVALID_API_KEY)
+    if len(token) > MAX_TOKEN_BYTES and not (len(token) <= longest_jwt and looks_like_jwt(token)):
+        raise RequestError(ErrorCode.INVALID_API_KEY)
+    return token
+
+
+def looks_like_jwt(token: str) -> bool:
+    """Whether it has the three parts of a signed JWT; an API key has no dot."""
+    return token.count(".") == 2
+
+
+def check_service_token(values: Sequence[str], expected: str) -> None:
+    """Raises RequestError unless the request carries the service token; takes the same time for every wrong one."""
+    presented = bearer_token(values)
+    if not expected or not hmac.compare_digest(presented.encode(), expected.encode()):
+        raise RequestError(ErrorCode.INVALID_API_KEY, "The service token is missing or not valid.")
+
+
+def _missing() -> RequestError:
+    return RequestError(ErrorCode.INVALID_API_KEY, "Send the API key as `Authorization: Bearer <key>`.")
+
+
+def _twice() -> RequestError:
+    return RequestError(ErrorCode.INVALID_REQUEST, "Send exactly one Authorization header.", "Authorization")
+
+
+KEY_PREFIX = "tl_"
+
+
+class Keys(Protocol):
+    """The catalog, as far as API keys go."""
+
+    def identify(self, presented: str, wall_now: float) -> IdentityView: ...
+
+
+class Tokens(Protocol):
+    """A second way in, for tokens that others issue."""
+
+    @property
+    def max_bytes(self) -> int: ...
+    @property
+    def problem(self) -> str | None: ...
+
+    def identify(self, presented: str, wall_now: float) -> IdentityView: ...
+
+    def loops(self) -> Mapping[str, Loop]: ...
+
+
+class Identities:
+    """Both ways in. Without `tokens` there is only the first."""
+
+    def __init__(self, keys: Keys, tokens: Tokens | None = None) -> None:
+        self._keys = keys
+        self._tokens = tokens
+
+    @property
+    def longest_jwt(self) -> int:
+        """Bytes that a JWT may have; 0 where none is taken."""
+        return self._tokens.max_bytes if self._tokens else 0
+
+    @property
+    def problem(self) -> str | None:
+        """Why some tokens cannot be checked as they should, for health; None while all is well."""
+        return self._tokens.problem if self._tokens else None
+
+    def identify(self, presented: str, wall_now: float) -> IdentityView:
+        """The identity. Raises RequestError as the catalog and the verifier do; `wall_now` is seconds since the epoch."""
+        if self._tokens is None or presented.startswith(KEY_PREFIX) or not looks_like_jwt(presented):
+            return self._keys.identify(presented, wall_now)
+        return self._tokens.identify(presented, wall_now)
+
+    def loops(self) -> Mapping[str, Loop]:
+        """What has to run beside the requests, by name."""
+        return self._tokens.loops() if self._tokens else {}
+
 
 TOO_MANY = "Too many requests from this address had no valid key; try again later, or with a valid one."
 

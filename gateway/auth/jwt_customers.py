@@ -1,8 +1,9 @@
-"""From what a token says to the customer's row as it is now, with its limits: nothing of the row is kept in a token.
+"""From the claims of a token to the customer's present row, and the assembly of JWT authentication.
 
-A claim names a customer by id or by name. The catalog goes by id; the index by name is made here, in small steps by a
-task, since a hundred thousand rows at once would hold up every request. An old index is only a hint: what it says is
-compared with the row, so that a changed, suspended or deleted customer is seen at once.
+A claim names a customer by id or by name. The catalog is indexed by id; the index by name is built here by a task in
+small steps, since a hundred thousand rows at once would block every request. The index is only a hint: its result is
+compared with the row, so that a changed, suspended or deleted customer is seen at once. This module is imported only
+where JWTs are configured.
 """
 
 import asyncio
@@ -11,10 +12,12 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from gateway.auth.jwt_verifier import not_now
-from gateway.jwt_claims import Claims, bad_token
+from gateway.auth.jwks import JwksSource
+from gateway.auth.jwt_verifier import Claims, JwtVerifier, bad_token, not_now
+from gateway.config import JwtConfig
 from ledger.catalog.snapshot import Customer, Identity, Snapshot
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.tasks import Loop
 
 STEP = 2000
 """Rows indexed before others get a turn: about 0.2 ms. A catalog that is no larger is indexed where it is needed."""
@@ -136,3 +139,38 @@ def _identity(row: Customer, key_id: str) -> Identity:
         row.quotas,
         priority=row.priority,
     )
+
+
+class JwtIdentities:
+    """Identifies customers by tokens that a trusted issuer signed. `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        catalog: CustomersView,
+        config: JwtConfig,
+        *,
+        source: JwksSource | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.source = source or JwksSource(config, clock=clock)
+        self._config = config
+        self._verifier = JwtVerifier(config, self.source)
+        self._customers = JwtCustomers(catalog, clock)
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes that a token may have."""
+        return self._config.max_token_bytes
+
+    @property
+    def problem(self) -> str | None:
+        """Why the key set may be old or missing; None while all is well."""
+        return self.source.problem
+
+    def identify(self, presented: str, wall_now: float) -> Identity:
+        """Who presents this token; `wall_now` is seconds since the epoch. Raises RequestError."""
+        return self._customers.identity(self._verifier.verify(presented, wall_now))
+
+    def loops(self) -> Mapping[str, Loop]:
+        """What has to run beside the requests, by name."""
+        return {"jwks": self.source.run, "customer names": self._customers.run}

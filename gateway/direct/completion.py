@@ -8,14 +8,12 @@ waiting for Redis, or for its deadline.
 import asyncio
 from collections.abc import Callable
 
-from gateway.audit_pairs import Pair, audit_pair, beginning
-from gateway.cancels import Cancels
-from gateway.direct.queue import DirectEntry
+from gateway.direct.queue import DirectEntry, OpenRequests
+from gateway.direct.spool_tasks import DirectAudit
 from gateway.direct.workers import END_MARGIN_S
-from gateway.direct_audit import DirectAudit
-from gateway.direct_open import OpenRequests
+from gateway.inference.deadlines import Cancels
 from gateway.inference.pending import Outcome, Waiter
-from gateway.last_ends import outcome_of
+from gateway.inference.recovery import Pair, audit_pair, beginning, outcome_of
 from gateway.limits.rejections import refusal
 from scheduler.errors import ErrorCode
 from scheduler.failpoints import failpoint

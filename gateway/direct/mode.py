@@ -1,40 +1,109 @@
-"""Direct mode: while Redis is away, requests go from here to the workers' own doors, and the audit into a spool.
+"""Direct mode: while Redis is unavailable, requests go to the workers' direct endpoints, and the audit into a spool.
 
-It takes new requests past admission, and takes over those that wait already, the highest tier first. Inference has no
-side effects, a waiter is answered once, and the audit ends a request once, so a request that Redis comes back with as
-well costs a second run and nothing else. Where no worker has a door, whoever comes is refused at once.
+    off      requests are admitted through Redis
+    on       Redis is unavailable: requests go to workers directly
+    leaving  Redis has been well for long enough: new requests are admitted there, direct ones are served to their end
+
+Leaving takes five seconds without one failed call, so that an unstable Redis does not make every request change sides;
+where no worker can be called directly, the change is made at once. Direct mode takes new requests past admission, and
+takes over those that wait already, the highest tier first. Inference has no side effects, a waiter is answered once,
+and the audit ends a request once, so a request that runs twice costs a second run and nothing else. Where no worker has
+a direct endpoint, requests are rejected at once.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 import structlog
 
-from gateway.cancels import Cancels
 from gateway.catalog import CatalogView
+from gateway.circuit_breaker import RedisWatch
 from gateway.config import GatewayConfig
 from gateway.direct.completion import DirectEnds, refuse
+from gateway.direct.limits import DirectDoor
 from gateway.direct.queue import DirectEntry, DirectQueue
-from gateway.direct.workers import END_MARGIN_S, DirectLines
-from gateway.direct_audit import DirectAudit
-from gateway.direct_door import DirectDoor
-from gateway.direct_mode import DirectMode, Mode
-from gateway.direct_probe import DirectProbe
-from gateway.direct_view import DirectView
-from gateway.endless import end_all
+from gateway.direct.spool_tasks import DirectAudit
+from gateway.direct.workers import END_MARGIN_S, DirectLines, DirectProbe, Unreachable
 from gateway.heartbeat import Beat
+from gateway.inference.deadlines import Cancels
 from gateway.inference.pending import Waiter, Waiters
 from gateway.limits.capacity import LiveLimits
-from gateway.redis_watch import RedisWatch
 from scheduler.errors import ErrorCode
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.direct import Hello, direct_token
 from scheduler.protocol.pool_view import WorkerView
 from scheduler.states import Admission
-from scheduler.tasks import Loop
+from scheduler.tasks import Loop, end_all
+
+LEAVE_AFTER_S = 5.0
+
+
+class Mode(StrEnum):
+    """The way that requests go."""
+
+    OFF = "off"  # Through Redis.
+    ON = "on"  # Past Redis.
+    LEAVING = "leaving"  # New ones through Redis; those that were taken past it are served to their end.
+
+
+class DirectMode:
+    """The policy. Times are monotonic seconds."""
+
+    def __init__(self, leave_after_s: float = LEAVE_AFTER_S) -> None:
+        self._leave_after_s = leave_after_s
+        self._well_since: float | None = None
+        self.mode = Mode.OFF
+        self.since = 0.0  # When it was entered; stands while the mode is not OFF.
+
+    def look(self, now: float, *, redis_open: bool, redis_well: bool, can_serve: bool, waiting: int) -> Mode:
+        """The mode from now on.
+
+        `redis_open`: its breaker is not closed. `redis_well`: it is closed and the last call was answered. `waiting`:
+        requests that were taken past Redis and have no answer yet.
+        """
+        if redis_open:
+            self._enter(now)
+        elif self.mode is not Mode.OFF:
+            self._come_back(now, redis_well=redis_well, can_serve=can_serve, waiting=waiting)
+        return self.mode
+
+    def _enter(self, now: float) -> None:
+        if self.mode is Mode.OFF:
+            self.since = now
+        self.mode = Mode.ON
+        self._well_since = None
+
+    def _come_back(self, now: float, *, redis_well: bool, can_serve: bool, waiting: int) -> None:
+        if not redis_well:
+            self._well_since = None
+            return
+        if self._well_since is None:
+            self._well_since = now
+        if self.mode is Mode.ON and (not can_serve or now - self._well_since >= self._leave_after_s):
+            self.mode = Mode.LEAVING
+        if self.mode is Mode.LEAVING and not waiting:
+            self.mode = Mode.OFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectView:
+    """One look at direct mode."""
+
+    active: bool  # Requests go past Redis, or did until a moment ago and some are still served so.
+    for_s: float
+    workers: int  # That can be called.
+    serves: bool
+    waiting: int
+    spool_bytes: int
+    spool_problem: str | None
+    bad_lines: int  # Of spools, set aside.
+    unreachable: tuple[Unreachable, ...] = ()  # Direct endpoints that cannot be used from here.
+    breakers: Mapping[str, str] = field(default_factory=dict)  # Dependency -> state.
+
 
 TICK_S = 0.025
 

@@ -1,11 +1,13 @@
-"""The waiting room of direct mode: bounded, strictly in the order of the tiers, served in small batches. No I/O.
+"""The queue of direct mode and the open direct requests, by id and by customer. No I/O.
 
-When it is full, whoever comes pushes out the one of the lowest tier that came last, if that tier is below its own.
+The queue is bounded, strictly in the order of the tiers, and served in small batches. When it is full, a request
+displaces the newest of the lowest tier, if that tier is below its own. How many a customer has is how many are open
+here: there is no counter to go wrong.
 """
 
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from gateway.inference.pending import Waiter
 
@@ -118,3 +120,44 @@ class DirectQueue:
 
     def _line(self, entry: DirectEntry) -> deque[DirectEntry]:
         return self._lines.setdefault(entry.priority, deque())
+
+
+class OpenRequests:
+    """Put in once, taken out once, whatever its end was."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, DirectEntry] = {}
+        self._of: dict[str, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
+    def __iter__(self) -> Iterator[DirectEntry]:
+        """Over those that are here now, whichever leave meanwhile."""
+        return iter(list(self._entries.values()))
+
+    def get(self, request_id: str) -> DirectEntry | None:
+        """The one with this id."""
+        return self._entries.get(request_id)
+
+    def of_customer(self, customer_id: str) -> int:
+        """How many one customer has here."""
+        return len(self._of.get(customer_id, ()))
+
+    def put(self, entry: DirectEntry) -> None:
+        """It is under way."""
+        self._entries[entry.id] = entry
+        self._of.setdefault(entry.waiter.submission.customer_id, set()).add(entry.id)
+
+    def take(self, request_id: str) -> None:
+        """It is not under way any more; nothing happens where it was not."""
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return
+        customer_id = entry.waiter.submission.customer_id
+        self._of[customer_id].discard(request_id)
+        if not self._of[customer_id]:
+            del self._of[customer_id]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.audit_pairs import Note
+from gateway.inference.recovery import Note
 from scheduler.errors import TierlaneError
 
 VERSION = b"1"

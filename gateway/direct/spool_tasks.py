@@ -1,20 +1,29 @@
-"""Group commit into the spool: whatever was added while the last group was on its way to the disk goes together.
+"""Writing the audit spool in groups, and merging it into Redis.
 
-Who adds a note is called back when the disk has it, or does not take it; only then is a worker called with what began,
-and the client answered for what ended. The room for an end is promised with its beginning: what ran can be noted,
-however full it is by then.
+Whatever was added while the last group was written goes to the disk together. The caller is called back when the disk
+has the note, or refuses it; only then is a worker called, or the client answered. Room for the end of a request is
+reserved with its beginning.
+
+The merge starts as soon as Redis responds and pauses between calls. Every note is adopted there, then its file is
+removed; adopting one twice changes nothing. Files of gateways that are gone are taken over, at start and now and then.
+A beginning without an end in its file is sent alone: the end comes with a later file, or the auditor closes the row.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar, TypeVarTuple
 
-from gateway.audit_pairs import Note
-from gateway.direct.spool import Spool, SpoolError, SpoolFull
+import structlog
+
+from gateway.direct.spool import FOLDER, Spool, SpoolError, SpoolFull
+from gateway.inference.recovery import Note, Pair
+from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
+from scheduler.tasks import Loop
 
 MAX_GROUP = 256
 PAIR_ROOM = 2048
@@ -158,3 +167,193 @@ def _tell(then: Callable[[bool], None], *, safe: bool) -> None:
         then(safe)
     except Exception as error:  # noqa: BLE001  # one callback's fault must not cost the others their answers
         log_fault("answering after the spool failed", error)
+
+
+log = structlog.get_logger("gateway")
+
+CALL_SIZE = 256
+EVERY_S = 0.1
+BREATH_S = 0.005
+DEAD_EVERY_S = 10.0
+LAST_S = 1.0
+
+T = TypeVar("T")
+Given = TypeVarTuple("Given")
+
+
+class AdoptCall(Protocol):
+    """`Adoption`, as far as the gateway uses it."""
+
+    async def adopt(self, pairs: Sequence[Note]) -> object: ...
+
+
+class SpoolMerge:
+    """Merges while `may` says that Redis answers. `clock` is monotonic seconds.
+
+    `remember` is given what Redis has been told, since it may die before the auditor has taken it.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        thread: ThreadPoolExecutor,
+        adoption: AdoptCall,
+        *,
+        may: Callable[[], bool],
+        remember: Callable[[Sequence[Pair]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spool = spool
+        self._thread = thread
+        self._adoption = adoption
+        self._may = may
+        self._remember = remember
+        self._clock = clock
+        self._dead_at = 0.0  # When to look for files of the dead again.
+        self._offsets: dict[Path, int] = {}  # How far files that could not be merged to their end have come.
+        self.merged = 0
+
+    async def run(self) -> None:
+        """Merge whenever there is something and Redis answers; never ends by itself."""
+        while True:
+            await asyncio.sleep(EVERY_S)
+            if not self._may():
+                continue
+            try:
+                await self.merge()
+            except TierlaneError:
+                continue  # Redis is away again.
+            except Exception as error:  # noqa: BLE001  # no fault may end this loop
+                log_fault("merging the spool failed", error)
+                await asyncio.sleep(RETRY_S)
+
+    async def last(self) -> None:
+        """Merge before the end, as far as that goes quickly; the next who has the directory does the rest."""
+        try:
+            async with asyncio.timeout(LAST_S):
+                await self.merge()
+        except (TierlaneError, OSError, TimeoutError) as error:
+            log.warning("the spool is left for the next gateway", reason=str(error))
+
+    async def merge(self) -> None:
+        """Merge what there is now. Raises RedisUnavailable, and OSError where the files cannot be read."""
+        if self._spool.bytes:
+            await self._in_thread(self._spool.cut)
+            for path in await self._in_thread(self._spool.to_merge):
+                await self._merge_file(path)
+        if self._clock() >= self._dead_at:
+            for owner in await self._in_thread(self._spool.dead_owners):
+                await self._merge_dead(owner)
+            self._dead_at = self._clock() + DEAD_EVERY_S
+
+    async def _merge_dead(self, owner: str) -> None:
+        found = await self._in_thread(self._spool.take_over, owner)
+        if found is None:
+            return
+        lock, paths = found
+        try:
+            for path in paths:
+                await self._merge_file(path)
+            log.info("merged the spool of a gateway that is gone", gateway=owner, files=len(paths))
+        finally:
+            await self._in_thread(self._spool.finish, owner, lock)
+
+    async def _merge_file(self, path: Path) -> None:
+        while True:
+            offset = self._offsets.get(path, 0)
+            part = await self._in_thread(self._spool.read, path, offset, CALL_SIZE)
+            if part.notes:
+                pairs = [(accepted, ended) for accepted, ended in part.notes if ended]
+                await self._adoption.adopt([*_unended(part.notes, pairs), *pairs])
+                self._remember(pairs)
+                self.merged += len(part.notes)
+            if part.bad:
+                log.error("unreadable lines in the spool are set aside", file=path.name, lines=len(part.bad))
+                await self._in_thread(self._spool.set_aside, path, part.bad)
+            if part.next_offset == offset:
+                break
+            self._offsets[path] = part.next_offset
+            await asyncio.sleep(BREATH_S)
+        failpoint("spool_unremoved")
+        await self._in_thread(self._spool.remove, path)
+        self._offsets.pop(path, None)
+
+    async def _in_thread(self, act: Callable[[*Given], T], *given: *Given) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, act, *given)
+
+
+def _unended(notes: Sequence[Note], pairs: Sequence[Pair]) -> list[Note]:
+    """The beginnings that no pair among them repeats."""
+    repeated = {ended.id for _, ended in pairs}
+    return [note for note in notes if note[0].id not in repeated]
+
+
+class DirectAudit:
+    """The audit of direct mode; without a `data_dir` it never begins.
+
+    `may_merge` says whether Redis answers, `remember` is given what Redis has been told.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | None,
+        gateway_id: str,
+        max_bytes: int,
+        adoption: AdoptCall,
+        *,
+        may_merge: Callable[[], bool],
+        remember: Callable[[Sequence[Pair]], None],
+    ) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._data_dir = data_dir
+        self.spool = Spool((data_dir or Path()) / FOLDER, gateway_id, max_bytes)
+        self.writer = SpoolWriter(self.spool, self._thread)
+        self._merge = SpoolMerge(self.spool, self._thread, adoption, may=may_merge, remember=remember)
+        self._may_merge = may_merge
+        self._problem: str | None = None
+        self.begun = False
+
+    def begin(self) -> None:
+        """Lock the files. Where that is not possible the gateway goes without direct mode, and health says why."""
+        if self._data_dir is None:
+            return
+        try:
+            self.spool.open()
+        except SpoolError as error:
+            self._problem = str(error)
+            log.warning("no direct mode", reason=str(error))
+        else:
+            self.begun = True
+
+    @property
+    def takes(self) -> bool:
+        """Whether what is answered now can be noted."""
+        return self.begun and not self.writer.refusing
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be noted, in a sentence, or None."""
+        if self._problem is None and self.begun and self.spool.full:
+            return f"The spool is full: {self.spool.bytes} bytes wait for Redis."
+        return self._problem or self.writer.problem
+
+    def loops(self) -> dict[str, Loop]:
+        """What runs for as long as the gateway does."""
+        return {"spool writer": self.writer.run, "spool merge": self._merge.run} if self.begun else {}
+
+    def note(self, note: Note, then: Callable[[bool], None]) -> None:
+        """Have this on the disk, then be told whether it is."""
+        self.writer.add(note, then)
+
+    def release(self, request_id: str) -> None:
+        """Keep no room for its end any longer: it goes another way."""
+        self.writer.release(request_id)
+
+    async def close(self) -> None:
+        """Write what is left, merge it where Redis answers, and let go of the files."""
+        if self.begun:
+            await self.writer.flush()
+            if self._may_merge():
+                await self._merge.last()
+            self.spool.close()
+        self._thread.shutdown(wait=False)

@@ -1,27 +1,128 @@
-"""The lines to all workers that can be called directly: each takes the next batch from the waiting room when it is free.
+"""Connections to the workers' direct endpoints: one batch at a time on each, and a probe while they are not needed.
 
-A batch is sent once the audit has the beginning of each of its requests.
+A connection begins with a hello (scheduler/protocol/direct.py has the wire format). A batch is sent once the audit has
+the beginning of each of its requests. A busy worker's batch goes back to the head of the queue, and that connection
+pauses for a moment. A lost call's batch does the same and goes on in single requests, and so does one whose model hung;
+after the third loss a request is given up.
 
-A busy worker's batch waits at the head again, and that line rests for a moment, so that another worker takes it. A lost
-call's batch does the same and goes on in single requests, and so does one whose model hung; after the third loss a request is
-given up.
+The probe finds an address that nobody can connect to, or a wrong token, before the outage that direct mode is for. One
+runs at a time, one a second, each worker's every half minute. A failed one is retried soon and reported from the second
+failure on.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
-from gateway.circuit_breaker import BreakerState
+from gateway.circuit_breaker import Breaker, BreakerState
 from gateway.direct.queue import DirectEntry, DirectQueue
-from gateway.direct_calls import DirectLine, WorkerBusy
 from gateway.inference.deadlines import LEAD_S
-from scheduler.errors import ErrorCode
+from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import RETRY_BUDGET, Outcome
-from scheduler.protocol.direct import DirectError, DirectItem, Hello
+from scheduler.protocol.direct import (
+    HEADER,
+    DirectBatch,
+    DirectBusy,
+    DirectError,
+    DirectItem,
+    Hello,
+    ToGateway,
+    Welcome,
+    body_length,
+    pack,
+    read_by_gateway,
+)
 from scheduler.protocol.pool_view import WorkerView
+
+CONNECT_S = 0.25
+"""For the connection, and once more for the worker's welcome."""
+
+
+REFUSED = (
+    "closed the connection without a welcome: its TIERLANE_DIRECT_TOKEN is not the one of this gateway, it is of an older version, "
+    "or it is shutting down."
+)
+
+
+class WorkerBusy(TierlaneError):
+    """The worker did not run the batch; another one may take it."""
+
+
+class DirectLine:
+    """The connection and its breaker; what breaks a call closes the connection, and the next call makes another."""
+
+    def __init__(self, worker_id: str, address: str, hello: Hello) -> None:
+        self.worker_id = worker_id
+        self.address = address
+        self.breaker = Breaker(max_failures=1, silence_s=None)
+        self.max_batch = 1
+        self._hello = pack(hello)
+        self._seq = 0
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def connect(self) -> None:
+        """Be connected and welcome. Raises DirectError."""
+        if self._streams is not None and not self._streams[0].at_eof():
+            return
+        self.close()
+        host, _, port = self.address.rpartition(":")
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                self._streams = await asyncio.open_connection(host.strip("[]"), int(port))
+            async with asyncio.timeout(CONNECT_S):
+                welcome = await self._exchange(self._hello)
+        except asyncio.IncompleteReadError as error:
+            self.close()
+            raise DirectError(f"The worker at {self.address} {REFUSED}") from error
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            self.close()
+            raise DirectError(f"The worker at {self.address} cannot be called: {type(error).__name__}.") from error
+        except BaseException:
+            self.close()
+            raise
+        if not isinstance(welcome, Welcome):
+            self.close()
+            raise DirectError(f"The worker at {self.address} did not say welcome.")
+        self.max_batch = max(1, welcome.max_batch)
+
+    async def call(self, items: Sequence[DirectItem], timeout_s: float) -> list[Outcome]:
+        """Run a batch. Raises WorkerBusy where it did not run, DirectError where what became of it is not known."""
+        self._seq += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._exchange(pack(DirectBatch(self._seq, list(items))))
+        except (OSError, EOFError, TimeoutError) as error:
+            self.close()
+            raise DirectError(f"The worker at {self.address} was lost: {type(error).__name__}.") from error
+        except BaseException:  # A cancelled call, too, leaves a connection whose next answer is not ours.
+            self.close()
+            raise
+        if isinstance(answer, Welcome) or answer.seq != self._seq:
+            self.close()
+            raise DirectError(f"The worker at {self.address} answered something that was not asked.")
+        if isinstance(answer, DirectBusy):
+            raise WorkerBusy(answer.reason)
+        return answer.outcomes
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+    async def _exchange(self, frame: bytes) -> ToGateway:
+        if self._streams is None:
+            raise DirectError(f"There is no connection to {self.address}.")
+        reader, writer = self._streams
+        writer.write(frame)
+        await writer.drain()
+        length = body_length(await reader.readexactly(HEADER.size))
+        return read_by_gateway(await reader.readexactly(length))
+
 
 REST_S = 0.02
 END_MARGIN_S = LEAD_S + 0.075  # Before the deadline sweep steps in: for the audit's way to the disk.
@@ -186,3 +287,74 @@ class DirectLines:
 def _item(entry: DirectEntry, now: float) -> DirectItem:
     left_s = entry.waiter.deadline - now - END_MARGIN_S
     return DirectItem(entry.id, max(1, int(left_s * 1000)), entry.waiter.submission.body)
+
+
+FIRST_S = 5.0
+EVERY_S = 1.0
+WELL_S, ILL_S = 30.0, 5.0  # Until a worker is probed again.
+FAILURES = 2
+
+
+class Unreachable(NamedTuple):
+    """A worker whose direct endpoint cannot be used from here, and why in one sentence."""
+
+    worker_id: str
+    address: str
+    why: str
+
+
+class _Probed(NamedTuple):
+    due: float
+    failures: int = 0
+    why: str = ""
+
+
+class DirectProbe:
+    """The loop. `workers` gives those that are known now, `wanted` whether to probe at all; `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        workers: Callable[[], Sequence[WorkerView]],
+        wanted: Callable[[], bool],
+        hello: Hello,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._workers = workers
+        self._wanted = wanted
+        self._hello = hello
+        self._clock = clock
+        self._probed: dict[tuple[str, str], _Probed] = {}
+
+    @property
+    def unreachable(self) -> tuple[Unreachable, ...]:
+        """Those that failed more than once in a row."""
+        return tuple(Unreachable(*key, each.why) for key, each in self._probed.items() if each.failures >= FAILURES)
+
+    async def run(self) -> None:
+        """Probe for ever."""
+        await asyncio.sleep(FIRST_S)
+        while True:
+            try:
+                await self.look()
+            except Exception as error:  # noqa: BLE001  # no fault may end this loop
+                log_fault("probing direct endpoints failed", error)
+            await asyncio.sleep(EVERY_S)
+
+    async def look(self) -> None:
+        """Probe the worker that is longest due, if any."""
+        known = {(worker.id, worker.direct) for worker in self._workers() if worker.healthy and worker.direct}
+        self._probed = {key: each for key, each in self._probed.items() if key in known}
+        now = self._clock()
+        due = {key: self._probed.get(key, _Probed(0.0)) for key in known}
+        key = min(due, key=lambda each: due[each].due, default=None)
+        if key is None or due[key].due > now or not self._wanted():
+            return
+        before, line = due[key], DirectLine(*key, self._hello)
+        try:
+            await line.connect()
+        except DirectError as error:
+            self._probed[key] = _Probed(now + ILL_S, before.failures + 1, str(error))
+        else:
+            self._probed[key] = _Probed(now + WELL_S)
+        finally:
+            line.close()

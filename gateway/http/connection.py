@@ -1,32 +1,75 @@
-"""One connection of the edge: aiohttp's handler, watched, with rides for what suits the fast lane.
+"""One HTTP connection: aiohttp's protocol with our deadlines, the fast path, and the checks of the request line.
 
-A request that came whole, on a connection that does nothing else, may be answered by a ride (gateway/inference/fast_path.py):
-aiohttp parses it, but its task for the connection is not woken, which costs as much as all that we do for a request.
+A request that came whole, on a connection that does nothing else, may take the fast path
+(gateway/inference/fast_path.py): aiohttp parses it, but the task of the connection is not woken, which costs as much as
+all that we do for a request. Request lines that aiohttp's parser accepts and this server rejects (other protocols,
+other versions, broken hosts) are recognised here.
 """
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
-from aiohttp import HttpVersion11, StreamReader, web
+from aiohttp import HttpVersion10, HttpVersion11, StreamReader, web
 from aiohttp.http import HttpRequestParser, RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from gateway.body import CONTINUE, BodyEnded
+from gateway.http.errors import wants_problem
 from gateway.http.header_cache import Whole, is_all, is_head, taken_apart
+from gateway.http.request import CONTINUE, BodyEnded
 from gateway.http.response import Answer
-from gateway.http.sse import EventStream
+from gateway.http.sse import EventStream, Watch
 from gateway.inference.fast_path import Message, Ride
-from gateway.problem import wants_problem
-from gateway.request_line import LONGEST_LINE, refused, rtsp_line
-from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
 
 if TYPE_CHECKING:
     from gateway.http.server import EdgeServer
+
+
+VERSION = "Only HTTP/1.0 and HTTP/1.1 are supported: end the request line with HTTP/1.1."
+TARGET = "The host in the request target is not valid: send the path alone, or a host that can be decoded."
+
+LONGEST_LINE = 16_384
+"""Bytes of a request line that are kept until it is complete; the parser accepts 8190 bytes of target."""
+
+
+def refused(message: RawRequestMessage, line: re.Match[bytes] | None = None) -> str | None:
+    """Why this request is rejected, as a sentence for the client; None where it is not. `line`: as `rtsp_line` gives it."""
+    if message.version not in (HttpVersion10, HttpVersion11):
+        return VERSION
+    if line is not None and line[1] == b"RTSP":
+        return VERSION
+    if not message.path.startswith("/") and not _has_readable_host(message):
+        return TARGET
+    return None
+
+
+def rtsp_line(message: RawRequestMessage, recent: bytes) -> re.Match[bytes] | None:
+    """The request line in the received bytes, with its protocol as the first group; None where RTSP is not among them.
+
+    The parser (llhttp) reads RTSP too, and does not say so. Only a body that is no JSON could hold such a line.
+    """
+    if b" RTSP/" not in recent:
+        return None
+    method, path = re.escape(message.method.encode()), re.escape(message.path.encode("utf-8", "surrogateescape"))
+    return re.search(rb"(?:^|\n)" + method + rb" +" + path + rb" +([A-Z]+)/", recent)
+
+
+def _has_readable_host(message: RawRequestMessage) -> bool:
+    """Aiohttp decodes the host when it builds its request object, where an error would end the connection's task."""
+    url = message.url
+    try:
+        if url.absolute:
+            _ = (url.with_scheme("http") if url.scheme else url).host
+            url.relative()
+    except ValueError:
+        return False
+    return True
+
 
 log = structlog.get_logger("gateway")
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 
 from multidict import CIMultiDictProxy
 
-from gateway.cors_origins import ANY
+from gateway.host_lists import ANY
 from gateway.http.response import Answer
-from gateway.openapi_headers import HEADER_NAMES
+from gateway.openapi.model import HEADER_NAMES
 
 CUSTOMERS = ("/v1/", "/v2/", "/api/")
 """Where the addresses of the API begin; `/internal/` and what probes and Prometheus read are none."""

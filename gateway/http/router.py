@@ -1,4 +1,8 @@
-"""Which handler answers a path and method. Exact paths first, then prefixes whose rest is one path segment, or any."""
+"""The route table and the drain state of a gateway.
+
+Exact paths are matched first, then prefixes whose rest is one path segment, or any. The drain state is open, then
+leaving while the gateway still serves, then closed.
+"""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -84,3 +88,15 @@ def path_of(target: str) -> str:
         _, slash, path = target.partition("://")[2].partition("/")
         target = slash + path
     return target.partition("?")[0]
+
+
+class Doors:
+    """Set by the drain; read by readiness, the edge and the handlers."""
+
+    __slots__ = ("closed", "leaving")
+
+    def __init__(self) -> None:
+        # Not ready any more, but serving: load balancers need a moment to notice. Every answer ends its connection, so
+        # that few clients are left to ask on a connection that closes at that moment.
+        self.leaving = False
+        self.closed = False  # New requests are refused.

@@ -17,17 +17,14 @@ from aiohttp import http_parser, web
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.config import GatewayConfig
-from gateway.doors import Doors
 from gateway.http.connection import EdgeConnection
 from gateway.http.cors import Cors, serves_customers
-from gateway.http.errors import Faults
+from gateway.http.errors import Faults, wants_problem
 from gateway.http.header_cache import KnownHeads
 from gateway.http.response import Answer
-from gateway.http.router import Call, Methods, Routes, path_of
-from gateway.http.sse import PING_EVERY_S, EventStream
+from gateway.http.router import Call, Doors, Methods, Routes, path_of
+from gateway.http.sse import PING_EVERY_S, EventStream, Watch
 from gateway.inference.fast_path import FastLane
-from gateway.problem import wants_problem
-from gateway.watch import Watch
 from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id

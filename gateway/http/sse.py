@@ -1,17 +1,56 @@
-"""An answer that is written while it comes about: server-sent events over the connection of any other answer.
+"""Server-sent events over a connection, and idle deadlines without a timer for each connection.
 
-The deadlines of the edge hold for it as well: a client that does not read is dropped in time, and until then what it
-does not read is not written either (`full`). HTTP/1.0 knows no chunks: there the end of the connection ends it.
+The deadlines of the server hold for streams as well: a client that does not read is dropped in time, and until then
+what it does not read is not written (`full`). HTTP/1.0 has no chunks: there the end of the connection ends the stream.
+
+All entries of one watch have the same timeout, so a dict in insertion order is sorted by deadline, and one sweep checks
+only what is due.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, Protocol, TypeVar, cast
 
 from aiohttp import web
 
 from gateway.http.response import Answer
-from gateway.watch import Watch
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Watch(Generic[T]):
+    """What waits for one kind of progress, each for at most `timeout_s`. Times are monotonic seconds."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._deadlines: dict[T, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._deadlines
+
+    def start(self, item: T, now: float) -> None:
+        """Begin to wait; an item that is waiting already keeps its deadline."""
+        if item not in self._deadlines:
+            self._deadlines[item] = now + self.timeout_s
+
+    def stop(self, item: T) -> None:
+        """The progress came, or the item is gone."""
+        self._deadlines.pop(item, None)
+
+    def expired(self, now: float) -> list[T]:
+        """Take out and return what is due."""
+        due: list[T] = []
+        for item, deadline in self._deadlines.items():
+            if deadline > now:
+                break
+            due.append(item)
+        for item in due:
+            del self._deadlines[item]
+        return due
+
 
 EVENTS = "text/event-stream"
 PING = b": ping\n\n"

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from gateway.call_watch import ONCE_MORE, CallWatch
-from gateway.cancels import Cancels
+from gateway.circuit_breaker import ONCE_MORE, CallWatch
+from gateway.inference.deadlines import Cancels
 from gateway.inference.pending import Waiter
-from gateway.rejections import Rejections
+from gateway.limits.rejections import Rejections
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault

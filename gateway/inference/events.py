@@ -1,19 +1,46 @@
-"""How each call of a customer ends, told in one place to who counts and to who writes a line: once a call.
+"""The end of each customer call, reported once: to the counters, to the SLO, and as a log line.
 
-What is called here stands between an answer and its writing: it only adds, and logs only where that was asked for.
+This runs between a response and its writing, so it only adds, and logs only where TIERLANE_REQUEST_LOG asks for it.
+What counts as an SLO failure is the same as in deploy/prometheus/rules.yaml. Fields of the log line are named one by
+one; none is an input, an output, a secret or anything else that a client wrote but `model`, a row of the catalog by
+then, and the ids of its trace.
 """
 
+import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from gateway.asking import Asking
+import structlog
+
 from gateway.catalog import IdentityView
+from gateway.http.errors import Refusal
+from gateway.http.request import Asking
 from gateway.inference.pending import Waiter
 from gateway.limits.demand import Meter
-from gateway.metrics.counters import ACCEPTED, UNKNOWN, Tally
-from gateway.our_fault import OUR_FAULT
-from scheduler.errors import ErrorCode, RequestError
+from gateway.metrics.counters import ACCEPTED, COMPLETED, UNKNOWN, Tally
+from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
+
+OUR_FAULT = frozenset(
+    {
+        ErrorCode.SHED_FOR_PRIORITY,
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.REDUCED_CAPACITY,
+        ErrorCode.NO_CAPACITY,
+        ErrorCode.BACKPRESSURE,
+        ErrorCode.QUEUE_TIMEOUT,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.GPU_TIMEOUT,
+        ErrorCode.WORKER_LOST,
+        ErrorCode.GATEWAY_LOST,
+        ErrorCode.ABANDONED,
+        ErrorCode.INTERNAL_ERROR,
+        ErrorCode.CATALOG_UNAVAILABLE,
+        ErrorCode.INVALID_OUTPUT,
+        ErrorCode.DRAINING,
+    }
+)
+"""Not the client's input, keys, limits or leaving: those are refused or ended as they should be."""
 
 
 class Told(Protocol):
@@ -125,3 +152,79 @@ class Ends:
         """Its client did not wait."""
         error = RequestError(ErrorCode.CANCELLED)
         self.failed(endpoint, request_id, identity, waiter, error)
+
+
+_log = structlog.get_logger("request")
+
+
+class RequestLog:
+    """Writes the lines. `clock` is monotonic seconds, as in the waiters."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+
+    def completed(
+        self, endpoint: str, identity: IdentityView, waiter: Waiter, replies: Sequence[Reply], seconds: float
+    ) -> None:
+        """Of a list of inputs the first one's run, and the tokens of all."""
+        first = replies[0]
+        self._write(
+            200,
+            COMPLETED,
+            **_asked(endpoint, first.id, identity, waiter),
+            latency_ms=round(seconds * 1000, 2),
+            inputs=len(replies),
+            tokens_used=sum(reply.tokens_used for reply in replies),
+            **_run(first),
+        )
+
+    def failed(
+        self, endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None, error: RequestError
+    ) -> None:
+        """`outcome` is the error's code; `reason` what admission said, where it was admission."""
+        verdict = waiter.verdict if waiter else None
+        outcome = waiter.future.result() if waiter and waiter.future.done() and not waiter.future.cancelled() else None
+        self._write(
+            HTTP[error.code].status,
+            error.code.value,
+            **_asked(endpoint, request_id, identity, waiter),
+            latency_ms=round((self._clock() - waiter.started) * 1000, 2) if waiter else None,
+            reason=verdict.outcome.value if verdict else None,
+            retry_after_ms=error.retry_after_ms if isinstance(error, Refusal) else None,
+            **(_run(outcome) if isinstance(outcome, Reply) else {}),
+        )
+
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter) -> None:
+        """A job: how it ends is in the audit."""
+        self._write(202, ACCEPTED, **_asked(endpoint, request_id, identity, waiter))
+
+    def _write(self, status: int, outcome: str, **fields: Any) -> None:
+        told = {name: value for name, value in fields.items() if value is not None and value != ""}
+        _log.info("request", status=status, outcome=outcome, **told)
+
+
+def _asked(endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None) -> dict[str, Any]:
+    submission = waiter.submission if waiter else None
+    return {
+        "request_id": request_id,
+        "endpoint": endpoint,
+        "customer_id": identity.customer_id if identity else None,
+        "key_id": identity.key_id if identity else None,
+        "tier": identity.tier if identity else None,
+        "model": submission.model if submission else None,
+        "trace_id": submission.trace_id if submission else None,
+        "input_bytes": submission.input_bytes if submission else None,
+    }
+
+
+def _run(reply: Reply) -> dict[str, Any]:
+    """Where the time went, and who did the work."""
+    return {
+        "attempt": reply.attempts,
+        "queue_wait_ms": round(max(0.0, reply.queue_ms), 2),
+        "infer_ms": round(max(0.0, reply.gpu_ms), 2),
+        "batch_id": reply.batch_id,
+        "batch_size": reply.batch_size,
+        "gpu": reply.worker_id,
+        "served_from": reply.served_from,
+    }

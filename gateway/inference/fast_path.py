@@ -13,17 +13,16 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from multidict import CIMultiDictProxy
 
 from gateway.api.format import Asked
-from gateway.api.inference import read_inference
-from gateway.body import check_media
+from gateway.api.inference import INFERENCE, read_inference
 from gateway.catalog import IdentityView
-from gateway.dialect import INFERENCE
-from gateway.doors import Doors
+from gateway.http.errors import wants_problem
+from gateway.http.request import HEADER as PREFER
+from gateway.http.request import check_media
 from gateway.http.response import Answer
-from gateway.idempotency import HEADER as IDEMPOTENCY_KEY
+from gateway.http.router import Doors
 from gateway.inference.pending import Outcome, Waiter
 from gateway.inference.pipeline import Inference
-from gateway.jobs_preference import HEADER as PREFER
-from gateway.problem import wants_problem
+from gateway.inference.submission import HEADER as IDEMPOTENCY_KEY
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id

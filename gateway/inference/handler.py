@@ -1,32 +1,75 @@
-"""One exchange with a customer, at any door: read the body, ask for what it says, wait, and answer in the door's own form.
+"""READ FIRST. The handler of an inference request: read the body, submit, wait, respond in the request's API format.
 
-A list of inputs is as many requests. They are admitted all or none, and answered together: where one fails, that is the
-answer, and the others are ended.
+A list of inputs is as many requests. They are admitted all or none, and answered together: where one fails, its error
+is the response, and the others are cancelled.
 """
 
 import asyncio
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
+
+from multidict import CIMultiDictProxy
 
 from gateway.api.format import Asked
-from gateway.body import check_media, read_body
+from gateway.api.inference import Dialect
 from gateway.catalog import IdentityView
-from gateway.dialect import Dialect
-from gateway.group import Member, check_size, member_key
+from gateway.http.errors import wants_problem
+from gateway.http.request import check_media, check_text, invalid, read_body
 from gateway.http.response import Answer
 from gateway.http.router import Call
-from gateway.idempotency import idempotency_key, with_more
 from gateway.inference.pending import Outcome, Waiter
 from gateway.inference.pipeline import Inference
 from gateway.inference.streaming import Streaming
-from gateway.problem import wants_problem
-from gateway.replays import REPLAYED
-from ratelimit.effective import effective
+from gateway.inference.submission import REPLAYED, idempotency_key, with_more
+from ratelimit.effective import Effective, effective
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import Verdict
+from scheduler.protocol.admission import MAX_SUBMISSIONS, Verdict
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission, State
+
+
+class Member(NamedTuple):
+    """One of them, as a request that asks."""
+
+    request_id: str
+    headers: CIMultiDictProxy[str]
+    remote: str | None
+
+
+def texts_of(field: str, given: str | list[Any], max_bytes: int, not_text: str) -> list[str]:
+    """The texts of a field that may hold one or several. Raises RequestError, which says `not_text` where one is none."""
+    texts = [given] if isinstance(given, str) else given
+    if not texts:
+        raise invalid(field, f"`{field}` must not be empty.")
+    if any(not isinstance(each, str) for each in texts):
+        raise invalid(field, not_text)
+    for each in texts:
+        check_text(field, each, max_bytes)
+    return texts
+
+
+def check_size(field: str, count: int, limits: Effective) -> None:
+    """Raises RequestError, naming `field`, for more than could ever enter in one moment, by the base limits."""
+    most = MAX_SUBMISSIONS
+    why = "of one call"
+    for limit, words in ((limits.told_burst, "of this key's burst"), (limits.max_concurrency, "of its concurrency")):
+        if 0 < limit < most:
+            most, why = int(limit), words
+    if count > most:
+        raise _too_many(field, count, most, why)
+
+
+def _too_many(field: str, count: int, most: int, why: str) -> RequestError:
+    return invalid(field, f"`{field}` holds {count} texts, which enter together: {most} is the most {why}.")
+
+
+def member_key(key: str, place: int) -> str:
+    """The Idempotency-Key of one of them. The first has the client's own, by which another body is found out.
+
+    No client can send the others': a key holds no space.
+    """
+    return f"{key} {place}" if place else key
 
 
 class FailedBefore(RequestError):

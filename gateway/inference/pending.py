@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from scheduler.errors import ErrorCode
-from scheduler.increments import Increment
 from scheduler.protocol.admission import Submission, Verdict
-from scheduler.protocol.replies import Reply
+from scheduler.protocol.replies import Increment, Reply
 from scheduler.tracing import Context
 
 Outcome = Reply | Verdict | ErrorCode

@@ -1,39 +1,81 @@
-"""The steps of `POST /v1/inference` and its like: who, what, may it, and what has become of it. No Redis call, task or timer.
+"""The stages of an inference request (authenticate, check, submit, respond), and the parts that they use.
 
-Two take them: gateway/inference/fast_path.py, which answers where the waiting ends, and gateway/inference/handler.py, which awaits it.
+The stages make no Redis call, task or timer. Two callers run them: gateway/inference/fast_path.py, which responds where
+the waiting ends, and gateway/inference/handler.py, which awaits the result. The parts are built once by the composition
+root.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
 from gateway.api.format import Asked, Served
-from gateway.asking import Asking
-from gateway.audit_pairs import replayed_pair
-from gateway.auth.authenticator import Doorman
+from gateway.api.inference import INFERENCE, Dialect
+from gateway.auth.authenticator import Doorman, Identities
 from gateway.auth.service_tier import served_as
-from gateway.catalog import IdentityView, ServedModels
-from gateway.dialect import INFERENCE, Dialect
+from gateway.catalog import CatalogView, IdentityView, ServedModels
+from gateway.config import GatewayConfig
+from gateway.direct.mode import Direct
+from gateway.http.errors import Faults, wants_problem
+from gateway.http.request import Asking, BodyBudget
 from gateway.http.response import Answer
-from gateway.identities import Identities
-from gateway.inference.admission import ENTERED
-from gateway.inference.events import Ends, told_to
-from gateway.inference.pending import Ending, Outcome, Waiter
-from gateway.inference.submission import build_submission, is_retry
-from gateway.inference_parts import InferenceParts
+from gateway.http.router import Doors
+from gateway.inference.admission import ENTERED, Admitter
+from gateway.inference.deadlines import Cancels
+from gateway.inference.events import Ends, RequestLog, told_to
+from gateway.inference.pending import Ending, Outcome, Waiter, Waiters
+from gateway.inference.recovery import Pair, replayed_pair
+from gateway.inference.submission import FetchResults, build_submission, is_retry, let_share, stored_reply
+from gateway.inference.traces import RequestTraces, trace_id
+from gateway.limits.capacity import LiveLimits
+from gateway.limits.customer_limits import Standing
+from gateway.limits.demand import Meter
 from gateway.limits.rejections import for_want_of_capacity
-from gateway.problem import wants_problem
-from gateway.replays import stored_reply
-from gateway.same import let_share
-from gateway.standing import Standing
-from gateway.trace_headers import trace_id
+from gateway.metrics.counters import Tally
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
 from scheduler.payload import Payload
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import Reply
 from scheduler.states import State
+
+NoteRefusal = Callable[[str, IdentityView, RequestError, Verdict | None, float], None]
+"""Told of every request that was not let in: its id, whose it is, the error, what admission said, the tier's factor."""
+
+
+def _tell_nobody(*_: object) -> None:
+    """Nobody asked to be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceParts:
+    """The parts by name."""
+
+    config: GatewayConfig
+    catalog: CatalogView
+    limits: LiveLimits
+    waiters: Waiters
+    admitter: Admitter
+    cancels: Cancels
+    meter: Meter
+    faults: Faults
+    doors: Doors
+    bodies: BodyBudget
+    results: FetchResults
+    direct: Direct
+    doorman: Doorman | None = None  # None: API keys only, and nobody is told to wait.
+    note_refusal: NoteRefusal = _tell_nobody
+    remember: Callable[[Iterable[Pair]], None] = _tell_nobody  # Takes ends to tell Redis again, should it lose them.
+    greedy: Callable[[], bool] = bool  # Whether no worker samples where a request has no temperature.
+    model_version: Callable[[], str] = str  # The one that all healthy workers run; "" where that is not known.
+    tally: Tally = field(default_factory=Tally)
+    request_log: RequestLog | None = None
+    traces: RequestTraces | None = None
+    clock: Callable[[], float] = time.monotonic
+
 
 NO_GPU = "No GPU is ready to serve this request; try again soon."
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or leave it out."

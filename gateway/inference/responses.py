@@ -15,12 +15,11 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
 from gateway.inference.pending import Waiter
-from scheduler.backoff import Backoff
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.increments import MARK, Increment, decode_increments
-from scheduler.protocol.replies import Reply, decode_replies
+from scheduler.protocol.replies import MARK, Increment, Reply, decode_increments, decode_replies
 from scheduler.redis_client.connections import translated
+from scheduler.redis_client.pipeline import Backoff
 
 log = structlog.get_logger("gateway")
 

@@ -1,8 +1,11 @@
-"""One stream, from its admission to its last event. Until it is admitted, whatever refuses it is an answer like any other.
+"""A streamed response, from admission to its last event, and the assembly of its text from increments.
 
-To its waiter it is who reads along: increments come in where the subscriber reads them, and are written at that moment,
-without a task or a timer in between. The end comes as for any request, with the stored reply, which also has whatever
-was lost on the way.
+Until a stream is admitted, a rejection is an ordinary response. Increments are written when the subscriber reads them,
+without a task or a timer in between. The end comes with the stored reply, as for any request, and fills what was lost
+on the way.
+
+Increments may be lost, late, duplicated, or of a run that was lost. Text that was sent is never taken back: what
+overlaps is cut, a gap waits for the stored reply. Where a run is lost whose text was sent, nothing may follow.
 """
 
 import asyncio
@@ -11,21 +14,67 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from gateway.api.format import Asked
+from gateway.api.inference import Dialect
 from gateway.api.stream_chunks import DONE, Chunks, event
-from gateway.assembly import Assembly
 from gateway.catalog import IdentityView
-from gateway.dialect import Dialect
 from gateway.http.sse import EventStream
 from gateway.inference.pending import Outcome, Waiter
 from gateway.inference.pipeline import Inference
-from gateway.inference.submission import BYTES_PER_TOKEN
-from gateway.replays import REPLAYED
+from gateway.inference.submission import BYTES_PER_TOKEN, REPLAYED
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.increments import LOST, Increment
 from scheduler.protocol.admission import Verdict
-from scheduler.protocol.replies import Reply
+from scheduler.protocol.replies import LOST, Increment, Reply
 from scheduler.states import Admission
+
+
+class Assembly:
+    """What was sent of one output, and what may be sent now. `broken`: nothing may, the stream cannot be gone on with."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._attempt = 0
+        self.sent_bytes = 0
+        """As UTF-8."""
+        self.broken = False
+
+    @property
+    def length(self) -> int:
+        """Characters that were sent."""
+        return len(self._text)
+
+    def take(self, attempt: int, offset: int, text: str) -> str:
+        """What is to be sent of an increment; "" for nothing."""
+        if self.broken or (self.length and attempt < self._attempt):
+            return ""
+        if self.length and (offset == LOST or attempt > self._attempt):
+            self.broken = True
+            return ""
+        if offset == LOST or offset > self.length:
+            return ""
+        seen = self.length - offset
+        if seen and not self._agrees(offset, text[:seen]):
+            self.broken = True
+            return ""
+        return self._sent(attempt, text[seen:])
+
+    def rest(self, output: str, attempts: int) -> str | None:
+        """What is still to be sent of the whole output, that run number `attempts` made; None where it does not go on."""
+        if self.broken or (self.length and (attempts != self._attempt or not self._agrees(0, output[: self.length]))):
+            self.broken = True
+            return None
+        return self._sent(attempts, output[self.length :]) if len(output) >= self.length else None
+
+    def _sent(self, attempt: int, text: str) -> str:
+        if text:
+            self._attempt = attempt
+            self._text += text
+            self.sent_bytes += len(text) if text.isascii() else len(text.encode())
+        return text
+
+    def _agrees(self, offset: int, text: str) -> bool:
+        return self._text.startswith(text, offset)
+
 
 FindStored = Callable[[IdentityView, Waiter, Verdict], Awaitable[Reply]]
 

@@ -1,16 +1,145 @@
-"""From a decoded request to what admission is asked: the limits in force, the estimate of tokens, deadline and trace."""
+"""From a decoded request to its submission: limits, token estimate, deadline, trace, coalescing key, Idempotency-Key.
+
+Requests may share one run, or a cached result, where the model has `cache_ttl_s` and their parameters leave nothing to
+chance. The coalescing key is a hash of everything that the output depends on. It contains the customer, so that nobody
+learns from response times what another customer asks, unless the model's `cache_scope` is for all.
+
+An Idempotency-Key (draft-ietf-httpapi-idempotency-key-header) may be quoted or bare; both forms name the same key. Keys
+belong to a customer, and only hashes are stored, since clients put order numbers and worse into them. A replay names
+the stored request in body and `x-request-id`, by which support finds it; it was not accepted itself and has no audit
+row.
+"""
 
 import math
 import os
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from multidict import CIMultiDictProxy
 
-from gateway.catalog import IdentityView
-from gateway.idempotency import NONE, idempotency
+from gateway.catalog import IdentityView, ModelRow
 from ratelimit.effective import Effective
-from scheduler.increments import Address
-from scheduler.payload import Payload, encode_payload
+from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.fault_log import log_fault
+from scheduler.payload import Payload, Task, encode_payload
 from scheduler.protocol.admission import Submission
+from scheduler.protocol.pool_view import WorkerView
+from scheduler.protocol.replies import Address, Reply
+
+SAMPLING_BACKENDS = ("openai:",)
+"""Backends that sample where a request has no temperature: an endpoint's default is its own, often 0.7 or 1."""
+_HASH_CHARACTERS = 32  # 128 bits.
+_canonical = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+def deterministic(parameters: Mapping[str, Any], *, greedy: bool) -> bool:
+    """Whether equal inputs have equal outputs with these. `greedy`: as `greedy_by_default` says of the workers.
+
+    Temperature 0 takes the likeliest token each time, and so does no temperature where the backend is greedy. Above, or
+    where the client asks for a drawn text (`do_sample`), the draw can only be had again with a seed, which endpoints
+    obey as well as they can and no better.
+    """
+    if not greedy:
+        temperature = parameters.get("temperature")
+        return type(temperature) in (int, float) and temperature == 0 and not parameters.get("do_sample")
+    seed = parameters.get("seed")
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        return True
+    temperature = parameters.get("temperature")
+    likeliest = temperature is None or (type(temperature) in (int, float) and temperature == 0)
+    return likeliest and not parameters.get("do_sample")
+
+
+def one_version(workers: Sequence[WorkerView]) -> str:
+    """The version of the model that all healthy workers run; "" where there is not just one, or none is known."""
+    versions = {worker.model_version for worker in workers if worker.healthy}
+    return versions.pop() if len(versions) == 1 else ""
+
+
+def greedy_by_default(workers: Sequence[WorkerView]) -> bool:
+    """Whether no worker of the pool samples without a temperature; False where no worker is known."""
+    return bool(workers) and not any(worker.backend.startswith(SAMPLING_BACKENDS) for worker in workers)
+
+
+def same(customer_id: str, payload: Payload, version: str) -> str:
+    """What names this request and all that must have the same output; `customer_id` is "" where all customers share."""
+    asked = (customer_id, payload.model, version, payload.task, payload.input, payload.parameters)
+    return sha256(_canonical(asked)).hexdigest()[:_HASH_CHARACTERS]
+
+
+def let_share(submission: Submission, payload: Payload, model: ModelRow, version: str, *, greedy: bool) -> None:
+    """Say in the submission with whom it shares, where it may. A stream does not: its pieces come from a run of its own.
+
+    A vector is the same each time, whatever the parameters.
+    """
+    if payload.stream or not (payload.task is Task.EMBED or deterministic(payload.parameters, greedy=greedy)):
+        return
+    customer_id = "" if model.cache_scope == "global" else submission.customer_id
+    submission.same = same(customer_id, payload, version)
+    submission.keep_answer_ms = model.cache_ttl_s * 1000 if version else 0
+    submission.model_version = version
+
+
+HEADER = "Idempotency-Key"
+MAX_CHARACTERS = 255
+_QUOTED = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])*)"')
+_BARE = re.compile(r"[!#-~][!-~]*")
+_ANYWHERE = ""  # Fingerprints are kept for a day, and those before had a field of where the answer is wanted.
+
+
+class Idempotency(NamedTuple):
+    """What admission is told: the key's name over all customers, and what its body is known by. Empty: none was sent."""
+
+    value: str = ""
+    fingerprint: str = ""
+
+
+NONE = Idempotency()
+
+
+def idempotency_key(headers: CIMultiDictProxy[str]) -> str | None:
+    """The key that the client sent, or None. Raises RequestError that names the header."""
+    values = headers.getall(HEADER, None)
+    if values is None:
+        return None
+    if len(values) != 1:
+        raise _invalid(f"Send at most one {HEADER} header.")
+    key = _parsed(values[0])
+    if not 1 <= len(key) <= MAX_CHARACTERS:
+        raise _invalid(f"{HEADER} must be 1 to {MAX_CHARACTERS} visible ASCII characters, bare or in double quotes.")
+    return key
+
+
+def idempotency(customer_id: str, key: str, payload: Payload) -> Idempotency:
+    """What `key` is called for this customer and this body. White space and the order of members do not matter, nor
+    whether the answer is wanted as a stream: it is the same answer.
+    """
+    asked = (payload.model, payload.input, payload.parameters, payload.task, _ANYWHERE)
+    return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(asked)))
+
+
+def with_more(fingerprint: str, more: str) -> str:
+    """What a body is known by where `more` than the model's payload makes it another one."""
+    return _hash(f"{fingerprint} {more}".encode())
+
+
+def _parsed(value: str) -> str:
+    """The characters of a key; "" where it is none."""
+    if quoted := _QUOTED.fullmatch(value):
+        return re.sub(r"\\(.)", r"\1", quoted[1])
+    return value if _BARE.fullmatch(value) else ""
+
+
+def _hash(data: bytes) -> str:
+    return sha256(data).hexdigest()[:_HASH_CHARACTERS]
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError(ErrorCode.INVALID_REQUEST, message, HEADER)
+
 
 BYTES_PER_TOKEN = 4
 NONCE_BYTES = 8
@@ -109,3 +238,29 @@ def is_retry(headers: CIMultiDictProxy[str]) -> bool:
     """Whether OpenAI's client says that it sent this before: `x-stainless-retry-count` over 0."""
     count = headers.get("x-stainless-retry-count")
     return count is not None and count.isascii() and count.isdigit() and count.strip("0") != ""
+
+
+REPLAYED = ("Idempotent-Replayed", "true")
+
+
+class FetchResults(Protocol):
+    """`Results`, as far as it is used here."""
+
+    async def fetch(self, ids: Sequence[str]) -> list[Reply | None]: ...
+
+
+async def stored_reply(results: FetchResults, request_id: str, customer_id: str) -> Reply:
+    """The stored reply. Raises RequestError `no_capacity` where it cannot be had now.
+
+    The nonce is that of the first call, so only the customer can be compared; the key's name holds the customer too.
+    """
+    try:
+        (reply,) = await results.fetch([request_id])
+    except RedisUnavailable:
+        reply = None
+    if reply is not None and reply.customer_id != customer_id:
+        log_fault("a stored reply belongs to another customer", None, request_id=request_id)
+        reply = None
+    if reply is None:
+        raise RequestError(ErrorCode.NO_CAPACITY)
+    return reply

@@ -1,8 +1,8 @@
-"""Spans of requests, where TIERLANE_TRACES_ENDPOINT asks for traces: who is sampled, and what is told at the end of a call.
+"""Spans of sampled requests, where TIERLANE_TRACES_ENDPOINT asks for traces, and the caller's `traceparent` (W3C).
 
-One in so many is sampled when it asks to enter. It alone is given a waiter of another kind, which notes when Redis kept it;
-its spans are made at the end, out of what was measured anyway. No attribute is an input, an output, a key, or anything else
-that a client wrote but `model`, which is a row of the catalog by then.
+A sampled request gets a waiter that notes when Redis stored it; its spans are made at the end, from what was measured
+anyway. No attribute is an input, an output, a key, or anything else that a client wrote but `model`. A `traceparent`
+that is not of W3C's form, or comes twice, is ignored.
 """
 
 import random
@@ -14,11 +14,27 @@ from multidict import CIMultiDictProxy
 
 from gateway.catalog import IdentityView
 from gateway.inference.pending import RequestTrace, Waiter
-from gateway.trace_headers import caller_of
 from scheduler.errors import HTTP, RequestError
+from scheduler.payload import add_context
 from scheduler.protocol.replies import Reply
-from scheduler.traced_body import add_context
-from scheduler.tracing import Context, Kind, Span, Spans, new_span_id, new_trace_id
+from scheduler.tracing import Context, Kind, Span, Spans, new_span_id, new_trace_id, read_traceparent
+
+HEADER = "traceparent"
+
+
+def caller_of(headers: CIMultiDictProxy[str]) -> Context | None:
+    """The caller's span; None where it says nothing that is valid."""
+    value = headers.get(HEADER)
+    if not value or len(headers.getall(HEADER)) != 1:
+        return None
+    return read_traceparent(value)
+
+
+def trace_id(headers: CIMultiDictProxy[str]) -> str:
+    """The id of the caller's trace, or ""."""
+    caller = caller_of(headers)
+    return caller.trace_id if caller is not None else ""
+
 
 ACCEPTED = 202
 Attributes = Mapping[str, str | int | float]

@@ -1,29 +1,202 @@
-"""The keeper of jobs: what ended in Redis ends in PostgreSQL, what Redis lost is queued again, what is old is deleted.
+"""The reconciler of jobs: ends in Redis are written to PostgreSQL, lost jobs are queued again, old ones are deleted.
 
-A loop in every gateway, of which one is active: the one whose own session holds an advisory lock, on which it also
-writes; so whoever has lost the lock can no longer write. It keeps nothing that another could not read again: replies on
-the jobs' channel are the fast way, and the look at open jobs (gateway/jobs_look.py) finds what was missed.
+A loop in every gateway, of which one is active: the one whose session holds an advisory lock, on which it also writes,
+so a gateway that lost the lock cannot write. It keeps nothing that another could not read again: replies on the jobs'
+channel are the fast way, and the paged scan of open jobs finds what was missed. After a possible loss (new
+subscription, another epoch of Redis, a new active gateway) the scan goes through all of them without a pause. Lost jobs
+are queued under their ids past all limits, since they were admitted before.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, Protocol
 
 import structlog
 
-from gateway.endless import end_all
-from gateway.jobs.inbox import JobInbox
-from gateway.jobs_look import JobLook
-from ledger.job_session import DURABLE
-from ledger.jobs import JobEnd, audit_jobs, end_jobs, purge_jobs
+from gateway.inference.admission import ENTERED, AdmitCall, Limits
+from gateway.inference.deadlines import CancelCall
+from gateway.jobs.inbox import LEAST_LEFT_S, JobInbox, Step, end_of, given_up, next_step
+from ledger.jobs import (
+    DURABLE,
+    FIRST_PAGE,
+    JobEnd,
+    NewJob,
+    OpenJob,
+    audit_jobs,
+    end_jobs,
+    note_requeued,
+    open_bodies,
+    open_jobs,
+    purge_jobs,
+)
 from ledger.postgres import AWAY, Connection, closing, connect, reason
-from scheduler.backoff import Backoff
-from scheduler.errors import TierlaneError
+from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
+from scheduler.payload import decode_payload
+from scheduler.protocol.admission import Submission, calls_of
+from scheduler.protocol.replies import Stand
+from scheduler.redis_client.pipeline import Backoff
+from scheduler.tasks import end_all
+
+
+class Requeue:
+    """Queues again by `admissions`; `limits` says which tiers there are."""
+
+    def __init__(self, admissions: AdmitCall, limits: Callable[[], Limits]) -> None:
+        self._admissions = admissions
+        self._limits = limits
+
+    async def queue(self, jobs: Sequence[NewJob]) -> list[str]:
+        """The ids that Redis has now. Raises RedisUnavailable.
+
+        Left out is whose tier is gone from the catalog (it ends at its deadline), and whom Redis has no memory for.
+        """
+        limits = self._limits()
+        names = {tier.name for tier in limits.tiers}
+        chosen = [again(job) for job in jobs if job.tier in names]
+        queued: list[str] = []
+        for group in calls_of(chosen):
+            verdicts = await self._admissions.admit(limits.tiers, limits.capacity_rps, group)
+            queued += [s.id for s, verdict in zip(group, verdicts, strict=True) if verdict.outcome in ENTERED]
+        return queued
+
+
+def again(job: NewJob) -> Submission:
+    """The submission of a job that was admitted before. Its limits play no part any more."""
+    left_ms = max(1, int(job.left_s * 1000))
+    return Submission(
+        id=job.id,
+        tier=job.tier,
+        customer_id=job.customer_id,
+        api_key_id=job.api_key_id,
+        nonce="",  # Nobody waits at a connection.
+        model=job.model,
+        input_bytes=_input_bytes(job.body),
+        total_ms=left_ms,
+        queue_ms=left_ms,
+        rate=1.0,
+        burst=1.0,
+        trace_id=job.trace_id,
+        idempotency=job.idempotency,
+        fingerprint=job.fingerprint,
+        again=True,
+        body=job.body,
+    )
+
+
+def _input_bytes(body: bytes) -> int:
+    try:
+        return len(decode_payload(body).input.encode())
+    except ValueError:  # The worker will say so.
+        return 0
+
 
 log = structlog.get_logger("gateway")
+
+PAGE = 512
+
+
+class StandCalls(Protocol):
+    """`Stands`, as far as it is used here."""
+
+    async def epoch(self) -> bytes: ...
+
+    async def fetch(self, ids: Sequence[str]) -> list[Stand]: ...
+
+
+class JobLook:
+    """Looks at one pool's open jobs. `sweeping`: the next page is wanted at once."""
+
+    def __init__(self, pool: str, stands: StandCalls, endings: CancelCall, requeue: Requeue, page: int = PAGE) -> None:
+        self._pool = pool
+        self._stands = stands
+        self._endings = endings
+        self._requeue = requeue
+        self._page = page
+        self._after: tuple[datetime, str] = FIRST_PAGE
+        self._epoch = b""
+        self.sweeping = True
+        self.requeued = 0
+
+    def sweep(self) -> None:
+        """Begin with the oldest, and go through all."""
+        self._after, self.sweeping = FIRST_PAGE, True
+
+    async def look(self, connection: Connection) -> list[JobEnd]:
+        """The next page; those that Redis lost are queued again. Returns the ends that are to be written.
+
+        After the last page it begins again. Raises what asyncpg raises; while Redis is away, only what is long overdue ends.
+        """
+        epoch = await self._seen_epoch()
+        if epoch is not None and epoch != self._epoch:
+            self._epoch = epoch
+            self.sweep()
+        page = await open_jobs(connection, self._pool, self._page, self._after)
+        whole = len(page) == self._page
+        self._after = (page[-1].created_at, page[-1].id) if whole else FIRST_PAGE
+        self.sweeping = self.sweeping and whole
+        if not page:
+            return []
+        return await self._decide(connection, page, None if epoch is None else await self._seen(page))
+
+    async def _seen_epoch(self) -> bytes | None:
+        try:
+            return await self._stands.epoch()
+        except TierlaneError:
+            return None
+
+    async def _seen(self, page: Sequence[OpenJob]) -> list[Stand] | None:
+        try:
+            return await self._stands.fetch([job.id for job in page])
+        except TierlaneError:
+            self._epoch = b""  # So that all are looked at once it is back.
+            return None
+
+    async def _decide(
+        self, connection: Connection, page: Sequence[OpenJob], stands: Sequence[Stand] | None
+    ) -> list[JobEnd]:
+        ends: list[JobEnd] = []
+        lost: list[str] = []
+        overdue: list[str] = []
+        for at, job in enumerate(page):
+            stand = stands[at] if stands is not None else None
+            step = next_step(job.left_s, stand)
+            if step is Step.AGAIN:
+                lost.append(job.id)
+            elif step is Step.EXPIRE:
+                overdue.append(job.id)
+            elif step is Step.FAIL:
+                ends.append(JobEnd(job.id, ErrorCode.DEADLINE_EXCEEDED))
+            elif stand is not None and step is not Step.WAIT:
+                ends.append(end_of(stand.reply) if stand.reply else given_up(job.id, stand))
+        if lost:
+            await self._queue_again(connection, lost)
+        return ends + await self._expired(overdue)
+
+    async def _expired(self, ids: Sequence[str]) -> list[JobEnd]:
+        """The ends of those whose time is up, as Redis has them now."""
+        try:
+            replies = await self._endings.cancel([(job_id, ErrorCode.DEADLINE_EXCEEDED) for job_id in ids])
+        except TierlaneError:
+            return []
+        return [end_of(reply) for reply in replies if reply is not None]
+
+    async def _queue_again(self, connection: Connection, ids: Sequence[str]) -> None:
+        jobs = await open_bodies(connection, ids)
+        try:
+            queued = await self._requeue.queue([job for job in jobs if job.left_s >= LEAST_LEFT_S])
+        except TierlaneError as error:
+            log.info("jobs cannot be queued again yet", reason=str(error))
+            self._epoch = b""
+            return
+        if queued:
+            self.requeued += len(queued)
+            log.warning("jobs_queued_again", count=len(queued))
+            await note_requeued(connection, queued)
+
 
 JOBS_LOCK = 7_436_003
 LOCK = "SELECT pg_try_advisory_lock($1, hashtext($2))"

@@ -1,21 +1,74 @@
-"""`GET /v1/result/{id}` tells how a job stands, `DELETE` cancels it. Neither spends anything of a limit."""
+"""`GET /v1/result/{id}` shows a job, `DELETE` cancels it. Neither spends anything of a limit.
+
+The document of a job is that of its callback too.
+"""
 
 from collections.abc import Callable
+from typing import Literal
 
-from gateway.cancels import CancelCall, Cancels
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.api.inference import INFERENCE
 from gateway.catalog import IdentityView
-from gateway.http.errors import Faults
+from gateway.http.errors import Fault, Faults, fault_of, wants_problem
 from gateway.http.response import Answer, Headers
 from gateway.http.router import Call
+from gateway.inference.deadlines import CancelCall, Cancels
 from gateway.inference.pipeline import Inference
+from gateway.jobs.inbox import end_of
 from gateway.jobs.store import JobStore
-from gateway.jobs_document import job_result
-from gateway.jobs_ends import end_of
-from gateway.problem import wants_problem
-from ledger.job_session import StoreUnavailable
-from ledger.jobs import JobEnd, JobRow
+from ledger.jobs import JobEnd, JobRow, StoreUnavailable
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.request_id import created_ms
+
+Status = Literal["PENDING", "SUCCESS", "FAILURE"]
+
+
+class Promise(msgspec.Struct, gc=False):
+    """The body of the 202."""
+
+    task_id: str
+    status: Literal["PENDING"] = "PENDING"
+
+
+class JobResult(msgspec.Struct, gc=False):
+    """How a job stands: `output` where it succeeded, `error` where it failed."""
+
+    status: Status
+    output: str | UnsetType = UNSET
+    error: Fault | UnsetType = UNSET
+
+
+class Told(msgspec.Struct, gc=False):
+    """The body of a callback: the same, with the task's id."""
+
+    task_id: str
+    status: Status
+    output: str | UnsetType = UNSET
+    error: Fault | UnsetType = UNSET
+
+
+def job_result(job_id: str, status: str, output: bytes | None, error_code: str | None) -> JobResult:
+    """`status` is that of the row."""
+    text = (output or b"").decode(errors="replace")
+    if status == "completed":
+        return JobResult("SUCCESS", output=text)
+    if status == "failed":
+        return JobResult("FAILURE", error=fault_of(_failure(error_code or "", text), job_id))
+    return JobResult("PENDING")
+
+
+def _failure(code: str, sentence: str) -> RequestError:
+    """What a client that waited would have been told."""
+    try:
+        known = ErrorCode(code)
+    except ValueError:  # Written by a newer version.
+        known = ErrorCode.INTERNAL_ERROR
+    if known is ErrorCode.INVALID_REQUEST and sentence:
+        return INFERENCE.bad_parameters(sentence)
+    return RequestError(known)
+
 
 NOT_NOW = "Results cannot be read right now; try again soon."
 UNKNOWN = "There is no such task, or its result is not kept any more."

@@ -6,31 +6,26 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from gateway.call_watch import CallWatch
-from gateway.dialect import INFERENCE
+from gateway.api.inference import INFERENCE
+from gateway.circuit_breaker import CallWatch
+from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
 from gateway.http.router import Handler
 from gateway.inference.admission import Limits
 from gateway.inference.handler import Exchange
-from gateway.inference.pipeline import Inference
+from gateway.inference.pipeline import Inference, InferenceParts
 from gateway.inference.responses import Subscriber
-from gateway.inference_parts import InferenceParts
 from gateway.jobs.inbox import JobInbox
-from gateway.jobs.reconciler import JobKeeper
+from gateway.jobs.reconciler import JobKeeper, JobLook, Requeue
 from gateway.jobs.results import Result
 from gateway.jobs.store import JobStore
-from gateway.jobs.submit import Submit
+from gateway.jobs.submit import JobAdmitter, Submit
 from gateway.jobs.webhooks import Callbacks
-from gateway.jobs_admitter import JobAdmitter
-from gateway.jobs_again import Requeue
-from gateway.jobs_config import JobConfig
-from gateway.jobs_look import JobLook
 from scheduler.protocol.admission import Admissions
 from scheduler.protocol.cancellation import Endings
-from scheduler.protocol.replies import Results
+from scheduler.protocol.replies import Results, Stands
 from scheduler.redis_client.connections import subscriber_client
 from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
-from scheduler.stands import Stands
 from scheduler.tasks import Loop, TaskRegistry
 
 

@@ -1,43 +1,61 @@
-"""`POST /v1/inference` with `Prefer: respond-async`: admitted as any request, stored, and only then promised.
+"""Submitting a job: `POST /v1/inference` with `Prefer: respond-async` is admitted, stored, and then answered with 202.
 
-The order matters. Limits are asked first, so that PostgreSQL never hears of what they refuse; the row is committed before
-the 202, so that what was promised survives the loss of everything else. Between the two nothing was promised: who dies
-there leaves a request that runs for nobody.
+The order matters. Limits are checked first, so that PostgreSQL never sees what they reject; the row is committed before
+the 202, so that an accepted job survives the loss of everything else. If the gateway crashes between the two, the
+request runs and its result is discarded. The body is that of the native API, with the address for the callback. Nobody
+waits for a job's result, so its admission ends the waiting.
 """
 
 import asyncio
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
+import msgspec
 from asyncpg import PostgresError
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from gateway.api.format import Asked
-from gateway.body import check_media, read_body
+from gateway.api.inference import INFERENCE, InferenceBody, read_inference
 from gateway.catalog import IdentityView
-from gateway.dialect import INFERENCE
+from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
-from gateway.http.request import invalid
+from gateway.http.errors import wants_problem
+from gateway.http.request import APPLIED, check_duplicates, check_media, decode, invalid, prefers_async, read_body
 from gateway.http.response import Answer, Headers
 from gateway.http.router import Call, Handler
-from gateway.idempotency import idempotency_key, with_more
 from gateway.inference.admission import ENTERED, Admitter
 from gateway.inference.pending import Outcome, Waiter
-from gateway.inference.pipeline import Inference
-from gateway.inference_parts import InferenceParts
+from gateway.inference.pipeline import Inference, InferenceParts
+from gateway.inference.submission import REPLAYED, idempotency_key, with_more
+from gateway.jobs.results import Promise
 from gateway.jobs.store import JobStore, new_job
-from gateway.jobs_body import read_job
-from gateway.jobs_callback_url import refused
-from gateway.jobs_config import JobConfig
-from gateway.jobs_document import Promise
-from gateway.jobs_preference import APPLIED, prefers_async
-from gateway.problem import wants_problem
-from gateway.replays import REPLAYED
-from ledger.job_session import StoreUnavailable
+from gateway.jobs.webhooks import refused
+from ledger.jobs import StoreUnavailable
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Verdict
 from scheduler.states import Admission, State
+
+
+class JobBody(InferenceBody, forbid_unknown_fields=True, frozen=True):
+    """The body of a job."""
+
+    callback_url: str | UnsetType | None = UNSET
+
+
+_decoder = msgspec.json.Decoder(JobBody)
+
+
+def read_job(raw: bytes, max_input_bytes: int) -> tuple[Asked, str | None]:
+    """The request, and its callback's URL as it was sent. Raises RequestError, with `param`."""
+    if b"callback_url" not in raw and b"\\u" not in raw:  # No other spelling of the name is possible then.
+        return read_inference(raw, max_input_bytes), None
+    body = decode(_decoder, raw)
+    check_duplicates(raw)
+    fields = {name: value for name in InferenceBody.__struct_fields__ if (value := getattr(body, name)) is not UNSET}
+    url = None if body.callback_url is UNSET else body.callback_url
+    return read_inference(msgspec.json.encode(fields), max_input_bytes), url
+
 
 NOT_NOW = "Jobs cannot be taken right now; try again soon."
 _SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
@@ -252,3 +270,15 @@ class Submit:
             *self._inference.standing.headers(identity, verdict),
         ]
         return Answer.of(202, Promise(task_id), headers)
+
+
+class JobAdmitter(Admitter):
+    """Gives each waiter its verdict as the outcome. Its calls go out under the name of the jobs' own gateway."""
+
+    def _judged(self, waiter: Waiter, verdict: Verdict) -> None:
+        waiter.verdict = verdict
+        entered = verdict.outcome in ENTERED
+        waiter.accepted = entered
+        if entered and (waiter.gone or waiter.future.done()):  # The client left while the call was under way.
+            self._cancels.add(waiter.id, ErrorCode.CANCELLED)
+        waiter.finish(verdict)

@@ -1,34 +1,168 @@
-"""Callbacks: the end of a job is POSTed to the URL that came with it, signed, at least once.
+"""Webhooks: the end of a job is POSTed to its callback URL, signed, at least once.
 
-What is still to be told stands in the job's row, so whoever becomes the active keeper goes on with it. A URL is checked
-against its customer's list of hosts again, since the list may have changed. The answer's status is all that is read of it; redirects
-are not followed.
+What is still to be sent is kept in the job's row, so that the next active gateway goes on with it. A URL is checked
+against its customer's list of hosts again, since the list may have changed. Only the status of the answer is read;
+redirects are not followed.
+
+A URL is parsed by the library that calls it, so that no two readers see two hosts in it. Every address is checked as it
+is connected to: otherwise an allowed name that leads to a private address, or changes between check and connection,
+would open what is behind this gateway.
 """
 
 import asyncio
 import contextlib
 import functools
+import ipaddress
+import re
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import aiohttp
 import structlog
+from aiohappyeyeballs import AddrInfoType
 from yarl import URL
 
-from gateway.host_lists import CallbackHosts
+from gateway.config import JobConfig
+from gateway.host_lists import CallbackHosts, split_entry
 from gateway.http.response import encode_json
+from gateway.jobs.results import Told, job_result
 from gateway.jobs.signature import customer_key, signed
-from gateway.jobs_addresses import judged_sockets
-from gateway.jobs_callback_url import refused
-from gateway.jobs_config import JobConfig
-from gateway.jobs_document import Told, job_result
-from ledger.job_session import JobSession
-from ledger.jobs import Callback, CallbackLimits, JobRow, due_callbacks, find_jobs, note_told
+from ledger.jobs import Callback, CallbackLimits, JobRow, JobSession, due_callbacks, find_jobs, note_told
 from ledger.postgres import Connection
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
+
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# What the standard library takes for public, some of it only in the oldest version that we run with.
+NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",  # Protocols' own; one cloud keeps its instances' credentials at 192.0.0.192.
+            "168.63.129.16/32",  # Another cloud's host, which only its own machines can reach.
+            "192.88.99.0/24",  # Relays of 6to4, given up by RFC 7526.
+            "fec0::/10",  # Site-local, given up by RFC 3879 and still in use.
+            "3fff::/20",  # Documentation, RFC 9637.
+        ),
+    )
+)
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+SocketFactory = Callable[[AddrInfoType], socket.socket]
+
+
+def is_public(text: str) -> bool:
+    """Whether an address is one of the internet's: not private, loopback, link-local, multicast or reserved."""
+    try:
+        address = _inner(ipaddress.ip_address(text.partition("%")[0]))
+    except ValueError:
+        return False
+    if address.is_multicast or address.is_reserved or address.is_unspecified or not address.is_global:
+        return False
+    return not any(address in network for network in NOT_PUBLIC)
+
+
+def _inner(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for, where it does."""
+    if isinstance(address, ipaddress.IPv6Address):
+        teredo = address.teredo
+        if teredo is not None:
+            return teredo[1]
+        if address in NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        return address.ipv4_mapped or address.sixtofour or address
+    return address
+
+
+def judged_sockets(*, private: bool) -> SocketFactory:
+    """Makes the sockets of a connector, each for an address that may be connected to. `private`: for all of them.
+
+    It is the last that is asked before connecting, and is asked of the address itself: whether the URL had a name, an
+    address, or a number that some resolver takes for one makes no difference. What it makes raises OSError.
+    """
+
+    def make(address: AddrInfoType) -> socket.socket:
+        family, kind, proto, _, place = address
+        if not private and not is_public(str(place[0])):
+            raise OSError(f"{place[0]} is not a public address.")
+        return socket.socket(family, kind, proto)
+
+    return make
+
+
+MAX_CHARACTERS = 2048
+_LABEL = "[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}\Z)(?:{_LABEL}\.)*{_LABEL}")
+"""A name that DNS can hold: no %2f that a resolver may take for what it stands for, and no dot at its end."""
+
+_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
+"""What a resolver may take for an IPv4 address, however it is written: 127.1, 2130706433, 0x7f.1, 0177.0.0.1."""
+
+
+def refused(url: str, hosts: Sequence[str], *, private: bool = False) -> str | None:
+    """Why callbacks do not go to `url`, in words for the client; None where they may. `private`: to any address."""
+    if not hosts:
+        return "Callbacks are not enabled here."
+    if len(url) > MAX_CHARACTERS:
+        return f"`callback_url` must not be longer than {MAX_CHARACTERS} characters."
+    parsed = _parsed(url)
+    if parsed is None:
+        return "`callback_url` must be an http or https URL in ASCII, without user, password and fragment."
+    return _host_refused(parsed, hosts, private=private)
+
+
+def _host_refused(parsed: URL, hosts: Sequence[str], *, private: bool) -> str | None:
+    host = (parsed.raw_host or "").lower()
+    if not _is_address(host) and (_NUMBER.fullmatch(host) or not _is_name(parsed, host)):
+        return (
+            "The host of `callback_url` must be a DNS name without a dot at its end, or an IP address in its usual form, "
+            "such as 192.0.2.1 or [2001:db8::1]."
+        )
+    if not any(_allows(entry, host, parsed) for entry in hosts):
+        return "The host of `callback_url` is not one of those that callbacks may go to."
+    if _is_address(host) and not private and not is_public(host):
+        return "`callback_url` must not lead to an address that is not public."
+    return None
+
+
+def _parsed(url: str) -> URL | None:
+    """None for what is no plain URL: nothing in it that one reader could take for something else than another does."""
+    if not (url.isascii() and url.isprintable()) or any(character in url for character in ' "#<>\\^`{|}'):
+        return None
+    try:
+        parsed = URL(url)
+        plain = parsed.scheme in ("http", "https") and "@" not in parsed.raw_authority and bool(parsed.raw_host)
+    except ValueError:
+        return None
+    return parsed if plain else None
+
+
+def _is_name(url: URL, host: str) -> bool:
+    if _NAME.fullmatch(host) is None:
+        return False
+    try:
+        return bool(url.host)  # Which decodes what is written in Punycode.
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return "%" not in host  # No zone: it means something on one machine alone.
+
+
+def _allows(entry: str, host: str, url: URL) -> bool:
+    name, port = split_entry(entry)
+    right_port = url.is_default_port() if port is None else url.port == port
+    if name.startswith("*."):
+        return right_port and host.endswith(name[1:]) and len(host) > len(name) - 1
+    return right_port and host == name
+
 
 log = structlog.get_logger("gateway")
 

@@ -20,9 +20,8 @@ import msgspec
 
 from gateway.catalog import ModelRow, SnapshotView, TierRow
 from gateway.inference.admission import Limits
-from ratelimit.capacity import Capacity, CapacityEstimator, Evidence, GpuRate, PoolLoad
+from ratelimit.capacity import Capacity, CapacityEstimator, Evidence, GpuRate, PoolLoad, relax
 from ratelimit.shares import TierShare, allocate, ceilings, factor
-from ratelimit.slew import relax
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 

@@ -1,22 +1,116 @@
-"""What this gateway counts of its tiers, and the rates over the last two seconds that it publishes.
+"""The demand of each tier at this gateway: rates over two seconds, response times, and the top customers.
 
 Demand is what the customers' base limits would let through. Under a lowered limit it cannot be seen: whoever is held
-back is refused, or, told when to come back, sends less. So who gets through and leaves a bucket that is being emptied
-stands for 1 / factor requests, which is what the base limit would let through of that customer; who finds the bucket
-well filled uses less than the lowered limit, and stands for one. Were only what comes counted, the demand of clients
-that wait as told would vanish with their retries, the limits would open, and close again, for ever.
+back is rejected, or sends less. So a request that gets through and leaves a nearly empty bucket stands for 1 / factor
+requests; one that finds its bucket well filled stands for one. If only arrivals were counted, the demand of clients
+that wait as told would vanish, and the limits would open and close for ever.
+
+Response times of the last ten seconds are kept as counts in logarithmic buckets. Top customers are rates over about
+five seconds; of a quarter of a second's customers the first thousand are counted. All of it is bounded, whatever the
+load.
 """
 
+import heapq
+import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
-from gateway.busiest import Busiest
-from gateway.latency_window import LatencyWindow
-from scheduler.protocol.pool_view import GatewayStats, TierStats
+from scheduler.protocol.pool_view import CustomerRate, GatewayStats, TierStats
+
+LATENCY_SLOTS = 10
+LATENCY_SLOT_S = 1.0
+_BUCKETS_PER_DOUBLING = 6  # An answer time is known to 12 %.
+_BUCKETS = 14 * _BUCKETS_PER_DOUBLING  # Up to 16 s.
+
+
+class LatencyWindow:
+    """One row of buckets a second."""
+
+    def __init__(self) -> None:
+        self._rows: list[list[int]] = [[0] * _BUCKETS for _ in range(LATENCY_SLOTS)]
+        self._slot = 0
+
+    def add(self, latency_ms: float, now: float) -> None:
+        """Count one answer; `now` is monotonic seconds."""
+        if int(now / LATENCY_SLOT_S) != self._slot:
+            self._turn(now)
+        bucket = int(math.log2(latency_ms) * _BUCKETS_PER_DOUBLING) if latency_ms > 1.0 else 0
+        self._rows[self._slot % LATENCY_SLOTS][bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
+
+    def p95_ms(self, now: float) -> float:
+        """The 95th percentile in ms, rounded up to its bucket's end; 0 when there was no answer."""
+        return self.percentiles_ms((0.95,), now)[0]
+
+    def percentiles_ms(self, shares: tuple[float, ...], now: float) -> list[float]:
+        """The same for each of `shares` (0..1, rising), from one count."""
+        self._turn(now)
+        counts = [sum(column) for column in zip(*self._rows, strict=True)]
+        ranks = [math.ceil(share * sum(counts)) for share in shares]
+        reached = list(accumulate(counts))
+        if not reached[-1]:
+            return [0.0] * len(shares)
+        return [_end_ms(bisect_left(reached, rank)) for rank in ranks]
+
+    def _turn(self, now: float) -> None:
+        slot = int(now / LATENCY_SLOT_S)
+        for passed in range(max(self._slot + 1, slot - LATENCY_SLOTS + 1), slot + 1):
+            self._rows[passed % LATENCY_SLOTS] = [0] * _BUCKETS
+        self._slot = max(self._slot, slot)
+
+
+def _end_ms(bucket: int) -> float:
+    """Where a bucket ends."""
+    return float(round(2 ** ((bucket + 1) / _BUCKETS_PER_DOUBLING), 1))
+
+
+MOST_COUNTED = 1024
+KEPT = 64
+TOP_CUSTOMERS = 10
+"""So many of each gateway are published; a page shows fewer, of all gateways together."""
+
+SPAN_S = 5.0
+LEAST_RPS = 0.05
+
+Customer = tuple[str, str]
+"""Name and tier."""
+
+
+class Busiest:
+    """Counts since the last beat, and the rates until then."""
+
+    __slots__ = ("_counts", "_rates")
+
+    def __init__(self) -> None:
+        self._counts: dict[Customer, int] = {}
+        self._rates: dict[Customer, float] = {}
+
+    def asked(self, name: str, tier: str) -> None:
+        """A valid request of this customer came in."""
+        customer, counts = (name, tier), self._counts
+        known = counts.get(customer)
+        if known is not None:
+            counts[customer] = known + 1
+        elif len(counts) < MOST_COUNTED:
+            counts[customer] = 1
+
+    def beat(self, elapsed_s: float) -> list[CustomerRate]:
+        """Close the beat, so many seconds after the last one; the busiest, the busiest first."""
+        old = math.exp(-elapsed_s / SPAN_S)
+        gain = (1 - old) / elapsed_s if elapsed_s > 0 else 0.0
+        rates = {customer: rate * old for customer, rate in self._rates.items()}
+        for customer, count in self._counts.items():
+            rates[customer] = rates.get(customer, 0.0) + count * gain
+        self._counts = {}
+        kept = heapq.nlargest(KEPT, ((rate, customer) for customer, rate in rates.items() if rate >= LEAST_RPS))
+        self._rates = {customer: rate for rate, customer in kept}
+        return [CustomerRate(name, tier, round(rate, 2)) for rate, (name, tier) in kept[:TOP_CUSTOMERS]]
+
 
 WINDOW_BEATS = 8  # Rates are taken over so many beats.
-TOLD = (0.5, 0.95, 0.99)  # The percentiles of the answer time that are published.
+PERCENTILES = (0.5, 0.95, 0.99)  # The percentiles of the answer time that are published.
 LEAST_FACTOR = 0.01  # Under a lower one, single requests would count as hundreds.
 WELL_FILLED = 0.75  # A bucket this full is not what holds its customer back.
 
@@ -179,7 +273,7 @@ class Meter:
 def _rates(meter: TierMeter, span_s: float, now: float) -> TierStats:
     """A tier's counts as rates a second."""
     rates = Counts(*(round(count / span_s, 3) for count in meter.close()))
-    p50_ms, p95_ms, p99_ms = meter.latency.percentiles_ms(TOLD, now)
+    p50_ms, p95_ms, p99_ms = meter.latency.percentiles_ms(PERCENTILES, now)
     return TierStats(
         demand_rps=round(rates.demand + min(rates.guessed, rates.arrived), 3),
         shed_per_second=rates.shed,

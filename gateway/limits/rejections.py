@@ -1,11 +1,29 @@
-"""What a refusal by admission is called outside: outcome -> error code and sentence, and when trying again pays."""
+"""Rejections by admission: their error and Retry-After, the record for `explain`, and those that still hold.
 
+A rejection for a limit of the client's own holds as long as Redis said, half a second at most: the same customer,
+limit, values and cost are rejected here without a call. It is forgotten when a request of the customer ends here, since
+that may free what the limit counts. Times are monotonic seconds.
+
+The record is a bounded buffer of what was rejected since the last heartbeat. The first few of each customer and reason
+are kept whole and the rest counted; in a full buffer a new customer or reason takes the place of the newest of one that
+has several.
+"""
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.catalog import IdentityView
 from gateway.http.errors import Refusal
-from ratelimit.effective import Effective
+from ratelimit.capacity import MOST_MS, retry_after_ms
+from ratelimit.effective import Effective, effective
 from ratelimit.headers import CONCURRENCY, REQUESTS, TOKENS, quota_name
-from ratelimit.retry_after import MOST_MS, retry_after_ms
-from scheduler.errors import ErrorCode
-from scheduler.protocol.admission import Verdict
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.admission import Submission, Verdict
+from scheduler.protocol.limits import MAX_A_BEAT
+from scheduler.protocol.limits import Refusal as RefusalRecord
 from scheduler.states import Admission
 
 _CODES = {
@@ -142,3 +160,201 @@ _POLICIES = {
     Admission.TOKEN_LIMIT: TOKENS,
     Admission.CONCURRENCY: CONCURRENCY,
 }
+
+
+SAME_A_BEAT = 8
+"""So many of one customer and reason are kept from one beat."""
+
+_Group = tuple[str, str, str]  # Customer, code and outcome.
+
+
+class Refusals:
+    """The buffer. Each call is O(1), as it happens while requests are refused by the thousand."""
+
+    def __init__(self, most: int = MAX_A_BEAT, same: int = SAME_A_BEAT) -> None:
+        self._most = most
+        self._same = same
+        self._kept: dict[_Group, list[RefusalRecord]] = {}
+        self._more: dict[_Group, int] = {}
+        self._several: dict[_Group, None] = {}  # Groups of which one can be given up; a dict, since sets have no order.
+        self._size = 0
+        self.left_out = 0  # Since the start, and not even counted with one that was kept.
+
+    def note(
+        self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
+    ) -> None:
+        """Keep or count one refusal. `factor` is that of its tier now; no verdict means that admission was not asked."""
+        group = (identity.customer_id, error.code.value, verdict.outcome.value if verdict else "")
+        kept = self._kept.get(group)
+        if kept is None:
+            if self._size >= self._most and not self._give_one_up():
+                self.left_out += 1
+                return
+            self._kept[group] = [_refusal(request_id, identity, error, verdict, factor)]
+        elif len(kept) < self._same and self._size < self._most:
+            kept.append(_refusal(request_id, identity, error, verdict, factor))
+            self._several[group] = None
+        else:
+            self._more[group] = self._more.get(group, 0) + 1
+            return
+        self._size += 1
+
+    def drain(self) -> list[RefusalRecord]:
+        """Everything kept since the last call, oldest first; the last of a group tells how many more there were."""
+        for group, count in self._more.items():
+            kept = self._kept[group]
+            kept[-1] = msgspec.structs.replace(kept[-1], more=count)
+        drained = [refusal for kept in self._kept.values() for refusal in kept]
+        self._kept, self._more, self._several, self._size = {}, {}, {}, 0
+        return sorted(drained, key=lambda refusal: refusal.id)
+
+    def _give_one_up(self) -> bool:
+        """Make room where a group has several; False where each has but one."""
+        if not self._several:
+            return False
+        group = next(iter(self._several))  # In turns: who gave one up goes to the end.
+        del self._several[group]
+        kept = self._kept[group]
+        kept.pop()
+        self._more[group] = self._more.get(group, 0) + 1
+        self._size -= 1
+        if len(kept) > 1:
+            self._several[group] = None
+        return True
+
+
+def _refusal(
+    request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
+) -> RefusalRecord:
+    """The limits that were in force, and the state that admission answered with."""
+    now = effective(identity, factor)
+    limits = RefusalRecord(
+        id=request_id,
+        customer_id=identity.customer_id,
+        key_id=identity.key_id,
+        tier=identity.tier,
+        code=error.code.value,
+        factor=round(factor, 4),
+        rate=round(now.rate, 4),
+        burst=round(now.burst, 4),
+        tokens_per_minute=round(now.tokens_per_minute, 4),
+        max_concurrency=now.max_concurrency,
+        key_rate=round(now.key_rate, 4),
+        key_burst=round(now.key_burst, 4),
+        retry_after_ms=(error.retry_after_ms or 0) if isinstance(error, Refusal) else 0,
+    )
+    return limits if verdict is None else _with(limits, identity, verdict)
+
+
+def _with(limits: RefusalRecord, identity: IdentityView, verdict: Verdict) -> RefusalRecord:
+    period, amount = _used_up(identity, verdict)
+    return msgspec.structs.replace(
+        limits,
+        outcome=verdict.outcome.value,
+        quota=period,
+        quota_amount=amount,
+        remaining=round(verdict.remaining, 3),
+        tokens_left=round(verdict.tokens_left, 3),
+        in_use=verdict.in_use,
+        depth=verdict.depth,
+        retry_after_ms=limits.retry_after_ms or verdict.retry_after_ms,
+    )
+
+
+def _used_up(identity: IdentityView, verdict: Verdict) -> tuple[str, int]:
+    """Period and amount of the quota that refused: the first with nothing left, as admission judges them."""
+    if verdict.outcome is not Admission.QUOTA:
+        return "", 0
+    pairs = zip(identity.quotas, verdict.quotas, strict=False)
+    return next((quota for quota, (left, _) in pairs if left <= 0), ("", 0))
+
+
+MOST_S = 0.5
+JITTER = 0.1
+MOST_CUSTOMERS = 10_000
+
+Values = tuple[object, ...]
+
+
+class _Rejection(NamedTuple):
+    verdict: Verdict
+    values: Values  # Of the limit, as they were judged.
+    cost: int
+    at: float
+    until: float
+
+
+def _limit_of(outcome: Admission, asked: Submission) -> tuple[Values, int] | None:
+    """The limit by which a request was rejected, and what it asked of it; None where waiting tells nothing."""
+    match outcome:
+        case Admission.KEY_LIMIT:
+            return (asked.api_key_id, asked.key_rate, asked.key_burst), 1
+        case Admission.CUSTOMER_LIMIT:
+            return (asked.rate, asked.burst), 1
+        case Admission.TOKEN_LIMIT:
+            return (asked.tokens_per_minute,), asked.tokens
+        case Admission.QUOTA:
+            return tuple(asked.quotas), 1
+    return None
+
+
+class Rejections:
+    """What is remembered in one pool. `draw` gives a number from 0 to 1."""
+
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        self._draw = draw
+        self.held: dict[str, dict[Admission, _Rejection]] = {}  # By customer.
+
+    def note(self, asked: Submission, verdict: Verdict, now: float) -> None:
+        """Redis has rejected this one, which asked for itself alone."""
+        limit = _limit_of(verdict.outcome, asked)
+        if limit is None or verdict.retry_after_ms <= 0:
+            return
+        # A little longer for some, so that those who wait do not all ask in the same moment.
+        wait_s = min(MOST_S, verdict.retry_after_ms / 1000 * (1 + JITTER * self._draw()))
+        known = self.held.setdefault(asked.customer_id, {})
+        known[verdict.outcome] = _Rejection(verdict, *limit, now, now + wait_s)
+        if len(self.held) > MOST_CUSTOMERS:
+            del self.held[next(iter(self.held))]
+
+    def verdict(self, asked: Submission, now: float) -> Verdict | None:
+        """How Redis would reject it, as far as is known; None where it has to be asked.
+
+        One with an `Idempotency-Key` may have an answer already, and one that was accepted before is not judged.
+        """
+        known = self.held.get(asked.customer_id)
+        if known is None or asked.idempotency or asked.again:
+            return None
+        for outcome, rejection in tuple(known.items()):
+            if now >= rejection.until:
+                del known[outcome]
+                continue
+            limit = _limit_of(outcome, asked)
+            if limit is not None and limit[0] == rejection.values and limit[1] >= rejection.cost:
+                return _later(rejection.verdict, asked, now - rejection.at)
+        if not known:
+            del self.held[asked.customer_id]
+        return None
+
+    def forget(self, customer_id: str) -> None:
+        """One of its requests has ended."""
+        self.held.pop(customer_id, None)
+
+
+def _later(verdict: Verdict, asked: Submission, after_s: float) -> Verdict:
+    """The same after so many seconds, in which buckets were refilled and nobody spent anything."""
+    ms = round(after_s * 1000)
+    of_key = verdict.outcome is Admission.KEY_LIMIT
+    rate, burst = (asked.key_rate, asked.key_burst) if of_key else (asked.rate, asked.burst)
+    tokens = verdict.tokens_left + after_s * asked.tokens_per_minute / 60
+    return Verdict(
+        outcome=verdict.outcome,
+        remaining=min(verdict.remaining + after_s * rate, max(burst, verdict.remaining)),
+        reset_ms=max(0, verdict.reset_ms - ms),
+        retry_after_ms=max(1, verdict.retry_after_ms - ms),
+        depth=verdict.depth,
+        tokens_left=min(tokens, max(asked.tokens_per_minute, verdict.tokens_left)),
+        tokens_reset_ms=max(0, verdict.tokens_reset_ms - ms),
+        in_use=verdict.in_use,
+        quotas=[(left, max(0, reset_ms - ms)) for left, reset_ms in verdict.quotas],
+    )

@@ -1,22 +1,59 @@
-"""The API's description, OpenAPI 3.1: a pure function from the doors (gateway/openapi/endpoints.py) to the document.
+"""The OpenAPI 3.1 document: a pure function of the endpoints (gateway/openapi/endpoints.py).
 
-Schemas come from the types that decode and encode; statuses, retry headers and sentences of errors come from the one table
-of errors. Nothing of it is written a second time here.
+Schemas come from the types that decode and encode; statuses, retry headers and sentences of errors come from the one
+table of errors. What several endpoints respond alike becomes a component with references.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from gateway.http.errors import TRY_LATER, ErrorBody
+from gateway.http.errors import PROBLEM_JSON, TRY_LATER, ErrorBody, Problem
 from gateway.http.response import JSON
-from gateway.openapi.model import EVENT_STREAM
-from gateway.openapi_door import LIMITS, TOKEN_LIMITS, Door, Says, Schema
-from gateway.openapi_headers import SOMETIMES, header_component
-from gateway.openapi_shared import headers_in, share_responses
-from gateway.problem import PROBLEM_JSON, Problem
+from gateway.openapi.model import EVENT_STREAM, LIMITS, SOMETIMES, TOKEN_LIMITS, Door, Says, Schema, header_component
 from scheduler.errors import HTTP, ErrorCode
+
+
+def share_responses(paths: Mapping[str, Schema]) -> dict[str, Schema]:
+    """Put references in the place of every response that is there more than once, and return what they refer to.
+
+    A component is named for the tag of the first address that has it, and the status.
+    """
+    uses = Counter(_text(response) for operation in _operations(paths) for response in operation["responses"].values())
+    names: dict[str, str] = {}
+    components: dict[str, Schema] = {}
+    for operation in _operations(paths):
+        responses = operation["responses"]
+        for status, response in responses.items():
+            text = _text(response)
+            if uses[text] > 1:
+                name = names.setdefault(text, _name(f"{operation['tags'][0]}-{status}", components))
+                components[name] = response
+                responses[status] = {"$ref": f"#/components/responses/{name}"}
+    return components
+
+
+def headers_in(paths: Mapping[str, Schema]) -> set[str]:
+    """The names of the header components that responses refer to, before they are shared."""
+    told = (response for operation in _operations(paths) for response in operation["responses"].values())
+    return {reference["$ref"].rpartition("/")[2] for response in told for reference in response["headers"].values()}
+
+
+def _operations(paths: Mapping[str, Schema]) -> Iterator[Schema]:
+    return (operation for operations in paths.values() for operation in operations.values())
+
+
+def _text(response: Schema) -> str:
+    return json.dumps(response)
+
+
+def _name(wanted: str, taken: Iterable[str]) -> str:
+    count = sum(name.partition(".")[0] == wanted for name in taken)
+    return f"{wanted}.{count + 1}" if count else wanted
+
 
 DIALECT = "3.1.1"
 ABOUT = (

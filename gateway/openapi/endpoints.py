@@ -1,6 +1,6 @@
-"""What every address of a gateway takes and says: one `Door` for each route of `build_routes` (gateway/wiring.py).
+"""What every endpoint of a gateway takes and returns: one `Door` for each route of `build_routes` (gateway/wiring.py).
 
-A door for inference is made by `asks`, whatever its form: they are one request behind, with the same errors.
+Inference in any API format is made by `asks`: behind it is one request, with the same errors.
 tests/architecture/test_openapi.py compares this table with the routes, both ways.
 """
 
@@ -8,30 +8,184 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gateway.account import Account
-from gateway.action_doors import ACTION_DOORS
 from gateway.api import chat, completions
+from gateway.api.account import Account
 from gateway.api.chat import MAX_MESSAGES, ChatBody, ChatCompletion, ChatMessage
 from gateway.api.completions import Completion, CompletionBody
 from gateway.api.embeddings import EmbeddingBody, Embeddings
-from gateway.api.inference import InferenceBody
+from gateway.api.inference import InferenceBody, PlainAnswer, PlainBody, PredictBody, Prediction, Success
 from gateway.api.models import ModelEntry, ModelList
 from gateway.api.stream_chunks import ChatChunk, CompletionChunk
 from gateway.auth.service_tier import KNOWN
 from gateway.autoscale import Scale
-from gateway.dashboard_doors import DASHBOARD_DOORS
 from gateway.http.response import JSON
+from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
-from gateway.jobs_document import JobResult, Promise
-from gateway.metrics.exposition import CONTENT_TYPE as METRICS
-from gateway.openapi.model import ANYWHERE, MODEL_ID, NOT_EMPTY, READ, REQUEST_ID, asks, constant, inside, looks, probe
-from gateway.openapi_door import LIMITS, TOKEN_LIMITS, Door, Parameter, Says, Schema, only
+from gateway.jobs.results import JobResult, Promise
+from gateway.metrics.endpoint import CONTENT_TYPE as METRICS
+from gateway.openapi.model import (
+    ANYWHERE,
+    LIMITS,
+    MODEL_ID,
+    NOT_EMPTY,
+    READ,
+    REQUEST_ID,
+    SERVICE,
+    TOKEN_LIMITS,
+    Door,
+    Parameter,
+    Says,
+    Schema,
+    asks,
+    constant,
+    in_json,
+    inside,
+    looks,
+    only,
+    probe,
+)
+from gateway.operations.action_requests import (
+    CordonBody,
+    Cordoned,
+    PurgeBody,
+    Purged,
+    RequeueBody,
+    Requeued,
+    UncordonBody,
+)
+from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
+from gateway.operations.endpoints import Story
 from gateway.operations.health_model import Alive, HealthNow, Readiness
-from gateway.predict import PlainAnswer, PlainBody, PredictBody, Prediction
-from gateway.success import Success
-from gateway.timeline import Story
+from gateway.operations.state import State
+from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS
+
+PAGE_HEADERS = ("x-request-id", *(name for name, _ in html_headers()))
+SESSION = Says(
+    sentence="The browser has it, or has it no more.",
+    content=in_json(Session),
+    headers=("x-request-id", "Cache-Control", "Set-Cookie"),
+)
+WATCHED = (
+    "With `Accept: text/event-stream`: first an event `history` with the last quarter of an hour, then `state` every second, or "
+    "sooner where a worker is lost. Without it: one document of state. A browser sends its cookie instead of the token."
+)
+ASSET = Parameter(name="id", place="path", sentence="Its name.", schema=only(*ASSETS))
+_FILE = constant("/internal/dashboard/assets/{id}", "A file of the page", {SCRIPT: str})
+
+DASHBOARD_DOORS: tuple[Door, ...] = (
+    Door(
+        path="/internal/dashboard",
+        methods=("GET",),
+        tag="operations",
+        summary="The page for on-call",
+        wants="service",
+        answers={
+            200: Says(sentence="The page.", content={HTML: str}, headers=PAGE_HEADERS),
+            401: Says(sentence="The page where a browser logs in.", content={HTML: str}, headers=PAGE_HEADERS),
+        },
+        errors=SERVICE,
+    ),
+    Door(
+        path="/internal/dashboard/session",
+        methods=("POST", "DELETE"),
+        tag="operations",
+        summary="Log a browser in with the service token, and out",
+        wants="service",
+        answers={200: SESSION},
+        errors=SERVICE,
+    ),
+    replace(
+        inside("/internal/dashboard/events", "What the page shows, live", {200: ("The latest.", State)}),
+        text=WATCHED,
+        answers={
+            200: Says(
+                sentence="The latest, or the stream.",
+                content={JSON: State, EVENTS: State},
+                headers=("x-request-id", "Cache-Control"),
+            )
+        },
+    ),
+    replace(
+        _FILE,
+        tag="operations",
+        parameters=(*_FILE.parameters, ASSET),
+        answers={**_FILE.answers, 200: replace(_FILE.answers[200], content={SCRIPT: str, CSS: str, ICON: str})},
+        errors=_FILE.errors | {ErrorCode.NOT_FOUND},
+    ),
+)
+
+
+WORKERS = "/internal/dashboard/workers"
+LETTERS = "/internal/dashboard/dead-letters"
+REFUSED = (
+    ErrorCode.CROSS_SITE,
+    ErrorCode.CATALOG_UNAVAILABLE,
+    ErrorCode.REQUEST_TOO_LARGE,
+    ErrorCode.UNSUPPORTED_ENCODING,
+)
+CONFIRMED = (
+    "It carries what was confirmed, and is refused where that is not so any more. A browser sends its cookie, and must say by "
+    "`Sec-Fetch-Site` or `Origin` that the page itself asks. A row of `config_changes` tells of it."
+)
+LETTER: Mapping[str, Any] = {"up_to": 41, "tier": "paid", "model": "tiny", "error_code": "worker_lost"}
+
+
+def _acts(
+    path: str, summary: str, body: type, says: tuple[str, Any], example: Mapping[str, Any], *more: ErrorCode
+) -> Door:
+    return replace(
+        inside(path, summary, {200: says}, *REFUSED, *more),
+        methods=("POST",),
+        body=body,
+        example=example,
+        text=CONFIRMED,
+    )
+
+
+ACTION_DOORS: tuple[Door, ...] = (
+    _acts(
+        f"{WORKERS}/cordon",
+        "No new work for a worker",
+        CordonBody,
+        ("It is cordoned.", Cordoned),
+        {"worker": "worker-1", "healthy_left": 3, "reason": "its fan is loud"},
+        ErrorCode.NOT_FOUND,
+        ErrorCode.CHANGED_MEANWHILE,
+    ),
+    _acts(
+        f"{WORKERS}/uncordon",
+        "A worker may have work again",
+        UncordonBody,
+        ("It is not cordoned.", Cordoned),
+        {"worker": "worker-1"},
+        ErrorCode.NOT_FOUND,
+    ),
+    inside(
+        LETTERS,
+        "How many dead letters there are, by tier, model and cause",
+        {200: ("Counted.", LetterGroups)},
+        ErrorCode.CATALOG_UNAVAILABLE,
+    ),
+    _acts(
+        f"{LETTERS}/requeue",
+        "Run dead letters again: the oldest 32 of those that were confirmed",
+        RequeueBody,
+        ("How each ended.", Requeued),
+        {"count": 2, "after": 0, **LETTER},
+        ErrorCode.CHANGED_MEANWHILE,
+    ),
+    _acts(
+        f"{LETTERS}/purge",
+        "Delete dead letters for good",
+        PurgeBody,
+        ("They are gone.", Purged),
+        {"count": 2, **LETTER},
+        ErrorCode.CHANGED_MEANWHILE,
+    ),
+)
+
 
 TEXTS: Schema = {
     "anyOf": [NOT_EMPTY, {"type": "array", "items": NOT_EMPTY, "minItems": 1, "maxItems": MAX_SUBMISSIONS}]

@@ -1,15 +1,21 @@
-"""The API's description as a page to read: HTML from the OpenAPI document, without a script, so that nothing can be loaded.
+"""The public pages `/`, `/docs` and `/openapi.json`, made once at start.
 
-Packaged viewers were looked at: the one on the index ships Swagger UI 4, which cannot show OpenAPI 3.1, and all of them
-want inline styles allowed.
+The reference is HTML without a script, so nothing can be loaded. Packaged viewers do not fit: the one on the index
+ships Swagger UI 4, which cannot show OpenAPI 3.1, and all of them want inline styles allowed.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from typing import Any
 
-from gateway.openapi_headers import SOMETIMES
+from gateway.http.response import JSON, encode_json
+from gateway.http.static import HTML, STYLE, Page
+from gateway.openapi.document import openapi
+from gateway.openapi.endpoints import DOORS
+from gateway.openapi.model import SOMETIMES
 
 Schema = Mapping[str, Any]
 _HEAD = """<!doctype html>
@@ -162,3 +168,24 @@ def _inline(text: str) -> str:
 
 def _code(text: str) -> str:
     return f"<code>{escape(text)}</code>"
+
+
+class Pages:
+    """The handlers."""
+
+    def __init__(self) -> None:
+        document = openapi(DOORS, _version())
+        self.description = Page(encode_json(document), JSON)
+        self.landing = _html(files("gateway").joinpath("static", "landing.html").read_text("utf-8"))
+        self.reference = _html(reference(document))
+
+
+def _html(text: str) -> Page:
+    return Page(text.replace("/* style */", STYLE).encode(), HTML)
+
+
+def _version() -> str:
+    try:
+        return version("tierlane")
+    except PackageNotFoundError:  # A checkout that was never installed.
+        return "0"

@@ -1,12 +1,103 @@
-"""The kinds of addresses that there are, so that the description of one more is a line or two (gateway/openapi/endpoints.py)."""
+"""How an endpoint is described: what it takes, what it returns, its errors and headers.
+
+The table is gateway/openapi/endpoints.py. Types are those that decode and encode, so the description cannot promise
+another form than the one that is checked. A new header is one line here; a response that names a header which is not
+here cannot be described, and a test says so.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from gateway.http.response import JSON
 from gateway.http.static import page_headers
-from gateway.idempotency import HEADER, MAX_CHARACTERS
-from gateway.openapi_door import LIMITS, TOKEN_LIMITS, Door, Parameter, Says, Schema, in_json
+from gateway.inference.submission import HEADER, MAX_CHARACTERS
 from scheduler.errors import ErrorCode
+
+Schema = dict[str, Any]
+Token = Literal["key", "service"]
+
+LIMITS = (
+    "RateLimit-Policy",
+    "RateLimit",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+)
+"""With every answer to a customer who is known,"""
+
+TOKEN_LIMITS = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
+"""and these where its tokens have a limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Says:
+    """An answer that is no error. `content`: media type -> the type of the body; `headers` always, `sometimes` not always."""
+
+    sentence: str
+    content: Mapping[str, Any] = field(default_factory=dict)
+    headers: tuple[str, ...] = ()
+    sometimes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A header or a part of the path that a client sends."""
+
+    name: str
+    place: Literal["header", "path", "query"]
+    sentence: str
+    schema: Schema = field(default_factory=lambda: {"type": "string"})
+
+    def document(self) -> Schema:
+        """The parameter object. A part of the path is always there."""
+        required = {"required": True} if self.place == "path" else {}
+        return {"name": self.name, "in": self.place, "description": self.sentence, **required, "schema": self.schema}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """One address. `methods` that are told apart by nothing but the body (GET and HEAD) share a description.
+
+    `body` is the struct that decodes; `rules` narrows its fields to what is checked after decoding,
+    `conditions` say what fields must not be together. `wants` says which
+    token, if any. `errors` are all codes that it can answer, also those that come from before its handler.
+    """
+
+    path: str
+    methods: tuple[str, ...]
+    tag: str
+    summary: str
+    answers: Mapping[int, Says]
+    errors: frozenset[ErrorCode]
+    wants: Token | None = None
+    body: type | None = None
+    example: Mapping[str, Any] | None = None
+    rules: Mapping[str, Schema] = field(default_factory=dict)
+    conditions: tuple[Schema, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    text: str = ""
+
+    @property
+    def template(self) -> str:
+        """The path as OpenAPI writes it: it has no sign for a part that may hold slashes."""
+        return self.path.replace("...}", "}")
+
+    def types(self) -> list[Any]:
+        """Every type that its bodies have."""
+        told = [kind for says in self.answers.values() for kind in says.content.values()]
+        return told if self.body is None else [self.body, *told]
+
+
+def only(*values: Any) -> Schema:
+    """The rule of a field that takes these values and no others."""
+    return {"enum": list(values)}
+
+
+def in_json(kind: Any) -> dict[str, Any]:
+    """The content of an answer with one JSON body."""
+    return {JSON: kind}
+
 
 EVENT_STREAM = "text/event-stream"
 READ = ("GET", "HEAD")
@@ -156,3 +247,97 @@ def inside(path: str, summary: str, answers: Mapping[int, Any], *more: ErrorCode
         errors=SERVICE | set(more),
         **changes,
     )
+
+
+SOMETIMES = "-if-known"
+"""The end of a component's name where the header is not always there: a reference cannot say so by itself."""
+
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_GO_DURATION: Schema = {"type": "string", "pattern": r"^(\d+h)?(\d+m)?(\d+(\.\d+)?(ms|s))$"}
+
+_HEADERS: dict[str, tuple[str, Schema, Any]] = {
+    "x-request-id": (
+        "The request's id: what support asks for, and what the audit row is called.",
+        {"type": "string", "pattern": "^req_[0-9a-f]{32}$"},
+        "req_01a1fcc578457330952e380ef16929eb",
+    ),
+    "RateLimit-Policy": (
+        "Each limit in force now (IETF draft 11): its name, its quota `q`, its window `w` in seconds.",
+        _TEXT,
+        '"requests";q=200;w=1, "concurrency";q=20;qu="concurrent-requests"',
+    ),
+    "RateLimit": (
+        "What is left of each limit (IETF draft 11): `r` units, and `t` seconds until it is full again.",
+        _TEXT,
+        '"requests";r=199;t=1, "concurrency";r=19',
+    ),
+    "x-ratelimit-limit-requests": ("The burst of requests, as OpenAI's clients read it.", _COUNT, 200),
+    "x-ratelimit-remaining-requests": ("How many of them are left.", _COUNT, 199),
+    "x-ratelimit-reset-requests": ("Until all are back: a duration as Go writes it.", _GO_DURATION, "5ms"),
+    "x-ratelimit-limit-tokens": ("Tokens a minute, where they have a limit.", _COUNT, 100_000),
+    "x-ratelimit-remaining-tokens": ("How many of them are left.", _COUNT, 99_936),
+    "x-ratelimit-reset-tokens": ("Until all are back: a duration as Go writes it.", _GO_DURATION, "38ms"),
+    "Retry-After": ("When to try again, in seconds, by the measured drain rate, with jitter.", _COUNT, 2),
+    "retry-after-ms": ("The same in milliseconds.", _COUNT, 1125),
+    "x-should-retry": (
+        "Sent where a client's own rule for the status would be wrong.",
+        {"type": "string", "enum": ["true", "false"]},
+        "false",
+    ),
+    "Server-Timing": (
+        "Where the time went, in milliseconds: waiting in the tier's queue, on the way in a batch, on the GPU.",
+        _TEXT,
+        "queue;dur=1.0, batch;dur=5.7, gpu;dur=162.5",
+    ),
+    "Idempotent-Replayed": (
+        "The answer is the stored one of the first request with this Idempotency-Key.",
+        {"type": "string", "enum": ["true"]},
+        "true",
+    ),
+    "Cache-Status": (
+        "The answer was there already (RFC 9211), or is that of an equal request's run.",
+        {"type": "string", "enum": ["tierlane; hit", "tierlane; fwd=miss; collapsed"]},
+        "tierlane; hit",
+    ),
+    "WWW-Authenticate": ("How to authenticate.", {"type": "string", "enum": ["Bearer"]}, "Bearer"),
+    "Location": ("Where the result of the job will be.", _TEXT, "/v1/result/req_01a1fcc578457330952e380ef16929eb"),
+    "Preference-Applied": (
+        "The preference that was heard.",
+        {"type": "string", "enum": ["respond-async"]},
+        "respond-async",
+    ),
+    "Allow": ("The methods that this address takes.", _TEXT, "GET, HEAD"),
+    "Cache-Control": ("Whether the answer may be kept.", _TEXT, "no-store"),
+    "Set-Cookie": (
+        "The session of the page for on-call, for browsers.",
+        _TEXT,
+        "tierlane_session=...; Path=/internal/dashboard; Max-Age=43200; HttpOnly; SameSite=Strict",
+    ),
+    "ETag": (
+        "Names this version of the page; sent back in If-None-Match it saves the body.",
+        _TEXT,
+        '"9a0364b9e99bb480"',
+    ),
+    "Content-Security-Policy": (
+        "The page may load nothing from anywhere, and be framed by nobody.",
+        _TEXT,
+        "default-src 'none'; frame-ancestors 'none'",
+    ),
+    "X-Content-Type-Options": ("The content type is what it says.", {"type": "string", "enum": ["nosniff"]}, "nosniff"),
+    "Referrer-Policy": (
+        "Whoever is linked to is not told from where.",
+        {"type": "string", "enum": ["no-referrer"]},
+        "no-referrer",
+    ),
+}
+
+
+HEADER_NAMES = tuple(_HEADERS)
+
+
+def header_component(name: str) -> Schema:
+    """The header object of a component's name. Raises KeyError for a header that is not in the table."""
+    sentence, schema, example = _HEADERS[name.removesuffix(SOMETIMES)]
+    required = not name.endswith(SOMETIMES)
+    return {"description": sentence, "required": required, "schema": schema, "example": example}

@@ -1,17 +1,34 @@
-"""Cordon and uncordon on the page for on-call: the rows that `tierlane gpu` writes, which schedulers obey within a second."""
+"""The actions of the dashboard: cordon and uncordon workers, purge and requeue the dead letters that the operator saw.
 
-from collections.abc import Iterator
+They are few and rare, and built for safety rather than speed: authorisation first, then the origin of the request, then
+its exact content, and nothing is done that PostgreSQL does not record. Schedulers obey a cordon within a second.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gateway.action_door import ActionDoor, actor, said
-from gateway.desk import Desk
 from gateway.http.response import Answer
 from gateway.http.router import Call
-from gateway.operations.action_requests import CordonBody, Cordoned, UncordonBody
+from gateway.operations.action_requests import (
+    ActionDoor,
+    Connect,
+    CordonBody,
+    Cordoned,
+    Desk,
+    PurgeBody,
+    Purged,
+    RequeueBody,
+    UncordonBody,
+    actor,
+    said,
+)
+from gateway.operations.requeue import Requeuing, differs
+from gateway.operations.session import LoggedIn
 from gateway.pools import Pools
-from ledger.operating import cordon_worker, uncordon_worker
-from scheduler.errors import ErrorCode, RequestError
+from ledger.admin.transaction import cordon_worker, uncordon_worker
+from ledger.dead_letters import CountDiffers, letter_groups, purge_seen
+from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.protocol.pool_view import Observation
 
 _cordon = msgspec.json.Decoder(CordonBody)
@@ -72,3 +89,66 @@ def _pool_of(worker: str, looks: list[Observation]) -> Observation:
         if any(view.id == worker for view in look.workers):
             return look
     raise RequestError(ErrorCode.NOT_FOUND, "No worker of this id was seen in the last five minutes.", "worker")
+
+
+_purge = msgspec.json.Decoder(PurgeBody)
+_requeue = msgspec.json.Decoder(RequeueBody)
+STILL_COUNTED = "Redis does not answer, so health still counts them."
+
+
+class LetterActions:
+    """The handlers."""
+
+    def __init__(self, door: ActionDoor, desk: Desk, pools: Pools) -> None:
+        self._door = door
+        self._desk = desk
+        self._pools = pools
+        self._requeuing = Requeuing(desk, pools)
+
+    async def groups(self, call: Call) -> Answer:
+        """How many there are, by tier, model and cause."""
+        self._door.check(call)
+        async with self._desk.looking() as connection:
+            found = await letter_groups(connection, [parts.config.pool for parts in self._pools.all])
+        return said(call, found)
+
+    async def purge(self, call: Call) -> Answer:
+        """Delete them for good, inputs included."""
+        body = await self._door.read(call, _purge)
+        return said(call, await self._door.carry_out(self._purged(body, actor(call))))
+
+    async def requeue(self, call: Call) -> Answer:
+        """Run the oldest 32 of them again now, and tell how each ended."""
+        body = await self._door.read(call, _requeue)
+        return said(call, await self._door.carry_out(self._requeuing.requeue(body, actor(call))))
+
+    async def _purged(self, body: PurgeBody, by: str) -> Purged:
+        async with self._desk.acting(by) as connection:
+            try:
+                ids = await purge_seen(connection, body.seen(), body.count)
+            except CountDiffers as error:
+                raise differs(body.count, error.found, "deleted") from error
+        return Purged(len(ids), await self._forget(ids))
+
+    async def _forget(self, ids: Sequence[str]) -> str:
+        """Take them off the lists in Redis, where health counts them; what is to be said where that cannot be done."""
+        try:
+            for parts in self._pools.all:
+                await parts.reruns.forget_dead(ids)
+        except RedisUnavailable:
+            return STILL_COUNTED
+        return ""
+
+
+class Actions:
+    """Those of one gateway; without `connect` all are refused."""
+
+    def __init__(self, logged_in: LoggedIn, connect: Connect | None, pools: Pools) -> None:
+        self._door = ActionDoor(logged_in)
+        desk = Desk(connect)
+        self.cordons = CordonActions(self._door, desk, pools)
+        self.letters = LetterActions(self._door, desk, pools)
+
+    async def close(self) -> None:
+        """Let what is under way end, but not for long."""
+        await self._door.close()

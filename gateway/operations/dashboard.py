@@ -1,20 +1,69 @@
-"""The page for on-call: log in with the service token, then one document of state a second, live.
+"""The dashboard: its page, its files and the live document of state.
 
-A browser logs in by `POST /internal/dashboard/session` with the token, and has a cookie from then on. Programs send the
-token with every request, as everywhere inside.
+A browser logs in by `POST /internal/dashboard/session` with the service token, and has a cookie from then on; programs
+send the token with every request. The files lie in gateway/static/dashboard. Nothing is loaded from elsewhere and
+nothing is inline; charts are drawn by uPlot, which lies there with its licence. Without it the page shows figures
+alone.
 """
 
+from importlib.resources import files
 from typing import TypedDict
 
-from gateway.dashboard_assets import asset_pages, html, html_headers
-from gateway.http.response import Answer
+from gateway.http.response import Answer, Headers
 from gateway.http.router import Call
 from gateway.http.sse import EVENTS, EventStream
-from gateway.http.static import HTML
-from gateway.logged_in import LoggedIn
-from gateway.operations.session import LASTS_S, set_cookie
-from gateway.snapshots import Snapshots
+from gateway.http.static import HTML, Page
+from gateway.operations.session import LASTS_S, LoggedIn, set_cookie
+from gateway.operations.snapshots import Snapshots
 from scheduler.errors import ErrorCode, RequestError
+
+CSS = "text/css; charset=utf-8"
+ICON = "image/svg+xml"
+SCRIPT = "text/javascript; charset=utf-8"
+ASSETS = {
+    "ask.js": SCRIPT,
+    "dashboard.css": CSS,
+    "dashboard.js": SCRIPT,
+    "charts.js": SCRIPT,
+    "customers.js": SCRIPT,
+    "icon.svg": ICON,
+    "letters.js": SCRIPT,
+    "login.js": SCRIPT,
+    "promises.js": SCRIPT,
+    "uplot.css": CSS,
+    "uplot.js": SCRIPT,
+    "words.js": SCRIPT,
+    "workers.js": SCRIPT,
+}
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+
+
+def asset_pages() -> dict[str, Page]:
+    """Every file by name, ready to be sent."""
+    return {name: Page(_content(name), kind) for name, kind in ASSETS.items() if _is_there(name)}
+
+
+def html(name: str) -> bytes:
+    """`page.html` or `login.html`."""
+    return _content(name)
+
+
+def html_headers() -> Headers:
+    """Of a page that is for those alone who have logged in, or are about to."""
+    return [
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+        ("Content-Security-Policy", POLICY),
+        ("Referrer-Policy", "no-referrer"),
+    ]
+
+
+def _content(name: str) -> bytes:
+    return files("gateway").joinpath("static", "dashboard", name).read_bytes()
+
+
+def _is_there(name: str) -> bool:
+    return files("gateway").joinpath("static", "dashboard", name).is_file()
 
 
 class Session(TypedDict):

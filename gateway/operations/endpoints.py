@@ -1,27 +1,92 @@
-"""What operators and load balancers ask: `/internal/*` behind the service token, `/livez` and `/readyz` without one."""
+"""Endpoints of operators and load balancers: `/internal/*` with the service token, `/livez` and `/readyz` without one.
+
+A request's timeline shows its status, time taken, error, attempts, and what happened when.
+"""
 
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypedDict
 
 from gateway.auth.authenticator import Doorman
 from gateway.autoscale import scale_document
 from gateway.catalog import CatalogView
-from gateway.doors import Doors
 from gateway.http.errors import Refusal
 from gateway.http.response import Answer
-from gateway.http.router import Call
+from gateway.http.router import Call, Doors
 from gateway.operations.health_model import Alive, HealthNow, Readiness
+from gateway.operations.snapshots import Snapshots
 from gateway.pools import Pools
-from gateway.snapshots import Snapshots
-from gateway.timeline import Story, from_audit, from_redis
-from ledger.requests import RequestRow
+from ledger.audit.queries import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
+from scheduler.protocol.replies import RequestDetail
 from scheduler.request_id import created_ms
 
+
+class Event(TypedDict):
+    """What happened, when (RFC 3339), and how long after the request was accepted."""
+
+    event: str
+    at: str
+    after_ms: int
+
+
+class Story(TypedDict):
+    """The request so far; `latency_ms` is null while it is open, `error` where there is none."""
+
+    status: str
+    latency_ms: float | None
+    error: str | None
+    attempts: int
+    timeline: list[Event]
+
+
+def from_redis(detail: RequestDetail) -> Story:
+    """The document of a request that Redis still knows; times are Redis TIME."""
+    events = [("accepted", detail.accepted_ms), ("batched", detail.formed_ms), (detail.state, detail.ended_ms)]
+    return _document(
+        detail.state,
+        None if detail.ended_ms is None else float(detail.ended_ms - detail.accepted_ms),
+        detail.error_code,
+        detail.attempts,
+        [_event(name, at_ms, detail.accepted_ms) for name, at_ms in events if at_ms is not None],
+    )
+
+
+def from_audit(row: RequestRow) -> Story:
+    """The document of a request out of the audit; the moment of batching is known from the wait before it."""
+    start_ms = _ms(row.created_at)
+    events = [_event("accepted", start_ms, start_ms)]
+    if row.queue_ms is not None and row.queue_ms >= 0:
+        events.append(_event("batched", start_ms + round(row.queue_ms), start_ms))
+    if row.completed_at is not None:
+        events.append(_event(row.status, _ms(row.completed_at), start_ms))
+    return _document(row.status, row.latency_ms, row.error_code, row.attempts or 0, events)
+
+
+def _document(status: str, latency_ms: float | None, error: str | None, attempts: int, timeline: list[Event]) -> Story:
+    return {
+        "status": status,
+        "latency_ms": latency_ms,
+        "error": error or None,
+        "attempts": attempts,
+        "timeline": timeline,
+    }
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def _event(name: str, at_ms: int, start_ms: int) -> Event:
+    at = datetime.fromtimestamp(at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
+    return {"event": name, "at": at, "after_ms": at_ms - start_ms}
+
+
 FindStored = Callable[[str], Awaitable[RequestRow | None]]
-"""From a request id to its row of the audit, or None: `ledger.requests.find_request` on some connection pool."""
+"""From a request id to its row of the audit, or None: `ledger.audit.queries.find_request` on some connection pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,26 +1,174 @@
-"""What this gateway says of the whole: a pure function from what it last saw to the document of `/internal/health`.
+"""The judgement of health: a pure function from what this gateway last saw to the document of `/internal/health`.
 
-`down` means that requests cannot be served now, `degraded` that they are but something is not as it should be; every
-reason is a sentence for the person on call.
+`down` means that requests cannot be served now, `degraded` that they are but something is wrong; every reason is a
+sentence for the person on call. Each tier is judged over all gateways: its figures, lowered limits, retries, and who is
+rejected for want of capacity, how many and since when.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 from gateway.circuit_breaker import BreakerState
-from gateway.direct_view import DirectView
-from gateway.finding import LEVELS, Finding, Status
-from gateway.gateway_losses import LostGateway
-from gateway.health_shedding import flows, shedding
-from gateway.health_tiers import amplified_load, lowered_limits, paused_tiers, tier_figures
+from gateway.direct.mode import DirectView
 from gateway.limits.capacity import MEMORY_EASED
-from gateway.losses import SILENT, Loss
-from gateway.operations.health_losses import ended_tasks, other_gateways, repaired_keys, scheduling
-from gateway.operations.health_model import Health, HealthFigures
-from gateway.restarts import Restart, restarted
+from gateway.operations.health_losses import (
+    SILENT,
+    Loss,
+    LostGateway,
+    Restart,
+    ended_tasks,
+    other_gateways,
+    repaired_keys,
+    restarted,
+    scheduling,
+)
+from gateway.operations.health_model import LEVELS, Finding, Health, HealthFigures, Status, TierHealth
 from ratelimit.capacity import Evidence
-from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.protocol.pool_view import Observation, TierDepth, TierStats, WorkerView
 from scheduler.tasks import EndedTask
+
+NEARLY_WHOLE = 0.995  # What is told in whole percent must not be lowered to 100 %.
+AMPLIFIED = 1.5  # From here on clients' retries are a load of their own,
+RETRIES_WORTH_TELLING_RPS = 10.0  # if there are so many: of three requests one may well be a retry.
+MOST_AMPLIFIED = 100.0  # Where all were tried before, their first tries are not seen any more.
+
+
+def tier_figures(name: str, part: float, seen: Observation | None) -> TierHealth:
+    """What the document says of one tier, of whose base limits `part` is in force."""
+    depth = (seen.tiers.get(name) if seen else None) or TierDepth(name, 0, 0.0)
+    stats = _stats(name, seen)
+    return {
+        "depth": depth.depth,
+        "oldest_ms": round(depth.oldest_ms, 1),
+        "effective_limit_ratio": round(part, 4),
+        # Each gateway says the same of the whole tier; one that has just begun says 0.
+        "allocated_rps": round(max((each.allocated_rps for each in stats), default=0.0), 3),
+        "shed_per_second": round(sum(each.shed_per_second for each in stats), 3),
+        "shadow_refusals_per_second": round(sum(each.shadowed_rps for each in stats), 3),
+        "retry_amplification": round(_amplification(stats), 4),
+        # The slowest gateway's figure: percentiles cannot be added, and on-call wants the worst.
+        "p95_ms": max((each.p95_ms for each in stats), default=0.0),
+    }
+
+
+def lowered_limits(factors: Mapping[str, float]) -> Finding:
+    """Whether every tier has its base limits."""
+    lowered = {name: part for name, part in factors.items() if part < NEARLY_WHOLE}
+    if not lowered:
+        return Finding("limits:lowest", "component", "healthy", 1.0, "ratio")
+    named = ", ".join(f"{name} to {part:.0%}" for name, part in lowered.items())
+    lowest = round(min(lowered.values()), 4)
+    return Finding("limits:lowest", "component", "degraded", lowest, "ratio", f"Limits are lowered: {named}.")
+
+
+def paused_tiers(names: Collection[str], seen: Observation | None) -> Finding:
+    """Whether somebody has paused a tier, and how many wait there."""
+    if not names:
+        return Finding("tiers:paused", "component", "healthy", 0, "tiers")
+    depths = {name: seen.tiers[name].depth for name in names if seen and name in seen.tiers}
+    named = ", ".join(f"{name} ({depths[name]:,} waiting)" if name in depths else name for name in sorted(names))
+    return Finding(
+        "tiers:paused", "component", "degraded", len(names), "tiers", f"No batches are formed of {named}: paused."
+    )
+
+
+def amplified_load(names: Sequence[str], seen: Observation | None) -> Finding:
+    """Whether clients' retries multiply the load of a tier."""
+    stats = {name: _stats(name, seen) for name in names}
+    highest = round(max((_amplification(each) for each in stats.values()), default=1.0), 4)
+    named = [f"{name} {_amplification(each):.1f}-fold" for name, each in stats.items() if _is_amplified(each)]
+    if not named:
+        return Finding("retries:amplification", "component", "healthy", highest, "ratio")
+    reason = f"Clients' retries multiply the load: {', '.join(named)}."
+    return Finding("retries:amplification", "component", "degraded", highest, "ratio", reason)
+
+
+def _stats(name: str, seen: Observation | None) -> list[TierStats]:
+    gateways = seen.gateways if seen else []
+    return [gateway.tiers[name] for gateway in gateways if name in gateway.tiers]
+
+
+def _amplification(stats: Sequence[TierStats]) -> float:
+    """All requests for each one that was new, 1.0 where none was tried before."""
+    arrived, first = sum(each.arrived_rps for each in stats), sum(each.arrived_rps - each.retries_rps for each in stats)
+    if arrived <= 0:
+        return 1.0
+    return max(1.0, arrived / max(first, arrived / MOST_AMPLIFIED))
+
+
+def _is_amplified(stats: Sequence[TierStats]) -> bool:
+    retries_rps = sum(each.retries_rps for each in stats)
+    return retries_rps >= RETRIES_WORTH_TELLING_RPS and _amplification(stats) > AMPLIFIED
+
+
+WORTH_TELLING = 0.02  # Of a tier's requests: fewer are the edge of a limit that works, and no news.
+SHED_WORTH_TELLING_RPS = 0.5
+
+
+class Flow(NamedTuple):
+    """One tier over all gateways, requests/s."""
+
+    arrived: float
+    shed: float
+    demand: float
+
+
+def flows(names: Sequence[str], seen: Observation | None) -> dict[str, Flow]:
+    """What comes and what is refused, by tier."""
+    gateways = seen.gateways if seen else []
+    found: dict[str, Flow] = {}
+    for name in names:
+        stats = [gateway.tiers[name] for gateway in gateways if name in gateway.tiers]
+        found[name] = Flow(
+            sum(each.arrived_rps for each in stats),
+            sum(each.shed_per_second for each in stats),
+            sum(each.demand_rps for each in stats),
+        )
+    return found
+
+
+def shedding(
+    tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[Loss], in_the_way: str | None = None
+) -> Finding:
+    """Whether any tier is refused for want of capacity, and the sentence that says why: what is `in_the_way` of all
+    requests, where something is, else capacity or what waits.
+    """
+    shed = {name: _share(flow) for name, flow in tiers.items() if _is_worth_telling(flow)}
+    worst = round(max(shed.values(), default=0.0), 4)
+    if not shed:
+        return Finding("capacity:shed", "component", "healthy", worst, "ratio")
+    said = ", ".join(f"{name} is shed {share:.0%}" for name, share in shed.items())
+    why = in_the_way or _why(sum(flow.demand for flow in tiers.values()), capacity_rps)
+    reason = f"{said}: {why}{_since(losses)}."
+    return Finding("capacity:shed", "component", "degraded", worst, "ratio", reason)
+
+
+def _is_worth_telling(flow: Flow) -> bool:
+    return flow.shed >= SHED_WORTH_TELLING_RPS and _share(flow) >= WORTH_TELLING
+
+
+def _share(flow: Flow) -> float:
+    """0..1; a request may be refused in a later beat than it came in."""
+    return min(1.0, flow.shed / max(flow.arrived, flow.shed)) if flow.shed > 0 else 0.0
+
+
+def _why(demand_rps: float, capacity_rps: float) -> str:
+    if capacity_rps < demand_rps:
+        return f"capacity {capacity_rps:.0f}/s under demand {demand_rps:.0f}/s"
+    return f"demand {demand_rps:.0f}/s within capacity {capacity_rps:.0f}/s, but too many wait"
+
+
+def _since(losses: Sequence[Loss]) -> str:
+    """The losses that are not made up for, by the time of the first: that is when it began."""
+    if not losses:
+        return ""
+    at = datetime.fromtimestamp(losses[-1].at_ms / 1000, tz=UTC)
+    verb = "was" if len(losses) == 1 else "were"
+    more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
+    return f" since {losses[-1].worker}{more} {verb} lost at {at:%H:%M} UTC"
+
 
 STALE_LOOK_S = 2.0
 STALE_AUDIT_MS = 10_000

@@ -1,21 +1,32 @@
-"""Health of every pool as this gateway sees it now: what each of its parts knows, gathered for the pure judgement."""
+"""The health of every pool as this gateway sees it: gathers the inputs of the judgement.
+
+Several pools become one document. A single pool's document stays as it is; that of several has the figures of all
+together, and each pool's own beside them.
+"""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from gateway.auth.authenticator import Identities
 from gateway.catalog import CatalogView
-from gateway.doors import Doors
-from gateway.gateway_losses import GatewayLosses, silent
-from gateway.identities import Identities
-from gateway.losses import Losses
+from gateway.http.router import Doors
 from gateway.operations.health_checks import HealthInputs, health
-from gateway.operations.health_losses import scheduling_level
-from gateway.operations.health_model import Health
+from gateway.operations.health_losses import GatewayLosses, Losses, Restarts, scheduling_level, silent
+from gateway.operations.health_model import (
+    LEVELS,
+    Check,
+    Health,
+    HealthFigures,
+    HealthOfPools,
+    PoolHealth,
+    Status,
+    TierHealth,
+)
 from gateway.pool import PoolParts
 from gateway.pools import Pools
-from gateway.restarts import Restarts
+from ratelimit.capacity import Evidence
 from scheduler.errors import RedisUnavailable
 
 
@@ -152,3 +163,102 @@ def _roles(parts: PoolParts) -> object:
     """Whether schedulers pass, and which gateways are silent."""
     seen = parts.beat.observation
     return (scheduling_level(seen), silent(seen.gateway_ages_ms)) if seen else None
+
+
+def together(found: Mapping[str, tuple[int, Health]]) -> tuple[int, Health]:
+    """The HTTP status and the document; the gateway's own pool comes first.
+
+    It is `down` only where no pool can serve: with one that can, taking this gateway away would help nobody.
+    """
+    documents = list(found.values())
+    if len(documents) == 1:
+        return documents[0]
+    statuses = [document["status"] for _, document in documents]
+    status: Status = max(statuses, key=LEVELS.index)
+    if status == "down" and set(statuses) != {"down"}:
+        status = "degraded"
+    document: HealthOfPools = {
+        "status": status,
+        "reasons": _reasons(found),
+        **_figures([document for _, document in documents]),
+        "checks": _checks(found),
+        "pools": {pool: _pool(document) for pool, (_, document) in found.items()},
+    }
+    return (503 if status == "down" else 200), document
+
+
+def _reasons(found: Mapping[str, tuple[int, Health]]) -> list[str]:
+    """What several pools say alike is said once, for it is no pool's; else the pool is named."""
+    said = [reason for _, document in found.values() for reason in document["reasons"]]
+    common = list(dict.fromkeys(reason for reason in said if said.count(reason) == len(found)))
+    return common + [
+        f"Pool {pool}: {reason}"
+        for pool, (_, document) in found.items()
+        for reason in document["reasons"]
+        if reason not in common
+    ]
+
+
+def _checks(found: Mapping[str, tuple[int, Health]]) -> dict[str, list[Check]]:
+    """The own pool's by their names, those of the others with the pool's before it."""
+    own, *others = found
+    checks = dict(found[own][1]["checks"])
+    for pool in others:
+        checks |= {f"{pool}/{name}": check for name, check in found[pool][1]["checks"].items()}
+    return checks
+
+
+def _figures(documents: Sequence[Health]) -> HealthFigures:
+    names = dict.fromkeys(name for each in documents for name in each["tiers"])
+    gpus = sum(each["healthy_gpus"] for each in documents)
+    busy = sum(each["gpu_utilization"] * each["healthy_gpus"] for each in documents)
+    padded = sum(each["padding_waste"] * each["healthy_gpus"] for each in documents)
+    lags = [each["audit_lag_ms"] for each in documents]
+    known = [lag for lag in lags if lag is not None]
+    return {
+        "gpu_utilization": round(busy / gpus, 4) if gpus else 0.0,
+        "padding_waste": round(padded / gpus, 4) if gpus else 0.0,
+        "queue_depth": sum(each["queue_depth"] for each in documents),
+        "requests_per_second": round(sum(each["requests_per_second"] for each in documents), 3),
+        "healthy_gpus": gpus,
+        "total_gpus": sum(each["total_gpus"] for each in documents),
+        "capacity_rps": round(sum(each["capacity_rps"] for each in documents), 3),
+        "capacity_evidence": max((each["capacity_evidence"] for each in documents), key=list(Evidence).index),
+        "capacity_confidence": min(each["capacity_confidence"] for each in documents),
+        # Each was made at a moment of its own: a tier that came or went in between is not in all.
+        "tiers": {name: _tier([each["tiers"][name] for each in documents if name in each["tiers"]]) for name in names},
+        "dlq": sum(each["dlq"] for each in documents),
+        "audit_lag_ms": max(known) if len(known) == len(lags) else None,
+    }
+
+
+def _tier(rows: Sequence[TierHealth]) -> TierHealth:
+    """Amounts are added up; of what cannot be, the worst pool's is told."""
+    return {
+        "depth": sum(row["depth"] for row in rows),
+        "oldest_ms": max(row["oldest_ms"] for row in rows),
+        "effective_limit_ratio": min(row["effective_limit_ratio"] for row in rows),
+        "allocated_rps": round(sum(row["allocated_rps"] for row in rows), 3),
+        "shed_per_second": round(sum(row["shed_per_second"] for row in rows), 3),
+        "shadow_refusals_per_second": round(sum(row["shadow_refusals_per_second"] for row in rows), 3),
+        "retry_amplification": max(row["retry_amplification"] for row in rows),
+        "p95_ms": max(row["p95_ms"] for row in rows),
+    }
+
+
+def _pool(document: Health) -> PoolHealth:
+    return {
+        "status": document["status"],
+        "gpu_utilization": document["gpu_utilization"],
+        "padding_waste": document["padding_waste"],
+        "queue_depth": document["queue_depth"],
+        "requests_per_second": document["requests_per_second"],
+        "healthy_gpus": document["healthy_gpus"],
+        "total_gpus": document["total_gpus"],
+        "capacity_rps": document["capacity_rps"],
+        "capacity_evidence": document["capacity_evidence"],
+        "capacity_confidence": document["capacity_confidence"],
+        "tiers": document["tiers"],
+        "dlq": document["dlq"],
+        "audit_lag_ms": document["audit_lag_ms"],
+    }

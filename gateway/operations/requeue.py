@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.dead_letter_rerun import AT_ONCE, Candidate, NotRerun, Reruns, candidate, named
-from gateway.desk import Desk
 from gateway.http.errors import Refusal
-from gateway.operations.action_requests import RequeueBody, Requeued, Rerun
+from gateway.operations.action_requests import Desk, RequeueBody, Requeued, Rerun
 from gateway.pools import Pools
-from ledger.dead_letters import mark_requeued, unmark_requeued
-from ledger.letter_groups import CountDiffers, Requeueable, Seen, note, seen_to_requeue
+from ledger.dead_letters import CountDiffers, Requeueable, Seen, mark_requeued, note, seen_to_requeue, unmark_requeued
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.states import State

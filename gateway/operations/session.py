@@ -1,10 +1,24 @@
-"""The cookie of somebody who has shown the service token: it says until when, signed, and nothing of the token. Pure.
+"""The dashboard session: the signed cookie, who may use the dashboard, and the check against cross-site actions.
 
-Every gateway with the same service token knows it, none keeps it; another token ends all sessions.
+The cookie says until when it is valid, signed with the service token, and contains nothing of it. Every gateway with
+the same token knows it, none stores it; another token ends all sessions.
+
+The cookie is `SameSite=Strict`, and JSON cannot be sent across origins without a preflight; `Sec-Fetch-Site` and
+`Origin` are the third check, and the only one against other programs on the same host name. Programs send neither, so
+they must send the service token.
 """
 
 import hmac
+import time
+from collections.abc import Callable
 from hashlib import sha256
+from urllib.parse import urlsplit
+
+from multidict import CIMultiDictProxy
+
+from gateway.auth.authenticator import Doorman
+from gateway.http.router import Call
+from scheduler.errors import ErrorCode, RequestError
 
 COOKIE = "tierlane_session"
 PATH = "/internal/dashboard"
@@ -47,3 +61,55 @@ def set_cookie(value: str, *, lasts_s: int, secure: bool) -> str:
 def _signature(service_token: str, until: str) -> str:
     key = hmac.digest(service_token.encode(), _PURPOSE, sha256)
     return hmac.new(key, until.encode(), sha256).hexdigest()
+
+
+class LoggedIn:
+    """The check of one gateway. `wall` is seconds since the epoch."""
+
+    def __init__(self, service_token: str, doorman: Doorman, wall: Callable[[], float] = time.time) -> None:
+        self._token = service_token
+        self._doorman = doorman
+        self._wall = wall
+
+    def check(self, call: Call) -> float:
+        """Seconds that the caller may look. Raises RequestError for who has neither cookie nor token."""
+        left = self.left_s(call)
+        if not left:
+            self._doorman.check_service(call, self._token)
+        return left or LASTS_S
+
+    def issue(self, call: Call) -> str:
+        """A cookie's value for who sends the token. Raises RequestError; wrong tokens have to wait as at every door."""
+        self._doorman.check_service(call, self._token)
+        return issue(self._token, self._wall())
+
+    def left_s(self, call: Call) -> float:
+        """Seconds that the caller's cookie holds still; 0 without one."""
+        return left_s(self._token, presented(call.headers.get("Cookie", "")), self._wall())
+
+
+OURS = ["same-origin"]
+
+
+def check_same_site(headers: CIMultiDictProxy[str]) -> None:
+    """Raises RequestError `cross_site` for what another page sent, or a browser that does not say which page did."""
+    if not _is_ours(headers):
+        raise RequestError(ErrorCode.CROSS_SITE)
+
+
+def _is_ours(headers: CIMultiDictProxy[str]) -> bool:
+    fetched_from = headers.getall("Sec-Fetch-Site", [])
+    if fetched_from:
+        return fetched_from == OURS
+    origins = headers.getall("Origin", [])
+    if origins:
+        return len(origins) == 1 and _place(origins[0]) == headers.get("Host", "").lower()
+    return "Authorization" in headers
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an origin; None where it is none, such as `null`."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None

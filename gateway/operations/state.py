@@ -1,18 +1,36 @@
-"""What the page for on-call shows, as one document: made of the judged pools, once a second. Values and a pure function.
+"""The dashboard state: one document, made of the judged pools once a second, and its differences as events. Pure.
 
-Rates are requests/s over all gateways, times milliseconds; what nothing is known of is null, never 0.
+Rates are requests/s over all gateways, times milliseconds; what is not known is null, never 0.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from gateway.catalog import TierRow
-from gateway.finding import Status
-from gateway.fleet_rates import batch_fill, busiest
 from gateway.operations.health_collector import Judged
-from gateway.operations.health_model import Health
-from scheduler.protocol.pool_view import GpuReading, TierStats, WorkerView
+from gateway.operations.health_losses import ON_PURPOSE, SILENT
+from gateway.operations.health_model import Health, Status
+from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
+
+SHOWN = 5
+
+
+def batch_fill(gateways: Sequence[GatewayStats]) -> float | None:
+    """How full the batches of the last two seconds were, 0..1; None where there was none."""
+    batches = sum(each.batches_per_second for each in gateways)
+    return round(min(1.0, sum(each.filled_per_second for each in gateways) / batches), 4) if batches else None
+
+
+def busiest(gateways: Sequence[GatewayStats]) -> list[tuple[str, str, float]]:
+    """(name, tier, requests/s) of those that ask most, the busiest first."""
+    rates: dict[tuple[str, str], float] = {}
+    for each in gateways:
+        for customer in each.busiest:
+            key = (customer.name, customer.tier)
+            rates[key] = rates.get(key, 0.0) + customer.rps
+    ordered = sorted(rates.items(), key=lambda rate: (-rate[1], rate[0]))
+    return [(name, tier, round(rps, 1)) for (name, tier), rps in ordered[:SHOWN]]
 
 
 class TierState(msgspec.Struct, frozen=True):
@@ -238,3 +256,85 @@ def _worker(pool: str, worker: WorkerView, capacity_rps: float, cordoned: Collec
 
 def _gpu(gpu: GpuReading) -> GpuState:
     return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)
+
+
+LEAST_STEP = 0.1  # A tier's limits move all the time under load: told is where they begin and end to be lowered.
+
+
+def changes(before: State, now: State) -> list[Event]:
+    """The events, none where nothing is different. Workers and gateways are compared only where Redis told of both."""
+    events = [*_status(before, now), *_redis(before, now), *_limits(before, now), *_letters(before, now)]
+    if before.redis_problem is None and now.redis_problem is None:
+        events += [*_worker_events(before, now), *_gateways(before, now)]
+    return events
+
+
+def _status(before: State, now: State) -> Iterator[Event]:
+    if before.status == now.status:
+        return
+    why = f": {now.reasons[0]}" if now.reasons else "."
+    yield Event(now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{why}")
+
+
+def _redis(before: State, now: State) -> Iterator[Event]:
+    if before.redis_problem is None and now.redis_problem is not None:
+        yield Event(now.at_ms, "bad", f"Redis is away: {now.redis_problem.rstrip('.')}.")
+    elif before.redis_problem is not None and now.redis_problem is None:
+        yield Event(now.at_ms, "good", "Redis is back.")
+
+
+def _limits(before: State, now: State) -> Iterator[Event]:
+    earlier = {tier.name: tier for tier in before.tiers}
+    for tier in now.tiers:
+        was = earlier.get(tier.name)
+        if was is not None and _is_lowered(was) != _is_lowered(tier):
+            lowered = _is_lowered(tier)
+            said = f"lowered to {tier.limit_ratio:.0%}" if lowered else "nearly whole again"
+            yield Event(now.at_ms, "bad" if lowered else "good", f"Limits of {tier.name} are {said}.")
+
+
+def _is_lowered(tier: TierState) -> bool:
+    return tier.limit_ratio < 1 - LEAST_STEP
+
+
+def _letters(before: State, now: State) -> Iterator[Event]:
+    if now.dlq > before.dlq:
+        yield Event(now.at_ms, "bad", f"{now.dlq - before.dlq} more dead letters: {now.dlq} in all.")
+    elif now.dlq < before.dlq:
+        yield Event(now.at_ms, "news", f"{before.dlq - now.dlq} dead letters fewer: {now.dlq} are left.")
+
+
+def _worker_events(before: State, now: State) -> Iterator[Event]:
+    earlier = {(worker.pool, worker.id): worker for worker in before.workers}
+    later = {(worker.pool, worker.id): worker for worker in now.workers}
+    for key, worker in later.items():
+        yield from _events_of_worker(earlier.get(key), worker, now.at_ms)
+    for key, worker in earlier.items():
+        if key not in later:
+            yield Event(now.at_ms, "news", f"{worker.id} {'left' if _serves(worker) else 'is forgotten'}.")
+
+
+def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterator[Event]:
+    if was is None:
+        yield Event(at_ms, "news", f"{worker.id} is here: {worker.status}.")
+    elif _serves(was) and not _serves(worker) and worker.status in SILENT:
+        yield Event(at_ms - worker.age_ms, "bad", f"{worker.id} was lost: its last heartbeat.")
+    elif _serves(was) and not _serves(worker):
+        fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
+        yield Event(at_ms, "news" if worker.status in ON_PURPOSE else "bad", f"{worker.id} is {worker.status}{fault}.")
+    elif _serves(worker) and not _serves(was):
+        yield Event(at_ms, "good", f"{worker.id} serves.")
+    elif worker.healthy and was.model_pid and worker.model_pid not in (0, was.model_pid):
+        yield Event(at_ms, "bad", f"{worker.id} has another model process: the one before was lost.")
+
+
+def _serves(worker: WorkerState) -> bool:
+    """A pause of a moment is no news: an endpoint at its limit asks for several a minute."""
+    return worker.healthy or worker.pausing
+
+
+def _gateways(before: State, now: State) -> Iterator[Event]:
+    for gateway in sorted(set(now.gateways) - set(before.gateways)):
+        yield Event(now.at_ms, "news", f"Gateway {gateway} is here.")
+    for gateway in sorted(set(before.gateways) - set(now.gateways)):
+        yield Event(now.at_ms, "news", f"Gateway {gateway} is gone.")

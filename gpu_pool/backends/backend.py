@@ -1,8 +1,12 @@
-"""What a model must be able to do for a worker: load, warm up, run a list of items, say whether it is well, close.
+"""The contract of a backend: load, warm up, run a list of items, report health, close.
 
-A backend lives in the model process, is used from one thread, and knows nothing of Redis or leases. What it
-raises from `run` is taken apart by `bisect`: it need not find the bad item itself, but may answer for one by a
-result with an error code.
+A backend lives in the model process, is used from one thread, and knows nothing of Redis or leases. What it raises from
+`run` is bisected (gpu_pool/model_process/batch_runner.py): it need not find the bad item itself, but may return a
+result with an error code for one.
+
+A batch may hold texts to continue and texts to embed: each kind runs by itself. Padding is the positions that hold no
+token, against all that the passes computed; a backend that pads may have an attribute `padding`, which is read after
+each batch.
 """
 
 import math
@@ -120,3 +124,39 @@ class ServingBackend(Backend, Protocol):
 
     def serve(self, connection: socket.socket) -> None:
         """Once loaded: take what the supervisor asks over `connection` (gpu_pool/model_process/messages.py), until it goes."""
+
+
+Run = Callable[[Sequence[Item]], list[ItemResult]]
+
+
+def by_task(items: Sequence[Item], texts: Run, vectors: Run) -> list[ItemResult]:
+    """One result for each item, in order. A kind of which there is none is not run."""
+    embedding = [item.task is Task.EMBED for item in items]
+    written = [item for item, embeds in zip(items, embedding, strict=True) if not embeds]
+    embedded = [item for item, embeds in zip(items, embedding, strict=True) if embeds]
+    results = iter(texts(written) if written else []), iter(vectors(embedded) if embedded else [])
+    return [next(results[embeds]) for embeds in embedding]
+
+
+class Padding:
+    """Counts one batch's positions."""
+
+    def __init__(self) -> None:
+        self._real = 0
+        self._computed = 0
+
+    def passed(self, lengths: Sequence[int]) -> None:
+        """A pass over rows of these lengths, each padded to the longest."""
+        self._real += sum(lengths)
+        self._computed += max(lengths, default=0) * len(lengths)
+
+    def stepped(self, live: int, rows: int) -> None:
+        """A step of one token a row, of which only `live` still need one."""
+        self._real += live
+        self._computed += rows
+
+    def take(self) -> float:
+        """The share of padding (0..1) since this was last asked; 0 where nothing was computed."""
+        share = 1 - self._real / self._computed if self._computed else 0.0
+        self._real = self._computed = 0
+        return share

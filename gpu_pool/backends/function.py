@@ -1,24 +1,78 @@
-"""`pkg.module:function`: any Python function of strings, or a class with `load`, `predict`, `warmup` and `health`, as a model.
+"""`pkg.module:function`: any Python function of strings, or a class with `predict` and more, as a model.
 
-The function takes 1 to 100 strings and returns as many, in order. It may be `async`; one event loop is kept for its
-whole life, so that clients it holds stay usable. A class may also have `embed(list[str]) -> list[list[float]]`,
-`chat_template(list[{"role", "content"}]) -> str` for conversations, which are put into named turns without it, and
-`generate`, which writes step by step (gpu_pool/stepwise.py) and is called where somebody wants to read along.
+A class may have `load`, `predict`, `warmup` and `health`. The function takes 1 to 100 strings and returns as many, in
+order. It may be `async`; one event loop is kept for its whole life, so that clients it holds stay usable. A class may
+also have `embed(list[str]) -> list[list[float]]`, `chat_template(list[{"role", "content"}]) -> str` for conversations,
+which are put into named turns without it, and `generate(list[str], tell) -> list[str]`, which writes step by step and
+is called where somebody wants to read along.
+
+`tell(list[str]) -> list[bool]` is called after each step with what was added to each text, and says for each whether
+anybody still wants it; a model may leave the others as they are. Once nobody wants any of them, because the clients
+left or their time is over, a model that calls it all the same gets NobodyWaits, which ends the run with what was
+written until then.
 """
 
 import asyncio
 import importlib
 import inspect
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult, Unwell
-from gpu_pool.prompts import named_turns, prompt_of
-from gpu_pool.stepwise import NobodyWaits, teller
-from gpu_pool.tasks import by_task
+from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult, Unwell, by_task
+from gpu_pool.backends.generation import named_turns, prompt_of
 from scheduler.errors import ErrorCode, StartError
-from scheduler.payload import Message
-from scheduler.vectors import write_vector
+from scheduler.payload import Message, write_vector
+
+Tell = Callable[[Sequence[str]], list[bool]]
+
+
+class NobodyWaits(BaseException):
+    """No text of the run is wanted any more; `texts` are what was told of each. Not an Exception, so that a model's own
+    handler of errors does not hold it up.
+    """
+
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__("Nobody waits for any text of this run.")
+        self.texts = texts
+
+
+def teller(items: Sequence[Item], progress: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> Tell:
+    """What such a model of these items calls. It raises InvalidOutput for anything but one text for each of them."""
+    written = [0] * len(items)
+    texts = [""] * len(items)
+
+    unwanted = False
+
+    def tell(pieces: Sequence[str]) -> list[bool]:
+        nonlocal unwanted
+        if unwanted:
+            raise NobodyWaits(texts)
+        if len(pieces) != len(items):
+            raise InvalidOutput(f"The model told of {len(pieces)} texts for {len(items)} inputs.")
+        for place, (item, piece) in enumerate(zip(items, map(_text, pieces), strict=True)):
+            if item.listener is not None and piece:
+                item.listener.say(written[place], piece)
+                written[place] += len(piece)
+                texts[place] += piece
+        progress()
+        wanted = [item.listener is None or not item.listener.gone for item in items]
+        # Who does not read along waits as long as its own time lasts.
+        unwanted = not any(
+            each and (item.listener or clock() < item.until) for each, item in zip(wanted, items, strict=True)
+        )
+        return wanted
+
+    return tell
+
+
+def _text(piece: Any) -> str:
+    """A plain str, that UTF-8 can carry. Raises InvalidOutput."""
+    try:
+        return str.encode(piece).decode()
+    except (TypeError, UnicodeEncodeError):
+        raise InvalidOutput("The model told of a piece that is no text.") from None
+
 
 MAX_STRINGS = 100  # The contract's promise to the author of the function.
 NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)

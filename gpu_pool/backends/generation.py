@@ -1,11 +1,19 @@
-"""What a caller may ask of `tiny` and what comes back: types, ranges, parsing. Free of torch."""
+"""What backends that generate text share: parameters, prompts, and items prepared before the model sees them.
+
+Free of torch. An item that cannot be prepared fails alone. A prompt is a text as it is, or a conversation in the
+model's template.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
+
+from gpu_pool.backends.backend import Item, ItemResult
+from scheduler.errors import ErrorCode
+from scheduler.payload import Message, Task, decode_messages
 
 MAX_TEMPERATURE: Final = 2.0
 MAX_TOKENS: Final = 256
@@ -134,3 +142,55 @@ _PARSERS: Final[dict[str, Callable[[str, object], object]]] = {
     "seed": _parse_seed,
     "stop": _parse_stop,
 }
+
+
+P = TypeVar("P")
+
+
+def run_prepared(
+    items: Sequence[Item], prepare: Callable[[Item], P | ItemResult], run: Callable[[list[P]], list[ItemResult]]
+) -> list[ItemResult]:
+    """One result for each item, in order. `prepare` gives what `run` gets of an item, or its refusal; `run` gets the
+    former together, if there are any.
+    """
+    prepared = [prepare(item) for item in items]
+    good = [each for each in prepared if not isinstance(each, ItemResult)]
+    made = iter(run(good) if good else [])
+    return [each if isinstance(each, ItemResult) else next(made) for each in prepared]
+
+
+def read_parameters(item: Item, most_tokens: int = MAX_TOKENS) -> GenerationParameters | ItemResult:
+    """How the item's text is to be made, or the refusal that names the field at fault."""
+    try:
+        return parse_parameters(item.parameters, most_tokens)
+    except ParameterError as error:
+        return ItemResult(f"parameters.{error.field} {error.message}.", 0, ErrorCode.INVALID_REQUEST)
+
+
+def as_result(generation: Generation) -> ItemResult:
+    """The result of a text that was made."""
+    tokens = generation.tokens_in + generation.tokens_out
+    return ItemResult(generation.text, tokens, "", generation.tokens_out, generation.finish_reason)
+
+
+Template = Callable[[Sequence[Message]], str]
+
+
+def prompt_of(item: Item, template: Template) -> str:
+    """The text for the model. Raises ValueError for a conversation that cannot be read."""
+    return template(decode_messages(item.input)) if item.task is Task.CHAT else item.input
+
+
+def named_turns(messages: Sequence[Message]) -> str:
+    """The template of a model that has none: who says what, a turn a line, and then it is the assistant's turn."""
+    return "".join(f"{message.role}: {message.content}\n" for message in messages) + "assistant:"
+
+
+def running_text(messages: Sequence[Message]) -> str:
+    """The template of a model that only goes on from a text: all that was said, a turn a line."""
+    return "\n".join(message.content for message in messages)
+
+
+def last_turn(messages: Sequence[Message]) -> str:
+    """The template of a model that looks at the last message alone."""
+    return messages[-1].content

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpu_pool.backends.backend import NO_EMBEDDINGS, Item, ItemResult
-from gpu_pool.prompts import last_turn, prompt_of
+from gpu_pool.backends.generation import last_turn, prompt_of
 from scheduler.payload import Task
 
 DEFAULT_MS = 50.0

@@ -37,7 +37,7 @@ def select_backend(spec: str, device: str = "cpu", torch_threads: int = 1, dtype
 
         return SimulatedBackend(float(simulated[1]) if simulated[1] else DEFAULT_MS)
     if spec.startswith(PREFIX):
-        from gpu_pool.endpoint_backend import EndpointBackend  # noqa: PLC0415 - only what is used
+        from gpu_pool.backends.openai_endpoint.backend import EndpointBackend  # noqa: PLC0415 - only what is used
 
         return EndpointBackend(spec)
     if spec == "tiny":

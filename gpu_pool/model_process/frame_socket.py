@@ -1,4 +1,7 @@
-"""An end of the socket between supervisor and model process: frames in, frames out, no task and no stream between."""
+"""The asyncio end of the socket between a worker and its model process: frames in, frames out.
+
+No task and no stream is in between.
+"""
 
 import asyncio
 from collections.abc import Callable

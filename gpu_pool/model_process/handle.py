@@ -1,16 +1,28 @@
-"""One model process, as its supervisor sees it: start it, give it a batch, watch it, kill it.
+"""One model process as its worker sees it: start it, give it a batch, watch it, kill it.
 
 Whatever ends the process (exit, signal, a broken frame) is seen at once, by the end of its socket or of the process
 itself, whichever is first; then every call under way raises ModelLost.
+
+A hung kernel and a hung interpreter look alike from outside: no progress. So a batch that shows none for its cap is
+killed; one that shows progress may go on, but never beyond the timeout of any batch. A batch that writes streams is
+bounded by their deadlines instead: the model process ends each of them at its own, and is killed only where it does
+not. A watchdog that stood still itself (SIGSTOP, a frozen machine) has seen nothing meanwhile, so the batch gets its
+time anew.
+
+The stall detector also serves direct batches, which say how many milliseconds their requests have left, counted from
+when they were sent: one that lay in the socket while the worker stood still may be long overdue. It ticks only while
+somebody is connected.
 """
 
 import asyncio
+import os
 import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
-from gpu_pool.model_launch import ModelLaunch
 from gpu_pool.model_process.frame_socket import FrameLine
 from gpu_pool.model_process.messages import (
     Available,
@@ -28,6 +40,40 @@ from gpu_pool.model_process.messages import (
     read_said,
 )
 from scheduler.errors import StartError, TierlaneError
+from scheduler.failpoints import armed_directory
+
+_OUR_SETTINGS = "TIERLANE_"  # Connections and tokens: the model has no use for them.
+_SERVERS = frozenset({"PGPASSWORD", "PGPASSFILE", "POSTGRES_PASSWORD", "REDISCLI_AUTH", "REDIS_PASSWORD"})
+_URLS = ("redis://", "rediss://", "redis+", "rediss+", "postgres://", "postgresql://", "postgresql+")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLaunch:
+    """How a model process is started. `secrets` are added to its environment, which no other user can read."""
+
+    backend: str
+    device: str = "cpu"
+    torch_threads: int = 1
+    dtype: str = "auto"
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def arguments(self, fd: int) -> list[str]:
+        """The command line, with `fd` the process's end of the socket."""
+        own = ["--fd", str(fd), "--parent", str(os.getpid())]
+        model = ["--backend", self.backend, "--device", self.device, "--dtype", self.dtype]
+        model += ["--torch-threads", str(self.torch_threads)]
+        failpoints = ["--failpoints", directory] if (directory := armed_directory()) else []
+        return [sys.executable, "-m", "gpu_pool.model_process.main", *own, *model, *failpoints]
+
+    def environment(self) -> dict[str, str]:
+        """Ours, without our settings and what opens Redis or PostgreSQL, and the secrets."""
+        inherited = {name: text for name, text in os.environ.items() if not _is_ours(name, text)}
+        return {**inherited, **self.secrets}
+
+
+def _is_ours(name: str, text: str) -> bool:
+    return name.startswith(_OUR_SETTINGS) or name in _SERVERS or text.startswith(_URLS)
+
 
 _WORKER_LOG = 2  # The supervisor's stderr, by number: what a model prints belongs into the worker's log.
 _LAST_BREATH_S = 0.1  # From the end of the socket to the end of the process.
@@ -248,3 +294,121 @@ class ModelProcess:
     def _broken(self, what: str) -> ModelLost:
         self.kill()
         return ModelLost(f"The model process said {what}.")
+
+
+TICK_S = 0.05
+GAP_S = 0.25
+"""A tick that is late by so much was a standstill; a busy loop is late by less."""
+DOUBT_S = 0.1
+"""What was in the socket is read within so long of going on."""
+
+
+class Standstill:
+    """`in_doubt()` while it stands still or has just gone on. `clock` is monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen_at = clock()
+        self._doubt_until = 0.0
+        self._watched = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Tick as long as this lasts; several may overlap."""
+        if self._timer is None:
+            self._seen_at = self._clock()
+            self._tick_on()
+        self._watched += 1
+        try:
+            yield
+        finally:
+            self._watched -= 1
+            if not self._watched and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _tick_on(self) -> None:
+        self.tick()
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick_on)
+
+    def tick(self) -> None:
+        """Note that the process runs now."""
+        now = self._clock()
+        if now - self._seen_at > GAP_S:
+            self._doubt_until = now + DOUBT_S
+        self._seen_at = now
+
+    def in_doubt(self) -> bool:
+        """Whether what is read now may be older than it looks."""
+        now = self._clock()
+        return now < self._doubt_until or now - self._seen_at > GAP_S
+
+
+class ModelHung(TierlaneError):
+    """The batch ran into its cap, and its model process was killed."""
+
+
+async def run_watched(
+    model: ModelProcess,
+    bodies: Sequence[bytes],
+    *,
+    cap_ms: float,
+    timeout_ms: float,
+    budget_ms: float,
+    hear: Hear = hear_nothing,
+    left_ms: Sequence[int] = (),
+    begun: Begun = unheard,
+) -> Done:
+    """The model's answer. Raises ModelHung after killing the process, ModelLost where it ended by itself.
+
+    `cap_ms` bounds the time without progress, `timeout_ms` the whole run; `budget_ms` is what the model process may
+    spend on taking a failed batch apart, `hear` is told what it adds to its streams meanwhile, `left_ms` is how long each
+    body can still be used, `begun` is told how to say who does not wait any more.
+    """
+    watch = _Watch(model, cap_ms, timeout_ms, max((*left_ms, timeout_ms)) + cap_ms)
+
+    def heard(pieces: Sequence[Piece]) -> None:
+        watch.streams()
+        hear(pieces)
+
+    try:
+        return await model.run(bodies, budget_ms, heard, left_ms, begun)
+    finally:
+        watch.stop()
+
+
+class _Watch:
+    """A timer that looks at the limit as it stands when it fires: progress puts it off."""
+
+    def __init__(self, model: ModelProcess, cap_ms: float, timeout_ms: float, streams_ms: float) -> None:
+        self._model = model
+        self._cap_ms = cap_ms
+        self._timeout_ms = timeout_ms
+        self._streams_ms = streams_ms
+        self._started = time.monotonic()
+        self._look_after(min(cap_ms, timeout_ms) / 1000)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def streams(self) -> None:
+        """The batch writes streams: it may run for as long as they have."""
+        self._timeout_ms = self._streams_ms
+
+    def _look_after(self, seconds: float) -> None:
+        self._due = time.monotonic() + seconds
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._due > GAP_S:
+            self._started = now
+        seen = max(self._started, self._model.progress_at)
+        limit = min(self._started + self._timeout_ms / 1000, seen + self._cap_ms / 1000)
+        left_s = limit - now
+        if left_s > 0:
+            self._look_after(left_s)
+            return
+        said = f"The model showed no progress for {self._cap_ms:.0f} ms, or ran for {self._timeout_ms:.0f} ms."
+        self._model.give_up(ModelHung(said))

@@ -1,11 +1,15 @@
-"""The model process: `python -m gpu_pool.model_process.main`. Loads one backend, then answers batches until its parent goes.
+"""The model process, `python -m gpu_pool.model_process.main`: loads one backend, runs batches until its worker goes.
 
-It talks over one inherited socket (`frames`), never over stdout, holds no Redis connection and no secret, and can be
-killed at any moment: its supervisor gives the batch to another worker. Exit codes: 0 the supervisor went, 70 the device
-or the model is lost, 78 only a change of settings can help, 1 the model did not load.
+It talks over one inherited socket (gpu_pool/model_process/messages.py), never over stdout, holds no Redis connection
+and no secret, and can be killed at any moment: its worker gives the batch to another one. Exit codes: 0 the worker
+went, 70 the device or the model is lost, 78 only a change of settings can help, 1 the model did not load.
+
+It must not outlive its worker: the kernel ends it, even inside a kernel launch or a C call, by PR_SET_PDEATHSIG (Linux
+only, prctl(2)); everywhere, end-of-file on the socket does the same for any process whose interpreter still runs.
 """
 
 import argparse
+import ctypes
 import faulthandler
 import os
 import signal
@@ -18,17 +22,32 @@ from pathlib import Path
 from types import FrameType
 
 from gpu_pool.backends.backend import Backend, ServingBackend
-from gpu_pool.deadlines import deadlines, stream_deadlines
-from gpu_pool.device_errors import DeviceLost
-from gpu_pool.inputs import run_readable
-from gpu_pool.model_link import ModelLink, ProgressCounter
 from gpu_pool.model_process.backend_registry import select_backend
-from gpu_pool.model_process.batch_runner import BatchRunner
-from gpu_pool.model_process.inputs import Listeners
-from gpu_pool.model_process.messages import Done, Fatal, FrameTooLarge, Ready, Run, too_large
-from gpu_pool.parent_death import die_with_parent
+from gpu_pool.model_process.batch_runner import BatchRunner, DeviceLost
+from gpu_pool.model_process.inputs import Listeners, deadlines, run_readable, stream_deadlines
+from gpu_pool.model_process.messages import (
+    Done,
+    Fatal,
+    FrameTooLarge,
+    ModelLink,
+    ProgressCounter,
+    Ready,
+    Run,
+    too_large,
+)
 from scheduler.errors import StartError
 from scheduler.failpoints import arm, failpoint
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when `parent` (the process that started it) ends; at once if it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # It died before the line above.
+        os._exit(0)
+
 
 EXIT_NOT_LOADED, EXIT_DEVICE_LOST, EXIT_CONFIG = 1, 70, 78  # The last two as in sysexits.h.
 

@@ -1,13 +1,21 @@
-"""What a supervisor and its model process say to each other: msgpack messages behind a four-byte length.
+"""Messages between a worker and its model process (msgpack behind a four-byte length), and the latter's socket end.
 
-    supervisor -> model process    Run, and Drop while it works
-    model process -> supervisor    Ready once, then Progress and Pieces while it works and one Done or Refused for each
-                                   Run; Available when that changes; Fatal at its end
+    worker -> model process    Run, and Drop while it works
+    model process -> worker    Ready once, then Progress and Pieces while it works and one Done or Refused for each
+                               Run; Available when that changes; Fatal at its end
 
-Schemas are closed and sizes capped, so neither side can be made to run or to allocate what the other one sends.
+Schemas are closed and sizes capped, so neither side can be made to run or to allocate what the other one sends. Nothing
+here imports asyncio, which the model process does not need; it sees when the worker is gone.
 """
 
+import os
+import select
+import socket
 import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -160,3 +168,92 @@ def too_large(done: Done) -> Done:
     """What is said in place of an answer that does not fit into a frame."""
     too_much = ItemResult("The model's answer is too large.", 0, ErrorCode.INVALID_OUTPUT)
     return Done(done.seq, done.gpu_ms, [too_much] * len(done.results), done.largest)
+
+
+PROGRESS_EVERY_S = 0.02  # A lease is renewed far less often; more frames than this tell nobody anything.
+
+
+class ModelLink:
+    """Runs are read where they are run; a thread of its own only waits for the other end to close, so that the process
+    ends even while the model computes. It asks for no event but that, and is not woken by data.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._unread = select.poll()
+        self._unread.register(connection, select.POLLIN)
+        self._early: deque[Run] = deque()
+        threading.Thread(target=self._wait_for_the_end, name="supervisor-link", daemon=True).start()
+
+    def runs(self) -> Iterator[Run]:
+        """The batches to run, as they come, without end: the process ends when the supervisor goes."""
+        while True:
+            asked = self._early.popleft() if self._early else self._next()
+            if isinstance(asked, Run):  # What is dropped of a batch that has ended is no news.
+                yield asked
+
+    def drops(self) -> Iterator[Drop]:
+        """What was dropped of the batch that runs, as far as it is there: never waits."""
+        while self._unread.poll(0):
+            asked = self._next()
+            if isinstance(asked, Drop):
+                yield asked
+            else:
+                self._early.append(asked)
+
+    def send(self, message: Said) -> None:
+        """Send one message; ends the process where nobody is left to hear it. Raises FrameTooLarge."""
+        frame = pack(message)
+        try:
+            self.connection.sendall(frame)
+        except OSError:
+            os._exit(0)
+
+    def _next(self) -> Asked:
+        try:
+            return read_asked(self._exactly(body_length(self._exactly(HEADER.size))))
+        except (OSError, EOFError, FrameError):
+            os._exit(0)
+
+    def _wait_for_the_end(self) -> None:
+        end = select.poll()
+        end.register(self.connection, 0)  # Hang-up and errors are told without being asked for.
+        while not end.poll():
+            pass
+        os._exit(0)  # Not sys.exit: the main thread may be inside a kernel for seconds.
+
+    def _exactly(self, size: int) -> bytes:
+        data = self.connection.recv(size)
+        if len(data) == size:
+            return data
+        return self._rest(bytearray(data), size)
+
+    def _rest(self, buffer: bytearray, size: int) -> bytes:
+        while len(buffer) < size:
+            more = self.connection.recv(size - len(buffer)) if buffer else b""
+            if not more:
+                raise EOFError
+            buffer += more
+        return bytes(buffer)
+
+
+class ProgressCounter:
+    """Counts steps, and tells the supervisor at most every 20 ms; nothing in the first 20 ms of a batch."""
+
+    def __init__(self, send: Callable[[Progress], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._send = send
+        self._clock = clock
+        self._steps = 0
+        self._sent_at = float("-inf")
+
+    def begin(self) -> None:
+        """A batch begins; its supervisor knows."""
+        self._sent_at = self._clock()
+
+    def __call__(self) -> None:
+        """One more step is done."""
+        self._steps += 1
+        now = self._clock()
+        if now - self._sent_at >= PROGRESS_EVERY_S:
+            self._sent_at = now
+            self._send(Progress(self._steps))

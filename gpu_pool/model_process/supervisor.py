@@ -1,21 +1,100 @@
-"""Keeps one model process alive: starts it, waits until it is ready, and starts another one when it is lost.
+"""Keeps one model process alive: starts it, restarts it when it is lost, and quarantines a bad model.
 
-How soon is decided by `respawn`. Whoever runs batches says how they went; a model in quarantine is ended, and started
-again when its time is over, through load and warm-up like any other.
+A process that worked is followed at once, however often something kills it. One that does not, or that never loads, is
+followed ever later: a start costs as much as many batches. A model that returns invalid output (a wrong number of
+results, NaN, None) fails fast and would attract all work; so after three such batches in a row its process ends and
+stays away for a while, longer each time. Delays are pure arithmetic.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Literal
 
 import structlog
 
-from gpu_pool.model_launch import ModelLaunch
-from gpu_pool.model_process.handle import ModelLost, ModelProcess
-from gpu_pool.quarantine import Quarantine, Verdict
-from gpu_pool.respawn import Respawn
-from scheduler.errors import StartError
+from gpu_pool.backends.backend import ItemResult
+from gpu_pool.model_process.handle import ModelLaunch, ModelLost, ModelProcess
+from scheduler.errors import ErrorCode, StartError
+
+FIRST_RESPAWN_S, SLOWEST_RESPAWN_S = 0.1, 5.0
+HEALTHY_AFTER_S, HEALTHY_AFTER_BATCHES = 10.0, 20
+"""A process that lived or answered well for so long has worked."""
+LOAD_FAILURES = 5
+"""So many failures to load in a row, and the model counts as failed: it is tried rarely, and health says so."""
+FAILED_RETRY_S = 30.0
+
+
+class Respawn:
+    """Delays of 0.1 s doubling to 5 s while processes do not work; 30 s once the model has failed to load five times."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_RESPAWN_S
+        self._load_failures = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the model counts as one that does not load."""
+        return self._load_failures >= LOAD_FAILURES
+
+    def loaded(self) -> None:
+        """A process got ready."""
+        self._load_failures = 0
+
+    def ended(self, ready_s: float | None, good_batches: int) -> float:
+        """A process ended, `ready_s` seconds after it got ready (None: it never did); seconds until the next."""
+        if ready_s is None:
+            self._load_failures += 1
+            if self.failed:
+                return FAILED_RETRY_S
+        elif ready_s >= HEALTHY_AFTER_S or good_batches >= HEALTHY_AFTER_BATCHES:
+            self._next_s = FIRST_RESPAWN_S
+        delay_s, self._next_s = self._next_s, min(SLOWEST_RESPAWN_S, 2 * self._next_s)
+        return delay_s
+
+
+STRIKES = 3
+FIRST_QUARANTINE_S, LONGEST_QUARANTINE_S = 5.0, 60.0
+
+
+class Verdict(Enum):
+    """What one batch says of its model."""
+
+    GOOD = "good"  # It answered.
+    NONSENSE = "nonsense"  # At least half of the answers are none.
+    NEITHER = "neither"  # The inputs may be to blame, or nothing ran.
+
+
+def judge(results: Sequence[ItemResult]) -> Verdict:
+    """One odd input among good ones is no model's fault, and one lucky answer among many bad ones is no proof."""
+    nonsense = sum(result.error_code == ErrorCode.INVALID_OUTPUT for result in results)
+    if nonsense and 2 * nonsense >= len(results):
+        return Verdict.NONSENSE
+    return Verdict.GOOD if any(not result.error_code for result in results) else Verdict.NEITHER
+
+
+class Quarantine:
+    """Counts strikes. After a quarantine the model is on probation: one batch of nonsense is enough for the next."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._allowed = STRIKES
+        self._next_s = FIRST_QUARANTINE_S
+
+    def after(self, verdict: Verdict) -> float:
+        """Seconds for which the model must be put aside after this batch; 0: it may go on."""
+        if verdict is Verdict.GOOD:
+            self._in_a_row, self._allowed, self._next_s = 0, STRIKES, FIRST_QUARANTINE_S
+        if verdict is not Verdict.NONSENSE:
+            return 0.0
+        self._in_a_row += 1
+        if self._in_a_row < self._allowed:
+            return 0.0
+        seconds, self._next_s = self._next_s, min(LONGEST_QUARANTINE_S, 2 * self._next_s)
+        self._in_a_row, self._allowed = 0, 1
+        return seconds
+
 
 REAPED_WITHIN_S = 5.0  # After SIGKILL; what takes longer hangs in the kernel, and its device with it.
 

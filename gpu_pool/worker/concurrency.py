@@ -1,9 +1,86 @@
-"""What share of the last seconds the model was running, and how many requests/s its last runs served.
+"""Batch concurrency of a model: turns in the order of coming, the AIMD width of an endpoint, the busy share.
 
-Pure: every call is given the time.
+An endpoint gets one batch more at a time while that costs no time, a quarter less when it does: additive increase,
+multiplicative decrease (Chiu and Jain 1989) on latency. A server that batches by itself answers two as fast as one,
+until it is full; from then on more of them only wait there, where no order can be changed any more. What a batch costs
+is its time for each step of its longest answer, compared with the best of about as many items and steps. Only a limit
+that is used is raised, since one that is not says nothing.
 """
 
+import asyncio
 from collections import deque
+
+
+class Turns(asyncio.Semaphore):
+    """A semaphore whose size may change. Made smaller, it takes back turns as they end: none is cut short."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.width = 1
+        self._owed = 0
+
+    def resize(self, width: int) -> None:
+        """Let so many run at a time from now on."""
+        self._owed += self.width - width
+        self.width = width
+        while self._owed < 0:
+            self._owed += 1
+            super().release()
+
+    def release(self) -> None:
+        """A turn has ended."""
+        if self._owed > 0:
+            self._owed -= 1
+        else:
+            super().release()
+
+
+SLOW = 2.0
+"""So many times the best of its like, and a batch was slow."""
+LESS = 0.75
+_FORGETS = 1.01  # With each batch: a server that became slower for good is not held to its youth.
+
+
+class Width:
+    """`now` batches at a time, from 1 to `most`. Judged once a round, of as many batches as may run at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._best: dict[tuple[int, int], float] = {}
+        self._batches = self._slow = 0
+        self._used = self._cut = False
+        self.now = 1
+
+    def ended(self, size: int, steps: int, ms: float, at_once: int) -> None:
+        """A batch of so many items, whose longest answer took so many steps (0: unknown), while `at_once` ran."""
+        kind, cost = (size.bit_length(), steps.bit_length()), ms / max(1, steps)
+        best = self._best[kind] = min(cost, self._best.get(kind, cost) * _FORGETS)
+        self._batches += 1
+        self._cut = False
+        self._slow += cost > SLOW * best
+        self._used = self._used or at_once >= self.now  # Of those that end together only the first sees all.
+        if self._batches >= self.now:
+            self._judge()
+
+    def refused(self) -> None:
+        """The server turned a batch away, which halves. Those that it turns away with it are the same news."""
+        if not self._cut:
+            self._begin(int(self.now / 2))
+        self._cut = True
+
+    def _judge(self) -> None:
+        if 2 * self._slow > self._batches:
+            self._begin(int(self.now * LESS))
+        elif self._used and not self._slow:
+            self._begin(self.now + 1)
+        else:
+            self._begin(self.now)
+
+    def _begin(self, width: int) -> None:
+        self.now = min(self._most, max(1, width))
+        self._batches = self._slow = 0
+        self._used = False
+
 
 SPANNED_RUNS = 3
 """A served rate spans so many runs at the least, for each that may run at a time."""

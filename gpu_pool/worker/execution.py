@@ -1,30 +1,91 @@
-"""The one model of a worker, a turn at a time: runs batches of both paths, from the queue and from direct calls.
+"""The one model of a worker: runs batches from the queue and from direct calls in turn, and makes outcomes of results.
 
-Whoever has a batch waits its turn here, in the order of coming. What is measured (service time, busy share) is measured
-for both, since they are one model's. A model that stands before an endpoint has as many turns at a time as `width` finds.
+Service time and busy share are measured for both, since they are one model's. An endpoint backend runs as many batches
+at a time as its width allows. A request is never started when the time it has left is under what a run needs, nor one
+whose body is gone; both get their outcome without the model. Bodies are passed on as stored.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
-from gpu_pool.batch_streams import BatchStreams
+from gpu_pool.backends.backend import ItemResult
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import ModelLost, ModelProcess, RunRefused, hear_nothing, unheard
+from gpu_pool.model_process.handle import (
+    ModelHung,
+    ModelLost,
+    ModelProcess,
+    RunRefused,
+    hear_nothing,
+    run_watched,
+    unheard,
+)
 from gpu_pool.model_process.messages import Done, FrameTooLarge
-from gpu_pool.model_process.supervisor import ModelKeeper
-from gpu_pool.outcomes import Plan, completed, make_plan, refused
-from gpu_pool.quarantine import Verdict, judge
-from gpu_pool.turns import Turns
-from gpu_pool.watchdog import ModelHung, run_watched
-from gpu_pool.width import Width
-from gpu_pool.worker.concurrency import BusyShare, ServedRate
+from gpu_pool.model_process.supervisor import ModelKeeper, Verdict, judge
+from gpu_pool.worker.concurrency import BusyShare, ServedRate, Turns, Width
 from gpu_pool.worker.service_time import ServiceTime, cap_ms
+from gpu_pool.worker.streams import BatchStreams
 from scheduler.errors import ErrorCode
 from scheduler.protocol.batches import ClaimedRequest, Outcome
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What of a batch runs, and what ends without running. `longest_ms` is the most time that any member has left.
+
+    `left_ms`: the time that each has left that runs.
+    """
+
+    ids: list[str]
+    bodies: list[bytes]
+    early: list[Outcome]
+    longest_ms: float
+    left_ms: list[int]
+
+
+def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: float) -> Plan:
+    """`needed_ms`: what a run takes; `gone_ms`: how long ago the requests' time left was read."""
+    least_ms = needed_ms + gone_ms
+    early = [_unfit(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body]
+    fit = [request for request in requests if request.ms_left > least_ms and request.body] if early else requests
+    longest_ms = max((request.ms_left for request in requests), default=0) - gone_ms
+    return Plan(
+        [request.id for request in fit],
+        [request.body for request in fit],
+        early,
+        longest_ms,
+        [int(request.ms_left - gone_ms) for request in fit],
+    )
+
+
+def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version: str) -> list[Outcome]:
+    """The outcomes of the whole batch; `results` are those of the plan's bodies, in order."""
+    ran = [
+        Outcome(request_id, r.error_code, gpu_ms, r.tokens_used, version, r.output, r.output_tokens, r.finish_reason)
+        for request_id, r in zip(plan.ids, results, strict=True)
+    ]
+    return plan.early + ran if plan.early else ran
+
+
+def refused(plan: Plan, code: ErrorCode, sentence: str) -> list[Outcome]:
+    """The outcomes of a batch that the model cannot be given."""
+    return plan.early + [not_run(request_id, code, sentence) for request_id in plan.ids]
+
+
+def _unfit(request: ClaimedRequest, least_ms: float) -> Outcome:
+    if request.ms_left <= least_ms:
+        late = "Too little time was left to run this request."
+        return not_run(request.id, ErrorCode.DEADLINE_EXCEEDED, late)
+    return not_run(request.id, ErrorCode.INVALID_REQUEST, "The stored request cannot be read.")
+
+
+def not_run(request_id: str, code: ErrorCode, sentence: str) -> Outcome:
+    return Outcome(request_id, code, -1.0, 0, "", sentence)
+
 
 log = structlog.get_logger()
 

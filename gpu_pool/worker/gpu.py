@@ -1,18 +1,63 @@
-"""One GPU as NVIDIA's management library sees it: what it does, and whether it is still to be trusted.
+"""The GPU of a worker as NVML shows it: utilisation, memory, and whether it can still be trusted.
 
-`nvidia-ml-py` is optional. Without it, without a driver, or for a model on the CPU there is nothing to see. Calls into the
-driver may take long: everything here is for a thread of its own (`gpu_watch`).
+It is read once a second in a thread, since calls into the driver may take long. `nvidia-ml-py` is optional: without it,
+without a driver, or for a model on the CPU there is nothing to read. A GPU with a fault stays out until the worker is
+started anew.
+
+The count of uncorrectable memory errors is the driver's volatile one: it is reset when the driver is loaded or the GPU
+is reset, and by no new process. So a worker compares with the count that it began with. An error since then may be in
+what its model holds: the GPU is out for this worker. One from before is history: from Ampere's data center GPUs on the
+driver lets nobody have that page again, and the reset that remaps its row can wait for a quiet hour. Older GPUs retire
+a page only with that reset: until then it may be given to anybody.
 """
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from gpu_pool.gpu_memory import Counts, fault_of, note_of
 from scheduler.protocol.pool_view import GpuReading
+
+ECC = "its memory had an error that ECC cannot correct since this worker began"
+WANTS_RESET = "a broken page of its memory is in use until the GPU is reset"
+BEFORE = "uncorrectable errors of its memory from before this worker began"
+TO_REMAP = "a row of its memory is remapped at the next reset: it can wait for a quiet hour"
+NOT_REMAPPED = "a row of its memory could not be remapped: have it replaced"
+
+
+class Counts(NamedTuple):
+    """What the driver says; what a GPU does not have is 0 or False.
+
+    `errors`: uncorrectable, since the driver was loaded. `retiring`: a page's retirement waits for a reset. `remapping`,
+    `not_remapped`: a row's remapping does, or failed once.
+    """
+
+    errors: int = 0
+    retiring: bool = False
+    remapping: bool = False
+    not_remapped: bool = False
+
+
+def fault_of(began: Counts, now: Counts) -> str:
+    """Why the GPU must get no more work from this worker, or ""."""
+    if now.errors > began.errors:
+        return ECC
+    return WANTS_RESET if now.retiring else ""
+
+
+def note_of(now: Counts) -> str:
+    """What the one who looks after the machine should know, or ""; the most urgent of it."""
+    if now.not_remapped:
+        return NOT_REMAPPED
+    if now.remapping:
+        return TO_REMAP
+    return BEFORE if now.errors else ""
+
 
 FATAL_XIDS = {
     48: "Xid 48: its memory had an error of two bits",
@@ -150,3 +195,56 @@ def open_gpu(place: str) -> NvmlGpu | None:
 
 def _by_uuid(nvml: Any, place: str) -> Any:
     return nvml.nvmlDeviceGetHandleByUUID(place)
+
+
+EVERY_S = 1.0
+
+
+class Changed(Protocol):
+    """Called on the event loop with each new reading."""
+
+    def __call__(self, *, at_once: bool) -> None: ...
+
+
+class GpuWatch:
+    """The last reading of the GPU that `find` finds. `changed` is told whether others must know at once."""
+
+    def __init__(self, find: Callable[[], NvmlGpu | None], changed: Changed, every_s: float = EVERY_S) -> None:
+        self._find = find
+        self._changed = changed
+        self._every_s = every_s
+        self._stopping = threading.Event()
+        self.reading: GpuReading | None = None
+        self.well = asyncio.Event()
+        self.well.set()
+
+    def start(self) -> None:
+        """Begin to look. The thread ends with the process, or soon after `stop`."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._look, args=(loop,), name="gpu-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more; does not wait for a call that is under way."""
+        self._stopping.set()
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        gpu = self._find()
+        if gpu is None:
+            return
+        with suppress(RuntimeError):  # The event loop is closed: nobody is left to be told.
+            while not self._stopping.is_set():
+                loop.call_soon_threadsafe(self._take, gpu.read())
+                gpu.wait(self._every_s, self._stopping.wait)
+        gpu.close()
+
+    def _take(self, reading: GpuReading) -> None:
+        if reading == self.reading:
+            return
+        if reading.note and (self.reading is None or reading.note != self.reading.note):
+            log.warning("gpu wants to be looked after", note=reading.note)
+        self.reading = reading
+        falls_out = bool(reading.fault) and self.well.is_set()
+        if falls_out:
+            self.well.clear()
+            log.error("gpu is out; its worker takes nothing more", reason=reading.fault)
+        self._changed(at_once=falls_out)

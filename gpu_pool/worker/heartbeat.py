@@ -11,10 +11,9 @@ from contextlib import suppress
 
 import structlog
 
-from scheduler.cordons import Standing
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import WorkerBeat
-from scheduler.protocol.presence import Presence
+from scheduler.protocol.presence import Presence, Standing
 
 SLOTS = 10
 """In so many moments of a period all beats of a machine fall together: processes that wake in turn find the interpreter

@@ -1,36 +1,81 @@
-"""What a worker does with one batch id from the queue: claim it, run it, settle it.
+"""What a worker does with one batch id from the queue: claim it, run it under a lease, settle it.
 
-The next batch is claimed shortly before the model is free (`ahead`), and runs while the last one is being finished, at
-most two of them. Every claimed batch ends in exactly one of these, each idempotent by the batch's token:
+The next batch is claimed shortly before the model is free (gpu_pool/worker/prefetch.py), and runs while the last one is
+being finished, at most two of them. Every claimed batch ends in exactly one of these, each idempotent by the batch's
+token:
 
     finish      the model answered, or no member could be run
     fail        the model process was lost or hung; members are retried, an attempt is counted
     release     the worker stops, or lost its model, before the run began or could end, or the model hands the batch
                 back; no attempt is counted
     nothing     the lease was lost: somebody else has the batch
+
+The lease is renewed from claim until the end is in Redis; renewal reports clients that left. It never outlives the
+model's cap: the watchdog ends a batch without progress, and with it this lease.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
 
-from gpu_pool.batch_streams import BatchStreams
 from gpu_pool.config import WorkerConfig
-from gpu_pool.lease import Lease
-from gpu_pool.model_process.handle import ModelLost, RunRefused
-from gpu_pool.watchdog import ModelHung
+from gpu_pool.model_process.handle import ModelHung, ModelLost, RunRefused
 from gpu_pool.worker.execution import Execution, NotStarted
 from gpu_pool.worker.prefetch import Ahead, Place
-from gpu_pool.worker.streams import Outgoing
+from gpu_pool.worker.streams import BatchStreams, Outgoing
 from gpu_pool.worker.traces import BatchTrace, BatchTraces
-from scheduler.backoff import Backoff
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.protocol.batches import Batches, ClaimedBatch, Outcome
+from scheduler.redis_client.pipeline import Backoff
+
+
+class Lease:
+    """Renews every `every_s` seconds, from its making until `stop`. A batch that ends before that costs a timer only."""
+
+    def __init__(self, batches: Batches, batch_id: str, token: str, every_s: float, streams: BatchStreams) -> None:
+        self._batches = batches
+        self._batch_id = batch_id
+        self._token = token
+        self._every_s = every_s
+        self._streams = streams
+        self._renewal: asyncio.Task[None] | None = None
+        self._stopped = False
+        self.lost = False
+        """The batch belongs to somebody else by now: its work must be dropped."""
+        self._wait()
+
+    def stop(self) -> None:
+        """Renew no more."""
+        self._stopped = True
+        self._timer.cancel()
+
+    async def close(self) -> None:
+        """Stop, and let a renewal that is under way end."""
+        self.stop()
+        if self._renewal is not None:
+            await self._renewal
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._every_s, self._due)
+
+    def _due(self) -> None:
+        self._renewal = asyncio.create_task(self._renew(), name="lease")
+
+    async def _renew(self) -> None:
+        with suppress(RedisUnavailable):  # The next tick is the retry; the lease spans several.
+            found = await self._batches.renew(self._batch_id, self._token, len(self._streams.members))
+            self.lost = found is False
+            if isinstance(found, frozenset):
+                self._streams.only(found)
+        if not self.lost and not self._stopped:
+            self._wait()
+
 
 MOST_SETTLING = 2
 GIVE_UP_S = 1.0  # A batch not handed back by then has lost its lease: the reaper does the same.

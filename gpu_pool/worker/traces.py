@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from scheduler.errors import ErrorCode
+from scheduler.payload import add_context, context_in
 from scheduler.protocol.batches import ClaimedRequest, Outcome
-from scheduler.traced_body import add_context, context_in
 from scheduler.tracing import Context, Kind, Span, Spans, new_span_id
 
 MOST_MEMBERS = 128

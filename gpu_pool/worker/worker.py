@@ -1,44 +1,79 @@
 """The worker: one supervisor around one model process, from registration to a clean end.
 
 It registers with its first heartbeat, pulls batch ids while its model is ready and its heartbeat arrives, and on
-SIGTERM or SIGINT lets the running batch end, hands back what it cannot finish, and says goodbye. No loop here ends
-because of Redis, of a model or of one bad batch.
+SIGTERM or SIGINT lets the running batch end, releases what it cannot finish, and signs off. No loop here ends because
+of Redis, of a model or of one bad batch.
 """
 
 import asyncio
 import signal
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
 import structlog
 
-from gpu_pool.config import WorkerConfig
-from gpu_pool.direct_batches import DirectBatches
-from gpu_pool.endpoint.access import secrets_of
-from gpu_pool.gpu_watch import GpuWatch
-from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
+from gpu_pool.model_process.handle import ModelLaunch
 from gpu_pool.model_process.supervisor import ModelKeeper
-from gpu_pool.worker.direct_server import DirectEndpoint
+from gpu_pool.worker.direct_server import DirectBatches, DirectEndpoint
 from gpu_pool.worker.execution import Execution
-from gpu_pool.worker.gpu import gpu_of
+from gpu_pool.worker.gpu import GpuWatch, gpu_of
 from gpu_pool.worker.heartbeat import Heartbeat
 from gpu_pool.worker.pipeline import BatchPipeline
 from gpu_pool.worker.prefetch import AHEAD_MS
 from gpu_pool.worker.streams import Outgoing
 from gpu_pool.worker.traces import BatchTraces
-from gpu_pool.worker_beat import Seen, worker_beat
-from scheduler.backoff import Backoff
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.increments import IncrementChannel
 from scheduler.protocol.batches import Batches, ReadyBatches
-from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.pool_view import GpuReading, WorkerBeat
 from scheduler.protocol.presence import Presence
+from scheduler.protocol.replies import IncrementChannel
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.pipeline import Backoff
 from scheduler.tracing import Spans
+
+
+class Seen(NamedTuple):
+    """How a worker is now. `share` (0..1) is how busy its model is, `address` that of its direct endpoint."""
+
+    status: str
+    share: float
+    in_flight: int
+    version: str
+    address: str
+    gpu: GpuReading | None
+    model_pid: int
+
+
+def worker_beat(config: WorkerConfig, execution: Execution, seen: Seen) -> WorkerBeat:
+    """The whole of what is said."""
+    item_ms, base_ms = execution.service.fit()
+    return WorkerBeat(
+        id=config.worker_id,
+        status=seen.status,
+        utilization=seen.share,
+        in_flight=seen.in_flight,
+        rps=execution.rate_rps,
+        service_p95_ms=execution.service_p95_ms,
+        backend=config.backend,
+        model_version=seen.version,
+        direct=seen.address,
+        base_ms=round(base_ms, 3),
+        item_ms=round(item_ms, 4),
+        seen_batch=round(execution.service.seen_batch, 1),
+        gpu=seen.gpu,
+        padding_waste=round(execution.padding_waste, 3),
+        model_pid=seen.model_pid,
+        width=execution.width,
+        fresh_batch=round(execution.service.fresh_batch, 1),
+        served_rps=round(execution.served.rps, 2),
+    )
+
 
 __all__ = ["Worker", "WorkerConfig", "run_worker"]
 

@@ -1,6 +1,7 @@
-"""One change of the catalog: made in a transaction under the actor's name, told as what was before and what is after.
+"""One change of the catalog: made in a transaction under the actor's name, returned as the row before and after.
 
-A dry run is the same transaction, rolled back: constraints and triggers speak in it as they would in earnest.
+A dry run is the same transaction, rolled back: constraints and triggers act in it as they would in earnest. Statements
+are built by SQLAlchemy from the tables, so names and types stand once, and run by asyncpg.
 """
 
 from collections.abc import AsyncIterator
@@ -9,10 +10,30 @@ from typing import Any, NamedTuple
 
 from asyncpg import IntegrityConstraintViolationError
 from sqlalchemy import Table, delete, func, insert, select, update
+from sqlalchemy.dialects.postgresql import asyncpg
+from sqlalchemy.sql.expression import ClauseElement
 
 from ledger.admin.errors import THINGS, Refused, check_integers, refusal
-from ledger.admin.query import Row, fetch, fetch_one
 from ledger.postgres import Connection
+
+Row = dict[str, Any]
+"""A row by its columns' names."""
+
+_DIALECT: Any = asyncpg.dialect()  # type: ignore[no-untyped-call]
+
+
+async def fetch(connection: Connection, query: ClauseElement) -> list[Row]:
+    """Run a statement; its rows. Raises what asyncpg raises."""
+    compiled: Any = query.compile(dialect=_DIALECT)
+    values = [compiled.params[name] for name in compiled.positiontup or ()]
+    return [dict(row) for row in await connection.fetch(str(compiled), *values)]
+
+
+async def fetch_one(connection: Connection, query: ClauseElement) -> Row | None:
+    """Run a statement; its first row, None where it has none. Raises what asyncpg raises."""
+    rows = await fetch(connection, query)
+    return rows[0] if rows else None
+
 
 HIDDEN = frozenset({"secret_hash"})
 """Columns that are never read here: nobody needs to see them."""

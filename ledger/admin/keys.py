@@ -4,9 +4,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import func, select
 
-from ledger.admin.changes import Change, add, alter, find
+from ledger.admin.changes import Change, Row, add, alter, fetch_one, find
 from ledger.admin.errors import Refused
-from ledger.admin.query import Row, fetch_one
 from ledger.admin.rows import find_customer
 from ledger.catalog.api_key import NewKey, mint
 from ledger.postgres import Connection

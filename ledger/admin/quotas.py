@@ -5,9 +5,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from ledger.admin.changes import Change, add, alter, find, remove
+from ledger.admin.changes import Change, Row, add, alter, fetch, find, remove
 from ledger.admin.errors import BadValue, Refused
-from ledger.admin.query import Row, fetch
 from ledger.admin.rows import find_customer
 from ledger.catalog.quotas import BadCatalogRow, parse_quota, period_of
 from ledger.catalog.snapshot import Quota

@@ -1,14 +1,18 @@
-"""What an admin looks at: rows of the catalog with what people ask for beside them. All raise what asyncpg raises."""
+"""Rows of the catalog as an admin reads them: lists, tiers and cordoned workers. All raise what asyncpg raises.
+
+Checks of tiers that tables cannot express in words are here, because they are about rows elsewhere. Schedulers hear of
+a cordon as of any change in the catalog.
+"""
 
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ARRAY, Select, String, Text, and_, case, cast, func, or_, select
 
-from ledger.admin.changes import missing, seen
-from ledger.admin.query import Row, fetch, fetch_one
+from ledger.admin.changes import Change, Row, add, alter, fetch, fetch_one, find, missing, remove, seen
+from ledger.admin.errors import Refused
 from ledger.postgres import Connection
-from ledger.schema.catalog import api_keys, customers, models, quotas, tiers
+from ledger.schema.catalog import api_keys, cordons, customers, models, quotas, tiers
 
 _live = and_(api_keys.c.revoked_at.is_(None), or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > func.now()))
 _state = case(
@@ -102,3 +106,51 @@ def _keys() -> Select[Any]:
 async def _total(connection: Connection, query: Select[Any]) -> int:
     row = await fetch_one(connection, select(func.count().label("total")).select_from(query.subquery()))
     return int((row or {"total": 0})["total"])
+
+
+async def delete_tier(connection: Connection, name: str) -> list[Change]:
+    """Delete a tier without customers, and its quotas. Raises Refused where it has some, or is the last one."""
+    old = await find(connection, tiers, name)
+    owned = await fetch_one(connection, select(func.count().label("n")).where(customers.c.tier == name))
+    count = (owned or {"n": 0})["n"]
+    if count:
+        raise Refused(f"Tier {name} cannot be deleted: it has {_counted(count)}; move them to another tier first.")
+    if len(await fetch(connection, select(tiers.c.name))) == 1:
+        raise Refused(f"Tier {name} cannot be deleted: it is the last one, and every customer needs a tier.")
+    held = await fetch(connection, select(quotas).where(quotas.c.tier == name))
+    gone = [await remove(connection, quotas, row, f"{row['quota']} of tier {name}") for row in held]
+    return [*gone, await remove(connection, tiers, old)]
+
+
+async def check_tier(connection: Connection, name: str) -> None:
+    """Raises Refused, naming those that there are, for a tier that is not there."""
+    names = [row["name"] for row in await fetch(connection, select(tiers.c.name).order_by(tiers.c.priority))]
+    if name not in names:
+        raise Refused(f"There is no tier named {name}; there are {', '.join(names)}.")
+
+
+def _counted(count: int) -> str:
+    return "1 customer" if count == 1 else f"{count:,} customers"
+
+
+async def list_cordons(connection: Connection) -> list[Row]:
+    """All of them, by worker."""
+    return await fetch(connection, select(cordons).order_by(cordons.c.worker))
+
+
+async def cordon(connection: Connection, worker: str, reason: str) -> Change:
+    """Cordon a worker; one that is so already gets the new reason, if there is one. Raises Refused."""
+    old = await _find(connection, worker)
+    if old is None:
+        return await add(connection, cordons, {"worker": worker, "reason": reason}, worker)
+    return await alter(connection, cordons, old, {"reason": reason or old["reason"]}, worker)
+
+
+async def uncordon(connection: Connection, worker: str) -> Change | None:
+    """Undo it; None where the worker is not cordoned. Raises Refused."""
+    old = await _find(connection, worker)
+    return None if old is None else await remove(connection, cordons, old, worker)
+
+
+async def _find(connection: Connection, worker: str) -> Row | None:
+    return await fetch_one(connection, select(cordons).where(cordons.c.worker == worker).with_for_update())

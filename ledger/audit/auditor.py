@@ -15,17 +15,16 @@ from typing import Protocol
 
 import msgspec
 
-from ledger.audit import writer as audit_writer
+from ledger.audit import writer
 from ledger.audit.maintenance import ChorePolicy, Chores
 from ledger.audit.rows import Folded
-from ledger.audit.window import Window
-from ledger.audit_batch import make_batch
-from ledger.audit_hold import HoldPolicy
+from ledger.audit.window import HoldPolicy, Window
+from ledger.audit.writer import make_batch
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
-from scheduler.backoff import Backoff
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
-from scheduler.outbox import Taken
+from scheduler.protocol.audit_outbox import Taken
+from scheduler.redis_client.pipeline import Backoff
 
 AUDITOR_LOCK = 7_436_002
 LOCK = "SELECT pg_try_advisory_lock($1, hashtext($2))"
@@ -36,7 +35,7 @@ HUNG_SESSION = {"idle_session_timeout": "15s", "idle_in_transaction_session_time
 
 
 class Entries(Protocol):
-    """The Redis side, scheduler.outbox.Outbox: taken entries come back until they are held or dropped."""
+    """The Redis side, scheduler.protocol.audit_outbox.Outbox: taken entries come back until they are held or dropped."""
 
     async def take(self, limit: int, held: int = 0, newest: str = "") -> Taken: ...
 
@@ -155,13 +154,13 @@ class Auditor:
             name="tierlane-auditor",
             connect_timeout_s=CONNECT_TIMEOUT_S,
             statement_timeout_ms=self._policy.statement_timeout_ms,
-            settings=HUNG_SESSION | audit_writer.STAGING_ROOM,
+            settings=HUNG_SESSION | writer.STAGING_ROOM,
         )
         async with closing(connection):
             if await self._lock(connection):
                 self._active, self._drained = True, False
                 self._window.forget()  # Another auditor may have been at it.
-                await audit_writer.prepare(connection)
+                await writer.prepare(connection)
                 await self._serve(connection)
 
     async def _lock(self, connection: Connection) -> bool:
@@ -218,9 +217,9 @@ class Auditor:
         """Commit what can be, and set aside what never can."""
         batch = await make_batch(folded)
         timeout_s = 2 * self._policy.statement_timeout_ms / 1000
-        batch.refuse(await audit_writer.write_rows(connection, batch.new, timeout_s, new=True))
-        batch.refuse(await audit_writer.write_rows(connection, batch.known, timeout_s))
-        batch.refuse(await audit_writer.write_rows(connection, batch.later, timeout_s))
+        batch.refuse(await writer.write_rows(connection, batch.new, timeout_s, new=True))
+        batch.refuse(await writer.write_rows(connection, batch.known, timeout_s))
+        batch.refuse(await writer.write_rows(connection, batch.later, timeout_s))
         self._window.set_aside(batch.bad)
         self._last_refusal = batch.refusal or self._last_refusal
         self._rows_written += batch.requests()

@@ -8,8 +8,7 @@ from datetime import datetime
 import asyncpg
 import msgspec
 
-from ledger.postgres import Connection, reason
-from ledger.statements import statement
+from ledger.postgres import Connection, reason, statement
 from scheduler.errors import ErrorCode, http_status
 from scheduler.redis_client.keys import JOBS_GATEWAY
 

@@ -16,7 +16,7 @@ from ledger.catalog.snapshot import Snapshot
 from ledger.postgres import AWAY, closing, connect, reason
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
-from scheduler.quota_restore import QuotaSpent
+from scheduler.protocol.limits import QuotaSpent
 
 log = structlog.get_logger("scheduler")
 

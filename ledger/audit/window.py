@@ -1,9 +1,11 @@
-"""Outbox entries in the auditor's hands: which are new, which requests still miss their end, and what may be dropped.
+"""Outbox entries held by the auditor: which are new, which still miss an end, how long they wait, what may be dropped.
 
-A request lives for some tenths of a second, so the newest entries always hold beginnings whose ends are not there yet.
-Written at once, each of them would cost a second write; held back for a moment, it is one row, written once
-(ledger/audit_hold.py). Entries stay taken, and so in Redis, until all that they hold is written. They are many where a
-queue is deep: Redis is told how many are held and sends what is behind them, and only their hashes are kept here.
+A request lives for some tenths of a second, so the newest entries always hold beginnings without ends. Written at once,
+each of them would cost a second write, which costs three times the first; held back for a moment, it is one row,
+written once. In a deep queue nearly none ends within that moment, so there it waits on. Entries stay in Redis until all
+that they hold is written; only their hashes are kept here. One slow request must not keep the outbox of a fast system,
+so the oldest of what is held goes on waiting only while at least half of what has begun since is open too. The policy
+is pure arithmetic.
 """
 
 import asyncio
@@ -12,10 +14,39 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+import msgspec
+
 from ledger.audit.rows import Folded
-from ledger.audit_hold import HoldPolicy
-from scheduler.outbox import Taken, name_of
-from scheduler.protocol.audit_outbox import Accepted, decode_entry
+from scheduler.protocol.audit_outbox import Accepted, Taken, decode_entry, name_of
+
+LONGEST_S = 60.0
+"""However long requests may live: an auditor that takes over reads again all that was held."""
+
+
+class HoldPolicy(msgspec.Struct, frozen=True):
+    """How long and how much, in seconds, requests and bytes.
+
+    `hold_s`: every beginning may wait so long. `deep_s`: so long where at least `deep_open` are open; until then the
+    audit does not know of them, nor can they be closed as abandoned. `most_open`, `most_bytes`: no more is ever held.
+    """
+
+    hold_s: float = 1.0
+    deep_s: float = LONGEST_S
+    deep_open: int = 1000
+    most_open: int = 200_000
+    most_bytes: int = 64 << 20
+
+    def keeps(self, age_s: float, open_: int, begun: int, size: int) -> bool:
+        """Whether the oldest open request may go on waiting.
+
+        `age_s`: since it was taken. Of its entry and all that came after: `open_` requests without an end, of the
+        `begun` ones, in `size` bytes.
+        """
+        if open_ > self.most_open or size > self.most_bytes:
+            return False
+        deep = open_ >= self.deep_open and 2 * open_ >= begun
+        return age_s < (self.deep_s if deep else self.hold_s)
+
 
 RECORDS_A_TURN = 1000
 """After so many records, a millisecond, other tasks get a turn: they share the process, and requests wait for them."""

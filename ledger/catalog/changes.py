@@ -11,12 +11,20 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from ledger.catalog.loader import Row
+from ledger.catalog.loader import (
+    PIECE,
+    Picture,
+    Row,
+    SnapshotBuild,
+    feed,
+    one_moment,
+    read_cordoned,
+    read_models,
+    read_state,
+    read_tiers,
+)
 from ledger.catalog.snapshot import Quota, Tier
-from ledger.catalog_build import SnapshotBuild
-from ledger.catalog_load import PIECE, Picture, feed, one_moment, read_cordoned, read_models, read_state, read_tiers
-from ledger.postgres import Connection
-from ledger.statements import statement
+from ledger.postgres import Connection, statement
 
 MOST_CHANGES = 5000
 """Above so many changed rows, reading everything is not much slower."""

@@ -15,12 +15,11 @@ from typing import Any
 
 from ledger.catalog.api_key import parse, verify
 from ledger.catalog.changes import load_changes
-from ledger.catalog.loader import BadCatalogRow
+from ledger.catalog.loader import CHANNEL, PIECE, BadCatalogRow, Picture, State, load_whole, read_state
 from ledger.catalog.snapshot import Identity, Snapshot
-from ledger.catalog_load import CHANNEL, PIECE, Picture, State, load_whole, read_state
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
-from scheduler.backoff import Backoff
 from scheduler.errors import ErrorCode, RequestError
+from scheduler.redis_client.pipeline import Backoff
 
 STATEMENT_TIMEOUT_MS = 5000
 FRESH_POLLS = 3  # A snapshot is fresh while it was confirmed within so many poll intervals.

@@ -1,4 +1,4 @@
-"""Every table of Tierlane in one place: the metadata that alembic reads and the migrations are tested against."""
+"""Every table of Tierlane: the metadata that alembic reads and the migrations are tested against."""
 
 from ledger.schema.audit import dead_letters, jobs, requests
 from ledger.schema.catalog import api_keys, catalog_version, config_changes, cordons, customers, models, quotas, tiers

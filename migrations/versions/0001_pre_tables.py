@@ -1,6 +1,6 @@
 """The tables, with their constraints, indexes and comments."""
 
-from ledger.migration_sql import run_sql_beside
+from ledger.migration import run_sql_beside
 
 revision = "0001_pre_tables"
 down_revision = None

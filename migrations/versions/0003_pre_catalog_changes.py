@@ -1,6 +1,6 @@
 """Every change of the catalog is counted, announced and written down."""
 
-from ledger.migration_sql import run_sql_beside
+from ledger.migration import run_sql_beside
 
 revision = "0003_pre_catalog_changes"
 down_revision = "0002_pre_partitions"

@@ -1,6 +1,6 @@
 """Views for admins: effective limits, usage by the hour, service levels by tier."""
 
-from ledger.migration_sql import run_sql_beside
+from ledger.migration import run_sql_beside
 
 revision = "0005_pre_views"
 down_revision = "0004_pre_api_keys"

@@ -1,6 +1,6 @@
 """The three default tiers."""
 
-from ledger.migration_sql import run_sql_beside
+from ledger.migration import run_sql_beside
 
 revision = "0006_pre_default_tiers"
 down_revision = "0005_pre_views"

@@ -1,6 +1,6 @@
 """Jobs: what is needed to queue them again after a loss, to tell their end elsewhere, and to audit them."""
 
-from ledger.migration_sql import run_sql_beside
+from ledger.migration import run_sql_beside
 
 revision = "0010_pre_jobs"
 down_revision = "0009_pre_request_ids"

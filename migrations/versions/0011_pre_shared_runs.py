@@ -1,6 +1,6 @@
 """Equal requests that share a run: among whom, and which they were."""
 
-from ledger.migration_sql import run_sql_beside
+from ledger.migration import run_sql_beside
 
 revision = "0011_pre_shared_runs"
 down_revision = "0010_pre_jobs"

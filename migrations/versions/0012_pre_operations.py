@@ -1,6 +1,6 @@
 """What on-call may stop: workers that are cordoned, tiers that are paused."""
 
-from ledger.migration_sql import run_sql_beside
+from ledger.migration import run_sql_beside
 
 revision = "0012_pre_operations"
 down_revision = "0011_pre_shared_runs"

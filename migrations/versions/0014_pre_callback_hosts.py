@@ -1,6 +1,6 @@
 """Where the callbacks of one customer may go."""
 
-from ledger.migration_sql import run_sql_beside
+from ledger.migration import run_sql_beside
 
 revision = "0014_pre_callback_hosts"
 down_revision = "0013_pre_fixed_rate"

@@ -1,8 +1,9 @@
 """The dispatcher: sleeps on a wake token, asks the policy, forms batches. Two of them side by side are harmless.
 
-The order of things in one turn: look, decide, form, and decide again on what forming saw; then sleep until the window of
-a part batch ends or somebody pushes a wake token: an admission, a claim or a finish that the dispatcher wished to be
-woken for, or a worker whose status changed. The wish stands in Redis from turn to turn; only another one is told.
+The order in one turn: observe, decide, form, and decide again on what forming saw; then sleep until the window of a
+part batch ends or a wake token comes: an admission, a claim or a finish that the dispatcher wished to be woken for, or
+a worker whose status changed. The wish is kept in Redis from turn to turn; only a new one is sent. Service times are
+looked up once a second from what the workers measured.
 """
 
 import asyncio
@@ -13,17 +14,17 @@ import structlog
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
-from scheduler.arrivals import ArrivalRate
-from scheduler.backoff import Backoff
 from scheduler.batching.policy import BatchPolicy, Decision, Snapshot, Waiting, Wish, plan
-from scheduler.batching.timing import UNKNOWN, Service
+from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import Batches, Formed
 from scheduler.protocol.pool_view import Queues
+from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import blocking_read
 from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.pipeline import Backoff
 
 IDLE_LOOK_S = 1.0
 """The longest sleep without a look, should a wake token be lost with the scheduler that popped it."""
@@ -217,3 +218,31 @@ class Dispatcher:
             since_ms=(now_s - self._due_s) * 1000,
         )
         return plan(snapshot, policy, self._credit)
+
+
+PAUSE_S = 1.0
+
+
+class ServiceWatch:
+    """Holds the last that was learnt; while Redis is away that stands."""
+
+    def __init__(self, presence: Presence, tiers: Callable[[], Sequence[str]]) -> None:
+        self._presence = presence
+        self._tiers = tiers
+        self.service = UNKNOWN
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PAUSE_S)
+
+    async def look(self) -> None:
+        """Look once; a pool in which nobody has measured anything keeps what is known."""
+        try:
+            observation = await self._presence.observe(self._tiers())
+            self.service = pool_service(observation.workers, self.service)
+        except RedisUnavailable:
+            return
+        except Exception as error:  # noqa: BLE001 - no fault may end this loop
+            log_fault("looking up service times failed", error)

@@ -2,7 +2,7 @@
 
 Late binding: nothing is formed beyond what the workers need ready, so that whatever waits can still be overtaken.
 Full or due: a full batch leaves at once; a part batch only for an idle worker, when it has the size that the load asks
-for (`batch_window`), when its window is over, or when waiting would bring it less than one more request. Order: strict by priority, with two guards that bound the wait of every
+for (`timing`), when its window is over, or when waiting would bring it less than one more request. Order: strict by priority, with two guards that bound the wait of every
 admitted request: a guaranteed share per tier (kept as credit from batch to batch), and ageing (while a tier's oldest request
 has waited for `ageing_ms`, its share is at least a twentieth). More would turn the order around when it matters most:
 after a loss of GPUs every lower tier is late, and a higher one must not wait for their backlog.
@@ -12,8 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.batch_pace import distance_ms, since_due_ms
-from scheduler.batching.timing import UNKNOWN, Service, target_size, window_ms
+from scheduler.batching.timing import UNKNOWN, Service, distance_ms, since_due_ms, target_size, window_ms
 
 AGED_SHARE = 0.05
 """The share of every batch that an aged tier has at the least, ahead of the strict order."""
@@ -40,7 +39,7 @@ class TierPolicy:
 class BatchPolicy:
     """What the model's row and the settings say. Times in ms, sizes in requests, tokens of the input (0: no limit).
 
-    `headroom`: the part (0..1) of its workers' time that a saturated pool keeps free (`batch_pace`).
+    `headroom`: the part (0..1) of its workers' time that a saturated pool keeps free (`timing`).
     """
 
     max_batch_size: int

@@ -1,4 +1,7 @@
-"""`admit`: many submissions in one call, each admitted whole or not at all."""
+"""`admit` and `adopt`: submissions enter, and a gateway restores what Redis may have lost.
+
+A call has many submissions, each admitted whole or not at all.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -6,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
+from scheduler.protocol.audit_outbox import Accepted, Ended, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
 from scheduler.states import Admission
@@ -225,3 +229,30 @@ def _rare(s: Submission) -> tuple[Any, ...]:
 def _group(s: Submission) -> tuple[Any, ...]:
     limits = s.rate, s.burst, s.tokens_per_minute, s.max_concurrency, s.quotas
     return s.tier, s.customer_id, s.api_key_id, s.model, s.key_rate, s.key_burst, limits
+
+
+MAX_PAIRS = 256
+"""A call, so that it never holds the server."""
+
+
+class Adoption:
+    """The adopt script on one pool."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._script = Script("adopt", client, keys)
+
+    async def adopt(self, pairs: Sequence[tuple[Accepted, Ended | None]]) -> int:
+        """Tell again how these requests began and ended; returns how many of them were still open in Redis.
+
+        Those end as told, and no worker's late result changes that; a beginning without an end ends nothing. The
+        records go to the outbox whatever Redis knows: the auditor folds what it has already, in whatever order it
+        comes, so telling twice does no harm.
+        Raises ValueError for more than MAX_PAIRS, and RedisUnavailable.
+        """
+        if len(pairs) > MAX_PAIRS:
+            raise ValueError(f"{len(pairs)} pairs in one call; at most {MAX_PAIRS}")
+        if not pairs:
+            return 0
+        told = _encode([(end.id, end.state, end.error_code, end.delivered) for _, end in pairs if end])
+        records = encode_records([record for pair in pairs for record in pair if record])
+        return int(await self._script(told, records))

@@ -1,4 +1,9 @@
-"""The life of a batch: formed by a scheduler, claimed, renewed and finished by a worker, or failed, or handed back."""
+"""The life of a batch: formed, claimed, renewed, finished, failed or released; and the notification of its followers.
+
+`share` tells requests that follow an equal one that its run has ended, a few in each call. The end of a run tells the
+first of them itself, the worker goes on with the others; should it die or lose Redis, the reaper does. Two at once do
+no harm: each follower is taken and ended in one script.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -7,13 +12,36 @@ import msgspec
 from redis.asyncio import Redis
 
 from scheduler.batching.policy import Wish
-from scheduler.errors import ErrorCode
+from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.protocol.pool_view import Queues
 from scheduler.redis_client.connections import blocking_read, bounded, line_of
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, Script
-from scheduler.riders import Riders
+
+MOST_CALLS = 64
+"""What one may do in a row: four thousand riders. The rest is the caretaker's, which comes again soon."""
+
+
+class Riders:
+    """The share script on one pool."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._script = Script("share", client, keys)
+
+    async def share(self) -> bool:
+        """Tell a few; whether more are left. Raises RedisUnavailable."""
+        return bool(await self._script())
+
+    async def share_all(self) -> None:
+        """Tell all, as far as Redis answers and MOST_CALLS allow."""
+        try:
+            for _ in range(MOST_CALLS):
+                if not await self.share():
+                    return
+        except RedisUnavailable:
+            return  # Nothing is lost: `sharing` names whose riders wait.
+
 
 LEASE_MS = 600
 """A lease; the worker renews it every 150 ms while its model makes progress."""

@@ -1,18 +1,20 @@
-"""The refusals of the last minutes: what gateways refused and why, so that `explain` can say which limit it was.
+"""Limits as people look them up: recent rejections, what is left, and quotas restored after a loss of Redis.
 
-The audit has accepted requests only, and a refusal may not write to Redis in `admit`. So each gateway hands what it
-refused since its last beat over with that beat: one list a gateway, bounded in number and in time. A gateway's id is new
-with every start and the lists outlive it, so `refusal_lists` is their index.
+The audit has accepted requests only, and a rejection may not write to Redis in `admit`. So each gateway sends what it
+rejected with its heartbeat: one list a gateway, bounded in number and in time. A gateway's id is new with every start
+and the lists outlive it, so `refusal_lists` is their index. Looking up what is left (`GET /v1/me`, `tierlane explain`)
+spends nothing.
 """
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from redis.asyncio import Redis
 
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.scripts import Script
 from scheduler.request_id import created_ms
 
 MAX_A_BEAT = 256
@@ -116,3 +118,88 @@ def _readable(packed: bytes) -> Refusal | None:
         return _refusal.decode(packed)
     except msgspec.MsgspecError:  # Written by a newer version.
         return None
+
+
+class LimitsInForce(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a customer, and of one of its keys, as admission is told them; 0 where there is no such limit."""
+
+    customer_id: str
+    rate: float  # Requests/s.
+    burst: float
+    tokens_per_minute: float = 0.0
+    max_concurrency: int = 0
+    quotas: Sequence[tuple[str, int]] = ()  # Period and amount, such as ("1day", 10000).
+    key_id: str = ""
+    key_rate: float = 0.0
+    key_burst: float = 0.0
+
+
+class LimitsLeft(msgspec.Struct, array_like=True, frozen=True):
+    """What is left of them: fields as in `Verdict`, `in_use` without the one who asks."""
+
+    remaining: float
+    reset_ms: int
+    tokens_left: float
+    tokens_reset_ms: int
+    in_use: int
+    quotas: Sequence[tuple[int, int]]  # What is left and ms until it starts anew, in the order of the limits.
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_left = msgspec.msgpack.Decoder(LimitsLeft)
+
+
+class LimitState:
+    """The limit_state script on one pool."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._script = Script("limit_state", client, keys)
+
+    async def read(self, limits: LimitsInForce) -> LimitsLeft:
+        """Look. Raises RedisUnavailable."""
+        told = _encode((limits.rate, limits.burst, limits.tokens_per_minute, limits.max_concurrency, limits.quotas))
+        packed = await self._script(limits.customer_id, told, limits.key_id, limits.key_rate, limits.key_burst)
+        return _left.decode(packed)
+
+
+CHUNK = 1000
+
+
+class QuotaSpent(NamedTuple):
+    """How many requests count against one quota of one customer, in the window that began at `began_ms` (UTC)."""
+
+    customer_id: str
+    period: str  # Such as 1day.
+    began_ms: int
+    spent: int
+
+
+class QuotaRestore:
+    """The quota_restore script on one pool. Both methods raise RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._client = client
+        self._names = (keys.epoch, keys.quotas_told)
+        self._script = Script("quota_restore", client, keys)
+
+    async def wanted(self) -> bool:
+        """Whether this Redis has a beginning since which nobody has told it."""
+        epoch, told = await self._look()
+        return epoch is not None and epoch != told
+
+    async def tell(self, spent: Sequence[QuotaSpent]) -> int:
+        """Raise what stands lower; how many did. One that is emptied meanwhile still wants to be told."""
+        epoch, _ = await self._look()
+        raised = 0
+        for start in range(0, max(1, len(spent)), CHUNK):
+            is_last = start + CHUNK >= len(spent)
+            raised += await self._tell_some(spent[start : start + CHUNK], epoch or b"" if is_last else b"")
+        return raised
+
+    async def _look(self) -> Sequence[Any]:
+        """In bytes, None where it is not known: when this Redis began, and of which beginning it was told."""
+        async with bounded():
+            return await self._client.mget(*self._names)
+
+    async def _tell_some(self, chunk: Sequence[QuotaSpent], told: bytes) -> int:
+        return int(await self._script(_encode(chunk), told))

@@ -1,23 +1,204 @@
-"""Who is there: heartbeats of workers and gateways, the census of healthy GPUs, and one look at everything."""
+"""Heartbeats of workers and gateways, the census of healthy GPUs, observations of a pool, and cordons.
 
+A worker's heartbeat can be sent without waiting: one write, no task, no future, no timer, and its reply is read when it
+comes. Idle workers do little else, so an unchanged one only says so.
+
+Cordoned workers finish what they run and claim nothing more. PostgreSQL holds who is cordoned, so that neither a
+restart of the worker nor the loss of Redis lifts it. Schedulers tell Redis, which tells each worker in the reply to its
+heartbeat.
+"""
+
+import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import structlog
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
-from scheduler.cordons import Standing
-from scheduler.packed import inner
+from scheduler.errors import RedisUnavailable
+from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import GATEWAY_GONE_MS
 from scheduler.protocol.limits import KEEP_MS as KEEP_REFUSALS_MS
 from scheduler.protocol.limits import KEPT_A_GATEWAY, MAX_A_BEAT, Refusal
 from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
-from scheduler.pulse import Pulse, beat_words
 from scheduler.redis_client.connections import bounded, line_of
 from scheduler.redis_client.keys import Keys
-from scheduler.redis_client.scripts import Script
+from scheduler.redis_client.pipeline import Argument
+from scheduler.redis_client.scripts import Script, inner
+
+LOOK_S = 0.1
+"""Between two looks at the catalog, which cost nothing."""
+
+AGAIN_S = 1.0
+"""After so long Redis is told again, should it have been emptied."""
+
+log = structlog.get_logger("scheduler")
+
+
+class Standing(IntEnum):
+    """What Redis says of a worker in the answer to its heartbeat (`worker_beat.lua`)."""
+
+    FREE = 0
+    CORDONED = 1
+    UNKNOWN = 2
+    """Nobody has told this Redis who is cordoned: it was emptied a moment ago. What was said before holds."""
+
+
+class Cordons:
+    """The cordon script on one pool. Raises RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._script = Script("cordon", client, keys)
+
+    async def tell(self, workers: Collection[str]) -> int:
+        """These are cordoned and no others; how many that changes."""
+        return int(await self._script(msgspec.msgpack.encode(sorted(workers))))
+
+
+class CordonKeeper:
+    """Tells Redis when `wanted` gives another answer than before, and each second; None is for not knowing.
+
+    `clock_s` is monotonic seconds.
+    """
+
+    def __init__(
+        self, cordons: Cordons, wanted: Callable[[], frozenset[str] | None], clock_s: Callable[[], float]
+    ) -> None:
+        self._cordons = cordons
+        self._wanted = wanted
+        self._clock_s = clock_s
+        self._told: frozenset[str] | None = None
+        self._told_at = -math.inf
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            try:
+                await self.look()
+            except RedisUnavailable:
+                pass  # It is told again soon.
+            except Exception as error:  # noqa: BLE001 - no fault may end this loop
+                log_fault("telling of cordons failed", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """One look. Raises RedisUnavailable."""
+        wanted, now = self._wanted(), self._clock_s()
+        if wanted is None or (wanted == self._told and now - self._told_at < AGAIN_S):
+            return
+        changed = await self._cordons.tell(wanted)
+        if changed:
+            log.info("cordons_told", cordoned=len(wanted), changed=changed)
+        self._told, self._told_at = wanted, now
+
+
+WHOLE_EVERY_S = 10.0
+"""After so long all is said again: a worker's row gets a new TTL with that only."""
+
+_KEEP_MS = 310_000  # Five minutes from the last beat, which may be ten seconds younger than the last whole one.
+_UNKNOWN = -1
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def beat_words(beat: WorkerBeat) -> tuple[Argument, ...]:
+    """What the script `worker_beat` is told of a worker."""
+    return beat.id, beat.status, round(beat.utilization, 4), beat.in_flight, _encode(beat), _KEEP_MS
+
+
+class _Heard:
+    """The answer to one pulse, in a future's place on the line."""
+
+    __slots__ = ("_stands", "_wrong", "pending")
+
+    def __init__(self, wrong: Callable[[], None], stands: Callable[[Standing], None]) -> None:
+        self._wrong = wrong
+        self._stands = stands
+        self.pending = False
+
+    def done(self) -> bool:
+        """Whether nobody cares any more."""
+        return not self.pending
+
+    def set_result(self, reply: Any, /) -> None:
+        """It arrived."""
+        self.pending = False
+        if reply == _UNKNOWN:
+            self._wrong()
+        else:
+            self._stands(reply)
+
+    def set_exception(self, error: RedisError, /) -> None:  # noqa: ARG002 - whatever it is, a call that is awaited tells
+        """It did not arrive, or the script is not known."""
+        self.pending = False
+        self._wrong()
+
+
+class Pulse:
+    """The pulses of one worker. `wrong` is called when one came to nothing: a beat that is awaited must follow.
+
+    `clock` is monotonic seconds. `stands` is told what the answer says of the worker.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        keys: Keys,
+        wrong: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        stands: Callable[[Standing], None] = lambda _: None,
+    ) -> None:
+        self._line = line_of(client)
+        self._script = Script("worker_beat", client, keys)
+        self._wrong = wrong
+        self._clock = clock
+        self._stands = stands
+        self._heard = _Heard(wrong, stands)
+        self._said: WorkerBeat | None = None
+        self._as_before = b""
+        self._whole_at = 0.0
+
+    @property
+    def pending(self) -> bool:
+        """Whether the answer to the last one is not here yet."""
+        return self._heard.pending
+
+    def send(self, beat: WorkerBeat) -> bool:
+        """Send one; the same object again says that nothing has changed. False without a connection, or while one is
+        pending.
+        """
+        heard = self._heard
+        if heard.pending or not self._line.tell(self._command(beat), heard):
+            return False
+        heard.pending = True
+        return True
+
+    def forget(self) -> None:
+        """Say all the next time: what Redis knows is not certain."""
+        self._said = None
+
+    def give_up(self) -> None:
+        """Wait no more for the answer: the connection is taken for dead."""
+        self._heard.pending = False
+        self._heard = _Heard(
+            self._wrong, self._stands
+        )  # The old one may still have its place in the order of the old connection.
+        self._line.retire()
+
+    def _command(self, beat: WorkerBeat) -> bytes:
+        now = self._clock()
+        if beat is self._said and now - self._whole_at < WHOLE_EVERY_S:
+            return self._as_before
+        if self._said is None or beat.id != self._said.id:
+            self._as_before = self._script.packed(beat.id)
+        self._said, self._whole_at = beat, now
+        return self._script.packed(*beat_words(beat))
+
 
 GONE_MS = 1000
 """A worker that was silent for so long does not count."""
@@ -30,7 +211,6 @@ NOTICE_MS = 5000
 COUNT_OUTLIVES_S = 10.0
 """How long the count that was made before Redis went away is believed when Redis comes back empty."""
 
-_encode = msgspec.msgpack.Encoder().encode
 _beat = msgspec.msgpack.Decoder(WorkerBeat)
 _stats = msgspec.msgpack.Decoder(GatewayStats)
 _observed = msgspec.msgpack.Decoder(

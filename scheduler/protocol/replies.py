@@ -1,13 +1,19 @@
-"""Replies: the stored result is the truth, the message on the gateway's channel is the fast way to it."""
+"""Replies, increments of streams, and the states of requests.
+
+The stored reply is the truth; messages are the fast way to it. Increments share the gateway's channel with replies,
+told apart by the first byte. Nothing waits for them and nothing is kept: each says where in the output its text
+belongs, so that a lost, late or doubled one is noticed, and the stored reply has all of it. The lookup of states is for
+jobs, which no connection waits for.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from scheduler.redis_client.connections import bounded
+from scheduler.redis_client.connections import FAULTS, bounded, line_of, unavailable
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
 
@@ -127,3 +133,128 @@ class Results:
             formed_ms=formed_ms,
             ended_ms=int(ended) if ended else None,
         )
+
+
+LOOK_SIZE = 512
+REPLIES_SIZE = 32
+"""A call: outputs may be large, and an answer too large for the call's time would never be had."""
+
+
+class Stand(NamedTuple):
+    """What Redis knows of one request; an empty `state` is that it knows nothing of it."""
+
+    state: str
+    error_code: str = ""
+    reply: Reply | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its state is final."""
+        return self.state in (State.COMPLETED, State.FAILED)
+
+
+class Stands:
+    """Looks on one pool. Raises RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    async def epoch(self) -> bytes:
+        """What tells this Redis from one that came back empty; b"" where nobody has used it yet."""
+        async with bounded():
+            return cast("bytes | None", await self._client.get(self._keys.epoch)) or b""
+
+    async def fetch(self, ids: Sequence[str]) -> list[Stand]:
+        """Each request's, in order."""
+        found: list[Stand] = []
+        for start in range(0, len(ids), LOOK_SIZE):
+            found += await self._look(ids[start : start + LOOK_SIZE])
+        ended = [at for at, stand in enumerate(found) if stand.ended]
+        for start in range(0, len(ended), REPLIES_SIZE):
+            some = ended[start : start + REPLIES_SIZE]
+            stored = await self._pipelined([(self._keys.request(ids[at]), "reply") for at in some])
+            for at, (reply,) in zip(some, stored, strict=True):
+                found[at] = found[at]._replace(reply=readable(reply))
+        return found
+
+    async def _look(self, ids: Sequence[str]) -> list[Stand]:
+        rows = await self._pipelined([(self._keys.request(request_id), "state", "code") for request_id in ids])
+        return [Stand((state or b"").decode(), (code or b"").decode()) for state, code in rows]
+
+    async def _pipelined(self, asked: Sequence[tuple[str, ...]]) -> list[Any]:
+        async with bounded():
+            pipeline = self._client.pipeline(transaction=False)
+            for key, *fields in asked:
+                pipeline.hmget(key, fields)
+            return await pipeline.execute()
+
+
+MARK = b"+"
+"""Before the msgpack array. No list of replies begins with it: to msgpack it is a number."""
+
+LOST = -1
+"""In the place of an offset: the run that wrote what came before is lost, and with it what it would have written."""
+
+
+class Increment(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A piece of one output. A gateway takes it only where id and nonce are those of a request that waits there.
+
+    `attempt` counts runs from 1; `offset` is where `text` begins, in characters of the output.
+    """
+
+    id: str
+    nonce: str
+    attempt: int
+    offset: int
+    text: str
+
+
+class Address(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where the increments of one request go, and by which nonce they are known there."""
+
+    gateway_id: str
+    nonce: str
+
+    def written(self) -> str:
+        """As `Payload.stream` carries it."""
+        return f"{self.gateway_id} {self.nonce}"
+
+
+def read_address(text: str) -> Address | None:
+    """What `written` wrote; None for anything else."""
+    gateway_id, space, nonce = text.partition(" ")
+    return Address(gateway_id, nonce) if gateway_id and space and nonce else None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(list[Increment])
+
+
+def encode_increments(increments: Sequence[Increment]) -> bytes:
+    """One message."""
+    return MARK + _encode(increments)
+
+
+def decode_increments(message: bytes) -> list[Increment]:
+    """What follows the mark. Raises ValueError."""
+    try:
+        return _decoder.decode(memoryview(message)[1:])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a list of increments: {error}") from error
+
+
+class IncrementChannel:
+    """Publishes on the channels of gateways."""
+
+    def __init__(self, client: Redis, keys: Keys) -> None:
+        self._line = line_of(client)
+        self._keys = keys
+
+    async def publish(self, gateway_id: str, increments: Sequence[Increment]) -> None:
+        """One message. Raises RedisUnavailable; then nobody knows whether it arrived, and nobody has to."""
+        message = (b"PUBLISH", self._keys.responses(gateway_id), encode_increments(increments))
+        try:
+            await self._line.call(message)
+        except FAULTS as error:
+            raise unavailable(error) from error

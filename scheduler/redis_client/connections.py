@@ -25,8 +25,7 @@ from redis.exceptions import RedisError, ResponseError
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.redis_client.keys import PROTOCOL
 from scheduler.redis_client.pipeline import Argument, Line
-from scheduler.redis_client.sentinel import SCHEMES, PrimaryPool, parse
-from scheduler.tls import SharedSSLConnection, prepare
+from scheduler.redis_client.sentinel import SCHEMES, PrimaryPool, SharedSSLConnection, parse, prepare
 
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)

@@ -1,16 +1,17 @@
-"""A line to Redis for calls that come often: one connection, calls sent at once and answered in the order of sending.
+"""A pipelined Redis client for frequent calls, with reconnect backoff.
 
-redis-py makes the connection (address, TLS, login, Sentinel); from then on its socket is read and written here, because
-`execute_command` costs several times what a script call needs: a turn at the pool, hooks, retries, metrics, a task's timer.
+Calls are sent at once and answered in the order of sending. redis-py makes the connection (address, TLS, login,
+Sentinel); from then on its socket is read and written here, because `execute_command` costs several times what a script
+call needs: the pool, hooks, retries, metrics, a task's timer.
 
-A call that nobody waits for any more leaves its place in the order, so that its answer never reaches the next caller.
-After a call without an answer in time the connection gets no new ones, and is closed once the others have theirs.
-
-One attempt to connect at a time: all calls that wait for it share its failure, and the next attempt begins after a pause
-with jitter, so that a server that is away costs little CPU and is not met by all processes at the same moment.
+A call that nobody waits for any more keeps its place in the order, so that its reply never reaches the next caller.
+After a call without a reply in time the connection gets no new ones, and is closed once the others have theirs. One
+connection attempt runs at a time: all waiting calls share its failure, and the next attempt follows after a pause with
+full jitter.
 """
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -29,7 +30,30 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004 - see above
 )
 
-from scheduler.backoff import Backoff
+
+class Backoff:
+    """Delays drawn from 0..ceiling, the ceiling doubling from `first_s` to `most_s` until reset."""
+
+    def __init__(
+        self, first_s: float = 0.05, most_s: float = 1.0, draw: Callable[[float, float], float] = random.uniform
+    ) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._draw = draw
+        self._ceiling_s = first_s
+
+    def next_s(self) -> float:
+        """The next delay in seconds; never under a tenth of the first, so that a loop always yields for real."""
+        delay = max(self._first_s / 10, self._draw(0.0, self._ceiling_s))
+        self._ceiling_s = min(self._most_s, self._ceiling_s * 2)
+        return delay
+
+    def reset(self) -> None:
+        self._ceiling_s = self._first_s
+
+    async def sleep(self) -> None:
+        await asyncio.sleep(self.next_s())
+
 
 Argument = str | bytes | float
 

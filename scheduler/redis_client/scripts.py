@@ -1,7 +1,8 @@
-"""The Lua scripts: read from their files, assembled with what they include, called by their hash.
+"""The Lua scripts: read, assembled with what they include, called by their hash; and strings in Lua's msgpack.
 
 A script names the parts it builds on in a line `-- include: prelude, wake, ratelimit/bucket`; parts are put in front of
-its own text in that order. One that Redis has forgotten (restart, failover, SCRIPT FLUSH) is sent again whole.
+its own text in that order. One that Redis has forgotten (restart, failover, SCRIPT FLUSH) is sent again whole. Lua's
+msgpack has no bin type, so packed bytes inside a packed array come as a str of any bytes.
 """
 
 import re
@@ -78,3 +79,16 @@ class Script:
             return await self._line.call(self._by_hash + args)
         except NoScriptError:
             return await self._line.call(self._whole + args)
+
+
+_HEADERS = {0xD9: 2, 0xDA: 3, 0xDB: 5, 0xC4: 2, 0xC5: 3, 0xC6: 5}
+
+
+def inner(packed: bytes) -> bytes:
+    """The content of a msgpack str or bin, whatever its bytes. Raises ValueError for anything else."""
+    head = packed[0] if packed else 0
+    if 0xA0 <= head <= 0xBF:
+        return packed[1:]
+    if head not in _HEADERS:
+        raise ValueError("not a packed string")
+    return packed[_HEADERS[head] :]

@@ -1,22 +1,78 @@
-"""Redis behind Sentinel: the URL form, and a pool whose connections always go to the primary of the moment.
+"""Redis behind Sentinel, and TLS connections that share one SSL context in a process.
 
     redis+sentinel://[user:password@]host:port[,host:port...]/service[/db]
 
-With TLS rediss+sentinel://, and as in redis-py's URLs ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE. Sentinels are asked
-in the clear even so, unless &sentinel_tls=on says that they speak TLS, too.
+With TLS rediss+sentinel://, and as in redis-py's URLs ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE. Sentinels
+are asked in the clear even so, unless &sentinel_tls=on says that they speak TLS, too. Connections always go to the
+present primary. A failover may lose what the old primary had acknowledged last: the gateways that hold the requests
+submit them again.
 
-A failover may lose what the old primary had acknowledged last: those who hold the requests submit them again.
+An SSL context costs about 20 ms of CPU, and redis-py makes one for each connection; here it is shared. The files that a
+URL names are read again when they change, so that a renewed certificate is used by the next connection.
 """
 
+import os
 import weakref
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 from redis.asyncio import BlockingConnectionPool
-from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection
+from redis.asyncio.connection import RedisSSLContext, SSLConnection
+from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from scheduler.errors import StartError
-from scheduler.tls import SharedSentinelSSLConnection, SharedSSLConnection
+
+_NOT_OPTIONS = {"context"}
+_FILES = ("keyfile", "certfile", "ca_certs", "ca_path")
+_made: dict[str, tuple[tuple[Any, ...], RedisSSLContext]] = {}
+
+
+def shared(wanted: RedisSSLContext) -> RedisSSLContext:
+    """The context of this process that has the options of `wanted`. Raises OSError where a file is not there.
+
+    There are as many of them as there are different Redis URLs.
+    """
+    options = repr([getattr(wanted, name) for name in RedisSSLContext.__slots__ if name not in _NOT_OPTIONS])
+    files = tuple(_version(getattr(wanted, name)) for name in _FILES)
+    known = _made.get(options)
+    if known is None or known[0] != files:
+        known = _made[options] = (files, wanted)
+    return known[1]
+
+
+def _version(path: str | None) -> tuple[int, ...]:
+    if not path:
+        return ()
+    found = os.stat(path)  # noqa: PTH116 - the path may be of a file or a folder, and may be text
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def prepare(connection: object) -> None:
+    """Make the context now, where this connection has one: the time of a first call may be too short for it.
+
+    A fault of its files is reported by each connection.
+    """
+    if isinstance(connection, SSLConnection):
+        with suppress(OSError):
+            shared(connection.ssl_context).get()
+
+
+class SharedSSLConnection(SSLConnection):
+    """One to a server that is named by its address."""
+
+    def _connection_arguments(self) -> Any:
+        self.ssl_context = shared(self.ssl_context)
+        return super()._connection_arguments()
+
+
+class SharedSentinelSSLConnection(SentinelManagedSSLConnection):
+    """One to the primary that Sentinel names."""
+
+    def _connection_arguments(self) -> Any:
+        self.ssl_context = shared(self.ssl_context)
+        return super()._connection_arguments()
+
 
 SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT = 26379

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy_files import DASHBOARDS, DEPLOY, documents, text_of
-from gateway.our_fault import OUR_FAULT
+from gateway.inference.events import OUR_FAULT
 from scheduler.errors import ErrorCode
 
 ROOT = DEPLOY.parent

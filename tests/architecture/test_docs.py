@@ -251,7 +251,7 @@ def test_every_verb_is_on_the_page_of_operations() -> None:
 
 def addresses() -> set[str]:
     """The paths that a gateway answers, from where they are put together."""
-    return set(re.findall(r'"(/[^"]+)"', text_of(ROOT / "gateway" / "parts.py")))
+    return set(re.findall(r'"(/[^"]+)"', text_of(ROOT / "gateway" / "wiring.py")))
 
 
 @by_name

@@ -13,9 +13,7 @@ from gateway.config import GatewayConfig
 from gateway.http.errors import TRY_LATER
 from gateway.openapi.document import openapi
 from gateway.openapi.endpoints import DOORS
-from gateway.openapi.model import NOT_TOLD
-from gateway.openapi_door import Door
-from gateway.openapi_headers import SOMETIMES
+from gateway.openapi.model import NOT_TOLD, SOMETIMES, Door
 from integration.gateway_fixtures import LiteralCatalog
 from scheduler.errors import HTTP, ErrorCode
 
@@ -130,8 +128,8 @@ def test_every_header_that_is_written_is_a_component(document: dict[str, Any]) -
     form = re.compile(r"""[("]((?:[A-Z][A-Za-z]+(?:-[A-Z][A-Za-z]+)+|x-[a-z-]+[a-z]|RateLimit|Allow|ETag))(?:", |: )""")
     written = {
         name
-        for path in (ROOT / "gateway").glob("*.py")
-        if not path.name.startswith("openapi")
+        for path in (ROOT / "gateway").rglob("*.py")
+        if path.parent.name != "openapi"
         for name in form.findall(path.read_text("utf-8"))
     }
 

@@ -4,6 +4,7 @@ import ast
 import gc
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,10 +30,11 @@ OWNERS = {
 }
 """Libraries that one room alone may import; `tierlane` and `gpu_pool` may use aiohttp's client."""
 
-WITH_TORCH = {f"gpu_pool.backends.hf.{name}" for name in ("causal", "decoding", "embedding", "loading", "row")}
+WITH_TORCH = {f"gpu_pool.backends.hf.{name}" for name in ("causal", "embedding", "loading", "row")}
 """Modules that bring torch, beside those of `tiny`: imported when a model is loaded, and not before."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
+MOST_MODULES = 12
 BANNED_CALLS = {"pickle", "cPickle", "marshal", "jsonpickle", "shelve"}
 MODULES = sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py"))
 
@@ -91,7 +93,7 @@ def test_every_module_imports_alone() -> None:
         "        del sys.modules[loaded]\n"
     )
     alone = [n for n in names if n.split(".")[0] in {"ratelimit", "scheduler", "gpu_pool"}]
-    alone = [n for n in alone if ".tiny" not in n and n not in WITH_TORCH]
+    alone = [n for n in alone if not n.startswith("gpu_pool.backends.tiny.") and n not in WITH_TORCH]
 
     result = subprocess.run(
         [sys.executable, "-c", probe],
@@ -121,6 +123,13 @@ def test_size_and_name(path: Path) -> None:
     assert text.count("\n") <= 500
     assert path.stem not in BANNED_NAMES
     assert ast.get_docstring(tree), "the first lines must say which idea the file owns"
+
+
+def test_packages_are_small() -> None:
+    """A package holds at most 12 modules, without its __init__."""
+    count = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+
+    assert {str(package.relative_to(ROOT)): n for package, n in count.items() if n > MOST_MODULES} == {}
 
 
 def body_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -11,16 +11,15 @@ import pytest
 from redis.asyncio import Redis
 
 from chromium import Tab, chromium
-from gateway.endless import end_all
 from integration.dashboard_bench import acting_stack, record
 from integration.dlq_bench import customer, letter
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.follower import Catalog
-from scheduler.cordons import CordonKeeper, Cordons, Standing
 from scheduler.protocol.pool_view import WorkerBeat
-from scheduler.protocol.presence import Presence
+from scheduler.protocol.presence import CordonKeeper, Cordons, Presence, Standing
 from scheduler.redis_client.keys import Keys
+from scheduler.tasks import end_all
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -18,7 +18,7 @@ from certificates import certificates
 from deploy_files import DEPLOY
 from eventually import eventually
 from separate_hosts import NETWORK, Host, Hosts, Typist, separate_hosts
-from tierlane.check.item import Item
+from tierlane.check.system import Item
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
 

@@ -12,9 +12,8 @@ from key_leaks import leaked_keys
 from pool import TIERS
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit
-from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET
+from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET, Riders
 from scheduler.protocol.replies import decode_reply
-from scheduler.riders import Riders
 from scheduler.states import TERMINAL, Admission
 
 ANY = st.integers(0, 1000)  # Which one: an index, taken modulo what is there.

@@ -1,8 +1,7 @@
 """How far the audit is behind, as health reads it from the lists of auditors and what they say of them."""
 
-from gateway.audit_lag import AuditLag
 from pool import Pool
-from scheduler.outbox import name_of
+from scheduler.protocol.audit_outbox import AuditLag, name_of
 from scheduler.request_id import created_ms
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from eventually import eventually
 from pool import Pool
-from scheduler.cordons import AGAIN_S, CordonKeeper, Cordons, Standing
 from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.presence import AGAIN_S, CordonKeeper, Cordons, Standing
 
 
 def beat(worker: str = "w1", status: str = "ready") -> WorkerBeat:

@@ -9,9 +9,9 @@ from redis.asyncio import Redis
 from eventually import eventually
 from pool import TIERS, WIDE, Pool, done
 from scheduler.errors import ErrorCode
-from scheduler.limit_state import LimitsInForce, LimitsLeft, LimitState
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.protocol.batches import Outcome
+from scheduler.protocol.limits import LimitsInForce, LimitsLeft, LimitState
 from scheduler.states import Admission
 
 HASH, LEASES = "rl:customer:customer", "rl:leases:customer"

@@ -5,10 +5,10 @@ import pytest
 
 from pool import Pool, done
 from scheduler.errors import ErrorCode
-from scheduler.packed import inner
 from scheduler.payload import Payload, decode_payload, encode_payload
 from scheduler.protocol.audit_outbox import DeadLetter, Ended, decode_entry
 from scheduler.protocol.batches import Outcome
+from scheduler.redis_client.scripts import inner
 
 
 async def lost(pool: Pool, times: int, **changes: object) -> str:

@@ -5,16 +5,16 @@ import pytest
 from eventually import eventually
 from pool import Pool, done
 from scheduler.errors import ErrorCode
-from scheduler.increments import (
+from scheduler.protocol.replies import (
     LOST,
     Address,
     Increment,
     IncrementChannel,
     decode_increments,
+    decode_replies,
     encode_increments,
     read_address,
 )
-from scheduler.protocol.replies import decode_replies
 
 GOLDEN = b"+\x91\x95\xa1r\xa1n\x01\x04\xa3\xc3\xa9x"
 

@@ -7,10 +7,9 @@ from redis.asyncio import Redis
 
 from pool import TIERS, WIDE, Pool, done
 from scheduler.errors import ErrorCode
-from scheduler.limit_state import LimitsInForce, LimitState
 from scheduler.protocol.admission import TierLimit, Verdict
 from scheduler.protocol.batches import Outcome
-from scheduler.quota_restore import CHUNK, QuotaRestore, QuotaSpent
+from scheduler.protocol.limits import CHUNK, LimitsInForce, LimitState, QuotaRestore, QuotaSpent
 from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
 

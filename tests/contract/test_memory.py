@@ -5,7 +5,7 @@ import pytest
 from pool import Pool
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import MAX_SUBMISSIONS, TierLimit
-from tierlane.embedded.allocator import find_jemalloc
+from tierlane.embedded.redis import find_jemalloc
 
 COUNT = 20 * MAX_SUBMISSIONS
 ALLOWED = 700

@@ -3,7 +3,7 @@
 import pytest
 
 from pool import Pool
-from scheduler.outbox import BAD_CAP, HELD_MS, TAKE_BYTES, Outbox, name_of
+from scheduler.protocol.audit_outbox import BAD_CAP, HELD_MS, TAKE_BYTES, Outbox, name_of
 
 
 async def put(pool: Pool, *entries: bytes) -> list[bytes]:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.redis_watch import ping
+from gateway.circuit_breaker import ping
 from pool import TIERS, Pool, done
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.redis_client.connections import check_server

@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from pool import Pool
 from scheduler.protocol.pool_view import WorkerBeat
-from scheduler.pulse import WHOLE_EVERY_S, Pulse
+from scheduler.protocol.presence import WHOLE_EVERY_S, Pulse
 from scheduler.redis_client.connections import line_of
 
 BEAT = WorkerBeat("w1", "ready", 0.5, 1, 100.0, 50.0, "simulated", "v1")

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pool import Pool
-from scheduler.quota_restore import QuotaRestore, QuotaSpent
+from scheduler.protocol.limits import QuotaRestore, QuotaSpent
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from tierlane.embedded.redis import EmbeddedRedis

@@ -5,9 +5,8 @@ import pytest
 from redis.asyncio import Redis
 
 from pool import Pool, done
-from scheduler.adoption import MAX_PAIRS
 from scheduler.errors import ErrorCode
-from scheduler.protocol.admission import TierLimit
+from scheduler.protocol.admission import MAX_PAIRS, TierLimit
 from scheduler.protocol.audit_outbox import Accepted, Ended
 from scheduler.protocol.cancellation import Reaped
 from scheduler.states import Admission

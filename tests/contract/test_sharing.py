@@ -6,8 +6,8 @@ import pytest
 
 from key_leaks import leaked_keys
 from pool import WIDE, Pool, done
-from scheduler.limit_state import LimitsInForce, LimitState
 from scheduler.protocol.admission import TierLimit, Verdict
+from scheduler.protocol.limits import LimitsInForce, LimitState
 from scheduler.protocol.replies import decode_replies, decode_reply
 from scheduler.states import Admission
 from sharing_story import KEEP, SHUT, ask, batch_of_all, finish, ids, served_from, stored, untold

@@ -7,7 +7,7 @@ from key_leaks import leaked_keys
 from pool import TIERS, Pool
 from scheduler.errors import ErrorCode
 from scheduler.protocol.audit_outbox import Ended
-from scheduler.riders import Riders
+from scheduler.protocol.batches import Riders
 from scheduler.states import Admission
 from sharing_story import KEEP, SHUT, ask, batch_of_all, finish, ids, served_from, stored, untold
 

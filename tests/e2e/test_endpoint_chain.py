@@ -6,11 +6,10 @@ import time
 import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
+from gpu_pool.backends.openai_endpoint.backend import EndpointBackend
 from gpu_pool.backends.tiny.backend import TinyBackend
-from gpu_pool.endpoint.access import Access
-from gpu_pool.endpoint_backend import EndpointBackend
-from scheduler.payload import Message, Task, encode_messages
-from scheduler.vectors import read_vector
+from gpu_pool.config import Access
+from scheduler.payload import Message, Task, encode_messages, read_vector
 from stack import Stack
 
 FEW = {"max_tokens": 16, "temperature": 0}

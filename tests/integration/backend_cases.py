@@ -10,7 +10,7 @@ from typing import Any
 from endpoint_stand_in import StandIn, serving
 from gpu_pool.backends.backend import Backend
 from gpu_pool.backends.function import FunctionBackend
-from gpu_pool.endpoint_backend import EndpointBackend
+from gpu_pool.backends.openai_endpoint.backend import EndpointBackend
 from gpu_pool.model_process.backend_registry import select_backend
 from hf_models import make_causal
 

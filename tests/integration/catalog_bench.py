@@ -21,7 +21,7 @@ import uvloop
 from eventually import eventually
 from integration.ledger_fixtures import fill_catalog
 from ledger.catalog.follower import Catalog
-from ledger.catalog_load import load_whole
+from ledger.catalog.loader import load_whole
 from ledger.migration import upgrade_to_head
 from scheduler.errors import RequestError
 from tierlane.embedded.postgres import EmbeddedPostgres

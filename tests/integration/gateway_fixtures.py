@@ -16,19 +16,18 @@ from redis.exceptions import OutOfMemoryError
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from gateway.endless import end_all
 from gateway.inference.traces import RequestTraces
+from ledger.audit.queries import RequestRow
 from ledger.catalog.api_key import NewKey, mint, verify
 from ledger.catalog.snapshot import Identity, Key, Model, Snapshot, Tier
 from ledger.postgres import Connection, closing, connect
-from ledger.requests import RequestRow
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.payload import Task, decode_payload
+from scheduler.payload import Task, decode_payload, write_vector
 from scheduler.protocol.batches import Batches, ClaimedRequest, Outcome
 from scheduler.protocol.pool_view import WorkerBeat
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.keys import Keys
-from scheduler.vectors import write_vector
+from scheduler.tasks import end_all
 
 SERVICE_TOKEN = "service-token-of-the-tests"
 TIERS = ("enterprise", "paid", "free")

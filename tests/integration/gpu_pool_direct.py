@@ -11,7 +11,6 @@ import pytest
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
 from gpu_pool.worker.worker import BLOCK_S, Worker
-from scheduler.increments import IncrementChannel
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.batches import Batches, Outcome, ReadyBatches
 from scheduler.protocol.direct import (
@@ -28,6 +27,7 @@ from scheduler.protocol.direct import (
     read_by_gateway,
 )
 from scheduler.protocol.presence import Presence
+from scheduler.protocol.replies import IncrementChannel
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.tracing import Spans

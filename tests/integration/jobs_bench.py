@@ -12,8 +12,8 @@ import msgspec
 from redis.asyncio import Redis
 
 from eventually import eventually
+from gateway.config import JobConfig
 from gateway.jobs.service import JobServing
-from gateway.jobs_config import JobConfig
 from integration.gateway_fixtures import TIERS, LiteralCatalog, Stack, running_stack
 from ledger.catalog.snapshot import Customer, Key, Tier
 

@@ -12,7 +12,6 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.endless import end_all
 from integration.gateway_fixtures import TIERS, Stack, openai_client, running_stack
 from integration.gpu_pool_fixtures import RunningWorker, StartWorker
 from pool import Pool
@@ -20,6 +19,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import Batches
 from scheduler.protocol.cancellation import Endings
 from scheduler.redis_client.keys import Keys
+from scheduler.tasks import end_all
 
 __all__ = ["Scene", "caller", "reading", "scene", "stack", "texts"]
 

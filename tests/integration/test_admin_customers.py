@@ -8,7 +8,7 @@ from gateway.host_lists import CallbackHosts, host_list
 from gateway.jobs.signature import customer_key, secret_bytes, secret_text
 from integration.admin_bench import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.catalog_load import load
+from ledger.catalog.loader import load
 
 __all__ = ["database_url", "db", "postgres_server"]
 

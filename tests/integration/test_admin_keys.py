@@ -8,7 +8,7 @@ import pytest
 from integration.admin_bench import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.api_key import verify
-from ledger.catalog_load import load
+from ledger.catalog.loader import load
 from scheduler.errors import RequestError
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -12,10 +12,9 @@ from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import ChorePolicy
-from ledger.requests import count_requests, find_request
+from ledger.audit.queries import count_requests, find_request
 from scheduler.errors import RedisUnavailable
-from scheduler.outbox import Outbox, Taken
-from scheduler.protocol.audit_outbox import decode_entry
+from scheduler.protocol.audit_outbox import Outbox, Taken, decode_entry
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dead, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.audit import writer as audit_writer
+from ledger.audit import writer
 from ledger.audit.maintenance import ChorePolicy
 from ledger.audit.rows import fold
-from ledger.audit_batch import make_batch
+from ledger.audit.writer import make_batch
 from scheduler.protocol.audit_outbox import Record, decode_entry
 from tierlane.embedded.postgres import EmbeddedPostgres
 
@@ -81,16 +81,16 @@ def record(kind: str, request_id: str) -> Record:
 async def write(db: Connection, records: Sequence[Record]) -> None:
     """What the auditor does with one take."""
     batch = await make_batch(fold(records))
-    assert await audit_writer.write_rows(db, batch.new, 10.0, new=True) == []
+    assert await writer.write_rows(db, batch.new, 10.0, new=True) == []
     for rows in (batch.known, batch.later):
-        assert await audit_writer.write_rows(db, rows, 10.0) == []
+        assert await writer.write_rows(db, rows, 10.0) == []
 
 
 async def test_every_order_and_split_ends_the_same(db: Connection) -> None:
     """One row for each request, with the end that the rule names whole: no field of another one is mixed in."""
     cases = [(kinds, parts) for kinds in sequences() for parts in splits(kinds)]
     ids = new_ids(len(cases))
-    await audit_writer.prepare(db)
+    await writer.prepare(db)
     for turn in (0, 1, 2):
         records = [
             record(kind, request_id)
@@ -125,7 +125,7 @@ async def test_every_order_and_split_ends_the_same(db: Connection) -> None:
 async def test_any_end_replaces_abandoned_and_is_not_replaced_by_it(db: Connection, kind: str) -> None:
     """That nobody would end it was only a guess."""
     (request_id,) = new_ids(1)
-    await audit_writer.prepare(db)
+    await writer.prepare(db)
     await write(db, [accepted(request_id)])
     await db.execute("UPDATE requests SET status = 'failed', error_code = 'abandoned', http_status = 504")
     await write(db, [accepted(request_id)])
@@ -210,11 +210,11 @@ async def test_a_bad_dead_letter_is_set_aside_alone(
 
 async def test_many_large_dead_letters_are_written_in_parts(db: Connection) -> None:
     """No transaction carries more than a few megabytes of them, and none is left out."""
-    await audit_writer.prepare(db)
+    await writer.prepare(db)
     ids = new_ids(100)
     batch = await make_batch(fold([dead(i, input_="x" * 250_000) for i in ids]))
 
-    assert await audit_writer.write_rows(db, batch.known, 5.0) == []
+    assert await writer.write_rows(db, batch.known, 5.0) == []
 
     assert await db.fetchval("SELECT count(*) FROM dead_letters") == 100
     assert await db.fetchval("SELECT count(DISTINCT xmin::text) FROM dead_letters") == 4

@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
-from ledger.requests import count_requests
+from ledger.audit.queries import count_requests
 from scheduler.errors import RedisUnavailable
-from scheduler.outbox import Outbox
+from scheduler.protocol.audit_outbox import Outbox
 from scheduler.redis_client.connections import command_client
 from tierlane.embedded.postgres import EmbeddedPostgres
 from tierlane.embedded.redis import EmbeddedRedis
@@ -34,7 +34,7 @@ import asyncio, sys
 from ledger.audit.auditor import Auditor, AuditPolicy
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
-from scheduler.outbox import Outbox
+from scheduler.protocol.audit_outbox import Outbox
 
 class Hanging(Outbox):
     async def drop(self, count, oldest, bad=()):

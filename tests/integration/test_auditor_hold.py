@@ -12,10 +12,10 @@ from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import ChorePolicy
-from ledger.audit_hold import HoldPolicy
-from ledger.requests import count_requests
+from ledger.audit.queries import count_requests
+from ledger.audit.window import HoldPolicy
 from scheduler.errors import RedisUnavailable
-from scheduler.outbox import Outbox, Taken
+from scheduler.protocol.audit_outbox import Outbox, Taken
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -25,11 +25,11 @@ DEEP = HoldPolicy(hold_s=0.02, deep_s=60, deep_open=10)
 # An auditor that holds what is deep, and says so: the moment to be killed.
 HOLDS = """
 import asyncio, sys
-from ledger.audit_hold import HoldPolicy
+from ledger.audit.window import HoldPolicy
 from ledger.audit.auditor import Auditor, AuditPolicy
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
-from scheduler.outbox import Outbox
+from scheduler.protocol.audit_outbox import Outbox
 
 async def main(database, redis):
     outbox = Outbox(command_client(redis), Keys(), "doomed")

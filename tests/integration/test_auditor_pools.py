@@ -5,10 +5,9 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
+from ledger.audit.queries import find_request
 from ledger.postgres import Connection
-from ledger.requests import find_request
-from scheduler.outbox import Outbox
-from scheduler.protocol.audit_outbox import encode_records
+from scheduler.protocol.audit_outbox import Outbox, encode_records
 from scheduler.redis_client.keys import Keys
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -9,7 +9,7 @@ from eventually import eventually
 from integration.auditor_bench import accepted, auditor_for, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import ChorePolicy
-from ledger.requests import count_requests
+from ledger.audit.queries import count_requests
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -8,8 +8,7 @@ import pytest
 
 from gpu_pool.backends.backend import Backend, Item, ItemResult
 from integration.backend_cases import CASES, Case
-from scheduler.payload import Message, Task, encode_messages
-from scheduler.vectors import read_vector
+from scheduler.payload import Message, Task, encode_messages, read_vector
 
 TEXTS = ["Once upon a time", "The sea is deep.", "x", "two words"]
 ODD = ["", " ", "\n", "日本語のテキスト", "👩‍🔬 é", "\x00", "a" * 150]

@@ -10,9 +10,8 @@ import pytest
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at, new_request_id
-from tierlane.bench.answer_ids import AnswerIds, Fate
-from tierlane.bench.batches import Span, read_batches
-from tierlane.bench.verification import AuditResult, Window, check_audit
+from tierlane.bench.resources import Span, read_batches
+from tierlane.bench.verification import AnswerIds, AuditResult, Fate, Window, check_audit
 
 __all__ = ["database_url", "db", "postgres_server"]
 

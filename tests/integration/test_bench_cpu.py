@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tierlane.bench.resources import cpu_between, read_cpu, rss_by_role
-from tierlane.bench.stack_info import ProcessInfo
+from tierlane.bench.resources import ProcessInfo, cpu_between, read_cpu, rss_by_role
 
 BURNT_S = 0.3
 # Waits for a line; then a child of it works and ends, and another one is there with the same memory.

@@ -21,7 +21,7 @@ from bench_stand_in import (
     stand_in,
     write_stack,
 )
-from tierlane.bench.tally import Silence
+from tierlane.bench.statistics import Silence
 
 __all__ = ["stack_file", "stand_in"]
 

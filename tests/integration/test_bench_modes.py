@@ -18,10 +18,10 @@ from bench_stand_in import (
     stand_in,
     write_stack,
 )
-from tierlane.bench.document import Document
 from tierlane.bench.plan import UsageError
-from tierlane.bench.report_page import write_report
-from tierlane.bench.tally import Silence
+from tierlane.bench.plots import write_report
+from tierlane.bench.report import Document
+from tierlane.bench.statistics import Silence
 
 __all__ = ["stack_file", "stand_in"]
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from tierlane.bench.padding import read_padding
+from tierlane.bench.resources import read_padding
 
 TOKEN = "a-token-of-16-characters"
 

@@ -13,8 +13,8 @@ import pytest
 from eventually import eventually
 from integration.ledger_fixtures import DeafProxy, database_url, db, dsn, own_server, postgres_server
 from ledger.catalog.follower import POLL_SLACK_S, Catalog
+from ledger.catalog.loader import CHANNEL
 from ledger.catalog.snapshot import Identity
-from ledger.catalog_load import CHANNEL
 from scheduler.errors import ErrorCode, RequestError
 from tierlane.embedded.postgres import EmbeddedPostgres
 

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at, new_request_id
 from tierlane.chaos.checker.evidence import collect, compared, open_files
-from tierlane.chaos.plan import Customer, Sources
+from tierlane.chaos.history import Customer, Sources
 
 __all__ = ["database_url", "db", "postgres_server"]
 

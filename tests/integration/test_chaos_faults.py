@@ -16,14 +16,12 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from eventually import eventually
 from tierlane.chaos.faults.actions import DOING
-from tierlane.chaos.faults.catalogue import BY_NAME, Place
+from tierlane.chaos.faults.catalogue import BY_NAME, Place, Planned
 from tierlane.chaos.faults.hostile_client import CONNECTIONS_OF_A_SORT, SORTS
 from tierlane.chaos.faults.proxy import FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
-from tierlane.chaos.faults.target import do_fault
-from tierlane.chaos.ground import Stranger
-from tierlane.chaos.plan import FaultEvent, What
-from tierlane.chaos.schedule import Planned
+from tierlane.chaos.faults.target import Stranger, do_fault
+from tierlane.chaos.history import FaultEvent, What
 from tierlane.chaos.stack import chaos_redis
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis

@@ -8,11 +8,9 @@ from aiohttp import web
 
 from bench_stand_in import StandIn, error_answer, reversed_answer
 from eventually import eventually
-from tierlane.chaos import encore
-from tierlane.chaos import load as customers
-from tierlane.chaos.history import Answered, History, Invoked, Stray, Unanswered
+from tierlane.chaos import load, scenario
+from tierlane.chaos.history import Answered, Customer, History, Invoked, Stray, Target, Unanswered
 from tierlane.chaos.load import Load
-from tierlane.chaos.plan import Customer, Target
 
 CUSTOMERS = tuple(
     Customer(tier=tier, id=f"{tier}-{number}", name=f"{tier}-{number}", key=f"tl_{tier}{number}_x")
@@ -89,7 +87,7 @@ async def test_only_requests_with_a_key_are_tried_again(
     gateways: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reset is indeterminate: with a key the client asks the other gateway, with the same body; else it gives up."""
-    monkeypatch.setattr(customers, "RETRY_AFTER_S", 0.02)
+    monkeypatch.setattr(load, "RETRY_AFTER_S", 0.02)
     bodies: dict[tuple[str, str], set[str]] = {}
 
     async def reset(number: int, text: str, request: web.Request) -> web.Response:
@@ -122,7 +120,7 @@ async def test_a_client_that_is_told_to_wait_asks_again(
     gateways: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """409: the first try is still running; until its patience is over the client comes back."""
-    monkeypatch.setattr(customers, "RETRY_AFTER_S", 0.02)
+    monkeypatch.setattr(load, "RETRY_AFTER_S", 0.02)
     told: set[str] = set()
 
     async def running_first(number: int, text: str, request: web.Request) -> web.Response:
@@ -145,8 +143,8 @@ async def test_a_client_that_is_told_to_wait_asks_again(
 
 async def test_no_answer_and_no_gateway(gateways: list[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     """A timeout is told with the time that was waited; what could not be sent is told as refused."""
-    monkeypatch.setattr(customers, "TIMEOUT_S", 0.3)
-    monkeypatch.setattr(customers, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(load, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(load, "PATIENCE_S", 0.1)
 
     async def hang(number: int, text: str, request: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -196,20 +194,20 @@ async def test_an_encore_lasts_until_every_gateway_serves(
     gateways: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that refuses is asked again and again, until it serves or patience is over."""
-    monkeypatch.setattr(encore, "ROUND_S", 0.2)
+    monkeypatch.setattr(scenario, "ROUND_S", 0.2)
 
     async def refuse_at_first(number: int, text: str, request: web.Request) -> web.Response:
         return reversed_answer(text) if number > 5 else error_answer(503, "no_capacity")
 
     gateways[0].behaviour = refuse_at_first
     history = History()
-    await encore.encore(Target(tuple(g.url for g in gateways), CUSTOMERS), 1, history)
+    await scenario.encore(Target(tuple(g.url for g in gateways), CUSTOMERS), 1, history)
     assert [event.status for event in of(history, Answered)].count(503) == 5
     assert gateways[0].number > 5
 
-    monkeypatch.setattr(encore, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(scenario, "FINAL_LOAD_PATIENCE_S", 0.5)
     gateways[0].url = "http://127.0.0.1:1"
-    await encore.encore(Target(tuple(g.url for g in gateways), CUSTOMERS), 1, history)
+    await scenario.encore(Target(tuple(g.url for g in gateways), CUSTOMERS), 1, history)
     assert {event.gateway for event in of(history, Unanswered)} == {"gateway-1"}
 
 

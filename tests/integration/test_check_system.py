@@ -13,7 +13,7 @@ from integration.ledger_fixtures import database_url, db, postgres_server
 from pool import Pool
 from scheduler.errors import StartError
 from tierlane.embedded.redis import EmbeddedRedis
-from tierlane.roles.start_checks import check_redis
+from tierlane.roles.process import check_redis
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.dashboard_assets import ASSETS
+from gateway.operations.dashboard import ASSETS
 from gateway.operations.session import COOKIE, LASTS_S, issue
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 

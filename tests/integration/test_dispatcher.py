@@ -10,15 +10,14 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool, done
-from scheduler.batching.dispatcher import IDLE_LOOK_S, Dispatcher, Waker
+from scheduler.batching.dispatcher import IDLE_LOOK_S, Dispatcher, ServiceWatch, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Caretaker
 from scheduler.batching.timing import UNKNOWN, Service
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.pool_view import WorkerBeat
 from scheduler.redis_client.connections import blocking_client
-from scheduler.service_watch import ServiceWatch
-from tierlane.roles.pool_policy import without_paused
+from tierlane.roles.scheduler import without_paused
 
 POLICY = BatchPolicy(4, 40.0, 4, 1000.0, [TierPolicy(name, i + 1, 0.1) for i, name in enumerate(TIERS)])
 

@@ -13,8 +13,8 @@ from integration.auditor_bench import auditor_for, running
 from integration.dashboard_bench import record
 from integration.dlq_bench import command, customer, letter, worker
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
+from ledger.audit.queries import find_request
 from ledger.dead_letters import find_letter, mark_requeued, unmark_requeued
-from ledger.requests import find_request
 from pool import Pool, done
 from scheduler.protocol.batches import Outcome
 from scheduler.redis_client.connections import command_client

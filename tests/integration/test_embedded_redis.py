@@ -13,9 +13,8 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from tierlane.embedded import EmbeddedRedis, EmbeddedServerError
-from tierlane.embedded.allocator import find_jemalloc
-from tierlane.embedded.right_of_way import NICE
-from tierlane.embedded.sockets import MAX_SOCKET_PATH_BYTES
+from tierlane.embedded.process import MAX_SOCKET_PATH_BYTES
+from tierlane.embedded.redis import NICE, find_jemalloc
 
 
 async def test_it_answers_and_is_private(tmp_path: Path) -> None:

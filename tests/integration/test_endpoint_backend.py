@@ -11,15 +11,13 @@ import pytest
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.openai_endpoint.backend import Endpoint
+from gpu_pool.backends.openai_endpoint.backend import Endpoint, EndpointBackend
+from gpu_pool.backends.openai_endpoint.requests import HandBack
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.endpoint.access import Access
-from gpu_pool.endpoint.batch import HandBack
-from gpu_pool.endpoint_backend import EndpointBackend
+from gpu_pool.config import Access
 from integration.endpoint_scene import Reader, answers, chat, codes, items, outputs, stand_in
-from scheduler.payload import Task
+from scheduler.payload import Task, read_vector
 from scheduler.tracing import Context
-from scheduler.vectors import read_vector
 
 __all__ = ["stand_in"]
 

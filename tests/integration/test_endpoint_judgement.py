@@ -9,11 +9,11 @@ import pytest
 from endpoint_stand_in import StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item
+from gpu_pool.backends.openai_endpoint.availability import Door
 from gpu_pool.backends.openai_endpoint.backend import Endpoint
+from gpu_pool.backends.openai_endpoint.requests import HandBack
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.endpoint.access import Access
-from gpu_pool.endpoint.batch import HandBack
-from gpu_pool.endpoint.door import Door
+from gpu_pool.config import Access
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 
 from endpoint_stand_in import StandIn, serving
 from gpu_pool.backends.backend import ItemResult
+from gpu_pool.backends.openai_endpoint.availability import ORDERS
 from gpu_pool.backends.openai_endpoint.backend import Endpoint
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.endpoint.access import Access
-from gpu_pool.endpoint.priority import ORDERS
+from gpu_pool.config import Access
 from integration.endpoint_scene import Reader, answers, chat, items
 
 ENTERPRISE, FREE = 1, 3

@@ -5,7 +5,7 @@ import pytest
 from endpoint_stand_in import StandIn
 from gpu_pool.backends.openai_endpoint.backend import Endpoint, EndpointAway
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.endpoint.access import Access
+from gpu_pool.config import Access
 from integration.endpoint_scene import answers, items, outputs, stand_in
 from scheduler.errors import StartError
 

@@ -8,9 +8,9 @@ from certificates import Certificates, certificates
 from endpoint_stand_in import StandIn, serving
 from gpu_pool.backends.backend import Item
 from gpu_pool.backends.openai_endpoint.backend import Endpoint, EndpointAway
+from gpu_pool.backends.openai_endpoint.requests import HandBack
 from gpu_pool.backends.openai_endpoint.settings import read_address
-from gpu_pool.endpoint.access import Access
-from gpu_pool.endpoint.batch import HandBack
+from gpu_pool.config import Access
 from scheduler.errors import StartError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from endpoint_stand_in import MODEL, StandIn, serving
 from eventually import eventually
-from gpu_pool.endpoint.access import Access
+from gpu_pool.config import Access
 from integration.gateway_fixtures import Stack
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here, told
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, start_worker

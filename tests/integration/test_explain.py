@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from typer.testing import CliRunner, Result
 
 from eventually import eventually
-from gateway.refusals import Refusals
+from gateway.limits.rejections import Refusals
 from integration.auditor_bench import auditor_for, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Identity

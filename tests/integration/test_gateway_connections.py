@@ -65,7 +65,7 @@ async def half_closed(stack: Stack, *pieces: bytes, wait_s: float = 5.0) -> byte
 async def test_aiohttp_leaves_a_connection_open_for_good_where_the_host_cannot_be_decoded(raw: bytes) -> None:
     """Aiohttp alone: the task of the connection ends by an exception, and nobody closes the connection.
 
-    When this fails aiohttp has mended it, and the check of the target in gateway/request_line.py can go.
+    When this fails aiohttp has mended it, and the check of the target in gateway/http/connection.py can go.
     """
 
     async def handler(_: web.BaseRequest) -> web.Response:

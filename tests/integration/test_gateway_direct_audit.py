@@ -10,8 +10,8 @@ from redis.asyncio import Redis
 
 from direct_parts import endpoints
 from eventually import eventually
-from gateway.audit_pairs import Pair
 from gateway.direct.spool import Spool, SpoolError, from_line, to_line
+from gateway.inference.recovery import Pair
 from integration.direct_mode_fixtures import (
     Outage,
     audit_of,

@@ -11,10 +11,9 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.config import GatewayConfig
-from gateway.doors import Doors
 from gateway.http.errors import Faults
 from gateway.http.response import Answer
-from gateway.http.router import Call, Routes
+from gateway.http.router import Call, Doors, Routes
 from gateway.http.server import EdgeServer, serve
 from integration.gateway_fixtures import Stack, head_of, running_stack
 

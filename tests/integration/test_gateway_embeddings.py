@@ -9,9 +9,8 @@ from redis.asyncio import Redis
 
 from integration.gateway_fixtures import Stack, openai_client, running_stack
 from scheduler.errors import ErrorCode
-from scheduler.payload import Task, decode_payload
+from scheduler.payload import Task, decode_payload, write_vector
 from scheduler.protocol.batches import ClaimedRequest, Outcome
-from scheduler.vectors import write_vector
 
 
 def embedded(member: ClaimedRequest) -> Outcome:

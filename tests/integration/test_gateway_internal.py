@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
-from ledger.requests import RequestRow
+from ledger.audit.queries import RequestRow
 from scheduler.request_id import created_at, new_request_id
 
 

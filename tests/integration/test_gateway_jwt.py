@@ -14,21 +14,19 @@ import pytest
 from aiohttp import web
 
 from eventually import eventually
-from gateway.auth.authenticator import Doorman
+from gateway.auth.authenticator import Doorman, Identities
 from gateway.auth.jwks import JwksSource
+from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.throttle import AuthThrottle
 from gateway.config import GatewayConfig
-from gateway.doors import Doors
-from gateway.endless import end_all
 from gateway.http.errors import Faults
 from gateway.http.response import Answer
-from gateway.http.router import Call, Routes
+from gateway.http.router import Call, Doors, Routes
 from gateway.http.server import EdgeServer, serve
-from gateway.identities import Identities
-from gateway.jwt_identities import JwtIdentities
 from jwt_issuer import LiteralCustomers, config, customer, jwk, jwks, token
 from ledger.catalog.api_key import NewKey, mint, verify
 from ledger.catalog.snapshot import Identity, Key, Snapshot
+from scheduler.tasks import end_all
 
 INFINITY = float("inf")
 

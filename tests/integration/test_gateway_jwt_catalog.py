@@ -9,7 +9,7 @@ import pytest
 
 from eventually import eventually
 from gateway.auth.jwks import JwksSource
-from gateway.jwt_identities import JwtIdentities
+from gateway.auth.jwt_customers import JwtIdentities
 from integration.ledger_fixtures import database_url, db, postgres_server
 from jwt_issuer import LiteralSource, config, token
 from ledger.catalog.follower import Catalog

@@ -11,24 +11,22 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.api.account import Me, MeParts
-from gateway.auth.authenticator import Doorman
+from gateway.auth.authenticator import Doorman, Identities
 from gateway.config import GatewayConfig
-from gateway.doors import Doors
 from gateway.http.errors import Faults
-from gateway.http.router import Routes
+from gateway.http.router import Doors, Routes
 from gateway.http.server import EdgeServer, serve
-from gateway.identities import Identities
 from gateway.inference.submission import build_submission
 from gateway.limits.capacity import LiveLimits
+from gateway.limits.customer_limits import Standing
 from gateway.limits.demand import Meter
-from gateway.standing import Standing
 from integration.gateway_fixtures import LiteralCatalog
 from ledger.audit.queries import Usage
 from pool import Pool
 from ratelimit.effective import LimitLook, effective
 from scheduler.errors import RedisUnavailable
-from scheduler.limit_state import LimitsInForce, LimitState
 from scheduler.payload import Payload
+from scheduler.protocol.limits import LimitsInForce, LimitState
 from scheduler.redis_client.keys import Keys
 
 USAGE = Usage(requests=12, completed=10, failed=2, tokens_used=345)

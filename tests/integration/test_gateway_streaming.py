@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.direct_mode_fixtures import Outage, direct_already, outage
 from integration.gateway_fixtures import Stack, model, openai_client, running_stack, tier
-from scheduler.increments import Increment, IncrementChannel
 from scheduler.payload import decode_payload
 from scheduler.protocol.batches import Outcome
+from scheduler.protocol.replies import Increment, IncrementChannel
 from scheduler.redis_client.keys import Keys
 
 __all__ = ["outage"]

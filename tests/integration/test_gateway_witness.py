@@ -12,13 +12,13 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.endless import end_all
 from integration.gateway_fixtures import TIERS, Stack, running_stack
 from ledger.audit.rows import Folded, fold
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import Record, decode_entry
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
+from scheduler.tasks import end_all
 from tierlane.embedded.redis import EmbeddedRedis
 
 RUN_S = 0.05

@@ -3,7 +3,7 @@
 import pytest
 
 from eventually import eventually
-from gpu_pool.worker import prefetch as ahead
+from gpu_pool.worker import prefetch
 from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import StartHere, start_here
 from integration.gpu_pool_fixtures import batch, replies, running
@@ -18,7 +18,7 @@ async def waiting(
     pool: Pool, redis_url: str, start_here: StartHere, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Worker, str, str]:
     """A worker that runs one batch and holds another one ahead; and the request of each."""
-    monkeypatch.setattr(ahead, "AHEAD_MS", 10_000.0)  # As soon as the running one has begun.
+    monkeypatch.setattr(prefetch, "AHEAD_MS", 10_000.0)  # As soon as the running one has begun.
     worker = await start_here("simulated:400", redis_url=redis_url)
     await replies(pool, await batch(pool, "measured"))
     (runs,), (waits,) = await batch(pool, "runs"), await batch(pool, "waits")

@@ -5,7 +5,7 @@ import pytest
 from eventually import eventually
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker
 from pool import Pool
-from scheduler.cordons import Cordons
+from scheduler.protocol.presence import Cordons
 
 __all__ = ["faulty_models", "start_worker"]
 

@@ -15,9 +15,8 @@ from integration.gpu_pool_direct import DirectClient, StartHere, item, start_her
 from integration.gpu_pool_fixtures import batch, faulty_models, replies
 from pool import Pool
 from scheduler.errors import RedisUnavailable
-from scheduler.payload import Payload, encode_payload
+from scheduler.payload import Payload, add_context, encode_payload
 from scheduler.protocol.direct import DirectBatch, DirectBusy, DirectResults
-from scheduler.traced_body import add_context
 from scheduler.tracing import Context, Span
 
 __all__ = ["faulty_models", "start_here"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gpu_pool.worker import direct_server as direct_endpoint
+from gpu_pool.worker import direct_server
 from gpu_pool.worker.worker import Worker, WorkerConfig
 from integration.gpu_pool_direct import TOKEN, DirectClient, StartHere, item, start_here, told
 from scheduler.errors import StartError
@@ -57,7 +57,7 @@ async def test_another_token_is_refused_without_a_word(start_here: StartHere, to
 
 async def test_whoever_says_nothing_is_closed(start_here: StartHere, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even half a hello keeps a connection open; a hello that was said keeps it for ever."""
-    monkeypatch.setattr(direct_endpoint, "HELLO_S", 0.2)
+    monkeypatch.setattr(direct_server, "HELLO_S", 0.2)
     worker = await start_here()
     silent, slow, good = [await DirectClient.open(worker) for _ in range(3)]
     good.send(HELLO)
@@ -109,7 +109,7 @@ async def test_a_frame_that_does_not_end_ends_its_connection(
     start_here: StartHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that died in the middle of a message holds no place for ever."""
-    monkeypatch.setattr(direct_endpoint, "TRANSFER_S", 0.2)
+    monkeypatch.setattr(direct_server, "TRANSFER_S", 0.2)
     worker = await start_here()
     client = await DirectClient.welcomed(worker)
 
@@ -121,7 +121,7 @@ async def test_a_frame_that_does_not_end_ends_its_connection(
 
 async def test_connections_are_bounded(start_here: StartHere, monkeypatch: pytest.MonkeyPatch) -> None:
     """One over the limit is closed at once; a place that becomes free is given again."""
-    monkeypatch.setattr(direct_endpoint, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(direct_server, "MAX_CONNECTIONS", 2)
     worker = await start_here()
     first, second = await DirectClient.welcomed(worker), await DirectClient.welcomed(worker)
 
@@ -199,7 +199,7 @@ def test_the_announced_address_can_be_connected_to(
     """Brackets for IPv6; where the worker listens on every address, the one from which it reaches Redis."""
     config = WorkerConfig("redis://r", "w1", **changes)  # type: ignore[arg-type]
 
-    assert direct_endpoint.announced(config, 7, local_host, named) == announced
+    assert direct_server.announced(config, 7, local_host, named) == announced
 
 
 async def test_the_local_end_of_the_connection_to_redis_is_known(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gpu_pool import quarantine, respawn
+from gpu_pool.model_process import supervisor
 from gpu_pool.worker.worker import Worker
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here, told
 from integration.gpu_pool_fixtures import batch, ended, faulty_models, replies
@@ -100,7 +100,7 @@ async def test_a_model_that_answers_nonsense_is_put_aside(
     pool: Pool, redis_url: str, start_here: StartHere, faulty_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three batches of NaN: no process, nothing claimed, and health says so; then one more is enough, until it heals."""
-    monkeypatch.setattr(quarantine, "FIRST_S", 3.0)
+    monkeypatch.setattr(supervisor, "FIRST_QUARANTINE_S", 3.0)
     worker = await start_here("faulty_models:sick", redis_url=redis_url)
     first = pid(worker)
     (faulty_models / "sick").touch()
@@ -130,7 +130,7 @@ async def test_nonsense_for_direct_calls_counts_the_same(
     start_here: StartHere, faulty_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One model, one count, whichever way its batches come; a gateway is told to go elsewhere."""
-    monkeypatch.setattr(quarantine, "FIRST_S", 0.7)
+    monkeypatch.setattr(supervisor, "FIRST_QUARANTINE_S", 0.7)
     worker = await start_here("faulty_models:sick")
     client = await DirectClient.welcomed(worker)
     (faulty_models / "sick").touch()
@@ -147,7 +147,7 @@ async def test_a_model_that_never_loads_counts_as_failed(
     pool: Pool, redis_url: str, start_here: StartHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five failures, and the word in health changes; from then on it is tried rarely."""
-    monkeypatch.setattr(respawn, "FIRST_S", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_RESPAWN_S", 0.01)
     await start_here("faulty_models:DiesWhileLoading", redis_url=redis_url, loads=False)
 
     await told_as(pool, "down")
@@ -168,4 +168,4 @@ async def test_a_model_that_worked_is_back_at_once_however_often_it_is_killed(st
         os.kill(killed, signal.SIGKILL)
         await eventually(lambda killed=killed: worker._keeper.model and pid(worker) != killed, "the next one is ready")
 
-        assert worker._keeper._respawn._next_s == 2 * respawn.FIRST_S
+        assert worker._keeper._respawn._next_s == 2 * supervisor.FIRST_RESPAWN_S

@@ -8,9 +8,8 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.handle import ModelHung, ModelLaunch
 from gpu_pool.model_process.supervisor import ModelKeeper
-from gpu_pool.watchdog import ModelHung
 from gpu_pool.worker.execution import Execution, NotStarted
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.batches import ClaimedRequest

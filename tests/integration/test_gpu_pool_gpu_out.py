@@ -6,7 +6,7 @@ import pytest
 
 from eventually import eventually
 from fake_nvml import FakeNvml
-from gpu_pool.gpu_memory import ECC
+from gpu_pool.worker.gpu import ECC
 from integration.gpu_pool_direct import DirectClient, StartHere, item, start_here, told
 from integration.gpu_pool_fixtures import batch, faulty_models, replies
 from pool import Pool

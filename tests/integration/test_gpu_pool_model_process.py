@@ -14,9 +14,7 @@ import pytest
 
 from eventually import eventually
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.model_launch import ModelLaunch
-from gpu_pool.model_process.handle import ModelLost, ModelProcess
-from gpu_pool.watchdog import ModelHung, run_watched
+from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelLost, ModelProcess, run_watched
 from integration.gpu_pool_fixtures import ended
 from scheduler.errors import StartError
 from scheduler.payload import Payload, encode_payload
@@ -272,7 +270,7 @@ async def test_an_idle_process_ends_by_itself_when_closed(start: Start) -> None:
 SUPERVISOR = """
 import asyncio, sys
 from gpu_pool.model_process.handle import ModelProcess
-from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.handle import ModelLaunch
 from scheduler.payload import Payload, encode_payload
 
 async def main():

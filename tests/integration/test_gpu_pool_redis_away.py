@@ -15,10 +15,10 @@ from gpu_pool.config import WorkerConfig
 from gpu_pool.worker.worker import BLOCK_S, Worker
 from pool import TIERS, Pool
 from scheduler.errors import RedisUnavailable
-from scheduler.increments import IncrementChannel
 from scheduler.protocol.batches import Batches, ClaimedBatch, ReadyBatches
 from scheduler.protocol.pool_view import WorkerBeat
 from scheduler.protocol.presence import Presence
+from scheduler.protocol.replies import IncrementChannel
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys
 from tierlane.embedded.redis import EmbeddedRedis

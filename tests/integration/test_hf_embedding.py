@@ -12,8 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 from gpu_pool.backends.backend import TOO_LATE, Item
 from gpu_pool.backends.hf.backend import HfBackend
 from gpu_pool.backends.hf.embedding import turns
-from scheduler.payload import Task
-from scheduler.vectors import read_vector
+from scheduler.payload import Task, read_vector
 
 SENTENCES = [
     "The cat sleeps on the sofa.",

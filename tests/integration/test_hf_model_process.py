@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from gpu_pool.model_launch import ModelLaunch
-from gpu_pool.model_process.handle import ModelProcess
-from gpu_pool.watchdog import run_watched
+from gpu_pool.model_process.handle import ModelLaunch, ModelProcess, run_watched
 from hf_models import change_config, make_causal
 from scheduler.payload import Payload, encode_payload
 

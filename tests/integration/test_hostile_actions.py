@@ -8,8 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from api_description import Described
-from gateway.action_door import MAX_BODY_BYTES
 from gateway.openapi.endpoints import DOORS
+from gateway.operations.action_requests import MAX_BODY_BYTES
 from integration.dashboard_bench import BEARER
 from integration.gateway_fixtures import Stack, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.jobs import webhooks as jobs_callbacks
+from gateway.jobs import webhooks
 from gateway.jobs.signature import customer_key, secret_bytes, secret_text, signed
 from gateway.jobs.webhooks import PausedHosts
 from integration.jobs_bench import JobBench, JobCatalog, customer_id, running_jobs
@@ -145,7 +145,7 @@ async def test_cancelling_is_told_too(bench: JobBench, receiver: Receiver) -> No
 
 async def test_it_is_tried_again(bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure and a redirect, which is not followed, are no deliveries; the id stays the same."""
-    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(webhooks, "DELAYS_S", (0.01, 0.01, 0.01))
     receiver.statuses = [500, 302, 200]
     task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
 
@@ -159,7 +159,7 @@ async def test_it_is_tried_again(bench: JobBench, receiver: Receiver, monkeypatc
 
 async def test_it_is_given_up(bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last delay nobody is called any more; the result can be read as ever."""
-    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01,))
+    monkeypatch.setattr(webhooks, "DELAYS_S", (0.01,))
     receiver.statuses = [503]
     task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
 
@@ -266,7 +266,7 @@ async def test_a_customer_has_hosts_of_its_own(
     bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its row says is obeyed with the next request, and for jobs that were taken before; others keep the deployment's."""
-    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01, 0.01))
+    monkeypatch.setattr(webhooks, "DELAYS_S", (0.01, 0.01))
     catalog = bench.stack.catalog
     assert isinstance(catalog, JobCatalog)
     bench.stack.worker.hold = True
@@ -324,7 +324,7 @@ async def test_one_that_does_not_answer_leaves_room(
     bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most so many calls to one host are under way; all are told in the end."""
-    monkeypatch.setattr(jobs_callbacks, "MOST_OF_A_HOST", 2)
+    monkeypatch.setattr(webhooks, "MOST_OF_A_HOST", 2)
     receiver.gate.clear()
     ids = [await bench.accepted({"input": f"n {n}", "callback_url": receiver.url}) for n in range(6)]
     for task_id in ids:
@@ -342,8 +342,8 @@ async def test_a_customer_whose_hosts_do_not_answer_leaves_room(
     client: Redis, redis_url: str, database_url: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most so many calls of one customer are under way, over all of its hosts; those of another one are made meanwhile."""
-    monkeypatch.setattr(jobs_callbacks, "LOOK_ROWS", 3)
-    monkeypatch.setattr(jobs_callbacks, "MOST_OF_A_CUSTOMER", 2)
+    monkeypatch.setattr(webhooks, "LOOK_ROWS", 3)
+    monkeypatch.setattr(webhooks, "MOST_OF_A_CUSTOMER", 2)
     async with receiving(addresses=5) as silent, receiving() as other:
         silent.gate.clear()
         urls = [f"http://127.0.0.{n}:{silent.port}/" for n in range(1, 6)]
@@ -367,8 +367,8 @@ async def test_one_that_does_not_answer_hides_nobody(
     client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many of its ends are due, those of another host are found, though they came last."""
-    monkeypatch.setattr(jobs_callbacks, "LOOK_ROWS", 6)
-    monkeypatch.setattr(jobs_callbacks, "MOST_OF_A_HOST", 2)
+    monkeypatch.setattr(webhooks, "LOOK_ROWS", 6)
+    monkeypatch.setattr(webhooks, "MOST_OF_A_HOST", 2)
     receiver.gate.clear()
     async with receiving() as other:
         jobs = told_to(receiver, callback_hosts=(f"127.0.0.1:{receiver.port}", f"localhost:{other.port}"))
@@ -436,7 +436,7 @@ async def test_a_stored_url_that_cannot_be_read_ends_nobodys_callbacks(
     bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     """However it came into its row: it is given up after its tries, and the others are told meanwhile."""
-    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01,))
+    monkeypatch.setattr(webhooks, "DELAYS_S", (0.01,))
     bench.stack.worker.hold = True
     bad = await bench.accepted({"input": "bad", "callback_url": receiver.url})
     await bench.db.execute("UPDATE jobs SET callback_url = $2 WHERE id = $1", bad, url)
@@ -456,14 +456,14 @@ async def test_callbacks_that_end_are_started_again_and_health_says_so(
     bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it was that ended them: within two seconds health names the task, and nothing stays untold."""
-    look, broken = jobs_callbacks.Callbacks._look, [True]
+    look, broken = webhooks.Callbacks._look, [True]
 
-    async def looking(self: jobs_callbacks.Callbacks, client: Any) -> None:
+    async def looking(self: webhooks.Callbacks, client: Any) -> None:
         if broken.pop() if broken else False:
             raise ZeroDivisionError
         await look(self, client)
 
-    monkeypatch.setattr(jobs_callbacks.Callbacks, "_look", looking)
+    monkeypatch.setattr(webhooks.Callbacks, "_look", looking)
     bench.serving.callbacks.look()
     task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
 
@@ -480,16 +480,16 @@ async def test_a_fault_of_ours_in_telling_is_tried_again_later(
     bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is noted as a try that failed: neither is the row looked at again at once, for ever, nor is it forgotten."""
-    monkeypatch.setattr(jobs_callbacks, "DELAYS_S", (0.01, 0.01))
+    monkeypatch.setattr(webhooks, "DELAYS_S", (0.01, 0.01))
     faults = [ZeroDivisionError(), ZeroDivisionError()]
-    post = jobs_callbacks.Callbacks._post
+    post = webhooks.Callbacks._post
 
-    async def posting(self: jobs_callbacks.Callbacks, *args: Any) -> int | None:
+    async def posting(self: webhooks.Callbacks, *args: Any) -> int | None:
         if faults:
             raise faults.pop()
         return await post(self, *args)
 
-    monkeypatch.setattr(jobs_callbacks.Callbacks, "_post", posting)
+    monkeypatch.setattr(webhooks.Callbacks, "_post", posting)
     task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
     await eventually(lambda: receiver.calls, "the receiver is called")
 

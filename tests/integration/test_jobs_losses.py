@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.jobs_config import JobConfig
+from gateway.config import JobConfig
 from integration.gateway_fixtures import running_stack
 from integration.jobs_bench import JobBench, JobCatalog, running_jobs
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server

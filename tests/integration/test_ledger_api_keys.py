@@ -10,7 +10,7 @@ import pytest
 
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.api_key import mint, parse, verify
-from ledger.catalog_load import load
+from ledger.catalog.loader import load
 from scheduler.errors import ErrorCode, RequestError
 
 __all__ = ["database_url", "db", "postgres_server"]

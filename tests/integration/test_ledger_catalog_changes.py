@@ -11,9 +11,9 @@ import pytest
 
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
 from ledger.catalog.changes import MOST_CHANGES, load_changes
+from ledger.catalog.loader import Picture, load, load_whole
 from ledger.catalog.snapshot import Snapshot
-from ledger.catalog_load import Picture, load, load_whole
-from ledger.letter_groups import Seen, note
+from ledger.dead_letters import Seen, note
 
 __all__ = ["database_url", "db", "postgres_server"]
 

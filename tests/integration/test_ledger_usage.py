@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
 from ledger.audit.queries import Spent, Usage, find_usage, quota_spent
+from ledger.catalog.loader import load
 from ledger.catalog.quotas import window_number, window_start
-from ledger.catalog_load import load
 
 __all__ = ["database_url", "db", "postgres_server"]
 

@@ -11,16 +11,15 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import CUSTOMER
 from integration.ledger_fixtures import database_url, db, postgres_server
+from ledger.audit.queries import find_request
 from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
 from ledger.postgres import Connection
-from ledger.requests import find_request
 from pool import TIERS, Pool, done
-from scheduler.outbox import name_of
+from scheduler.protocol.audit_outbox import name_of
+from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
-from scheduler.unfinished import Unfinished
-from tierlane.roles.left_pools import LeftPools
-from tierlane.roles.scheduler import serve_pools
+from tierlane.roles.scheduler import LeftPools, serve_pools
 from tierlane.settings.model import Settings
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -17,8 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from integration.ledger_fixtures import database_url, db, dsn, empty_url, postgres_server
 from ledger import migration
-from ledger.migration import is_ours, upgrade_to_head
-from ledger.migration_sql import split_statements
+from ledger.migration import is_ours, split_statements, upgrade_to_head
 from ledger.revision import current_revision, head_revision, is_current, known_revisions, migrations_dir
 from ledger.schema import metadata
 from scheduler.errors import StartError

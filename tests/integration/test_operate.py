@@ -8,7 +8,7 @@ from typer.testing import Result
 
 from integration.admin_bench import Admin
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.catalog_load import load
+from ledger.catalog.loader import load
 from pool import Pool
 
 __all__ = ["database_url", "db", "postgres_server"]

@@ -14,10 +14,10 @@ from otlp_receiver import Receiver, receiver
 from scheduler.errors import StartError
 from scheduler.tracing import Context, Kind, Span
 from stack import free_port
-from tierlane.roles import tracing as otlp
+from tierlane.roles import tracing
+from tierlane.roles.process import spans_of
 from tierlane.roles.tracing import QUEUE, OtlpSpans
 from tierlane.settings.model import Settings
-from tierlane.tracing.session import spans_of
 
 ONE = Context("a" * 32, "b" * 16)
 OTHER = Context("c" * 32, "d" * 16)
@@ -54,7 +54,7 @@ def test_a_span_arrives_as_it_was_told(collector: Receiver) -> None:
 
 async def test_a_collector_that_is_away_costs_nothing_but_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue is bounded, whoever tells does not wait, one line is logged, and the end comes in its time."""
-    monkeypatch.setattr(otlp, "FLUSH_S", 0.3)
+    monkeypatch.setattr(tracing, "FLUSH_S", 0.3)
     spans = OtlpSpans(f"http://127.0.0.1:{free_port()}", "gateway", "g1")
 
     with structlog.testing.capture_logs() as lines:
@@ -99,7 +99,7 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
         "import sys\n"
         "import tierlane.roles.gateway, tierlane.roles.worker\n"
         "from tierlane.settings.model import Settings\n"
-        "from tierlane.tracing.session import spans_of\n"
+        "from tierlane.roles.process import spans_of\n"
         "with spans_of(Settings(), 'gateway', 'g1') as spans:\n"
         "    assert spans is None\n"
         "ours = ('opentelemetry.exporter', 'opentelemetry.sdk.trace', 'opentelemetry.proto', 'google', 'requests')\n"

@@ -11,10 +11,10 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
 from ledger.audit.quota_restore import QuotaKeeper
+from ledger.catalog.loader import load
 from ledger.catalog.snapshot import Snapshot
-from ledger.catalog_load import load
 from pool import Pool
-from scheduler.quota_restore import QuotaRestore, QuotaSpent
+from scheduler.protocol.limits import QuotaRestore, QuotaSpent
 from scheduler.redis_client.keys import Keys
 from tierlane.embedded.postgres import EmbeddedPostgres
 

@@ -12,13 +12,12 @@ from integration.redis_acl_fixtures import redis_url, refused, socket, url_of, u
 from pool import TIERS, Pool, done
 from redis_acl import ROLES, SCRIPTS, touched
 from scheduler.errors import ErrorCode
-from scheduler.limit_state import LimitsInForce, LimitState
-from scheduler.outbox import name_of
+from scheduler.protocol.audit_outbox import name_of
 from scheduler.protocol.index_repair import IndexRepair
-from scheduler.quota_restore import QuotaRestore, QuotaSpent
+from scheduler.protocol.limits import LimitsInForce, LimitState, QuotaRestore, QuotaSpent
+from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.connections import blocking_client, blocking_read, check_server
 from scheduler.redis_client.keys import Keys
-from scheduler.unfinished import Unfinished
 
 __all__ = ["faulty_models", "redis_url", "socket", "start_worker", "users"]
 

@@ -9,8 +9,8 @@ from redis.exceptions import NoPermissionError, RedisError
 from integration.redis_acl_fixtures import PATIENCE_S, redis_url, refused, socket, users
 from pool import Pool
 from redis_acl import ROLES
-from scheduler.dead_list import DeadList
 from scheduler.errors import RedisUnavailable
+from scheduler.protocol.cancellation import DeadList
 from scheduler.protocol.limits import recent_refusals
 from scheduler.redis_client.connections import check_server, command_client
 from scheduler.redis_client.keys import Keys

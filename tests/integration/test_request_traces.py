@@ -9,8 +9,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from gateway.inference.traces import RequestTraces
 from integration.gateway_fixtures import Stack, running_stack
-from scheduler.payload import Payload, encode_payload
-from scheduler.traced_body import context_in
+from scheduler.payload import Payload, context_in, encode_payload
 from scheduler.tracing import Span
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -10,11 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tierlane.local_stack import STACK_FILE
-from tierlane.up.data_dir import DataDir
-from tierlane.up.errors import StackError
+from tierlane.connect import STACK_FILE
+from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.leftovers import end_leftovers
-from tierlane.up.log_lines import LogLines
 from tierlane.up.orphan_guard import LEASH_FILE, MARK_VARIABLE
 
 Sleeper = Callable[[str], subprocess.Popen[bytes]]

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from tierlane.up.errors import StackError
-from tierlane.up.ports import held_port
-from tierlane.up.readiness import wait_until_ready
+from tierlane.up.data_dir import StackError, held_port
+from tierlane.up.stack import wait_until_ready
 from up_harness import RunningUp
 
 HOST = "127.0.0.1"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from eventually import eventually
-from tierlane.up.backoff import SERVED_S
+from tierlane.up.supervisor import SERVED_S
 from up_harness import RunningUp, running, working_in
 
 

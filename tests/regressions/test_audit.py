@@ -13,11 +13,11 @@ from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import copy_of, database_url, db, drop, dsn, postgres_server
 from ledger.audit.auditor import HUNG_SESSION
+from ledger.audit.queries import count_requests, find_request
 from ledger.catalog.api_key import mint
 from ledger.catalog.follower import Catalog
-from ledger.catalog_load import CHANNEL
+from ledger.catalog.loader import CHANNEL
 from ledger.postgres import connect
-from ledger.requests import count_requests, find_request
 from regressions.lint import ROOT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.audit_outbox import decode_entry

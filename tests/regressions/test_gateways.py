@@ -10,17 +10,17 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 
 from eventually import eventually
-from gateway.cancels import MAX_IDS, Cancels
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError
-from gateway.endless import end_all
-from gateway.spool_merge import SpoolMerge
+from gateway.direct.spool_tasks import SpoolMerge
+from gateway.inference.deadlines import MAX_IDS, Cancels
 from integration.auditor_bench import accepted, ended, new_ids
 from integration.gateway_fixtures import Stack, running_stack
 from pool import Pool, done
 from regressions.bad_line import BadLine
-from scheduler.adoption import Adoption
 from scheduler.errors import ErrorCode
+from scheduler.protocol.admission import Adoption
 from scheduler.redis_client.keys import Keys
+from scheduler.tasks import end_all
 
 OF_ALL_POOLS = (b"rl:customer:customer", b"rl:leases:customer", b"protocol")
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from eventually import eventually
-from gateway.endless import end_all
 from gateway.inference.pending import Waiter, Waiters
 from gateway.inference.responses import PING_EVERY_S, PONG_WITHIN_S, Subscriber
 from pool import Pool, done
@@ -18,6 +17,7 @@ from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import subscriber_client
 from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
+from scheduler.tasks import end_all
 
 CHANNEL = Keys().responses("g1")
 

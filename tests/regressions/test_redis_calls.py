@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from gateway.endless import end_all
 from gateway.http.errors import JITTER, Faults
 from gateway.inference.pending import Waiters
 from gateway.inference.responses import Subscriber
 from pool import TIERS, WIDE, Pool, done
 from regressions.bad_line import BadLine
-from scheduler.backoff import Backoff
 from scheduler.batching.dispatcher import Dispatcher, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Caretaker
@@ -33,7 +31,9 @@ from scheduler.redis_client.connections import (
     subscriber_client,
 )
 from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.pipeline import Backoff
 from scheduler.states import Admission
+from scheduler.tasks import end_all
 from tierlane.embedded.redis import EmbeddedRedis
 
 KEYS = Keys()

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from gateway.endless import end_all
 from regressions import lint
 from regressions.lint import ROOT, Rule, found, sources
+from scheduler.tasks import end_all
 
 WALL_CLOCK = {
     "gateway/http/response.py": "the Date header",
@@ -47,7 +47,9 @@ def test_bug_11_nobody_walks_the_keyspace_or_a_long_list() -> None:
     assert {place.partition(":")[0] for place in broken(lint.walks_the_keyspace)} <= {
         "scheduler/protocol/index_repair.py"
     }
-    assert {place.partition(":")[0] for place in broken(lint.removes_by_value)} <= {"scheduler/dead_list.py"}
+    assert {place.partition(":")[0] for place in broken(lint.removes_by_value)} <= {
+        "scheduler/protocol/cancellation.py"
+    }
     for path in ROOT.glob("*/lua/**/*.lua"):
         assert not re.search(r"'(KEYS|SCAN|FLUSHALL|FLUSHDB)'", path.read_text("utf-8")), path.name
 

@@ -14,21 +14,19 @@ import uvloop
 from eventually import eventually
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.config import WorkerConfig
-from gpu_pool.device_errors import DeviceLost
-from gpu_pool.model_launch import ModelLaunch
-from gpu_pool.model_process.batch_runner import SUSPICIOUS_BATCHES, BatchRunner
-from gpu_pool.model_process.handle import ModelLost, ModelProcess
-from gpu_pool.outcomes import make_plan
+from gpu_pool.model_process.batch_runner import SUSPICIOUS_BATCHES, BatchRunner, DeviceLost
+from gpu_pool.model_process.handle import ModelLaunch, ModelLost, ModelProcess
+from gpu_pool.worker.execution import make_plan
 from gpu_pool.worker.worker import BLOCK_S, Worker
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker
 from pool import TIERS, Pool
 from regressions.bad_line import BadLine
 from scheduler.batching.reaper import Caretaker
 from scheduler.errors import ErrorCode
-from scheduler.increments import IncrementChannel
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.batches import Batches, ClaimedRequest, ReadyBatches
 from scheduler.protocol.presence import Presence
+from scheduler.protocol.replies import IncrementChannel
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys
 

@@ -5,7 +5,7 @@ from sqlalchemy import BigInteger, Boolean, CheckConstraint, Double, Integer, Sm
 
 from ledger.admin.errors import BadValue, check_integers, rule_in_words
 from ledger.schema import metadata
-from tierlane.admin.fields import OF_TABLE, REQUIRED, Field
+from tierlane.admin.options import OF_TABLE, REQUIRED, Field
 
 KINDS = {
     Double: "decimal",

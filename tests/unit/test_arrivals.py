@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.arrivals import ArrivalRate
+from scheduler.batching.timing import ArrivalRate
 
 
 @pytest.mark.parametrize(

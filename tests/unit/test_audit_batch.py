@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from ledger.audit.rows import fold, id_of
-from ledger.audit.writer import Refused
-from ledger.audit_batch import Batch, make_batch
-from ledger.letter_rows import LetterRow, to_letter_row
+from ledger.audit.rows import LetterRow, fold, id_of, to_letter_row
+from ledger.audit.writer import Batch, Refused, make_batch
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Record, decode_entry
 from scheduler.request_id import created_at

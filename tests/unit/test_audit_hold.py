@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledger.audit_hold import HoldPolicy
+from ledger.audit.window import HoldPolicy
 
 POLICY = HoldPolicy(hold_s=1.0, deep_s=60.0, deep_open=1000, most_open=200_000, most_bytes=1_000_000)
 

@@ -2,10 +2,8 @@
 
 from integration.auditor_bench import accepted, dead, ended, new_ids
 from ledger.audit.rows import Folded
-from ledger.audit.window import Window
-from ledger.audit_hold import HoldPolicy
-from scheduler.outbox import Taken, name_of
-from scheduler.protocol.audit_outbox import Record, encode_records
+from ledger.audit.window import HoldPolicy, Window
+from scheduler.protocol.audit_outbox import Record, Taken, encode_records, name_of
 
 
 class Redis:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from tierlane.bench.answer_ids import Fate
 from tierlane.bench.resources import ProcessCpu, cpu_between
-from tierlane.bench.verification import compare, key_id
+from tierlane.bench.verification import Fate, compare, key_id
 
 C, F, U, R = Fate.COMPLETED, Fate.FAILED, Fate.UNCLEAR, Fate.REFUSED
 

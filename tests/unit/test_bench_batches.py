@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlane.bench.batches import Ran, batch_use
+from tierlane.bench.resources import Ran, batch_use
 
 
 def test_fill_and_busy_share_are_of_whole_batches() -> None:

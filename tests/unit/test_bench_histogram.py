@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tierlane.bench.histogram import HIGHEST_S, LOWEST_S, MAX_RELATIVE_ERROR, Histogram
+from tierlane.bench.statistics import HIGHEST_S, LOWEST_S, MAX_RELATIVE_ERROR, Histogram
 
 times = st.lists(st.floats(LOWEST_S, HIGHEST_S), min_size=1, max_size=200)
 

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from tierlane.bench.answer_ids import AnswerIds, Fate, fate_of, request_id_hex
 from tierlane.bench.http_client import ResponseParser
-from tierlane.bench.inputs import Inputs
-from tierlane.bench.output_check import DECIDE_AFTER, OutputCheck, Verify
+from tierlane.bench.plan import DECIDE_AFTER, Inputs, OutputCheck, Verify
+from tierlane.bench.verification import AnswerIds, Fate, fate_of, request_id_hex
 
 DIGITS = "0123456789abcdef" * 2
 

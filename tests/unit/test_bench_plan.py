@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tierlane.bench.command import main
-from tierlane.bench.inputs import NONCE_CHARACTERS
-from tierlane.bench.option_texts import OPTIONS, TOOL
-from tierlane.bench.plan import Address, UsageError, read_address, read_plan
-from tierlane.bench.stack_info import StackError, StackInfo, keys_for, read_keys, read_stack
+from tierlane.bench.command import OPTIONS, TOOL, main
+from tierlane.bench.plan import NONCE_CHARACTERS, Address, UsageError, read_address, read_plan
+from tierlane.bench.resources import StackError, StackInfo, keys_for, read_keys, read_stack
 
 
 def test_the_defaults_are_a_valid_plan() -> None:

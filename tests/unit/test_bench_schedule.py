@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from tierlane.bench.mix import Mix, MixError, parse_mix
-from tierlane.bench.schedule import Arrivals, Due, schedule
+from tierlane.bench.plan import Arrivals, Due, Mix, MixError, parse_mix, schedule
 
 ONE = Mix(("only",), (1.0,))
 

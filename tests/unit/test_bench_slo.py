@@ -2,8 +2,7 @@
 
 import pytest
 
-from tierlane.bench.statistics import SloError, good_bounds, judge, parse_share, parse_slo
-from tierlane.bench.tally import Silence, TierTally
+from tierlane.bench.statistics import Silence, SloError, TierTally, good_bounds, judge, parse_share, parse_slo
 
 TIERS = ("enterprise", "paid")
 

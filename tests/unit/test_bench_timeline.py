@@ -2,9 +2,8 @@
 
 import pytest
 
-from tierlane.bench.histogram import MAX_RELATIVE_ERROR, Histogram
-from tierlane.bench.tally import Silence, new_tallies
-from tierlane.bench.timeline import Timeline
+from tierlane.bench.runner import Timeline
+from tierlane.bench.statistics import MAX_RELATIVE_ERROR, Histogram, Silence, new_tallies
 
 
 def test_each_step_holds_what_came_since_the_last() -> None:

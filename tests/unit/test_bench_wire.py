@@ -16,7 +16,7 @@ from tierlane.bench.http_client import (
     WireError,
     header,
 )
-from tierlane.bench.inputs import NONCE_CHARACTERS, Inputs, filler_of
+from tierlane.bench.plan import NONCE_CHARACTERS, Inputs, filler_of
 
 OK = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\nX-Request-ID: req_1\r\n\r\nhello world"

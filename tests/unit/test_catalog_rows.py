@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from limits import parse as parse_limit
 
 from ledger.catalog.changes import MOST_CHANGES, Changed, changed_by
-from ledger.catalog.loader import BadCatalogRow, models_from, parse_quota, tiers_from
+from ledger.catalog.loader import BadCatalogRow, SnapshotBuild, models_from, parse_quota, readable, tiers_from
 from ledger.catalog.quotas import held_of, window_number, window_start
 from ledger.catalog.snapshot import Quota, Snapshot
-from ledger.catalog_build import SnapshotBuild, readable
 from ledger.schema.catalog import QUOTA_PATTERN
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)

@@ -7,9 +7,8 @@ import pytest
 
 from eventually import eventually
 from tierlane.bench.http_client import ResponseParser
-from tierlane.chaos.calls import Reading, read_answer, request_bytes
-from tierlane.chaos.plan import Customer, request_input
-from tierlane.chaos.stalls import watch_stalls
+from tierlane.chaos.history import Customer, request_input
+from tierlane.chaos.load import Reading, read_answer, request_bytes, watch_stalls
 
 CUSTOMER = Customer(tier="free", id="c", name="n", key="tl_k_s")
 TEXT = request_input("0123456789abcdef", 12.5, "xyz")

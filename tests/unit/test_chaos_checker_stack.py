@@ -6,7 +6,7 @@ import pytest
 
 from chaos_story import Story
 from scheduler.errors import http_status
-from tierlane.chaos.proof import FileCount
+from tierlane.chaos.checker.evidence import FileCount
 
 
 def test_late_execution() -> None:

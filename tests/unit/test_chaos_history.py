@@ -8,15 +8,16 @@ from tierlane.chaos.history import (
     Answered,
     Event,
     Fault,
+    FaultEvent,
     History,
     HistoryError,
     Invoked,
     Stalled,
     Stray,
     Unanswered,
+    What,
     read_history,
 )
-from tierlane.chaos.plan import FaultEvent, What
 
 EVENTS: list[Event] = [
     Invoked(at=1.0, nonce="a", turn=0, trace="t", gateway="gateway-1", tier="free", customer="c", key="k"),

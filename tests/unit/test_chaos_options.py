@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tierlane.chaos.command import main
+from tierlane.chaos.command import OPTIONS, TOOL, UsageError, main, read_options
 from tierlane.chaos.faults.actions import DOING
 from tierlane.chaos.faults.catalogue import KINDS
-from tierlane.chaos.option_texts import OPTIONS, TOOL
-from tierlane.chaos.options import UsageError, read_options
 from tierlane.settings.descriptions import flag
 
 HEAVY = {"pydantic", "redis", "aiohttp", "sqlalchemy", "asyncpg", "rich", "psutil", "uvloop"}

@@ -1,8 +1,7 @@
 """How long after a heal the load was whole again."""
 
-from tierlane.chaos.history import Answered, Event, Invoked, Unanswered
-from tierlane.chaos.plan import FaultEvent, What
-from tierlane.chaos.recovery import recoveries
+from tierlane.chaos.history import Answered, Event, FaultEvent, Invoked, Unanswered, What
+from tierlane.chaos.scenario import recoveries
 
 
 def _request(at: float, *, ok: bool) -> list[Event]:

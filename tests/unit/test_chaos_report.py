@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from chaos_story import Story, nonce_of
-from tierlane.chaos.plan import FaultEvent, Recovery, RunInfo, What
+from tierlane.chaos.history import FaultEvent, Recovery, RunInfo, What
 from tierlane.chaos.report import document, show
 
 EVENT = FaultEvent(2.0, "flushall", "redis", What.START, "3 keys")

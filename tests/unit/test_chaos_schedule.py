@@ -5,9 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, Family, Place
+from tierlane.chaos.faults.catalogue import BACK_S, BY_NAME, GAP_S, KINDS, QUIET_S, Family, Place, Planned, schedule
 from tierlane.chaos.faults.target import blows
-from tierlane.chaos.schedule import BACK_S, GAP_S, QUIET_S, Planned, schedule
 
 TARGETS = {
     Place.GATEWAY: 3,

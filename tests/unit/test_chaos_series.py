@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from chaos_story import Story
-from tierlane.chaos.options import MAX_SEEDS, read_options, seed_range
-from tierlane.chaos.plan import FaultEvent, Recovery, RunInfo, What
+from tierlane.chaos.command import MAX_SEEDS, read_options, seed_range
+from tierlane.chaos.history import FaultEvent, Recovery, RunInfo, What
 from tierlane.chaos.report import document
 from tierlane.chaos.series import Summary, markdown, series_document, summary_of, summary_table
 

@@ -3,7 +3,7 @@
 import pytest
 
 from chaos_story import Story
-from tierlane.chaos.steps import BACKWARD, FORWARD, Step, SteppedClock, read_step, told_step
+from tierlane.chaos.faults.server_clock import BACKWARD, FORWARD, Step, SteppedClock, read_step, told_step
 
 STAMP_S = 0.25
 

@@ -6,10 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from quick_help import shown_by
-from tierlane.check.finding import fails, holds, untold
 from tierlane.check.model import sizes_of
-from tierlane.check.model_report import Report, document, lines_of, summary
-from tierlane.check.suggestion import Timed, suggest
+from tierlane.check.model_report import Report, Timed, document, fails, holds, lines_of, suggest, summary, untold
 from tierlane.cli import app
 from tierlane.connect import UsageError
 

@@ -3,9 +3,9 @@
 import pytest
 
 from gpu_pool.backends.backend import ItemResult
-from tierlane.check import judgement
-from tierlane.check.finding import fails, holds, passed, untold
-from tierlane.check.probe import Answer
+from tierlane.check import model
+from tierlane.check.model import Answer
+from tierlane.check.model_report import fails, holds, passed, untold
 
 POISON = ItemResult("The model cannot process this input.", 0, "poison_request")
 LOST = Answer(lost="The model process was ended by signal 9.")
@@ -27,7 +27,7 @@ def answer(*outputs: str, fault: str = "") -> Answer:
 )
 def test_order(together: tuple[str, ...], alone: tuple[str, ...], ok: bool | None, said: str) -> None:
     """Only an answer that is another input's says that they are mixed up."""
-    found = judgement.order(answer(*together), [answer(one) for one in alone])
+    found = model.judge_order(answer(*together), [answer(one) for one in alone])
 
     assert (found.ok, found.said) == (ok, said)
 
@@ -37,27 +37,27 @@ def test_order(together: tuple[str, ...], alone: tuple[str, ...], ok: bool | Non
 )
 def test_determinism(second: Answer, ok: bool) -> None:
     """Equal inputs, equal answers."""
-    assert judgement.determinism(answer("a", "b"), second).ok is ok
+    assert model.judge_determinism(answer("a", "b"), second).ok is ok
 
 
 def test_length() -> None:
     """A batch that was taken apart is a fault, even where its parts went well; an exception is none of the length."""
     wrong = "The model returned 1 answers for 2 inputs."
 
-    assert judgement.length([answer("a", "b"), answer("a")]).ok is True
-    assert judgement.length([answer("a", "b", fault=wrong)]) == fails("length", wrong, judgement.LENGTH)
-    assert judgement.length([answer("a", "b"), LOST]).ok is False
-    assert judgement.answered(answer("a", fault="The model raised KeyError.")).ok is False
-    assert judgement.length([answer("a", fault="The model raised KeyError.")]).ok is True
+    assert model.judge_length([answer("a", "b"), answer("a")]).ok is True
+    assert model.judge_length([answer("a", "b", fault=wrong)]) == fails("length", wrong, model.LENGTH)
+    assert model.judge_length([answer("a", "b"), LOST]).ok is False
+    assert model.judge_answered(answer("a", fault="The model raised KeyError.")).ok is False
+    assert model.judge_length([answer("a", fault="The model raised KeyError.")]).ok is True
 
 
 def test_kind() -> None:
     """One answer that is no string is a fault, and its words are shown."""
     mixed = Answer(1.0, [ItemResult("a"), ItemResult("The model's answer is not a string.", 0, "invalid_output")])
 
-    assert judgement.kind(answer("a", "b")).ok is True
-    found = judgement.kind(mixed)
-    assert (found.ok, found.advice) == (False, judgement.KIND)
+    assert model.judge_kind(answer("a", "b")).ok is True
+    found = model.judge_kind(mixed)
+    assert (found.ok, found.advice) == (False, model.KIND)
     assert "1 of 2 answers failed. invalid_output: The model's answer is not a string." in found.said
 
 
@@ -72,7 +72,7 @@ def test_kind() -> None:
 )
 def test_odd_inputs(came: Answer, ok: bool) -> None:
     """Refusing an input in good form is an answer; raising and dying are not."""
-    assert judgement.odd("empty", came).ok is ok
+    assert model.judge_odd("empty", came).ok is ok
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_isolation(outputs: tuple[str | None, ...], steady: bool, ok: bool | Non
     """The bad one fails, and nobody beside it; where answers differ from run to run, any answer will do."""
     mixed = Answer(1.0, [POISON if output is None else ItemResult(output) for output in outputs])
 
-    assert judgement.isolation(1, mixed, {0: "a", 2: "b"}, steady=steady).ok is ok
+    assert model.judge_isolation(1, mixed, {0: "a", 2: "b"}, steady=steady).ok is ok
 
 
 def test_a_bad_input_that_kills_the_process_is_not_isolated() -> None:
     """Its neighbours die with it."""
-    assert judgement.isolation(1, LOST, {0: "a"}, steady=True).ok is False
+    assert model.judge_isolation(1, LOST, {0: "a"}, steady=True).ok is False
 
 
 def test_only_a_cross_is_a_failure() -> None:

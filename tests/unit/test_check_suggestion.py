@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlane.check.suggestion import Timed, suggest
+from tierlane.check.model_report import Timed, suggest
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from ledger.catalog.snapshot import Model, Tier
 from scheduler.protocol.pool_view import Observation, WorkerView
-from tierlane.check import verdicts
-from tierlane.check.item import Item, document, lines_of, passes, status_line
+from tierlane.check import system
+from tierlane.check.system import Item, document, lines_of, passes, status_line
 
 FREE = Tier("free", 3, 0.1, 10.0, 20.0, 8, None, 500, 2000, None, None)
 TINY = Model("tiny", "default", 8, None, 40, 3000, 100.0, 0.8, 0, True)
@@ -34,7 +34,7 @@ def looking(*workers: WorkerView) -> Observation:
 )
 def test_redis(info: dict[str, object], levels: list[str]) -> None:
     """The floor of the version, that it is no cluster, and that nothing is evicted."""
-    assert [item.level for item in verdicts.redis(info)] == levels
+    assert [item.level for item in system.judge_redis(info)] == levels
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_redis(info: dict[str, object], levels: list[str]) -> None:
 )
 def test_clocks(skew_ms: float, round_trip_ms: float, level: str) -> None:
     """100 ms, and what the round trip leaves open is no proof."""
-    assert verdicts.clock("redis", skew_ms, round_trip_ms).level == level
+    assert system.judge_clock("redis", skew_ms, round_trip_ms).level == level
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_clocks(skew_ms: float, round_trip_ms: float, level: str) -> None:
 )
 def test_migrations(revision: str | None, behind: bool, level: str) -> None:
     """An old schema fails; a newer one than this installation's is borne."""
-    assert verdicts.migrations(revision, "2", behind=behind).level == level
+    assert system.judge_migrations(revision, "2", behind=behind).level == level
 
 
 def test_the_catalog() -> None:
     """A paused tier and a catalog without models are told."""
     paused = msgspec.structs.replace(FREE, paused=True)
 
-    assert [item.level for item in verdicts.tiers([FREE])] == ["pass"]
-    assert [(item.level, item.said) for item in verdicts.tiers([paused])][1] == ("warn", "paused: free")
-    assert verdicts.models([TINY]).level == "pass"
-    assert verdicts.models([msgspec.structs.replace(TINY, enabled=False)]).level == "fail"
-    assert verdicts.models([]).level == "fail"
+    assert [item.level for item in system.judge_tiers([FREE])] == ["pass"]
+    assert [(item.level, item.said) for item in system.judge_tiers([paused])][1] == ("warn", "paused: free")
+    assert system.judge_models([TINY]).level == "pass"
+    assert system.judge_models([msgspec.structs.replace(TINY, enabled=False)]).level == "fail"
+    assert system.judge_models([]).level == "fail"
 
 
 def test_pools() -> None:
@@ -76,7 +76,7 @@ def test_pools() -> None:
         "off": looking(),
     }
 
-    items = verdicts.pools([TINY, other, off], seen)
+    items = system.judge_pools([TINY, other, off], seen)
 
     assert [(item.name, item.level) for item in items] == [("pool default", "warn"), ("pool other", "fail")]
     assert items[0].advice == "Cordoned: w2."
@@ -93,7 +93,7 @@ def test_pools() -> None:
 )
 def test_a_gateway(document: dict[str, Any], levels: list[str]) -> None:
     """`degraded` is a warning with its reasons, what else is not healthy a failure."""
-    items = verdicts.gateway(document)
+    items = system.judge_gateway(document)
 
     assert [item.level for item in items] == levels
     assert items[0].advice == " ".join(document.get("reasons", []))
@@ -101,7 +101,7 @@ def test_a_gateway(document: dict[str, Any], levels: list[str]) -> None:
 
 def test_dead_letters() -> None:
     """They fail nothing: somebody has to look at them."""
-    assert [verdicts.dead_letters(count).level for count in (0, 3)] == ["pass", "warn"]
+    assert [system.judge_dead_letters(count).level for count in (0, 3)] == ["pass", "warn"]
 
 
 def test_what_is_printed() -> None:

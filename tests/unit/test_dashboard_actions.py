@@ -5,8 +5,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.operations.action_requests import CordonBody
 from gateway.operations.actions import check_left
+from gateway.operations.session import check_same_site
 from gateway.operations.state import parts_of
-from gateway.same_site import check_same_site
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.pool_view import Observation, WorkerView
 

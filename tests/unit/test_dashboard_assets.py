@@ -3,7 +3,7 @@
 from hashlib import sha256
 from importlib.resources import files
 
-from gateway.dashboard_assets import ASSETS, asset_pages
+from gateway.operations.dashboard import ASSETS, asset_pages
 
 UPLOT = {
     "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.changes import changes
-from gateway.operations.state import Event, GpuState, State, TierState, WorkerState
+from gateway.operations.state import Event, GpuState, State, TierState, WorkerState, changes
 
 FREE = TierState("free", 0.1, 0, 0.0, 10.0, 10.0, 0.0, 10.0, 10.0, 1.0, 1.0, None, None, None)
 ONE = WorkerState("gpu-1", "default", "ready", True, 0.5, 1, 100, 10.0, 5.0, "tiny", "v1", None)

@@ -7,8 +7,7 @@ from typer.testing import CliRunner
 
 from quick_help import shown_by
 from scheduler.protocol.replies import Reply
-from tierlane.dlq.reach import UsageError
-from tierlane.operate.dead_letters import printable
+from tierlane.operate.dead_letters import UsageError, printable
 from tierlane.operate.dlq import app
 from tierlane.operate.purge import Selection, age_s
 from tierlane.operate.requeue import ending

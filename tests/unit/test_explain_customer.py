@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
-from scheduler.limit_state import LimitsLeft
-from scheduler.protocol.limits import Refusal
+from scheduler.protocol.limits import LimitsLeft, Refusal
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 from scheduler.request_id import created_ms
 from tierlane.explain.customer import CustomerExplanation, CustomerRow, Pool, explain_customer, factor_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ledger.requests import RequestRow
+from ledger.audit.queries import RequestRow
 from scheduler.protocol.limits import Refusal
 from scheduler.protocol.replies import RequestDetail
 from scheduler.request_id import created_at, new_request_id

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from scheduler.protocol.limits import Refusal
 from tierlane.explain.factor import Capacity, GatewayPart, TierPart, apart, capacity_words, why
 from tierlane.explain.figures import columns, count, listed, number, percent, span
-from tierlane.explain.refused import advice, limit_words, lowered_words, meaning, more_words
+from tierlane.explain.request import advice, limit_words, lowered_words, meaning, more_words
 
 HALF = Capacity(320.0, 4, 8, (100.0, 100.0, 100.0, 100.0), 0.8, 50.0)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.finding import clock, first_of
+from gateway.operations.health_model import clock, first_of
 
 
 @pytest.mark.parametrize(

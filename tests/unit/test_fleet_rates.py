@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.busiest import KEPT, MOST_COUNTED, SPAN_S, TOLD, Busiest
-from gateway.fleet_rates import SHOWN, batch_fill, busiest
+from gateway.limits.demand import KEPT, MOST_COUNTED, SPAN_S, TOP_CUSTOMERS, Busiest
 from gateway.metrics.counters import Tally
+from gateway.operations.state import SHOWN, batch_fill, busiest
 from scheduler.protocol.pool_view import CustomerRate, GatewayStats
 from scheduler.protocol.replies import Reply
 
@@ -65,8 +65,8 @@ def test_of_very_many_customers_few_are_kept() -> None:
         counter.asked("c7", "free")
     told = counter.beat(0.25)
 
-    assert (len(told), told[0].name) == (TOLD, "c7")
-    assert len(counter.beat(0.25)) == TOLD
+    assert (len(told), told[0].name) == (TOP_CUSTOMERS, "c7")
+    assert len(counter.beat(0.25)) == TOP_CUSTOMERS
     assert KEPT < MOST_COUNTED
 
 

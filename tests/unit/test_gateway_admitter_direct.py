@@ -4,14 +4,14 @@ import asyncio
 
 from direct_parts import waiting
 from fake_redis import FakeRedis
-from gateway.call_watch import OnceMore
-from gateway.cancels import Cancels
-from gateway.endless import end_all
+from gateway.circuit_breaker import OnceMore
 from gateway.inference.admission import Admitter, Limits
+from gateway.inference.deadlines import Cancels
 from gateway.inference.pending import Waiter
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit, Verdict
 from scheduler.states import Admission
+from scheduler.tasks import end_all
 
 REFUSED = Verdict(Admission.KEY_LIMIT, 5.0, 100, 0, 1)
 

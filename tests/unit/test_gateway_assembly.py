@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from gateway.assembly import Assembly
-from scheduler.increments import LOST
+from gateway.inference.streaming import Assembly
+from scheduler.protocol.replies import LOST
 
 Step = tuple[int, int, str, str]
 """Attempt, offset, text, and what is sent of it."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.body_budget import BodyBudget
 from gateway.http.errors import Refusal
+from gateway.http.request import BodyBudget
 from identities import identity
 from scheduler.errors import RequestError
 

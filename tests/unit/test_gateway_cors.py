@@ -3,7 +3,7 @@
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.cors_origins import origin_list
+from gateway.host_lists import origin_list
 from gateway.http.cors import EXPOSED, Cors, serves_customers
 
 PAGE = "https://app.example.com"

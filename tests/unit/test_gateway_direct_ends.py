@@ -8,21 +8,20 @@ import pytest
 
 from direct_parts import waiting
 from eventually import eventually
-from gateway.audit_pairs import Note, audit_pair
-from gateway.cancels import Cancels
 from gateway.direct.completion import DirectEnds
 from gateway.direct.queue import DirectEntry
 from gateway.direct.spool import to_line
-from gateway.direct.spool_tasks import PAIR_ROOM
-from gateway.direct_audit import DirectAudit
-from gateway.endless import end_all
+from gateway.direct.spool_tasks import PAIR_ROOM, DirectAudit
+from gateway.inference.deadlines import Cancels
 from gateway.inference.pending import Waiters
+from gateway.inference.recovery import Note, audit_pair
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
+from scheduler.tasks import end_all
 
 
 class Nobody:

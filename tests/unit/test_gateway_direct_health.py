@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.direct_view import DirectView
+from gateway.direct.mode import DirectView
 from gateway.operations.health_checks import HealthInputs, health
 from health_inputs import health_inputs
 from scheduler.protocol.pool_view import Observation, WorkerView

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from direct_parts import submission, waiting
-from gateway.direct.limits import LocalLimits
+from gateway.direct.limits import MOST_RETRY_MS, DirectDoor, LocalLimits
 from gateway.direct.queue import DirectEntry, DirectQueue
-from gateway.direct_door import MOST_RETRY_MS, DirectDoor
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
 

@@ -3,8 +3,8 @@
 import pytest
 
 from direct_parts import waiting
+from gateway.direct.mode import LEAVE_AFTER_S, DirectMode, Mode
 from gateway.direct.queue import MAX_BATCH, DirectEntry, DirectQueue
-from gateway.direct_mode import LEAVE_AFTER_S, DirectMode, Mode
 
 
 def looked(mode: DirectMode, now: float, redis: str, *, can_serve: bool = True, waiting: int = 0) -> Mode:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from direct_parts import FakeEndpoint
-from gateway.direct_probe import ILL_S, WELL_S, DirectProbe
-from gateway.direct_view import DirectView
+from gateway.direct.mode import DirectView
+from gateway.direct.workers import ILL_S, WELL_S, DirectProbe
 from gateway.operations.health_checks import health
 from health_inputs import health_inputs
 from scheduler.protocol.direct import Hello

@@ -6,7 +6,7 @@ from aiohttp import http_parser
 from gateway.http.response import Answer
 from gateway.http.router import Call, Routes
 from gateway.http.server import check_parser
-from gateway.watch import Watch
+from gateway.http.sse import Watch
 from scheduler.errors import StartError
 
 

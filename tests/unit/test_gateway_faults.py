@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.errors import Faults, Refusal
+from gateway.http.errors import Faults, Refusal, wants_problem
 from gateway.http.response import Answer
 from gateway.limits.rejections import refusal
-from gateway.problem import wants_problem
 from ratelimit.effective import Effective
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.bearer import bearer_token, check_service_token
+from gateway.auth.authenticator import bearer_token, check_service_token
 from gateway.http.response import Answer
-from gateway.trace_headers import trace_id
+from gateway.inference.traces import trace_id
 from ratelimit.effective import Effective, Left
 from ratelimit.headers import go_duration, rate_headers
 from scheduler.errors import ErrorCode, RequestError

@@ -8,8 +8,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.api.inference import decode_inference
-from gateway.idempotency import MAX_CHARACTERS, idempotency, idempotency_key
-from gateway.replays import stored_reply
+from gateway.inference.submission import MAX_CHARACTERS, idempotency, idempotency_key, stored_reply
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.payload import Payload
 from scheduler.protocol.replies import Reply

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.jwt_config import ALGORITHMS, DEFAULT_ALGORITHMS
+from gateway.config import ALGORITHMS, DEFAULT_ALGORITHMS
 from jwt_issuer import config
 from scheduler.errors import StartError
 

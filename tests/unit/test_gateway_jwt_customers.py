@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.auth.jwt_customers import MAX_IDENTITIES, STEP, JwtCustomers
-from gateway.jwt_claims import Claims
+from gateway.auth.jwt_verifier import Claims
 from jwt_issuer import LiteralCustomers, customer
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError

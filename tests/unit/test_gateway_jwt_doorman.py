@@ -7,15 +7,13 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.auth.authenticator import Doorman
+from gateway.auth.authenticator import MAX_TOKEN_BYTES, Doorman, Identities
 from gateway.auth.jwks import JwksSource
+from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.throttle import AuthThrottle
-from gateway.bearer import MAX_TOKEN_BYTES
 from gateway.catalog import IdentityView
 from gateway.http.errors import Faults, Refusal
 from gateway.http.router import Call
-from gateway.identities import Identities
-from gateway.jwt_identities import JwtIdentities
 from jwt_issuer import NOW, LiteralCustomers, LiteralSource, config, customer, token
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError

@@ -7,9 +7,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from gateway.jwt_config import DEFAULT_ALGORITHMS
-from gateway.jwt_keys import BadKeySet, parse_jwks
-from gateway.jwt_text import take_apart
+from gateway.auth.jwks import BadKeySet, parse_jwks, take_apart
+from gateway.config import DEFAULT_ALGORITHMS
 from jwt_issuer import jwk, jwks, private_key, token
 
 OCT = {"kty": "oct", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0", "kid": "oct", "alg": "HS256"}

@@ -5,8 +5,7 @@ import json
 
 import pytest
 
-from gateway.auth.jwt_verifier import JwtVerifier
-from gateway.jwt_claims import Claims
+from gateway.auth.jwt_verifier import Claims, JwtVerifier
 from jwt_issuer import (
     NOW,
     LiteralSource,

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gateway.auth.jwks import JwksSource
-from gateway.jwks_read import MAX_BYTES, FileReader, KeySetAway
+from gateway.auth.jwks import MAX_BYTES, FileReader, JwksSource, KeySetAway
 from jwt_issuer import config, jwk, jwks
-from scheduler.backoff import Backoff
+from scheduler.redis_client.pipeline import Backoff
 
 DAY_S = 86_400.0
 

@@ -16,7 +16,7 @@ import pytest
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import Meter, fill
 from ledger.catalog.snapshot import Model, Snapshot, Tier
-from ratelimit.slew import RELAX_PER_SECOND
+from ratelimit.capacity import RELAX_PER_SECOND
 from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
 
 BEAT_S = 0.25

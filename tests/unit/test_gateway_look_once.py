@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from eventually import eventually
-from gateway import look_once
-from gateway.look_once import Found, LookOnce
+from gateway.api import account
+from gateway.api.account import Found, LookOnce
 
 FAILED = "It cannot be looked up right now."
 
@@ -96,7 +96,7 @@ async def test_what_fails_or_hangs_is_told_in_our_words_and_not_asked_at_once_ag
 
 async def test_what_is_kept_is_bounded(looks: LookOnce[int], source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood of names drops the oldest."""
-    monkeypatch.setattr(look_once, "MAX_KEPT", 2)
+    monkeypatch.setattr(account, "MAX_KEPT", 2)
     source.free.set()
     for name in "abcd":
         await looks.find(name, source.look)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.latency_window import LatencyWindow
-from gateway.limits.demand import WINDOW_BEATS, Meter, fill
+from gateway.limits.demand import WINDOW_BEATS, LatencyWindow, Meter, fill
 from scheduler.protocol.pool_view import TierStats
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from api_description import Described
 from gateway.openapi.document import openapi
-from gateway.openapi.model import EVENT_STREAM, asks, probe
-from gateway.openapi_door import Door, Parameter, Says, in_json, only
+from gateway.openapi.model import EVENT_STREAM, Door, Parameter, Says, asks, in_json, only, probe
 from scheduler.errors import ErrorCode
 
 

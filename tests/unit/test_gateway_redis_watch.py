@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.circuit_breaker import BreakerState
-from gateway.redis_watch import MAX_TRIES, RedisWatch
+from gateway.circuit_breaker import MAX_TRIES, BreakerState, RedisWatch
 from scheduler.errors import RedisUnavailable
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.http.errors import Refusal as Told
-from gateway.refusals import Refusals
+from gateway.limits.rejections import Refusals
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict

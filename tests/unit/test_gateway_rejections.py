@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.rejections import MOST_CUSTOMERS, MOST_S, Rejections
+from gateway.limits.rejections import MOST_CUSTOMERS, MOST_S, Rejections
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 

@@ -5,8 +5,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.same import SAMPLING_BACKENDS, deterministic, greedy_by_default, let_share, one_version, same
-from gpu_pool.endpoint.access import PREFIX
+from gateway.inference.submission import (
+    SAMPLING_BACKENDS,
+    deterministic,
+    greedy_by_default,
+    let_share,
+    one_version,
+    same,
+)
+from gpu_pool.config import PREFIX
 from ledger.catalog.snapshot import Model
 from scheduler.payload import Payload, Task
 from scheduler.protocol.admission import Submission

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.audit_pairs import Note, Pair
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
+from gateway.inference.recovery import Note, Pair
 from scheduler.protocol.audit_outbox import Accepted, Ended
 
 MIB = 1 << 20

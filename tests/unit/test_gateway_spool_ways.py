@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gateway.audit_pairs import Note, Pair
-from gateway.direct import spool_tasks as spool_writer
+from gateway.direct import spool_tasks
 from gateway.direct.spool import Spool, SpoolError, to_line
-from gateway.direct.spool_tasks import PAIR_ROOM, RETRY_S, SpoolWriter
-from gateway.endless import end_all
-from gateway.spool_merge import CALL_SIZE, SpoolMerge
+from gateway.direct.spool_tasks import CALL_SIZE, PAIR_ROOM, RETRY_S, SpoolMerge, SpoolWriter
+from gateway.inference.recovery import Note, Pair
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.tasks import end_all
 
 
 def pair(number: int) -> Pair:
@@ -212,7 +211,7 @@ async def test_a_fault_does_not_end_the_loop(
     spool: Spool, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that cannot be read now is tried again."""
-    monkeypatch.setattr("gateway.spool_merge.RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.direct.spool_tasks.RETRY_S", 0.01)
     redis = Redis()
     merge = SpoolMerge(spool, thread, redis, may=lambda: True, remember=lambda _: None)
     spool.append([pair(1)])
@@ -250,7 +249,7 @@ async def test_a_problem_that_is_over_is_told_no_more(
     tmp_path: Path, thread: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Though nothing is to be written for hours: health must not tell of what has passed, nor forget what has not."""
-    monkeypatch.setattr(spool_writer, "RETRY_S", 0.02)
+    monkeypatch.setattr(spool_tasks, "RETRY_S", 0.02)
     spool, tries = Spool(tmp_path, "gw-1", 1 << 20), list[bool]()
     spool.open()
     try_out = spool.try_out

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from gateway import standby_scheduler as stand_in
+from gateway import standby_scheduler
 from gateway.config import GatewayConfig
 from gateway.standby_scheduler import Silence, StandIn, is_chosen
 from scheduler.errors import RedisUnavailable
@@ -124,7 +124,7 @@ async def test_it_begins_after_a_second_and_ends_when_a_scheduler_passes() -> No
 
 async def test_what_redis_does_not_allow_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again now and then: rights may be given later."""
-    monkeypatch.setattr(stand_in, "AGAIN_S", 0.01)
+    monkeypatch.setattr(standby_scheduler, "AGAIN_S", 0.01)
     scene = Scene()
     scene.refuses = True
     scene.silent_for(1.5)

@@ -6,16 +6,15 @@ import msgspec
 import pytest
 
 from fake_redis import ACCEPTED, FakeRedis
-from gateway.cancels import MAX_IDS, Cancels
-from gateway.endless import end_all
 from gateway.inference.admission import Admitter, Limits
-from gateway.inference.deadlines import GRACE_S, LEAD_S, DeadlineSweep
+from gateway.inference.deadlines import GRACE_S, LEAD_S, MAX_IDS, Cancels, DeadlineSweep
 from gateway.inference.pending import Waiter, Waiters
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict, calls_of
 from scheduler.protocol.replies import Reply
 from scheduler.redis_client.scripts import MAX_CALL_BYTES
 from scheduler.states import Admission
+from scheduler.tasks import end_all
 
 REFUSED = Verdict(Admission.KEY_LIMIT, 0.0, 100, 50, 1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.witness_policy import AWAY, OTHER_EPOCH, Signs, candidates, worth_again
+from gateway.inference.recovery import AWAY, OTHER_EPOCH, Signs, candidates, worth_again
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.states import Admission
 from witness_bench import TIERS, Bench, waiter

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.inference.recovery import RESEND_EVERY_S
-from gateway.last_ends import KEEP_S
+from gateway.inference.recovery import KEEP_S, RESEND_EVERY_S
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.audit_outbox import Accepted, Ended

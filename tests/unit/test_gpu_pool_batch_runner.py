@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.device_errors import DeviceLost, is_out_of_memory, is_sticky
-from gpu_pool.model_process.batch_runner import BatchRunner
+from gpu_pool.model_process.batch_runner import BatchRunner, DeviceLost, is_out_of_memory, is_sticky
 
 
 class AcceleratorError(RuntimeError):

@@ -6,9 +6,8 @@ import pytest
 
 from gpu_pool.worker.traces import MOST_MEMBERS, BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode
-from scheduler.payload import Payload, encode_payload
+from scheduler.payload import Payload, add_context, context_in, encode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
-from scheduler.traced_body import add_context, context_in
 from scheduler.tracing import Context, Span
 
 PLAIN = encode_payload(Payload("tiny", "hello", {}))

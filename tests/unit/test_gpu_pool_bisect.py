@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_pool.bisect import run_apart
+from gpu_pool.model_process.batch_runner import run_apart
 
 
 class Lost(Exception):

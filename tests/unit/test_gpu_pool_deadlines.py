@@ -8,12 +8,9 @@ from typing import cast
 import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult, Listener
-from gpu_pool.backends.function import FunctionBackend
-from gpu_pool.deadlines import deadlines, stream_deadlines
-from gpu_pool.inputs import run_readable
-from gpu_pool.model_process.inputs import Listeners
+from gpu_pool.backends.function import FunctionBackend, Tell
+from gpu_pool.model_process.inputs import Listeners, deadlines, run_readable, stream_deadlines
 from gpu_pool.model_process.messages import Run
-from gpu_pool.stepwise import Tell
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
 

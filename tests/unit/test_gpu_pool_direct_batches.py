@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_pool.direct_batches import parts
+from gpu_pool.worker.direct_server import parts
 from scheduler.protocol.batches import ClaimedRequest
 
 

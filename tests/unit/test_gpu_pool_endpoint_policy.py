@@ -3,12 +3,10 @@
 import pytest
 
 from gpu_pool.backends.backend import ItemResult
+from gpu_pool.backends.openai_endpoint.availability import Habits, Pauses
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, End, Lost, Unreached
-from gpu_pool.backends.openai_endpoint.requests import TOO_SLOW
-from gpu_pool.endpoint.access import VARIABLE, Access, take_access
-from gpu_pool.endpoint.batch import HandBack, reason_of, settled, wait_asked_s
-from gpu_pool.endpoint.habits import Habits
-from gpu_pool.endpoint.pauses import Pauses
+from gpu_pool.backends.openai_endpoint.requests import TOO_SLOW, HandBack, reason_of, settled, wait_asked_s
+from gpu_pool.config import VARIABLE, Access, take_access
 
 GOOD, NO = ItemResult("good", 2), ItemResult("no", 0, "invalid_request")
 AWAY, LOST, CRASH = Unreached("away"), Lost("lost"), Lost("crash", by_input=True)

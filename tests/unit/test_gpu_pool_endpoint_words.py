@@ -9,10 +9,17 @@ import pytest
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, Lost, asked_wait_s, read_refusal
-from gpu_pool.backends.openai_endpoint.messages import read_answer, shares
+from gpu_pool.backends.openai_endpoint.messages import (
+    EventLines,
+    Growing,
+    StreamFault,
+    body_of,
+    read_answer,
+    refused_early,
+    shares,
+    together,
+)
 from gpu_pool.backends.openai_endpoint.settings import Address, read_address
-from gpu_pool.endpoint.bodies import body_of, refused_early, together
-from gpu_pool.endpoint.growing import EventLines, Growing, StreamFault
 from scheduler.errors import StartError
 from scheduler.payload import Message, Task, encode_messages
 

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.model_process import messages as frames
+from gpu_pool.model_process import messages
 from gpu_pool.model_process.messages import (
     HEADER,
     Available,
@@ -28,15 +28,15 @@ RUN = Run(7, 3000, [b"hello", b""])
 
 def test_a_run_survives_the_way() -> None:
     """What the supervisor packs, the model process reads."""
-    frame = frames.pack(RUN)
+    frame = messages.pack(RUN)
 
-    assert frames.read_asked(frame[HEADER.size :]) == RUN
-    assert len(frame) - HEADER.size == frames.body_length(frame[: HEADER.size])
+    assert messages.read_asked(frame[HEADER.size :]) == RUN
+    assert len(frame) - HEADER.size == messages.body_length(frame[: HEADER.size])
 
 
 def test_what_is_dropped_survives_the_way() -> None:
     """The other message of a supervisor."""
-    assert frames.read_asked(frames.pack(Drop(7, [0, 3]))[HEADER.size :]) == Drop(7, [0, 3])
+    assert messages.read_asked(messages.pack(Drop(7, [0, 3]))[HEADER.size :]) == Drop(7, [0, 3])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_is_dropped_survives_the_way() -> None:
 )
 def test_everything_said_survives_the_way(said: Said) -> None:
     """What the model process packs, the supervisor reads."""
-    assert said == frames.read_said(frames.pack(said)[HEADER.size :])
+    assert said == messages.read_said(messages.pack(said)[HEADER.size :])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_everything_said_survives_the_way(said: Said) -> None:
 )
 def test_golden_bytes(message: Run | Said, golden: str) -> None:
     """The bytes on the wire are these, so that they change on purpose only."""
-    assert frames.pack(message) == bytes.fromhex(golden)
+    assert messages.pack(message) == bytes.fromhex(golden)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_golden_bytes(message: Run | Said, golden: str) -> None:
         b"",
         b"\xc1",
         pickle.dumps({"seq": 1}),
-        frames.pack(Ready("v"))[4:],  # the other direction's message
+        messages.pack(Ready("v"))[4:],  # the other direction's message
         b"\x94\xa3run\x01\x02\x91\xc4\x05a",  # bytes that end early
         b"\x94\xa3run\x01\x02\x91\x07",  # a number as body
         b"\x91" * 100_000,  # deep enough to end a careless decoder
@@ -90,21 +90,21 @@ def test_golden_bytes(message: Run | Said, golden: str) -> None:
 def test_what_is_no_run_is_refused(body: bytes) -> None:
     """A FrameError, and nothing else, whatever the bytes."""
     with pytest.raises(FrameError):
-        frames.read_asked(body)
+        messages.read_asked(body)
 
 
 def test_what_a_model_process_may_not_say_is_refused() -> None:
     """A supervisor takes no Run, and no nonsense."""
-    for body in (frames.pack(RUN)[4:], b"\xc1", b""):
+    for body in (messages.pack(RUN)[4:], b"\xc1", b""):
         with pytest.raises(FrameError):
-            frames.read_said(body)
+            messages.read_said(body)
 
 
 def test_the_size_is_capped_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing over the cap is packed, and a length over it is not believed."""
-    monkeypatch.setattr(frames, "MAX_BODY_BYTES", 100)
+    monkeypatch.setattr(messages, "MAX_BODY_BYTES", 100)
 
     with pytest.raises(FrameTooLarge):
-        frames.pack(Ready("v" * 101))
+        messages.pack(Ready("v" * 101))
     with pytest.raises(FrameError):
-        frames.body_length(HEADER.pack(101))
+        messages.body_length(HEADER.pack(101))

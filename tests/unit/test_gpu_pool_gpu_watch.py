@@ -4,9 +4,7 @@ import threading
 
 from eventually import eventually
 from fake_nvml import FakeNvml
-from gpu_pool.gpu_memory import ECC
-from gpu_pool.gpu_watch import GpuWatch
-from gpu_pool.worker.gpu import NvmlGpu
+from gpu_pool.worker.gpu import ECC, GpuWatch, NvmlGpu
 
 
 def without_events() -> FakeNvml:

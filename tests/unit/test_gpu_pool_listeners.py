@@ -6,13 +6,12 @@ import pytest
 
 from gpu_pool.backends.backend import InvalidOutput, Item
 from gpu_pool.backends.function import FunctionBackend
-from gpu_pool.batch_streams import BatchStreams
+from gpu_pool.backends.tiny.row import Spoken, held_back
 from gpu_pool.model_process.inputs import AGAIN, PIECES_EVERY_S, Listeners
 from gpu_pool.model_process.messages import Piece, Pieces
-from gpu_pool.tiny.spoken import Spoken, held_back
-from gpu_pool.worker.streams import MOST_CHARACTERS, Outgoing, joined
-from scheduler.increments import LOST, Address, Increment
+from gpu_pool.worker.streams import MOST_CHARACTERS, BatchStreams, Outgoing, joined
 from scheduler.protocol.batches import ClaimedRequest
+from scheduler.protocol.replies import LOST, Address, Increment
 
 
 class Ears:

@@ -6,9 +6,8 @@ from typing import cast
 import pytest
 
 from eventually import eventually
-from gpu_pool.model_launch import ModelLaunch
-from gpu_pool.model_process import supervisor as model_keeper
-from gpu_pool.model_process.handle import ModelProcess
+from gpu_pool.model_process import supervisor
+from gpu_pool.model_process.handle import ModelLaunch, ModelProcess
 from gpu_pool.model_process.supervisor import ModelKeeper
 
 
@@ -29,7 +28,7 @@ class Stuck:
 
 @pytest.fixture
 async def stuck(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelKeeper, Stuck]:
-    monkeypatch.setattr(model_keeper, "REAPED_WITHIN_S", 0.05)
+    monkeypatch.setattr(supervisor, "REAPED_WITHIN_S", 0.05)
     keeper, process = ModelKeeper(ModelLaunch("simulated"), 1.0, lambda: None), Stuck()
     keeper._process = cast("ModelProcess", process)
     return keeper, process

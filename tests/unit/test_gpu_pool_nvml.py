@@ -5,8 +5,22 @@ import sys
 import pytest
 
 from fake_nvml import FakeNvml
-from gpu_pool.gpu_memory import BEFORE, ECC, NOT_REMAPPED, TO_REMAP, WANTS_RESET, Counts, fault_of, note_of
-from gpu_pool.worker.gpu import FATAL_XIDS, OFF_THE_BUS, UNTIL_RESET, NvmlGpu, gpu_of, gpu_place
+from gpu_pool.worker.gpu import (
+    BEFORE,
+    ECC,
+    FATAL_XIDS,
+    NOT_REMAPPED,
+    OFF_THE_BUS,
+    TO_REMAP,
+    UNTIL_RESET,
+    WANTS_RESET,
+    Counts,
+    NvmlGpu,
+    fault_of,
+    gpu_of,
+    gpu_place,
+    note_of,
+)
 from scheduler.protocol.pool_view import GpuReading
 
 

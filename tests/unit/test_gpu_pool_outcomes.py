@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.outcomes import completed, make_plan, refused
+from gpu_pool.worker.execution import completed, make_plan, refused
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome

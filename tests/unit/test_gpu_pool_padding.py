@@ -2,11 +2,10 @@
 
 import pytest
 
-from gpu_pool.backends.backend import Item
+from gpu_pool.backends.backend import Item, Padding
 from gpu_pool.backends.simulated import SimulatedBackend
 from gpu_pool.backends.tiny.backend import TinyBackend
 from gpu_pool.model_process.batch_runner import BatchRunner
-from gpu_pool.padding import Padding
 from scheduler.payload import Task
 
 

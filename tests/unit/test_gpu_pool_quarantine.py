@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.quarantine import Quarantine, Verdict, judge
+from gpu_pool.model_process.supervisor import Quarantine, Verdict, judge
 
 GOOD, NONSENSE, NEITHER = "GXN"
 VERDICTS = {GOOD: Verdict.GOOD, NONSENSE: Verdict.NONSENSE, NEITHER: Verdict.NEITHER}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_pool.respawn import Respawn
+from gpu_pool.model_process.supervisor import Respawn
 
 WORKED = (3.0, 20)  # Killed after three seconds in which it answered well.
 OLD = (10.0, 0)

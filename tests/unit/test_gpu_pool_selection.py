@@ -8,9 +8,9 @@ import pytest
 from gpu_pool.backends.backend import Backend
 from gpu_pool.backends.function import FunctionBackend
 from gpu_pool.backends.hf.backend import HfBackend
+from gpu_pool.backends.openai_endpoint.backend import EndpointBackend
 from gpu_pool.backends.simulated import SimulatedBackend
 from gpu_pool.backends.tiny.backend import TinyBackend
-from gpu_pool.endpoint_backend import EndpointBackend
 from gpu_pool.model_process.backend_registry import check_form, select_backend
 from scheduler.errors import StartError
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.model_process.batch_runner import BatchRunner
-from gpu_pool.size_limit import SizeLimit
+from gpu_pool.model_process.batch_runner import BatchRunner, SizeLimit
 
 
 class OutOfMemoryError(RuntimeError):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_pool.standstill import DOUBT_S, GAP_S, TICK_S, Standstill
+from gpu_pool.model_process.handle import DOUBT_S, GAP_S, TICK_S, Standstill
 
 
 class Clock:

@@ -8,12 +8,11 @@ import pytest
 
 from gpu_pool.backends.backend import NO_EMBEDDINGS, InvalidOutput, Item
 from gpu_pool.backends.function import FunctionBackend, as_vectors
+from gpu_pool.backends.generation import last_turn, named_turns, prompt_of, running_text
 from gpu_pool.backends.simulated import SimulatedBackend
 from gpu_pool.backends.tiny.backend import TinyBackend
-from gpu_pool.prompts import last_turn, named_turns, prompt_of, running_text
 from scheduler.errors import ErrorCode
-from scheduler.payload import Message, Task, encode_messages
-from scheduler.vectors import read_vector, write_vector
+from scheduler.payload import Message, Task, encode_messages, read_vector, write_vector
 
 TALK = [Message("system", "Be brief."), Message("user", "Hello")]
 CHAT = Item(encode_messages(TALK), {}, Task.CHAT)

@@ -6,7 +6,7 @@ import torch
 from gpu_pool.backends.backend import InvalidOutput, Item
 from gpu_pool.backends.tiny.backend import TinyBackend
 from gpu_pool.backends.tiny.generate import TinyModel
-from gpu_pool.tiny.weights import load_network
+from gpu_pool.backends.tiny.model import load_network
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -6,10 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpu_pool.model_process.handle import Hear, ModelProcess, hear_nothing
+from gpu_pool.model_process.handle import GAP_S, Hear, ModelHung, ModelProcess, hear_nothing, run_watched
 from gpu_pool.model_process.messages import Done
-from gpu_pool.standstill import GAP_S
-from gpu_pool.watchdog import ModelHung, run_watched
 from scheduler.errors import TierlaneError
 
 CAP_MS = 50.0

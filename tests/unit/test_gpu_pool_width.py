@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from eventually import eventually
-from gpu_pool.turns import Turns
-from gpu_pool.width import Width
+from gpu_pool.worker.concurrency import Turns, Width
 from gpu_pool.worker.prefetch import Ahead
 
 FAST, SLOW = 100.0, 250.0

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.finding import Status
-from gateway.health_pools import together
-from gateway.operations.health_model import Health, TierHealth
+from gateway.operations.health_collector import together
+from gateway.operations.health_model import Health, Status, TierHealth
 from ratelimit.capacity import Evidence
 
 

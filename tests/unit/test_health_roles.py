@@ -2,8 +2,16 @@
 
 import pytest
 
-from gateway.gateway_losses import KEEP_MS, GatewayLosses, LostGateway, silent
-from gateway.operations.health_losses import ended_tasks, other_gateways, repaired_keys, scheduling
+from gateway.operations.health_losses import (
+    GATEWAY_LOSS_KEEP_MS,
+    GatewayLosses,
+    LostGateway,
+    ended_tasks,
+    other_gateways,
+    repaired_keys,
+    scheduling,
+    silent,
+)
 from scheduler.protocol.pool_view import GatewayStats, Observation
 
 STOPPED = "no batches are formed, and requests wait until their time is up."
@@ -154,9 +162,9 @@ def test_a_gateway_that_nobody_replaces_is_forgotten_after_five_minutes() -> Non
     losses = GatewayLosses()
     losses.note({"g1": 0.0, "g2": 100.0}, 10_000)
     losses.note({"g1": 0.0, "g2": 1000.0}, 11_000)
-    losses.note({"g1": 0.0}, 9_999 + KEEP_MS)
+    losses.note({"g1": 0.0}, 9_999 + GATEWAY_LOSS_KEEP_MS)
     assert len(losses.all) == 1
-    losses.note({"g1": 0.0}, 10_001 + KEEP_MS)
+    losses.note({"g1": 0.0}, 10_001 + GATEWAY_LOSS_KEEP_MS)
 
     assert losses.all == ()
 

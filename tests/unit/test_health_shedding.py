@@ -5,10 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.direct_view import DirectView
-from gateway.health_shedding import Flow, shedding
-from gateway.losses import Loss
-from gateway.operations.health_checks import health
+from gateway.direct.mode import DirectView
+from gateway.operations.health_checks import Flow, health, shedding
+from gateway.operations.health_losses import Loss
 from health_inputs import health_inputs
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 

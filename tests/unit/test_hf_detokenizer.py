@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_pool.hf.detokenizer import Detokenizer
+from gpu_pool.backends.hf.row import Detokenizer
 
 BYTES = "é日 ok!".encode()
 

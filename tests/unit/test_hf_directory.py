@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_pool.backends.hf.backend import HfBackend
-from gpu_pool.backends.hf.directory import read_directory
-from gpu_pool.hf.sentence_layout import SentenceLayout
-from gpu_pool.hf.unusable import Unusable
+from gpu_pool.backends.hf.directory import SentenceLayout, Unusable, read_directory
 from scheduler.errors import StartError
 
 MODULES = [

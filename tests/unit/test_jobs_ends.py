@@ -2,11 +2,10 @@
 
 import pytest
 
+from gateway.jobs.inbox import GRACE_S, Step, end_of, given_up, next_step
 from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, groups
-from gateway.jobs_ends import GRACE_S, Step, end_of, given_up, next_step
 from ledger.jobs import JobEnd
-from scheduler.protocol.replies import Reply
-from scheduler.stands import Stand
+from scheduler.protocol.replies import Reply, Stand
 
 LOST = Stand("")
 QUEUED, RUNNING = Stand("queued"), Stand("processing")

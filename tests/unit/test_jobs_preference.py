@@ -3,8 +3,8 @@
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.jobs_body import read_job
-from gateway.jobs_preference import prefers_async
+from gateway.http.request import prefers_async
+from gateway.jobs.submit import read_job
 from scheduler.errors import RequestError
 
 URL = "https://example.com/hook"

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.jobs import inbox as jobs_inbox
 from gateway.jobs.inbox import KEEP_S, OFFER_EVERY_S, JobInbox
-from gateway.jobs_document import job_result
-from gateway.jobs_together import MOST_PENDING, Together, TooManyWait
+from gateway.jobs.results import job_result
+from gateway.jobs.store import MOST_PENDING, Together, TooManyWait
 from scheduler.protocol.replies import Reply
 
 

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from gateway.losses import KEEP_MS, Loss, Losses
+from gateway.operations.health_losses import LOSS_KEEP_MS, Loss, Losses
 from scheduler.protocol.pool_view import WorkerView
 
 
@@ -71,5 +71,5 @@ def test_one_that_left_is_missed_for_a_quarter_of_an_hour() -> None:
     losses.note([worker("gpu-1")], 3000)
 
     assert losses.all == (Loss("gpu-2", 3000), Loss("gpu-3", 2000))
-    losses.note([worker("gpu-1")], 2000 + KEEP_MS)
+    losses.note([worker("gpu-1")], 2000 + LOSS_KEEP_MS)
     assert losses.all == (Loss("gpu-2", 3000),)

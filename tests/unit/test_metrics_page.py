@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.circuit_breaker import BreakerState
 from gateway.metrics.counters import BATCHES, BOUNDS_US, Series, Tally
 from gateway.metrics.definitions import COUNTED, METRICS, SEEN, Metric
-from gateway.metrics.exposition import exposition
-from gateway.metrics.fleet import CIRCUIT, STALE_S, STATES, PoolLook, gauges
+from gateway.metrics.endpoint import CIRCUIT, STALE_S, STATES, PoolLook, exposition, gauges
 from gateway.wiring import DOORS
 from metrics_figures import read, reply, value
 from scheduler.errors import ErrorCode
@@ -185,7 +184,7 @@ def test_an_old_look_is_not_told(age_s: float | None, seen: bool, told: bool) ->
 
 def test_every_state_has_a_place() -> None:
     """Of breakers, and of workers as their heartbeat's comment lists them."""
-    source = (PAGE.parents[1] / "scheduler" / "observation.py").read_text("utf-8")
+    source = (PAGE.parents[1] / "scheduler" / "protocol" / "pool_view.py").read_text("utf-8")
     listed = re.search(r"status: str  # (.*)", source)
 
     assert set(CIRCUIT) == set(BreakerState)

@@ -1,6 +1,6 @@
 """From stored bodies to a model's items."""
 
-from gpu_pool.inputs import read_items
+from gpu_pool.model_process.inputs import read_items
 from scheduler.payload import Payload, Task, encode_payload
 
 

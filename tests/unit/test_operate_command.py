@@ -12,7 +12,7 @@ from quick_help import shown_by
 from scheduler.protocol.pool_view import Observation, WorkerView
 from tierlane.cli import app
 from tierlane.operate.gpus import impact, rows_of
-from tierlane.operate.top_frame import Seen, frame
+from tierlane.operate.top import Seen, frame
 
 VERBS = [["gpu", "list"], ["gpu", "cordon"], ["gpu", "uncordon"], ["queue", "list"], ["queue", "pause"]]
 VERBS += [["queue", "resume"], ["top"], ["check"]]

@@ -5,7 +5,7 @@ import pytest
 
 from ledger.catalog.snapshot import Model, Snapshot, Tier
 from scheduler.batching.policy import BatchPolicy, TierPolicy
-from tierlane.roles.pool_policy import DEFAULT_TIERS, LEAVING_S, LeavingTiers, batch_policy, pool_model, without_paused
+from tierlane.roles.scheduler import DEFAULT_TIERS, LEAVING_S, LeavingTiers, batch_policy, pool_model, without_paused
 from tierlane.settings.model import Settings
 
 SETTINGS = Settings(batch_lookahead_workers=4, ageing_ms=1000, batch_headroom=0.03)

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from ratelimit.retry_after import retry_after_ms
-from ratelimit.slew import relax
+from ratelimit.capacity import relax, retry_after_ms
 
 
 @pytest.mark.parametrize(

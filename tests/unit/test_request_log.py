@@ -6,8 +6,8 @@ import pytest
 import structlog
 
 from gateway.http.errors import Refusal
+from gateway.inference.events import RequestLog
 from gateway.inference.pending import Waiter
-from gateway.request_log import RequestLog
 from integration.gateway_fixtures import LiteralCatalog
 from metrics_figures import reply
 from scheduler.errors import ErrorCode, RequestError

@@ -5,18 +5,16 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.inference.events import Both, told_to
+from gateway.inference.events import Both, RequestLog, told_to
 from gateway.inference.pending import Waiter
 from gateway.inference.traces import RequestTraces
-from gateway.request_log import RequestLog
 from integration.gateway_fixtures import LiteralCatalog
 from metrics_figures import reply
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.payload import Payload, encode_payload
+from scheduler.payload import Payload, context_in, encode_payload
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
-from scheduler.traced_body import context_in
 from scheduler.tracing import Kind, Span
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

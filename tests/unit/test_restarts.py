@@ -1,6 +1,6 @@
 """Model processes that were replaced in place: who is told, for how long, and who is not."""
 
-from gateway.restarts import NAMED, TOLD_MS, Restart, Restarts, restarted
+from gateway.operations.health_losses import MOST_RESTARTS_NAMED, TOLD_MS, Restart, Restarts, restarted
 from scheduler.protocol.pool_view import WorkerView
 
 
@@ -35,7 +35,7 @@ def test_a_worker_that_comes_or_comes_again_has_lost_nothing() -> None:
 def test_the_reason_names_workers_and_times() -> None:
     """The latest first, and not all of very many."""
     one = restarted([Restart("gpu-1", 3_600_000)])
-    many = restarted([Restart(f"gpu-{n}", 0) for n in range(NAMED + 2)])
+    many = restarted([Restart(f"gpu-{n}", 0) for n in range(MOST_RESTARTS_NAMED + 2)])
 
     assert (one.level, one.value) == ("degraded", 1)
     assert one.reason == "Another model process than before: gpu-1 (at 01:00:00 UTC)."

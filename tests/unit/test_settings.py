@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tierlane.setting_errors import SettingsError
 from tierlane.settings.__main__ import configuration_page
 from tierlane.settings.descriptions import SECRET_SETTINGS, SECTIONS, TEXTS, variable
-from tierlane.settings.model import Settings, load_settings
+from tierlane.settings.model import Settings, SettingsError, load_settings
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
 

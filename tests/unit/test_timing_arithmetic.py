@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway import cancels
-from gateway import heartbeat as beat
-from gateway.inference import deadlines as sweep
-from gateway.inference import responses as subscriber
-from gpu_pool.model_process import handle as model_handle
-from gpu_pool.outcomes import make_plan
+from gateway import heartbeat
+from gateway.inference import deadlines, responses
+from gpu_pool.model_process import handle
+from gpu_pool.worker.execution import make_plan
 from gpu_pool.worker.service_time import SAMPLES_TRUSTED, ServiceTime, cap_ms
 from scheduler.batching import dispatcher
 from scheduler.errors import ErrorCode
@@ -80,15 +78,15 @@ DEFAULTS = Timings(
     heartbeat=setting("heartbeat_ms"),
     gone=setting("gone_ms"),
     gateway_gone=batches.GATEWAY_GONE_MS,
-    gateway_beat=beat.BEAT_S * 1000,
+    gateway_beat=heartbeat.BEAT_S * 1000,
     command=connections.COMMAND_TIMEOUT_S * 1000,
-    exit_seen=model_handle.LAST_FRAMES_S * 1000,
-    sweep_tick=sweep.TICK_S * 1000,
-    sweep_grace=sweep.GRACE_S * 1000,
-    sweep_lead=sweep.LEAD_S * 1000,
-    catch_up=subscriber.CATCH_UP_EVERY_S * 1000,
+    exit_seen=handle.LAST_FRAMES_S * 1000,
+    sweep_tick=deadlines.TICK_S * 1000,
+    sweep_grace=deadlines.GRACE_S * 1000,
+    sweep_lead=deadlines.LEAD_S * 1000,
+    catch_up=responses.CATCH_UP_EVERY_S * 1000,
     stored=admission.KEEP_MS,
-    cancels_kept=cancels.KEEP_S * 1000,
+    cancels_kept=deadlines.KEEP_S * 1000,
     batch_kept=batches.BATCH_KEEP_MS,
     idle_look=dispatcher.IDLE_LOOK_S * 1000,
     wake_holds=dispatcher.WAKE_HOLDS_MS,

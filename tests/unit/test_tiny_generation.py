@@ -8,9 +8,8 @@ import pytest
 
 from gpu_pool.backends.generation import Generation, GenerationParameters
 from gpu_pool.backends.tiny import TinyModel
-from gpu_pool.backends.tiny.model import Shape
+from gpu_pool.backends.tiny.model import BEGIN, END, Shape
 from gpu_pool.backends.tiny.row import Row
-from gpu_pool.tiny.vocabulary import BEGIN, END
 
 PROMPTS = ["What is a compiler?", "The kernel is", "A hacker is someone who", "", "In the early days of the network,"]
 

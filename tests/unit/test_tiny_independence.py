@@ -10,8 +10,7 @@ import torch
 from gpu_pool.backends.generation import Generation, GenerationParameters
 from gpu_pool.backends.tiny import TinyModel, sampling
 from gpu_pool.backends.tiny.generate import LARGEST_BATCH
-from gpu_pool.backends.tiny.model import Cache, Network
-from gpu_pool.tiny.weights import load_network
+from gpu_pool.backends.tiny.model import Cache, Network, load_network
 
 TEXT = (
     "A program that answers many callers should answer each as if the others were not there. Ein Gerät, "

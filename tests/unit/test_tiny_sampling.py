@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from gpu_pool.backends.tiny import sampling
-from gpu_pool.backends.tiny.sampling import NOISE, Choice, choose
-from gpu_pool.tiny.repetition import refused_bytes
-from gpu_pool.tiny.vocabulary import BEGIN, decode, encode
+from gpu_pool.backends.tiny.model import BEGIN, decode, encode
+from gpu_pool.backends.tiny.sampling import NOISE, Choice, choose, refused_bytes
 
 HALF_QUARTERS = [math.log(0.25), math.log(0.5), math.log(0.25)]
 """Scores of three tokens with probabilities 1/4, 1/2, 1/4."""

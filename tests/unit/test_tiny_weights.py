@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_pool.tiny.weights import PATH, WeightsError, load_network
+from gpu_pool.backends.tiny.model import PATH, WeightsError, load_network
 
 CPU = torch.device("cpu")
 

@@ -4,9 +4,8 @@ import msgspec
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.trace_headers import caller_of
-from scheduler.payload import Payload, Task, decode_payload, encode_payload
-from scheduler.traced_body import add_context, context_in
+from gateway.inference.traces import caller_of
+from scheduler.payload import Payload, Task, add_context, context_in, decode_payload, encode_payload
 from scheduler.tracing import Context, new_span_id, new_trace_id, read_traceparent
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tierlane.setting_errors import SettingsError
-from tierlane.settings.model import load_settings
+from tierlane.settings.model import SettingsError, load_settings
 from tierlane.up.autoscale import Asked, change, free_names
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.model_process.handle import ModelLaunch
 from scheduler.protocol.direct import direct_token
 from tierlane.settings.model import Settings
-from tierlane.torch_threads import default_torch_threads
-from tierlane.up.backoff import Backoff
+from tierlane.settings.sections import default_torch_threads
+from tierlane.up.data_dir import LogLines
 from tierlane.up.demo_data import demo_model
-from tierlane.up.log_lines import LogLines
+from tierlane.up.members import RoleEnvironment, role_command
 from tierlane.up.orphan_guard import Held
-from tierlane.up.roles import RoleEnvironment, role_command
+from tierlane.up.supervisor import Backoff
 
 KILLED, FAILED = False, True
 

@@ -5,15 +5,12 @@ from typing import Any, NamedTuple
 import typer
 
 from gateway.jobs.signature import customer_key, secret_text
-from ledger.admin.changes import add, alter, find, remove
-from ledger.admin.query import Row
-from ledger.admin.rows import count_of, find_customer, list_customers, list_keys, list_quotas
-from ledger.admin.tiers import check_tier
+from ledger.admin.changes import Row, add, alter, find, remove
+from ledger.admin.rows import check_tier, count_of, find_customer, list_customers, list_keys, list_quotas
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
-from tierlane.admin.fields import CUSTOMER_LIMITS, CUSTOMER_TIER
 from tierlane.admin.keys import KEY_COLUMNS
-from tierlane.admin.options import Call, Work
+from tierlane.admin.options import CUSTOMER_LIMITS, CUSTOMER_TIER, Call, Work
 from tierlane.admin.runner import Done, changed, looked
 from tierlane.connect import VerbError
 from tierlane.output import Column, aligned, print_json, print_rows, printable, readable

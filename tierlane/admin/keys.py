@@ -5,8 +5,8 @@ from typing import Any
 
 import typer
 
+from ledger.admin.changes import Row
 from ledger.admin.keys import create_key, revoke_key, rotate_key
-from ledger.admin.query import Row
 from ledger.admin.rows import find_customer, find_key, list_keys
 from ledger.postgres import Connection
 from tierlane.admin.options import Call, Work

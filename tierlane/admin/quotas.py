@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from ledger.admin.query import Row
+from ledger.admin.changes import Row
 from ledger.admin.quotas import remove_quota, set_quota
-from ledger.admin.rows import find_customer, list_quotas
-from ledger.admin.tiers import check_tier
+from ledger.admin.rows import check_tier, find_customer, list_quotas
 from ledger.postgres import Connection
 from tierlane.admin.options import Call, Work
 from tierlane.admin.runner import Done, changed, looked

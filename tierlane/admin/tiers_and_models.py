@@ -1,11 +1,12 @@
-"""Verbs on rows that go by a name of their own, tiers and models: list, show, set, create, delete."""
+"""Verbs on tiers and models, the rows that have a name of their own: list, show, set, create, delete."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from ledger.admin.changes import Change, add, alter, find, missing
-from ledger.admin.query import Row
+from ledger.admin.changes import Change, Row, add, alter, find, missing, remove
+from ledger.admin.rows import delete_tier, list_models, list_tiers
 from ledger.postgres import Connection
+from ledger.schema.catalog import models, tiers
 from tierlane.admin.options import Call, Work
 from tierlane.admin.runner import Done, changed, looked
 from tierlane.output import Column, print_json, print_rows, readable
@@ -74,3 +75,52 @@ class NamedRows(NamedTuple):
     def _explained(self, field: str, value: object) -> Row:
         meaning = self.table.c[field].comment if field in self.table.c else ""
         return {"field": field, "value": readable(value), "meaning": meaning}
+
+
+TIERS = NamedRows(
+    table=tiers,
+    read=list_tiers,
+    drop=delete_tier,
+    columns=(
+        Column("name", "NAME"),
+        Column("priority", "PRIO"),
+        Column("guaranteed_share", "SHARE"),
+        Column("requests_per_second", "RPS"),
+        Column("burst", "BURST"),
+        Column("max_concurrency", "CONCURRENCY"),
+        Column("tokens_per_minute", "TOKENS/MIN"),
+        Column("max_queue_depth", "DEPTH"),
+        Column("max_queue_ms", "WAIT MS"),
+        Column("shed_depth", "SHED DEPTH"),
+        Column("shed_wait_ms", "SHED MS"),
+        Column("shadow", "SHADOW"),
+        Column("paused", "PAUSED"),
+        Column("quotas", "QUOTAS"),
+        Column("customers", "CUSTOMERS"),
+    ),
+)
+
+
+async def _delete_model(connection: Connection, name: str) -> list[Change]:
+    return [await remove(connection, models, await find(connection, models, name))]
+
+
+MODELS = NamedRows(
+    table=models,
+    read=list_models,
+    drop=_delete_model,
+    columns=(
+        Column("name", "NAME"),
+        Column("enabled", "ENABLED"),
+        Column("pool", "POOL"),
+        Column("max_batch_size", "BATCH"),
+        Column("max_batch_tokens", "BATCH TOKENS"),
+        Column("max_wait_ms", "WAIT MS"),
+        Column("gpu_timeout_ms", "TIMEOUT MS"),
+        Column("rps_per_gpu", "RPS/GPU"),
+        Column("rps_per_gpu_fixed", "FIXED"),
+        Column("target_utilization", "TARGET"),
+        Column("cache_ttl_s", "CACHE S"),
+        Column("cache_scope", "SHARED"),
+    ),
+)

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from tierlane.admin.fields import REQUIRED, Field
-from tierlane.admin.options import Given
+from tierlane.admin.options import REQUIRED, Field, Given
 from tierlane.connect import UsageError
 from tierlane.settings.descriptions import flag
 

@@ -1,12 +1,18 @@
-"""HTTP/1.1 as bytes: requests prepared but for their nonce, and just enough of a response parser.
+"""The HTTP/1.1 client of the bench: requests as prepared bytes, keep-alive connections and their pool.
 
 One connection carries one request at a time, so whatever follows a complete answer is a fault, not the next answer.
+Waiting for a connection counts as latency, since latency counts from the due time. Free connections take turns, so that
+all gateways behind one port get their share.
 """
 
+import asyncio
 import json
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
 
-from tierlane.bench.inputs import NONCE_CHARACTERS, Inputs, json_text
+from tierlane.bench.plan import NONCE_CHARACTERS, Inputs, json_text
+from tierlane.bench.statistics import Silence, TierTally
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -154,3 +160,226 @@ def header(head: bytes, name: bytes) -> bytes | None:
     start = at + len(name) + 3
     end = head.find(b"\r\n", start)
     return head[start : end if end >= 0 else len(head)].strip()
+
+
+class Pending:
+    """A request that is due. `due_s` on the load's clock; `tier` is its place in the mix."""
+
+    __slots__ = ("due_s", "nonce", "tally", "tier")
+
+    def __init__(self, due_s: float, tier: int, nonce: bytes, tally: TierTally) -> None:
+        self.due_s = due_s
+        self.tier = tier
+        self.nonce = nonce
+        self.tally = tally
+
+
+class Owner(Protocol):
+    """Who is told."""
+
+    def answered(self, connection: "Connection", pending: Pending, response: Response) -> None:
+        """The answer is whole; the connection carries nothing any more."""
+
+    def broken(self, connection: "Connection", pending: Pending | None, why: Silence, detail: str) -> None:
+        """The connection is gone or of no use; `pending` is what it carried."""
+
+    def stray(self, connection: "Connection") -> None:
+        """Bytes came on a connection that had asked for nothing."""
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one connection; `pending` is what it carries now."""
+
+    __slots__ = ("_owner", "_parser", "_transport", "pending")
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._parser = ResponseParser()
+        self._transport: asyncio.Transport | None = None
+        self.pending: Pending | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still carry a request."""
+        return self._transport is not None
+
+    def send(self, pending: Pending, request: bytes) -> None:
+        """Send a request. The connection must be open and free."""
+        self.pending = pending
+        cast("asyncio.Transport", self._transport).write(request)
+
+    def data_received(self, data: bytes) -> None:
+        pending = self.pending
+        if self._transport is None:
+            return  # Given up; what still comes is of no interest.
+        if pending is None:
+            self._owner.stray(self)
+            self.abort()
+            return
+        try:
+            response = self._parser.feed(data)
+        except WireError as error:
+            self._end(Silence.MALFORMED, str(error))
+            return
+        if response is not None:
+            self.pending = None
+            self._owner.answered(self, pending, response)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(Silence.CLOSED, f"The server closed the connection ({exc or 'end of stream'}).")
+
+    def expire(self) -> None:
+        """Give up what it carries: the answer took too long."""
+        self._end(Silence.TIMEOUT, "")
+
+    def stop(self) -> None:
+        """Give up what it carries: the run is over."""
+        self._end(Silence.STOPPED, "")
+
+    def abort(self) -> None:
+        """Close at once; the owner hears `broken` without a request."""
+        self._end(Silence.CLOSED, "")
+
+    def _end(self, why: Silence, detail: str) -> None:
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return  # The owner was told before.
+        pending, self.pending = self.pending, None
+        transport.abort()
+        self._owner.broken(self, pending, why, detail)
+
+
+OnAnswer = Callable[[Pending, Response], Pending | None]
+"""Told of an answer; what it returns goes out next on the same connection."""
+OnSilence = Callable[[Pending, Silence, str], None]
+
+
+class ConnectionPool:
+    """At most `cap` connections to one server. Each request ends in exactly one call of `on_answer` or `on_silence`."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        cap: int,
+        timeout_s: float,
+        encode: Callable[[Pending], bytes],
+        on_answer: OnAnswer,
+        on_silence: OnSilence,
+    ) -> None:
+        """`timeout_s`: how long after its due time a request may end in an answer. `encode` makes its bytes."""
+        self._address = (host, port)
+        self._cap = cap
+        self._timeout_s = timeout_s
+        self._encode = encode
+        self._on_answer = on_answer
+        self._on_silence = on_silence
+        self._free: deque[Connection] = deque()
+        self._open: set[Connection] = set()
+        # Bounded by `expire`: nothing stays longer than the timeout.
+        self._backlog: deque[Pending] = deque()
+        self._opening: set[asyncio.Task[None]] = set()
+        self.waited = 0  # Requests that found no free connection.
+        self.strays = 0  # Bytes on connections that had asked for nothing.
+
+    def submit(self, pending: Pending) -> None:
+        """Send a request now or as soon as there is a connection."""
+        if self._free and not self._backlog:
+            self._send(self._free.popleft(), pending)
+            return
+        self.waited += 1
+        self._backlog.append(pending)
+        self._grow()
+
+    def expire(self, now_s: float) -> None:
+        """End what was due more than the timeout ago (`now_s` on the clock of `Pending.due_s`)."""
+        oldest_s = now_s - self._timeout_s
+        while self._backlog and self._backlog[0].due_s < oldest_s:
+            self._on_silence(self._backlog.popleft(), Silence.NOT_SENT, "")
+        for connection in list(self._open):
+            if connection.pending is not None and connection.pending.due_s < oldest_s:
+                connection.expire()
+
+    async def close(self) -> None:
+        """Close everything; what has no answer yet is told as STOPPED."""
+        tasks = list(self._opening)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        backlog, self._backlog = self._backlog, deque()
+        for pending in backlog:
+            self._on_silence(pending, Silence.STOPPED, "")
+        for connection in list(self._open):
+            connection.stop()
+
+    def answered(self, connection: Connection, pending: Pending, response: Response) -> None:
+        """Called by a connection."""
+        following = self._on_answer(pending, response)
+        if not response.keep_alive:
+            connection.abort()
+            if following is not None:
+                self.submit(following)
+        elif following is not None:
+            self._send(connection, following)
+        elif self._backlog:
+            self._send(connection, self._backlog.popleft())
+        else:
+            self._free.append(connection)
+
+    def broken(self, connection: Connection, pending: Pending | None, why: Silence, detail: str) -> None:
+        """Called by a connection."""
+        self._open.discard(connection)
+        if pending is not None:
+            self._on_silence(pending, why, detail)
+        elif connection in self._free:
+            self._free.remove(connection)
+        self._grow()
+
+    def stray(self, connection: Connection) -> None:  # noqa: ARG002  # the owner's protocol
+        """Called by a connection."""
+        self.strays += 1
+
+    def _send(self, connection: Connection, pending: Pending) -> None:
+        pending.tally.sent += 1
+        connection.send(pending, self._encode(pending))
+
+    def _grow(self) -> None:
+        """Open one connection where somebody waits for one that nobody opens."""
+        opening = len(self._opening)
+        if len(self._backlog) > opening and len(self._open) + opening < self._cap:
+            task = asyncio.get_running_loop().create_task(self._connect())
+            self._opening.add(task)
+            task.add_done_callback(self._connected)
+
+    async def _connect(self) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(self), *self._address
+                )
+        except (OSError, TimeoutError) as error:
+            self._refused(f"Cannot connect: {error or 'no answer in time'}.")
+            return
+        if not connection.is_open:
+            self._refused("Cannot connect: the server closed the new connection.")
+            return
+        self._open.add(connection)
+        if self._backlog:
+            self._send(connection, self._backlog.popleft())
+        else:
+            self._free.append(connection)
+
+    def _refused(self, detail: str) -> None:
+        """A connection that could not be opened costs one request, or a dead server would cost none until its timeout."""
+        if self._backlog:
+            self._on_silence(self._backlog.popleft(), Silence.CONNECT, detail)
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        if not task.cancelled():
+            task.result()  # A fault of ours must not pass unseen.
+        self._grow()

@@ -1,25 +1,28 @@
-"""What every load does, open or closed: carries requests over connections and files each end under its tier.
+"""Load, open or closed: requests are carried over connections and each end is filed under its tier.
 
 One timer sends everything that is due, at most once a millisecond; one sweep a tenth of a second finds timeouts.
 Nothing is made per request but the `Pending` itself: no task, no timer, no future.
+
+Open loop: requests go out when the schedule says, whatever comes back. Closed loop: so many users, each of whom sends
+the next request when the last one is answered. That finds how much a system can do, since it never asks for more; its
+latencies flatter a system that stalls, so latencies at a given load need the open loop.
 """
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle
+from random import Random
+from typing import TypedDict
 
 import msgspec
 
-from tierlane.bench.answer_ids import AnswerIds, fate_of, request_id_hex
-from tierlane.bench.connection import Pending
-from tierlane.bench.connection_pool import ConnectionPool
-from tierlane.bench.histogram import Histogram
-from tierlane.bench.http_client import RequestForm, Response
-from tierlane.bench.inputs import Inputs
-from tierlane.bench.output_check import OutputCheck
-from tierlane.bench.tally import Silence, TierTally
+from tierlane.bench.http_client import ConnectionPool, Pending, RequestForm, Response
+from tierlane.bench.plan import Address, Due, Inputs, Mix, Mode, OutputCheck, Plan, UsageError, schedule, tier_at
+from tierlane.bench.statistics import Histogram, Silence, TierTally
+from tierlane.bench.verification import AnswerIds, fate_of, request_id_hex
 
 SWEEP_S = 0.1
 clock = time.perf_counter
@@ -180,3 +183,158 @@ def error_code(body: bytes) -> str:
         return _decoder.decode(body).error.code
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
+
+
+TICK_S = 0.001
+
+
+class OpenLoad(Load):
+    """Sends a schedule."""
+
+    def __init__(
+        self,
+        schedule: Iterator[Due],
+        phases: Sequence[Phase],
+        forms: Sequence[Sequence[RequestForm]],
+        inputs: Inputs,
+        check: OutputCheck,
+    ) -> None:
+        """As Load; the schedule ends within the last phase."""
+        super().__init__(phases, forms, inputs, check)
+        self._schedule = schedule
+        self._next: Due | None = None
+
+    def _start(self) -> None:
+        self._next = next(self._schedule, None)
+        if self._next is None:
+            self._done.set()
+        self._tick()
+
+    def _give_up(self) -> None:
+        self._next = None
+
+    def _exhausted(self) -> bool:
+        return self._next is None
+
+    def _following(self) -> None:
+        return None
+
+    def _failed(self) -> None:
+        return None
+
+    def _tick(self) -> None:
+        if self._next is None:
+            return
+        now_s = self.elapsed_s()
+        due: Due | None = self._next
+        # What falls due during this loop waits for the next one, so that answers are read in between.
+        while due is not None and due.at_s <= now_s:
+            pending = self._made(due.at_s, due.tier)
+            self._phase.lag.record(clock() - self._started - due.at_s)
+            # Known before the request can end, since the last end closes the run.
+            due = self._next = next(self._schedule, None)
+            self.pool.submit(pending)
+        if due is not None:
+            # Never under a tick: the loop's timers have a resolution of a millisecond, and less would spin.
+            asyncio.get_running_loop().call_later(max(TICK_S, due.at_s - now_s), self._tick)
+
+
+AFTER_SILENCE_S = 0.1
+"""How long a user waits who got no answer: a server that is away must not make the generator spin."""
+
+
+class ClosedLoad(Load):
+    """So many users, until the last phase is over; then what is under way ends."""
+
+    def __init__(
+        self,
+        users: int,
+        mix: Mix,
+        seed: int,
+        *,
+        phases: Sequence[Phase],
+        forms: Sequence[Sequence[RequestForm]],
+        inputs: Inputs,
+        check: OutputCheck,
+    ) -> None:
+        """As Load; each request has a tier of its own, drawn from the mix."""
+        super().__init__(phases, forms, inputs, check)
+        self._users = users
+        self._bounds = mix.cumulative()
+        self._point = Random(f"{seed}/tiers").random
+        self._until_s = self._phases[-1].until_s
+        self._over = False
+
+    def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._until_s, self._end)
+        for _ in range(self._users):
+            self._send()
+
+    def _end(self) -> None:
+        self._give_up()
+        if self._settled == self._number:
+            self._done.set()
+
+    def _give_up(self) -> None:
+        self._over = True
+
+    def _exhausted(self) -> bool:
+        return self._over
+
+    def _following(self) -> Pending | None:
+        now_s = self.elapsed_s()
+        if self._over or now_s >= self._until_s:
+            return None
+        return self._made(now_s, tier_at(self._bounds, self._point()))
+
+    def _failed(self) -> None:
+        if not self._over:
+            asyncio.get_running_loop().call_later(AFTER_SILENCE_S, self._send)
+
+    def _send(self) -> None:
+        following = self._following()
+        if following is not None:
+            self.pool.submit(following)
+
+
+class Common(TypedDict):
+    """What every load is made from."""
+
+    phases: Sequence[Phase]
+    forms: Sequence[Sequence[RequestForm]]
+    inputs: Inputs
+    check: OutputCheck
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is sent, and what is looked for in the answers. `keys`: by tier, in the order of the mix."""
+
+    plan: Plan
+    keys: Sequence[Sequence[str]]
+    inputs: Inputs
+    check: OutputCheck
+
+    def load(self, address: Address, phases: Sequence[Phase]) -> Load:
+        """A load up to the end of the last phase. Raises UsageError for a key that cannot be used."""
+        plan = self.plan
+        load = self._unconnected(self._forms(address), phases)
+        load.connect(address.host, address.port, connections=plan.connections, timeout_s=plan.timeout)
+        return load
+
+    def _unconnected(self, forms: Sequence[Sequence[RequestForm]], phases: Sequence[Phase]) -> Load:
+        plan = self.plan
+        common: Common = {"phases": phases, "forms": forms, "inputs": self.inputs, "check": self.check}
+        if plan.mode is Mode.CLOSED:
+            return ClosedLoad(plan.connections, plan.mix, plan.seed, **common)
+        return OpenLoad(schedule(plan.arrivals, plan.rate, phases[-1].until_s, plan.mix, plan.seed), **common)
+
+    def _forms(self, address: Address) -> list[list[RequestForm]]:
+        try:
+            return [
+                [RequestForm(address.authority, address.path, key, self.inputs, self.plan.model) for key in of_tier]
+                for of_tier in self.keys
+            ]
+        except ValueError as error:
+            raise UsageError(f"A key cannot be used: {error}") from None

@@ -1,17 +1,24 @@
-"""The result as pictures, drawn from the document alone, so that an old document can be drawn again.
+"""Plots of a result and the report directory, drawn from the document alone: an old document can be drawn again.
 
-matplotlib comes with the `local` extra and is imported when a picture is drawn; without pyplot, which keeps windows.
+matplotlib comes with the `local` extra and is imported when a plot is drawn; without pyplot, which keeps windows. The
+page shows the plots without anything from elsewhere.
 """
 # ruff: noqa: PLC0415 - see above
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tierlane.bench.document import GENERATOR, Document
+import msgspec
+from rich.console import Console
+
+from tierlane.bench.report import GENERATOR, Document, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 SIZE = (8.0, 4.2)
 DPI = 110
@@ -147,3 +154,49 @@ def _legend(axes: "Axes", found: bool) -> bool:  # noqa: FBT001  # handed throug
     if found:
         axes.legend(frameon=False)
     return found
+
+
+WIDTH = 120
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>tierlane bench</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+pre {{ background: #f5f5f5; padding: 1rem; overflow-x: auto; font-size: 12px; line-height: 1.35 }}
+img {{ max-width: 100% }}
+</style>
+<h1>tierlane bench</h1>
+<p>{summary}</p>
+<pre>{text}</pre>
+{pictures}
+<p>All figures are in <a href="result.json">result.json</a>.</p>
+</html>
+"""
+
+
+def write_report(directory: Path, result: Document) -> None:
+    """Write everything to a directory that exists."""
+    (directory / "result.json").write_bytes(json_text(result))
+    (directory / "index.html").write_text(page(result, draw_all(result, directory)), "utf-8")
+
+
+def json_text(result: Document) -> bytes:
+    """The document, for people as well."""
+    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
+
+
+def page(result: Document, pictures: Sequence[tuple[str, str]]) -> str:
+    """The page; `pictures` are (file name, what it shows)."""
+    text = StringIO()
+    show(Console(file=text, width=WIDTH, no_color=True), result)
+    settings = result["settings"]
+    load = (
+        f"{settings['connections']} connections, closed loop"
+        if settings["mode"] == "closed"
+        else f"{settings['rate']:g} requests/s, {settings['arrivals']}"
+    )
+    verdict = "passed" if result["passed"] else "failed"
+    summary = f"{load}, {result['duration_s']:.0f} s, begun at {result['started_at']}: {verdict}."
+    images = "\n".join(f'<img src="{escape(name)}" alt="{escape(title)}">' for name, title in pictures)
+    return _PAGE.format(summary=escape(summary), text=escape(text.getvalue()), pictures=images)

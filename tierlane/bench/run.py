@@ -6,15 +6,12 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from tierlane.bench.document import document
-from tierlane.bench.option_texts import TOOL
+from tierlane.bench.command import TOOL
 from tierlane.bench.plan import Plan, UsageError, read_address
-from tierlane.bench.plots import NoPlots, require_plots
-from tierlane.bench.progress import Progress
-from tierlane.bench.report import show
-from tierlane.bench.report_page import json_text, write_report
-from tierlane.bench.runner import measure
-from tierlane.bench.stack_info import read_stack
+from tierlane.bench.plots import NoPlots, json_text, require_plots, write_report
+from tierlane.bench.report import document, show
+from tierlane.bench.resources import read_stack
+from tierlane.bench.runner import Progress, measure
 
 PASSED, FAILED = 0, 1
 MIN_WIDTH = 110

@@ -1,32 +1,174 @@
-"""One run from the first request to the last audit row: what is measured, and when."""
+"""One run from the first request to the last audit row: what is measured and when, its timeline and progress bar.
+
+The timeline is read from the tallies, so no request pays for it. The bar is shown on a terminal only.
+"""
 
 import asyncio
 import gc
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from secrets import token_hex
 
-from tierlane.bench.batches import Span, read_batches
-from tierlane.bench.echo import measure_echo
-from tierlane.bench.inputs import TAG_CHARACTERS, Inputs
-from tierlane.bench.load import Phase
-from tierlane.bench.measurement import Measurement
-from tierlane.bench.output_check import OutputCheck
-from tierlane.bench.padding import read_padding
-from tierlane.bench.plan import Address, Echo, Plan
-from tierlane.bench.progress import Progress
-from tierlane.bench.resources import ProcessCpu, cpu_between, read_cpu, rss_by_role
-from tierlane.bench.stack_info import StackError, StackInfo, keys_for, read_keys, read_stack
-from tierlane.bench.statistics import good_bounds
-from tierlane.bench.tally import new_tallies
-from tierlane.bench.timeline import Timeline
-from tierlane.bench.traffic import Traffic
-from tierlane.bench.verification import Window, check_audit, key_id
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from tierlane.bench.load import Load, Phase, Traffic
+from tierlane.bench.plan import TAG_CHARACTERS, Address, Echo, Inputs, OutputCheck, Plan
+from tierlane.bench.resources import (
+    BatchUse,
+    CpuUse,
+    EchoResult,
+    ProcessCpu,
+    Span,
+    StackError,
+    StackInfo,
+    cpu_between,
+    keys_for,
+    measure_echo,
+    read_batches,
+    read_cpu,
+    read_keys,
+    read_padding,
+    read_stack,
+    rss_by_role,
+)
+from tierlane.bench.statistics import Histogram, Silence, TierTally, good_bounds, new_tallies
+from tierlane.bench.verification import AuditResult, Window, check_audit, key_id
+
+STEP_S = 1.0
+
+
+@dataclass(frozen=True)
+class TierMoment:
+    """One tier in one step. `p99_s` of its 200s, None without one."""
+
+    completed: int
+    failed: int
+    p99_s: float | None
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step, by tier in the order of the mix. `at_s`: its end, in seconds since the first request."""
+
+    at_s: float
+    length_s: float
+    tiers: tuple[TierMoment, ...]
+
+
+class Timeline:
+    """The steps of a run so far."""
+
+    def __init__(self, warmup: Sequence[TierTally], measured: Sequence[TierTally]) -> None:
+        self.steps: list[Moment] = []
+        self._pairs = list(zip(warmup, measured, strict=True))
+        self._seen = [self._now(number) for number in range(len(self._pairs))]
+        self._at_s = 0.0
+
+    async def follow(self, load: Load) -> None:
+        """Take a step each second until cancelled."""
+        while True:
+            await asyncio.sleep(STEP_S)
+            self.step(load.elapsed_s())
+
+    def step(self, at_s: float) -> None:
+        """What came back since the last step."""
+        now = [self._now(number) for number in range(len(self._pairs))]
+        tiers = tuple(_between(before, after) for before, after in zip(self._seen, now, strict=True))
+        self.steps.append(Moment(round(at_s, 3), round(at_s - self._at_s, 3), tiers))
+        self._seen, self._at_s = now, at_s
+
+    def _now(self, tier: int) -> tuple[Histogram, int]:
+        tallies = self._pairs[tier]
+        return Histogram.merged(tally.latency for tally in tallies), sum(t.failures + t.missing for t in tallies)
+
+
+def _between(before: tuple[Histogram, int], after: tuple[Histogram, int]) -> TierMoment:
+    new = after[0].since(before[0])
+    return TierMoment(new.count, after[1] - before[1], new.quantile(0.99))
+
+
+@dataclass
+class Measurement:
+    """Everything that one run found."""
+
+    started_at: datetime
+    window_began_at: datetime
+    warmup: list[TierTally]
+    measured: list[TierTally]
+    lag: Histogram = field(default_factory=Histogram)
+    window_s: float = 0.0  # How long the window was measured in truth.
+    window_answers: int = 0  # Answers that came in it, which its CPU seconds are divided by.
+    window_completed: list[tuple[int, int]] = field(default_factory=list)  # By tier: 200 answers in it, good ones.
+    cpu: CpuUse = field(default_factory=CpuUse)
+    own_cpu_s: float = 0.0
+    rss: tuple[dict[str, int], dict[str, int]] = field(default_factory=lambda: ({}, {}))  # Bytes by role, at both ends.
+    echo: EchoResult | None = None
+    batches: BatchUse | None = None
+    padding_waste: float | None = None  # Share of the late batches' positions; None where it is not known.
+    timeline: list[Moment] = field(default_factory=list)
+    waited_for_connection: int = 0
+    verify: str = ""
+    verified: int = 0
+    crossed: int = 0
+    strays: int = 0
+    repeated_ids: int = 0
+    without_id: int = 0
+    details: dict[Silence, str] = field(default_factory=dict)
+    audit: AuditResult | None = None
+    interrupted: bool = False
+
+
+REFRESH_S = 0.5
+
+
+class Progress:
+    """Follows a load on `console`; silent where that is no terminal."""
+
+    def __init__(self, console: Console, total_s: float) -> None:
+        self._console = console
+        self._total_s = total_s
+
+    async def follow(self, load: Load, measured: Sequence[TierTally]) -> None:
+        """Show the load until cancelled."""
+        if not self._console.is_terminal:
+            return
+        # Drawn by us, because rich's own thread would take the processor when it likes.
+        with _bar(self._console) as bar, suppress(asyncio.CancelledError):
+            task = bar.add_task("", total=self._total_s)
+            at_s, answers = 0.0, 0
+            while True:
+                now_s, now_answers = load.elapsed_s(), load.answers
+                rate = (now_answers - answers) / max(now_s - at_s, REFRESH_S)
+                at_s, answers = now_s, now_answers
+                bar.update(task, completed=min(now_s, self._total_s), description=_figures(rate, measured))
+                bar.refresh()
+                await asyncio.sleep(REFRESH_S)
+
+    def say(self, sentence: str) -> None:
+        """Show one line."""
+        if self._console.is_terminal:
+            self._console.print(sentence, highlight=False)
+
+
+def _bar(console: Console) -> RichProgress:
+    columns = (BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    return RichProgress(*columns, console=console, auto_refresh=False, transient=True)
+
+
+def _figures(rate: float, measured: Sequence[TierTally]) -> str:
+    ok = sum(tally.ok for tally in measured)
+    errors = sum(tally.failures + tally.missing for tally in measured)
+    if not ok + errors:
+        return f"{rate:.0f}/s, warm-up"
+    p95 = Histogram.merged(tally.latency for tally in measured).quantile(0.95)
+    return f"{rate:.0f}/s, {ok} ok, {errors} errors, p95 {(p95 or 0) * 1000:.0f} ms"
 
 
 @dataclass(frozen=True)

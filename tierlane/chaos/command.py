@@ -1,15 +1,56 @@
-"""`tierlane chaos` as a command: its exit codes.
+"""`tierlane chaos` as a command: its options, their checked values, its exit codes.
 
-0: every invariant held. 1: not so, or the stack could not be started. 2: wrong usage.
+A wrong option is reported in one sentence that names it. 0: every invariant held. 1: not so, or the stack could not be
+started. 2: wrong usage.
 """
 # ruff: noqa: PLC0415 - help must be quick, so what a run needs is imported when it runs
 
+import math
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import typer
 
-from tierlane.chaos.option_texts import TOOL
-from tierlane.tool_command import FAILED, USAGE_ERROR, run_tool
+from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, Kind
+from tierlane.command import FAILED, USAGE_ERROR, Tool, run_tool
+from tierlane.settings.descriptions import Text, number
+
+OPTIONS: dict[str, Text] = {
+    "seed": number("", "Seed of the load and of the faults; the same gives the same schedule. Unset: drawn, and told."),
+    "seeds": Text(
+        "",
+        "Several seeds, such as 1-20 or 3,7-9: one run after the other, a row for each at the end, the whole table only "
+        "of those that broke something. Unset: one run.",
+        "SEEDS",
+    ),
+    "duration": Text("60", "Seconds of load; faults come in between, the first and last 3 s are quiet.", "SECONDS"),
+    "rate": Text("300", "Requests a second over all tiers, sent on schedule whatever comes back (open loop).", "RATE"),
+    "gateways": number("3", "Gateways, each on a port of its own."),
+    "workers": number(
+        "4", "Workers, each with a model that returns its inputs reversed, after 50 ms a batch, one in 8 after 300."
+    ),
+    "schedulers": number("2", "Schedulers."),
+    "faults": Text("all", "Which faults, as names with commas between; `list` shows them.", "NAMES"),
+    "tls": Text(
+        "seed", "Whether the roles talk TLS to Redis: on, off, or seed: one seed in four, as it says itself.", "WHEN"
+    ),
+    "against": Text(
+        "",
+        "Stack file of a stack that is up: only faults that need no proxy. Its backend must be simulated. "
+        "Unset: a stack of its own.",
+        "FILE",
+    ),
+    "json": Text("", "Write the verdicts, the schedule and what happened to this file.", "FILE"),
+    "keep": Text("", "Keep logs, history and evidence in this new directory. Unset: all is removed.", "DIR"),
+}
+SWITCHES = {"quiet": "Show nothing but the table of invariants."}
+TOOL = Tool("chaos", OPTIONS, SWITCHES)
+
 
 LIST = "list"
 HELP = "Break a stack under load, and show whether anything was lost."
@@ -22,7 +63,6 @@ def main(argv: list[str]) -> int:
 
 
 def _run(given: dict[str, Any]) -> int:
-    from tierlane.chaos.options import UsageError, fault_list, read_options
 
     if given["faults"] == LIST:
         typer.echo(fault_list())
@@ -30,7 +70,7 @@ def _run(given: dict[str, Any]) -> int:
     from tierlane.chaos.run import run
     from tierlane.chaos.series import run_series
     from tierlane.embedded import EmbeddedServerError
-    from tierlane.up.errors import StackError
+    from tierlane.up.data_dir import StackError
 
     try:
         options = read_options(given, quiet=given["quiet"])
@@ -41,3 +81,163 @@ def _run(given: dict[str, Any]) -> int:
     except (StackError, EmbeddedServerError) as error:
         typer.echo(f"cannot start: {error}", err=True)
         return FAILED
+
+
+ALL = "all"
+MAX_SEED = 2**63
+MAX_SEEDS = 1000
+_SEEDS = re.compile(r"(?P<first>[0-9]{1,19})(-(?P<last>[0-9]{1,19}))?")
+MAX_SECONDS = 86_400.0
+MIN_SECONDS = 8.0  # Shorter, there is no time between the quiet ends.
+MAX_RATE = 10_000.0
+MAX_OF_A_ROLE = 16
+ON, OFF, BY_SEED = "on", "off", "seed"
+TLS_ONE_IN = 4
+
+
+class UsageError(Exception):
+    """An option is wrong; the message is one sentence that names it."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many of each role."""
+
+    gateways: int
+    workers: int
+    schedulers: int
+
+    def __str__(self) -> str:
+        """As the report says it."""
+        return f"{self.gateways} gateways, {self.workers} workers, {self.schedulers} schedulers"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options, checked. `against` None: a stack of its own."""
+
+    seed: int
+    duration: float
+    rate: float
+    shape: Shape
+    kinds: tuple[Kind, ...]
+    against: Path | None
+    json: Path | None
+    keep: Path | None
+    quiet: bool
+    seeds: tuple[int, ...] = ()  # Of a series; without one, `seed` is the only one.
+    tls: str = BY_SEED
+
+    @property
+    def tls_to_redis(self) -> bool:
+        """Whether the roles of this run talk TLS to Redis."""
+        if self.tls == BY_SEED:
+            return self.against is None and Random(f"{self.seed}/tls").randrange(TLS_ONE_IN) == 0
+        return self.tls == ON
+
+    @property
+    def stack(self) -> str:
+        """The stack as the report says it."""
+        return f"{self.shape}, TLS to Redis" if self.tls_to_redis else str(self.shape)
+
+
+def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Options:
+    """Check all options; those of None have their default. Raises UsageError."""
+    reader = _Reader(given)
+    against = reader.path("against")
+    seeds = reader.seeds("seeds")
+    if seeds and reader.text("seed"):
+        raise UsageError(f"{TOOL.both_names('seeds')}: cannot be given together with {TOOL.both_names('seed')}.")
+    return Options(
+        seed=reader.integer("seed", 0, MAX_SEED) if reader.text("seed") else secrets.randbits(32),
+        duration=reader.number("duration", MIN_SECONDS, MAX_SECONDS),
+        rate=reader.number("rate", 1.0, MAX_RATE),
+        shape=Shape(*(reader.integer(role, 1, MAX_OF_A_ROLE) for role in ("gateways", "workers", "schedulers"))),
+        kinds=reader.kinds("faults", outside=against is not None),
+        against=against,
+        json=reader.path("json"),
+        keep=reader.path("keep"),
+        quiet=quiet,
+        seeds=seeds,
+        tls=reader.tls("tls", outside=against is not None),
+    )
+
+
+def seed_range(text: str) -> tuple[int, ...]:
+    """The seeds of a text such as "1-20" or "3,7-9", each once, in the order of the text. Raises ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = _SEEDS.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{part.strip()!r} is neither a seed nor two with a hyphen between")
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        if not first <= last <= MAX_SEED:
+            raise ValueError(f"{part.strip()!r} has no seeds from 0 to {MAX_SEED} in rising order")
+        if len(found) + last - first >= MAX_SEEDS:
+            raise ValueError(f"at most {MAX_SEEDS} seeds can be run in one series")
+        found += range(first, last + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def fault_list() -> str:
+    """Every fault by name, with what it does; a star where it can be done to any stack."""
+    lines = [f"{kind.name:<18} {'*' if kind.outside else ' '} {kind.says}" for kind in KINDS]
+    return "\n".join([*lines, "* also with --against"])
+
+
+class _Reader:
+    def __init__(self, given: Mapping[str, str | None]) -> None:
+        self._given = given
+
+    def text(self, option: str) -> str:
+        value = self._given.get(option)
+        return OPTIONS[option].default if value is None else value
+
+    def path(self, option: str) -> Path | None:
+        return Path(self.text(option)) if self.text(option) else None
+
+    def number(self, option: str, least: float, most: float) -> float:
+        text = self.text(option)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise UsageError(f"{TOOL.both_names(option)}: must be a number from {least:g} to {most:g}, got {text!r}.")
+        return value
+
+    def integer(self, option: str, least: int, most: int) -> int:
+        text = self.text(option)
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise UsageError(f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
+        return int(text)
+
+    def seeds(self, option: str) -> tuple[int, ...]:
+        text = self.text(option)
+        try:
+            return seed_range(text) if text else ()
+        except ValueError as error:
+            raise UsageError(f"{TOOL.both_names(option)}: {error}.") from None
+
+    def tls(self, option: str, *, outside: bool) -> str:
+        text = self.text(option)
+        if text not in (ON, OFF, BY_SEED):
+            raise UsageError(f"{TOOL.both_names(option)}: must be {ON}, {OFF} or {BY_SEED}, got {text!r}.")
+        if outside and text == ON:
+            raise UsageError(f"{TOOL.both_names(option)}: cannot be changed on a stack that is not our own.")
+        return text
+
+    def kinds(self, option: str, *, outside: bool) -> tuple[Kind, ...]:
+        text = self.text(option)
+        if text == ALL:
+            return tuple(kind for kind in KINDS if kind.outside or not outside)
+        names = [name.strip() for name in text.split(",")]
+        self._check_names(option, names, outside=outside)
+        return tuple(BY_NAME[name] for name in dict.fromkeys(names))
+
+    def _check_names(self, option: str, names: Sequence[str], *, outside: bool) -> None:
+        for name in names:
+            if name not in BY_NAME:
+                raise UsageError(f"{TOOL.both_names(option)}: there is no fault {name!r}; `--faults list` shows all.")
+            if outside and not BY_NAME[name].outside:
+                raise UsageError(f"{TOOL.both_names(option)}: {name} cannot be done to a stack that is not our own.")

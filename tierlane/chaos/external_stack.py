@@ -12,14 +12,13 @@ import msgspec
 import psutil
 
 from ledger.postgres import asyncpg_dsn
-from tierlane.bench.stack_info import ProcessInfo
+from tierlane.bench.resources import ProcessInfo
+from tierlane.chaos.command import TOOL, UsageError
 from tierlane.chaos.faults.catalogue import Place
 from tierlane.chaos.faults.proxy import FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
-from tierlane.chaos.ground import Stranger
-from tierlane.chaos.option_texts import TOOL
-from tierlane.chaos.options import UsageError
-from tierlane.chaos.plan import Customer, Sources, Target
+from tierlane.chaos.faults.target import Stranger
+from tierlane.chaos.history import Customer, Sources, Target
 from tierlane.child_process import family
 
 PATIENCE_S = 5.0

@@ -2,29 +2,127 @@
 
 Each request carries a secret that its answer must give back. A fifth carry an `Idempotency-Key` and behave as its
 clients should: without an answer, or told that the first try is still running, they try again with the same key and
-body at another gateway, until their own deadline. All others are sent once. Everything goes into the history.
+body at another gateway, until their own deadline. All others are sent once. Everything goes into the history. Customers
+of one tier and of others use the same keys by chance: a key is one customer's own.
 
-Customers of one tier and of others use the same keys by chance, as clients that count do: a key is one customer's own.
+Times in which this tool itself stood still are recorded: an answer that came meanwhile was read late, and the stack is
+not to blame.
 """
 
 import asyncio
+import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
+import msgspec
+
 from scheduler.errors import ErrorCode
-from tierlane.bench.connection import Pending
-from tierlane.bench.connection_pool import ConnectionPool
-from tierlane.bench.http_client import Response
-from tierlane.bench.tally import Silence, TierTally
-from tierlane.chaos.calls import NONCE_CHARACTERS, read_answer, request_bytes
-from tierlane.chaos.history import Answered, History, Invoked, Stalled, Stray, Unanswered
-from tierlane.chaos.plan import Customer, Target, request_input
-from tierlane.chaos.stalls import watch_stalls
+from tierlane.bench.http_client import ConnectionPool, Pending, Response, header
+from tierlane.bench.statistics import Silence, TierTally
+from tierlane.chaos.history import (
+    Answered,
+    Customer,
+    History,
+    Invoked,
+    Stalled,
+    Stray,
+    Target,
+    Unanswered,
+    request_input,
+)
+
+NONCE_CHARACTERS = 16
+NOBODY = "?"
+PATH = "/v1/inference"
+
+
+class _Error(msgspec.Struct):
+    code: str = ""
+    request_id: str = ""
+
+
+class _Body(msgspec.Struct):
+    """What is read of a body, whichever of the two kinds it is."""
+
+    request_id: str = ""
+    output: str | None = None
+    error: _Error | None = None
+
+
+class Reading(NamedTuple):
+    """What one answer says. `owner` is the nonce of the request whose whole input comes back reversed."""
+
+    status: int
+    code: str
+    id: str
+    owner: str
+    replayed: bool
+
+
+_decoder = msgspec.json.Decoder(_Body)
+
+
+def request_bytes(host: str, customer: Customer, text: str, trace: str, key: str) -> bytes:
+    """The whole request, head and body; `trace` is 32 hex digits, `key` an Idempotency-Key or ""."""
+    body = json.dumps({"input": text}).encode()
+    idempotency = f"Idempotency-Key: {key}\r\n" if key else ""
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {customer.key}\r\n"
+        f"Content-Type: application/json\r\ntraceparent: 00-{trace}-{trace[:16]}-01\r\n{idempotency}"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def read_answer(response: Response, text: str) -> Reading:
+    """Read an answer to the request whose input was `text`."""
+    try:
+        body = _decoder.decode(response.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        body = _Body()
+    error = body.error or _Error()
+    in_header = (header(response.head, b"x-request-id") or b"").decode("latin-1")
+    return Reading(
+        status=response.status,
+        code=error.code,
+        id=body.request_id or error.request_id or in_header,
+        owner=_owner(body.output, text) if response.status == 200 else "",
+        replayed=header(response.head, b"idempotent-replayed") == b"true",
+    )
+
+
+def _owner(output: str | None, text: str) -> str:
+    """Whose output it is. The right nonce with another text around it is nobody's: two inputs were mixed."""
+    if output is None:
+        return NOBODY
+    if output == text[::-1]:
+        return text[:NONCE_CHARACTERS]
+    nonce, colon, _ = output[::-1].partition(":")
+    foreign = len(nonce) == NONCE_CHARACTERS and bool(colon) and not text.startswith(nonce)
+    return nonce if foreign else NOBODY
+
+
+PERIOD_S = 0.01
+LEAST_S = 0.02  # Above the period: what is shorter disappears in the slack of the laws.
+
+OnStall = Callable[[float, float], None]
+
+
+async def watch_stalls(on_stall: OnStall) -> None:
+    """Call `on_stall(since, until)` after each standstill of this event loop, until cancelled; monotonic seconds."""
+    last = time.monotonic()
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        now = time.monotonic()
+        if now - last > PERIOD_S + LEAST_S:
+            on_stall(last, now)
+        last = now
+
 
 TIMEOUT_S = 6.0
 KEYED_SHARE = 0.2

@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tierlane.bench.histogram import Histogram
-from tierlane.chaos.history import Answered, Event, Invoked, Unanswered
-from tierlane.chaos.plan import FaultEvent, RunInfo
-from tierlane.chaos.proof import Evidence
-from tierlane.chaos.verdicts import Verdict, Verdicts
+from tierlane.bench.statistics import Histogram
+from tierlane.chaos.checker.case import Verdict, Verdicts
+from tierlane.chaos.checker.evidence import Evidence
+from tierlane.chaos.history import Answered, Event, FaultEvent, Invoked, RunInfo, Unanswered
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 

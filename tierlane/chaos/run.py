@@ -1,35 +1,144 @@
-"""From checked options to a result: a stack, a run on it, the checker's verdict, shown and written."""
+"""One run from checked options to a result: home directory, stack, scenario, verdict of the checker.
+
+The home is a temporary directory that is gone afterwards, or one that the user has named. The orphan guard kills
+whatever is started when this process ends, in whatever way. The report names the versions of Tierlane, of Python and of
+the servers.
+"""
 
 import asyncio
+import os
+import platform
+import secrets
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
+import asyncpg
 import msgspec
 import uvloop
 from rich.console import Console
 
+from ledger.postgres import asyncpg_dsn
+from scheduler.redis_client.connections import bounded, command_client
 from tierlane.chaos import report
 from tierlane.chaos.checker import checker, evidence
-from tierlane.chaos.drain import Left
+from tierlane.chaos.checker.case import Verdicts
+from tierlane.chaos.checker.evidence import Evidence, FileCount
+from tierlane.chaos.command import TOOL, Options, UsageError
 from tierlane.chaos.external_stack import OutsideStack
 from tierlane.chaos.faults.catalogue import Place
-from tierlane.chaos.ground import Ground
-from tierlane.chaos.history import History
-from tierlane.chaos.home import home
-from tierlane.chaos.option_texts import TOOL
-from tierlane.chaos.options import Options, UsageError
-from tierlane.chaos.plan import RunInfo, Sources, Target
-from tierlane.chaos.proof import Evidence, FileCount
-from tierlane.chaos.scenario import Conducted, Conductor, timed
-from tierlane.chaos.screen import Screen
+from tierlane.chaos.faults.target import Ground
+from tierlane.chaos.history import History, RunInfo, Sources, Target
+from tierlane.chaos.scenario import Conducted, Conductor, Left, Screen, timed
 from tierlane.chaos.stack import ChaosStack
-from tierlane.chaos.verdicts import Verdicts
-from tierlane.chaos.versions import versions
+from tierlane.settings.descriptions import PREFIX
+from tierlane.up.data_dir import DataDir, LogLines
+from tierlane.up.orphan_guard import MARK_VARIABLE, REMOVABLE_PREFIX, Leash
+
+LOG = "roles.log"
+DATABASE = "postgres"
+
+
+@dataclass(frozen=True)
+class Home:
+    """The directory, the leash over it, and the log of all roles."""
+
+    data_dir: DataDir
+    leash: Leash
+    lines: LogLines
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.data_dir.path
+
+
+@contextmanager
+def home(keep: Path | None) -> Iterator[Home]:
+    """Make the directory; afterwards it is removed, or at least the database in it. Raises UsageError."""
+    _forget_settings()
+    data_dir = DataDir(_made(keep) if keep else _temporary())
+    os.environ[MARK_VARIABLE] = secrets.token_hex(16)  # Inherited by every process that is started from here on.
+    leash = Leash(data_dir)
+    if not keep:
+        leash.remove_at_end(data_dir.path)
+    try:
+        with (data_dir.path / LOG).open("ab", buffering=0) as log:
+            yield Home(data_dir, leash, LogLines(log, coloured=False))
+    finally:
+        leash.release()
+        data_dir.release()
+        shutil.rmtree(data_dir.path / DATABASE if keep else data_dir.path, ignore_errors=True)
+
+
+def _forget_settings() -> None:
+    """What is set for another stack must not reach this one."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[name]
+
+
+def _temporary() -> Path:
+    path = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
+    _let_through(path)
+    return path
+
+
+def _made(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        raise UsageError(f"{TOOL.both_names('keep')}: {path} exists already; name a new directory.") from None
+    except OSError as error:
+        raise UsageError(f"{TOOL.both_names('keep')}: cannot make {path}: {error.strerror}.") from None
+    _let_through(path)
+    return path
+
+
+def _let_through(path: Path) -> None:
+    if os.geteuid() == 0:
+        path.chmod(0o711)  # PostgreSQL is another user then, who must be able to pass through but not to list.
+
+
+PATIENCE_S = 2.0
+
+
+async def versions(redis_url: str, database_url: str) -> dict[str, str]:
+    """By name. Raises RedisUnavailable, and what asyncpg raises."""
+    return {
+        "tierlane": version("tierlane"),
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+        **await _redis(redis_url),
+        "postgresql": await _postgres(database_url),
+    }
+
+
+async def _redis(url: str) -> dict[str, str]:
+    client = command_client(url)
+    try:
+        async with bounded(PATIENCE_S):
+            info = await client.info("server")
+    finally:
+        await client.aclose()
+    if "valkey_version" in info:
+        return {"valkey": str(info["valkey_version"])}
+    return {"redis": str(info["redis_version"])}
+
+
+async def _postgres(url: str) -> str:
+    connection = await asyncpg.connect(asyncpg_dsn(url), timeout=PATIENCE_S)
+    try:
+        return str(await connection.fetchval("SHOW server_version")).partition(" ")[0]
+    finally:
+        await connection.close(timeout=PATIENCE_S)
+
 
 HELD, BREACHED = 0, 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

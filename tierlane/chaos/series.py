@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tierlane.chaos.options import Options
+from tierlane.chaos.command import Options
 from tierlane.chaos.report import Document
 from tierlane.chaos.run import BREACHED, HELD, MIN_WIDTH, Result, judged, writable, write
 from tierlane.embedded import EmbeddedServerError
-from tierlane.up.errors import StackError
+from tierlane.up.data_dir import StackError
 
 COLUMNS = ("seed", "sent", "accepted", "completed", "faults", "excused", "recovery", "drained", "wall", "verdict")
 

@@ -1,44 +1,138 @@
-"""A stack of one's own for chaos: every role several times, each behind proxies of its own, nothing left at the end.
+"""A stack for chaos: every role several times, each behind proxies of its own, nothing left at the end.
 
-It is kept running by the supervisor of `tierlane up`, and its leash ends it even when this process is killed. Redis
-keeps nothing on disk, so a killed one comes back empty; PostgreSQL forgets nothing that it has said to have committed.
+It is kept running by the supervisor of `tierlane up`, and its orphan guard ends it even when this process is killed.
+Redis keeps nothing on disk, so a killed one comes back empty; PostgreSQL keeps whatever it has said to have committed.
+The stack is ready when each gateway says so and counts every worker healthy. Servers are started from an event loop in
+a thread of its own, since that would hold up the load for a tenth of a second.
+
+Its customers are ten in each tier, with limits so wide that the load itself is never rejected, and one for the hostile
+client. The shed rules, the queue times and the capacity of the GPUs stay what they are.
 """
 
 import asyncio
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+import aiohttp
+import asyncpg
 import psutil
 from pydantic import SecretStr
 
-from tierlane.chaos.aside import Aside
-from tierlane.chaos.echo import RUNS_VARIABLE
+from ledger.postgres import asyncpg_dsn
+from tierlane.chaos.command import Shape
+from tierlane.chaos.echo import MEAN_S, RUNS_VARIABLE
 from tierlane.chaos.faults.catalogue import Place
 from tierlane.chaos.faults.proxy import HOST, FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
-from tierlane.chaos.ground import Stranger
-from tierlane.chaos.options import Shape
-from tierlane.chaos.plan import Customer, Sources, Target
-from tierlane.chaos.readiness import wait_until_whole
-from tierlane.chaos.seeding import seed_customers, seed_hostile
+from tierlane.chaos.faults.target import Stranger
+from tierlane.chaos.history import Customer, Sources, Target
 from tierlane.chaos.tls_front import TlsFront
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings.model import Settings
-from tierlane.up.data_dir import DataDir
-from tierlane.up.demo_data import demo_model, seed_demo
-from tierlane.up.errors import StackError
-from tierlane.up.log_lines import LogLines
-from tierlane.up.members import Member, RoleMember, ServerMember
-from tierlane.up.models import ModelProcesses
+from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port
+from tierlane.up.demo_data import TIERS, demo_model, seed_demo
+from tierlane.up.members import Member, ModelProcesses, RoleEnvironment, RoleMember, ServerMember, role_command
 from tierlane.up.orphan_guard import Leash
-from tierlane.up.ports import held_port
-from tierlane.up.roles import RoleEnvironment, role_command
 from tierlane.up.supervisor import Supervisor
+
+CUSTOMERS_PER_TIER = 10
+WIDE = 100_000.0
+
+WIDEN = """
+UPDATE tiers SET requests_per_second = $1::float8, burst = $1::float8, max_concurrency = $1::int,
+    max_queue_depth = $1::int, tokens_per_minute = NULL
+"""
+# What the model does: measured, it would be the same after some seconds of load.
+RATE_MODELS = "UPDATE models SET rps_per_gpu = max_batch_size / $1::float8"
+ADD_CUSTOMERS = """
+INSERT INTO customers (name, tier)
+SELECT 'chaos-' || tier || '-' || number, tier
+FROM unnest($1::text[]) AS tier, generate_series(1, $2::int) AS number
+"""
+ISSUE_KEYS = """
+SELECT id::text, name, tier, issue_api_key(name, 'chaos') AS key
+FROM customers WHERE name LIKE 'chaos-%' ORDER BY name
+"""
+ADD_HOSTILE = "INSERT INTO customers (name, tier) VALUES ('hostile', $1)"
+
+
+async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) -> tuple[Customer, ...]:
+    """Widen the tiers, make the customers and issue a key to each."""
+    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
+    try:
+        await connection.execute(WIDEN, WIDE)
+        await connection.execute(RATE_MODELS, MEAN_S)
+        await connection.execute(ADD_CUSTOMERS, list(TIERS), per_tier)
+        rows = await connection.fetch(ISSUE_KEYS)
+    finally:
+        await connection.close()
+    return tuple(Customer(tier=row["tier"], id=row["id"], name=row["name"], key=row["key"]) for row in rows)
+
+
+async def seed_hostile(database_url: str) -> str:
+    """Make the customer of the hostile client, in the lowest tier; the key."""
+    connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
+    try:
+        await connection.execute(ADD_HOSTILE, TIERS[-1])
+        return str(await connection.fetchval("SELECT issue_api_key('hostile', 'chaos')"))
+    finally:
+        await connection.close()
+
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Runs coroutines on that loop while the caller's loop goes on."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon, so that a process that is on its way out never waits for it.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="stack", daemon=True)
+        self._thread.start()
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it there, and return or raise what it does; a cancel reaches it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def close(self) -> None:
+        """End the thread; nothing may run there any more."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+POLL_S = 0.1
+CALL_TIMEOUT_S = 1.0
+
+
+async def wait_until_whole(http_urls: Sequence[str], service_token: str, workers: int) -> None:
+    """Return when it is; the caller sets the deadline."""
+    headers = {"Authorization": f"Bearer {service_token}"}
+    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        while not all([await _is_whole(session, url, workers) for url in http_urls]):  # noqa: ASYNC110 - a poll over HTTP
+            await asyncio.sleep(POLL_S)
+
+
+async def _is_whole(session: aiohttp.ClientSession, url: str, workers: int) -> bool:
+    try:
+        async with session.get(f"{url}/readyz") as ready:
+            if ready.status != 200:
+                return False
+        async with session.get(f"{url}/internal/health") as answer:
+            health = await answer.json(content_type=None)
+        return bool(health["healthy_gpus"] >= workers and health["status"] == "healthy")
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
+        return False
+
 
 BACKEND = "tierlane.chaos.echo:Echo"
 MAX_BATCH_SIZE = 8  # Small, so that at the default rate workers are busy, and a fault on one hits something.

@@ -1,31 +1,356 @@
-"""`tierlane check model`: load, examine, time, suggest, and on request write the suggestion into the model's row."""
+"""`tierlane check model`: load, examine, time, suggest, and on request write the suggestion into the model's row.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+The model runs in a child process as a worker's does, so that what crashes or hangs ends there alone; after a crash the
+next question starts another process. The contract's batches are run in order, and pure functions (`judge_*`) turn
+answers into findings. Timing runs batches of each size: a first one that does not count, then some until a second is
+over.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from gpu_pool.endpoint.access import Access, secrets_of
-from gpu_pool.model_launch import ModelLaunch
+from gpu_pool.backends.backend import ItemResult
+from gpu_pool.config import Access, secrets_of
+from gpu_pool.model_process.handle import ModelHung, ModelLaunch, ModelProcess, run_watched
 from ledger.admin.changes import alter, changing, find
 from ledger.schema.catalog import models
-from scheduler.payload import Task
+from scheduler.errors import ErrorCode, TierlaneError
+from scheduler.payload import Payload, Task, encode_payload
 from tierlane.admin.options import Call
 from tierlane.admin.runner import APPLICATION, Done, actor_of, conducted, lines_of
-from tierlane.check.contract import TEXTS, examine
-from tierlane.check.finding import Finding
-from tierlane.check.model_report import Report, document, summary
+from tierlane.check.model_report import (
+    Finding,
+    Report,
+    Suggestion,
+    Timed,
+    document,
+    fails,
+    holds,
+    suggest,
+    summary,
+    untold,
+)
 from tierlane.check.model_report import lines_of as finding_lines
-from tierlane.check.probe import Asked, Probe
-from tierlane.check.suggestion import Suggestion, suggest
-from tierlane.check.timing import measure
 from tierlane.connect import UsageError, database
 from tierlane.output import print_json
-from tierlane.torch_threads import default_torch_threads
+from tierlane.settings.sections import default_torch_threads
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How each text is put to the model: parameters and task of the request, and how long a batch may run."""
+
+    parameters: dict[str, object] = field(default_factory=dict)
+    task: Task = Task.COMPLETE
+    timeout_ms: float = 3000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one batch: its time and results, `fault` where it was taken apart, `lost` where the process was lost.
+
+    `hung`: it was lost because it ran for too long.
+    """
+
+    ms: float = 0.0
+    results: list[ItemResult] = field(default_factory=list)
+    fault: str = ""
+    lost: str = ""
+    hung: bool = False
+
+    @property
+    def outputs(self) -> list[str | None]:
+        """Of each item, None where it failed."""
+        return [None if result.error_code else result.output for result in self.results]
+
+    @property
+    def wrong(self) -> str:
+        """Why this is not one good answer for each input, in a sentence; "": it is."""
+        failed = [result for result in self.results if result.error_code]
+        return self.lost or self.fault or (f"{failed[0].error_code}: {failed[0].output}" if failed else "")
+
+
+class NotLoaded(TierlaneError):
+    """The model does not load; the message says why."""
+
+
+class Probe:
+    """Asks one model; made with how it is started and asked, closed by whoever made it."""
+
+    def __init__(self, launch: ModelLaunch, asked: Asked, load_timeout_s: float) -> None:
+        self._launch = launch
+        self._asked = asked
+        self._load_timeout_s = load_timeout_s
+        self._model: ModelProcess | None = None
+        self.version = ""
+        self.load_s = 0.0
+
+    async def load(self) -> None:
+        """Start the process and wait until it is ready. Raises NotLoaded."""
+        started = time.monotonic()
+        try:
+            self._model = await ModelProcess.spawn(self._launch)
+            async with asyncio.timeout(self._load_timeout_s):
+                self.version = await self._model.ready()
+        except TimeoutError:
+            await self.close()
+            raise NotLoaded(f"The model did not load within {self._load_timeout_s:g} s.") from None
+        except (TierlaneError, OSError) as error:
+            await self.close()
+            raise NotLoaded(str(error)) from error
+        self.load_s = time.monotonic() - started
+
+    async def ask(self, texts: Sequence[str]) -> Answer:
+        """One batch of these; never raises for what the model does."""
+        asked = self._asked
+        bodies = [encode_payload(Payload("check", text, asked.parameters, asked.task)) for text in texts]
+        limit = asked.timeout_ms
+        try:
+            done = await run_watched(await self._ready(), bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit)
+        except TierlaneError as error:  # Lost, hung, not loaded, too large to be sent: all of them end this batch.
+            await self.close()
+            return Answer(lost=str(error), hung=isinstance(error, ModelHung))
+        return Answer(done.gpu_ms, done.results, done.fault)
+
+    async def close(self) -> None:
+        """End the process, if there is one."""
+        model, self._model = self._model, None
+        if model is not None:
+            await model.close()
+
+    async def _ready(self) -> ModelProcess:
+        if self._model is None:
+            await self.load()
+        if self._model is None:
+            raise NotLoaded("The model process is gone.")
+        return self._model
+
+
+FEWEST, MOST = 3, 20
+ENOUGH_MS = 1000.0
+SMALLER = "Leave --batch-sizes and max_batch_size under it, or give the device more memory."
+
+
+class Timing(NamedTuple):
+    """What was measured, and the finding about sizes that were asked for."""
+
+    timed: list[Timed]
+    finding: Finding
+
+
+async def measure(probe: Probe, sizes: Sequence[int], texts: Sequence[str]) -> Timing:
+    """The median times of these sizes, smallest first, up to the first that does not run; texts are repeated to fill."""
+    timed: list[Timed] = []
+    for size in sorted(set(sizes)):
+        runs_ms, last = await _runs(probe, [texts[place % len(texts)] for place in range(size)])
+        if last.hung:
+            return Timing(timed, _too_long(timed, size, last.wrong))
+        if last.wrong:
+            return Timing(timed, fails("sizes", f"a batch of {size}: {last.wrong}", SMALLER))
+        timed.append(Timed(size, median(runs_ms[1:])))
+    return Timing(timed, holds("sizes", f"batches of {timed[0].size} to {timed[-1].size} run"))
+
+
+async def _runs(probe: Probe, batch: Sequence[str]) -> tuple[list[float], Answer]:
+    """The times of a batch that is run again and again, up to the first one that goes wrong; and what came last."""
+    runs_ms: list[float] = []
+    while True:
+        answer = await probe.ask(batch)
+        runs_ms.append(answer.ms)
+        if answer.wrong or _enough(runs_ms):
+            return runs_ms, answer
+
+
+def _enough(runs_ms: Sequence[float]) -> bool:
+    return len(runs_ms) > MOST or (len(runs_ms) > FEWEST and sum(runs_ms) >= ENOUGH_MS)
+
+
+def _too_long(timed: Sequence[Timed], size: int, said: str) -> Finding:
+    """No fault of the model, as long as smaller batches end in time."""
+    if timed:
+        return holds("sizes", f"batches of {size} run for too long, smaller ones do not")
+    return fails("sizes", f"a batch of {size}: {said}", "Raise --gpu-timeout-ms, or give the device less to do.")
+
+
+BLAMED = frozenset({ErrorCode.POISON_REQUEST, ErrorCode.INVALID_OUTPUT, ErrorCode.GPU_TIMEOUT})
+"""Codes that say that the model failed; any other one is an answer of its own, to an input that it does not take."""
+
+RAISED = "The model raised "
+"""How a fault begins that is an exception, and not an answer of the wrong form."""
+
+LENGTH = "Return a list with exactly one answer for each input, whatever the inputs are."
+KIND = "Return a str for each input; no bytes, no None, no dictionaries, and nothing that UTF-8 cannot carry."
+ORDER = "Put the answers back into the order of the inputs, if you sort or group them."
+RANDOM = "Fix the seed, or choose greedily at temperature 0. Leave cache_ttl_s at 0 until then."
+ALONE = "Raise an exception for a bad input; let nothing of it stay behind that the next batch could see."
+SURVIVE = "Catch what it is in the function: as it is, each such request costs a restart and three attempts."
+REFUSE = "Answer it, or refuse it with a text of your own; as it is, its customer is told 422 poison_request."
+
+
+def judge_answered(together: Answer) -> Finding:
+    """Whether a plain batch was answered at all."""
+    if together.lost:
+        return fails("answers", together.lost, SURVIVE)
+    if together.fault.startswith(RAISED):
+        return fails("answers", together.fault, "Look for its traceback by calling the model on plain texts.")
+    return holds("answers", f"a batch of {len(together.results)} in {together.ms:.1f} ms")
+
+
+def judge_length(answers: Sequence[Answer]) -> Finding:
+    """Whether every batch ran as it came, with as many answers as inputs."""
+    for answer in answers:
+        if answer.lost:
+            return fails("length", answer.lost, SURVIVE)
+        if answer.fault and not answer.fault.startswith(RAISED):
+            return fails("length", answer.fault, LENGTH)
+    sizes = ", ".join(str(size) for size in sorted({len(answer.results) for answer in answers}))
+    return holds("length", f"one answer for each input, in batches of {sizes}")
+
+
+def judge_kind(together: Answer) -> Finding:
+    """Whether every answer is a text."""
+    failed = [result for result in together.results if result.error_code]
+    if not failed:
+        return holds("type", "every answer is a string")
+    said = f"{len(failed)} of {len(together.results)} answers failed. {failed[0].error_code}: {failed[0].output}"
+    return fails("type", said, KIND)
+
+
+def judge_order(together: Answer, alone: Sequence[Answer]) -> Finding:
+    """Whether each answer of a batch is that of its input alone; one that is another's says that they are mixed up."""
+    expected = [answer.outputs[0] if answer.outputs else None for answer in alone]
+    places = [place for place, output in enumerate(together.outputs) if output != expected[place]]
+    mixed = [place for place in places if together.outputs[place] in expected and together.outputs[place] is not None]
+    if mixed:
+        theirs = expected.index(together.outputs[mixed[0]])
+        return fails("order", f"input {mixed[0] + 1} got the answer of input {theirs + 1}", ORDER)
+    if len(set(expected)) == 1:
+        return untold("order", "all answers are equal, so their order cannot be seen")
+    if places:
+        return untold("order", f"{len(places)} of {len(expected)} answers differ from those of the inputs alone")
+    return holds("order", "each answer is that of its input alone")
+
+
+def judge_determinism(first: Answer, second: Answer) -> Finding:
+    """Whether equal inputs got equal answers."""
+    differ = sum(a != b for a, b in zip(first.outputs, second.outputs, strict=True)) if not second.lost else None
+    if differ is None:
+        return fails("determinism", second.lost, SURVIVE)
+    if differ:
+        said = f"{differ} of {len(first.results)} answers differ when the same batch runs again"
+        return fails("determinism", said, RANDOM)
+    return holds("determinism", "the same batch, run again, has the same answers")
+
+
+def judge_odd(name: str, answer: Answer) -> Finding:
+    """Whether an input of an unusual kind is answered, or refused in good form."""
+    if answer.lost:
+        return fails(name, answer.lost, SURVIVE)
+    result = answer.results[0]
+    if result.error_code in BLAMED:
+        return fails(name, answer.fault or result.output, REFUSE)
+    if result.error_code:
+        return holds(name, f"refused with {result.error_code}")
+    return holds(name, f"answered with {len(result.output):,} characters")
+
+
+def judge_isolation(place: int, mixed: Answer, good: Mapping[int, str | None], *, steady: bool) -> Finding:
+    """Whether the bad input at `place` fails alone.
+
+    `good` has the answers that its neighbours get without it; where answers are not `steady`, any answer will do.
+    """
+    if mixed.lost:
+        return fails("isolation", mixed.lost, SURVIVE)
+    if not mixed.results[place].error_code:
+        return untold("isolation", "the model answers the input that --poison names; name one that it raises on")
+    spoilt = [n for n in good if mixed.outputs[n] is None]
+    changed = [n for n in good if steady and mixed.outputs[n] not in (good[n], None)]
+    if spoilt or changed:
+        what = "fail with it" if spoilt else "have another answer than without it"
+        return fails("isolation", f"{len(spoilt or changed)} of its {len(good)} neighbours {what}", ALONE)
+    return holds("isolation", f"a bad input fails alone ({mixed.results[place].error_code})")
+
+
+def unknown_isolation() -> Finding:
+    """Nothing is known that the model raises on."""
+    return untold("isolation", "no input is known that the model raises on; name one with --poison")
+
+
+TEXTS = (
+    "A river runs",
+    "Seven ships set out at dawn, and the oldest of them carried no flag, no cargo and no crew",
+    "why?",
+    "The price of bread rose again",
+    "Count the stones in the wall and say whether there are more than ninety of them",
+)
+"""Different lengths in no order, so that a model that sorts them and forgets to sort back is seen."""
+
+ODD = {
+    "empty": "",
+    "unicode": "\u017c\u00f3\u0142\u0107 \u6f22\u5b57 \u0627\u0644\u0639\u0631\u0628\u064a\u0629 \U0001f469\u200d\U0001f680 e\u0301 \x00 \u202e \ufeff",
+    "long": "All work and no play makes a long text. " * 1000,
+}
+PLACE = 2  # Of the bad input among good ones.
+
+
+async def examine(probe: Probe, poison: str | None) -> AsyncIterator[Finding]:
+    """All findings as they are made; those that rest on a failed one are left out."""
+    try:
+        await probe.load()
+    except NotLoaded as error:
+        yield fails("load", str(error), "See what the model wrote above; a worker would refuse it, too.")
+        return
+    yield holds("load", f"in {probe.load_s:.1f} s, version {probe.version}")
+    together = await probe.ask(TEXTS)
+    yield judge_answered(together)
+    if together.lost:
+        return
+    again = await probe.ask(TEXTS)
+    steady = judge_determinism(together, again)
+    for finding in (*await _batches(probe, together), steady):
+        yield finding
+    odd = {}
+    for name, text in ODD.items():
+        odd[name] = await probe.ask([text])
+        yield judge_odd(name, odd[name])
+    bad = poison if poison is not None else _raised_on(odd)
+    yield await _isolation(probe, together, bad, steady=steady.ok is True)
+
+
+async def _batches(probe: Probe, together: Answer) -> list[Finding]:
+    alone = [await probe.ask([text]) for text in TEXTS]
+    return [
+        judge_length([together, *alone]),
+        judge_kind(together),
+        judge_order(together, alone),
+    ]
+
+
+def _raised_on(odd: dict[str, Answer]) -> str | None:
+    """An input that the model was seen to fail on without taking the process along."""
+    return next((ODD[name] for name, answer in odd.items() if any(map(_blamed, answer.results))), None)
+
+
+def _blamed(result: ItemResult) -> bool:
+    return result.error_code in BLAMED
+
+
+async def _isolation(probe: Probe, together: Answer, bad: str | None, *, steady: bool) -> Finding:
+    if bad is None:
+        return unknown_isolation()
+    mixed = await probe.ask([*TEXTS[:PLACE], bad, *TEXTS[PLACE:]])
+    good = {place + (place >= PLACE): output for place, output in enumerate(together.outputs)}
+    return judge_isolation(PLACE, mixed, good, steady=steady)
+
 
 LOAD_TIMEOUT_S = 120.0
 LARGEST = 4096  # As the table's CHECK says.

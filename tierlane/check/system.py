@@ -1,35 +1,211 @@
-"""`tierlane check`: looks at everything that a system stands on, group by group. One that is away is told, not fatal.
+"""`tierlane check`: checks every server and component, group by group. One that is unavailable is reported, not fatal.
 
-What is seen is judged in `verdicts`; here it is only fetched.
+Figures are fetched here and judged by pure functions (`judge_*`); each line says how it is, what was seen, and what to
+do.
 """
 
+import textwrap
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import aiohttp
 import typer
 
-from ledger.catalog.loader import BadCatalogRow
-from ledger.catalog.snapshot import Model
-from ledger.catalog_load import read_models, read_tiers
+from ledger.catalog.loader import BadCatalogRow, read_models, read_tiers
+from ledger.catalog.snapshot import Model, Tier
 from ledger.dead_letters import count_letters
 from ledger.postgres import Connection, place_of
 from ledger.revision import current_revision, head_revision, is_behind
 from scheduler.errors import StartError
-from scheduler.redis_client.connections import bounded
+from scheduler.protocol.pool_view import Observation
+from scheduler.redis_client.connections import CLUSTER_MODE, MINIMUM_VERSION, NO_CLUSTER, bounded
 from scheduler.redis_client.keys import pools_of
-from tierlane.check import verdicts
-from tierlane.check.item import Item, document, lines_of, passes
 from tierlane.connect import VerbError, database, run
 from tierlane.operate.gateway_client import Gateway, gateway_of, is_ready, read_health
 from tierlane.operate.redis_connect import look_at, redis_of
-from tierlane.output import print_json
-from tierlane.setting_errors import SettingsError
+from tierlane.output import print_json, printable
+from tierlane.settings.model import SettingsError
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from tierlane.settings.model import Settings
+
+
+Level = Literal["pass", "warn", "fail"]
+MARKS: dict[Level, str] = {"pass": "\u2713", "warn": "!", "fail": "\u2717"}
+WIDTH = 110
+
+
+GROUPS = ("settings", "postgresql", "redis", "catalog", "workers", "gateway", "audit")
+"""In the order in which they are shown: one thing stands on those before it."""
+
+
+class Item(NamedTuple):
+    """`warn` does not fail the whole: something to know, or what could not be seen. `advice` is what to do."""
+
+    group: str
+    name: str
+    level: Level
+    said: str
+    advice: str = ""
+
+
+def ordered(items: Sequence[Item]) -> list[Item]:
+    """By group, each in its own order."""
+    return sorted(items, key=lambda item: GROUPS.index(item.group))
+
+
+def passes(items: Sequence[Item]) -> bool:
+    """Whether nothing failed."""
+    return all(item.level != "fail" for item in items)
+
+
+def lines_of(items: Sequence[Item]) -> list[str]:
+    """For people: groups with their lines, and one line of status at the end."""
+    lines: list[str] = []
+    group = ""
+    for item in ordered(items):
+        if item.group != group:
+            group = item.group
+            lines += [*([""] if lines else []), group]
+        lines.append(f"  {MARKS[item.level]} {item.name:<14} {printable(item.said)}")
+        lines += textwrap.wrap(item.advice, WIDTH, initial_indent=" " * 19, subsequent_indent=" " * 19)
+    return [*lines, "", status_line(items)]
+
+
+def status_line(items: Sequence[Item]) -> str:
+    """The whole in one line."""
+    failed = sum(item.level == "fail" for item in items)
+    warned = sum(item.level == "warn" for item in items)
+    counts = f"{len(items)} checks, {failed} failed, {warned} with a warning"
+    return f"Status check results are {MARKS['pass' if not failed else 'fail']} ({counts})"
+
+
+def document(items: Sequence[Item]) -> dict[str, Any]:
+    """For programs."""
+    return {"ok": passes(items), "checks": [item._asdict() for item in ordered(items)]}
+
+
+MOST_SKEW_MS = 100.0
+STALE_AUDIT_MS = 10_000
+
+
+def judge_redis(info: Mapping[str, object]) -> list[Item]:
+    """The version, the mode, and whether it may throw work away; `info` is what INFO says."""
+    text = str(info.get("redis_version", "unknown"))
+    version = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    new_enough = version >= MINIMUM_VERSION
+    policy = str(info.get("maxmemory_policy", "unknown"))
+    cluster = str(info.get("cluster_enabled", 0)) != "0"
+    return [
+        Item("redis", "version", "pass", text)
+        if new_enough
+        else Item("redis", "version", "fail", text, "Tierlane needs Redis 7.0 or Valkey 7.2."),
+        Item("redis", "mode", "fail", CLUSTER_MODE, NO_CLUSTER)
+        if cluster
+        else Item("redis", "mode", "pass", "it holds all keys"),
+        Item("redis", "eviction", "pass", f"maxmemory-policy {policy}")
+        if policy == "noeviction"
+        else Item(
+            "redis", "eviction", "fail", f"maxmemory-policy {policy}", "It can evict queued work: set it to noeviction."
+        ),
+    ]
+
+
+def judge_clock(group: str, skew_ms: float, round_trip_ms: float) -> Item:
+    """How far a server's clock is from this machine's; half of the round trip is what cannot be known."""
+    said = f"{skew_ms:+.0f} ms from this machine, within {round_trip_ms / 2:.0f} ms"
+    if abs(skew_ms) - round_trip_ms / 2 <= MOST_SKEW_MS:
+        return Item(group, "clock", "pass", said)
+    return Item(
+        group,
+        "clock",
+        "fail",
+        said,
+        f"Have both follow NTP: more than {MOST_SKEW_MS:.0f} ms makes times of requests wrong.",
+    )
+
+
+def judge_migrations(revision: str | None, head: str, *, behind: bool) -> Item:
+    """Whether the schema is the one that this installation needs."""
+    if behind:
+        return Item(
+            "postgresql", "migrations", "fail", f"at {revision or 'none'}, not {head}", "Run `tierlane migrate`."
+        )
+    if revision != head:
+        return Item(
+            "postgresql",
+            "migrations",
+            "warn",
+            f"at {revision}, which is newer than {head}",
+            "Upgrade this installation.",
+        )
+    return Item("postgresql", "migrations", "pass", f"at {head}")
+
+
+def judge_tiers(rows: Sequence[Tier]) -> list[Item]:
+    """Rows that gateways would accept are sane; paused ones are told."""
+    named = ", ".join(f"{tier.name} ({tier.guaranteed_share:g})" for tier in rows)
+    paused = [tier.name for tier in rows if tier.paused]
+    items = [Item("catalog", "tiers", "pass", f"{named}: shares of the capacity that are guaranteed")]
+    if paused:
+        advice = "`tierlane queue resume TIER` lets its requests run again."
+        items.append(Item("catalog", "paused", "warn", f"paused: {', '.join(paused)}", advice))
+    return items
+
+
+def judge_models(rows: Collection[Model]) -> Item:
+    """Whether anything can be asked for."""
+    enabled = sorted(model.name for model in rows if model.enabled)
+    if enabled:
+        return Item("catalog", "models", "pass", ", ".join(enabled))
+    return Item("catalog", "models", "fail", "none is enabled", "Add one: `tierlane model create NAME`.")
+
+
+def judge_pools(rows: Collection[Model], seen: Mapping[str, Observation]) -> list[Item]:
+    """Whether each pool that an enabled model names has a healthy worker."""
+    return [_pool(pool, seen[pool]) for pool in sorted(pools_of(rows)) if pool in seen]
+
+
+def _pool(pool: str, look: Observation) -> Item:
+    name, said = f"pool {pool}", f"{look.healthy_gpus} of {look.total_gpus} workers are healthy"
+    if not look.healthy_gpus:
+        advice = (
+            f"Start a worker with TIERLANE_POOL={pool}, or see the logs of those that there are; `tierlane gpu list`."
+        )
+        return Item("workers", name, "fail", said, advice)
+    cordoned = [worker.id for worker in look.workers if worker.status == "cordoned"]
+    if look.healthy_gpus < look.total_gpus:
+        advice = f"Cordoned: {', '.join(cordoned)}." if cordoned else "`tierlane gpu list` shows which."
+        return Item("workers", name, "warn", said, advice)
+    return Item("workers", name, "pass", said)
+
+
+def judge_gateway(document: Mapping[str, object]) -> list[Item]:
+    """What a gateway says of the whole: `down` fails, `degraded` is a warning; its reasons are the advice."""
+    status, lag = document.get("status"), document.get("audit_lag_ms")
+    reasons = document.get("reasons")
+    why = " ".join(str(reason) for reason in reasons) if isinstance(reasons, list) else ""
+    items = [Item("gateway", "health", "fail", str(status), why)]
+    if status in ("healthy", "degraded"):
+        items = [Item("gateway", "health", "pass" if status == "healthy" else "warn", str(status), why)]
+    if not isinstance(lag, int):
+        items.append(Item("audit", "lag", "warn", "not known"))
+    elif lag > STALE_AUDIT_MS:
+        items.append(Item("audit", "lag", "fail", f"{lag:,} ms", "Is a scheduler running, and PostgreSQL up?"))
+    else:
+        items.append(Item("audit", "lag", "pass", f"{lag:,} ms"))
+    return items
+
+
+def judge_dead_letters(count: int) -> Item:
+    """Whether requests were given up for good."""
+    if not count:
+        return Item("audit", "dead letters", "pass", "none")
+    return Item("audit", "dead letters", "warn", f"{count:,}", "`tierlane dlq list` shows them; requeue or purge them.")
+
 
 NAME = "tierlane-check"
 PATIENCE_S = 2.0
@@ -72,23 +248,23 @@ async def _postgresql(settings: "Settings") -> list[Item]:
         return [
             Item("postgresql", "reachable", "fail", str(error), "Is it up, and is TIERLANE_DATABASE_URL its address?")
         ]
-    return [*items, verdicts.migrations(revision, head_revision(), behind=is_behind(revision))]
+    return [*items, judge_migrations(revision, head_revision(), behind=is_behind(revision))]
 
 
 async def _clock_of_postgresql(connection: Connection) -> Item:
     began = time.time()
     told = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
     ended = time.time()
-    return verdicts.clock("postgresql", (told - (began + ended) / 2) * 1000, (ended - began) * 1000)
+    return judge_clock("postgresql", (told - (began + ended) / 2) * 1000, (ended - began) * 1000)
 
 
 async def _catalog(settings: "Settings", models: list[Model]) -> list[Item]:
     """The rows, as gateways would read them; `models` gets the models."""
     try:
         async with database(settings, NAME) as connection:
-            items = [*verdicts.tiers(await read_tiers(connection))]
+            items = [*judge_tiers(await read_tiers(connection))]
             models += (await read_models(connection)).values()
-            return [*items, verdicts.models(models), verdicts.dead_letters(await count_letters(connection))]
+            return [*items, judge_models(models), judge_dead_letters(await count_letters(connection))]
     except BadCatalogRow as error:
         return [Item("catalog", "rows", "fail", str(error), "Correct the row: gateways keep the last good picture.")]
     except VerbError:
@@ -100,11 +276,11 @@ async def _redis(settings: "Settings", models: list[Model]) -> list[Item]:
         async with redis_of(settings) as client:
             async with bounded(PATIENCE_S):
                 info = await client.info()
-            items = [Item("redis", "reachable", "pass", "it answers"), *verdicts.redis(info)]
+            items = [Item("redis", "reachable", "pass", "it answers"), *judge_redis(info)]
             items.append(await _clock_of_redis(client))
         if any(item.name == "mode" and item.level == "fail" for item in items):
             return items  # No script runs there, so nothing more can be said.
-        return items + verdicts.pools(models, await look_at(settings, sorted(pools_of(models)), []))
+        return items + judge_pools(models, await look_at(settings, sorted(pools_of(models)), []))
     except VerbError as error:
         return [Item("redis", "reachable", "fail", str(error), "Is it up, and is TIERLANE_REDIS_URL its address?")]
 
@@ -115,7 +291,7 @@ async def _clock_of_redis(client: "Redis") -> Item:
         seconds, micros = await client.time()
     ended = time.time()
     skew_s = seconds + micros / 1e6 - (began + ended) / 2
-    return verdicts.clock("redis", skew_s * 1000, (ended - began) * 1000)
+    return judge_clock("redis", skew_s * 1000, (ended - began) * 1000)
 
 
 async def _gateway(settings: "Settings", url: str | None) -> list[Item]:
@@ -139,4 +315,4 @@ async def _ask(gateway: Gateway) -> list[Item]:
             if ready
             else Item("gateway", "readyz", "fail", f"{gateway.url} is not ready", "GET /readyz says what it waits for.")
         ]
-        return said + verdicts.gateway(await read_health(session, gateway))
+        return said + judge_gateway(await read_health(session, gateway))

@@ -17,11 +17,18 @@ from pathlib import Path
 import asyncpg
 
 from tierlane.child_process import POLL_S
-from tierlane.embedded.binaries import POSTGRES_SERVER, find_postgres
-from tierlane.embedded.errors import EmbeddedServerError
-from tierlane.embedded.process import Identity, choose_identity, hand_over
-from tierlane.embedded.server_process import ServerProcess, read_pid
-from tierlane.embedded.sockets import prepare_socket_dir, usable_socket_dir
+from tierlane.embedded.process import (
+    POSTGRES_SERVER,
+    EmbeddedServerError,
+    Identity,
+    ServerProcess,
+    choose_identity,
+    find_postgres,
+    hand_over,
+    prepare_socket_dir,
+    read_pid,
+    usable_socket_dir,
+)
 
 NAME = "tierlane"  # The superuser and the database.
 SOCKET_LOCK = ".s.PGSQL.5432.lock"  # The longest path that the server makes in the socket directory.

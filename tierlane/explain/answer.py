@@ -1,17 +1,24 @@
-"""The question answered: what PostgreSQL and Redis can tell is read and explained. One that is away is told, not fatal."""
+"""The answer of `tierlane explain`: what PostgreSQL and Redis know is read and explained.
+
+A server that is unavailable is reported, not fatal. A customer is built from its rows as gateways build it, without
+reading the hundred thousand others.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import time
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 import typer
 
-from ledger.requests import RequestRow, find_request
+from ledger.audit.queries import RequestRow, find_request
+from ledger.catalog.loader import SnapshotBuild, feed, models_from, one_moment, readable, tiers_from
+from ledger.catalog.snapshot import Key, Model, Tier
+from ledger.postgres import Connection, statement
 from ratelimit.effective import effective
 from scheduler.errors import RedisUnavailable, TierlaneError
-from scheduler.limit_state import LimitsInForce, LimitsLeft, LimitState
-from scheduler.protocol.limits import Refusal, find_refusal, recent_refusals
+from scheduler.protocol.limits import LimitsInForce, LimitsLeft, LimitState, Refusal, find_refusal, recent_refusals
 from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import RequestDetail, Results
@@ -21,7 +28,6 @@ from scheduler.request_id import created_ms
 from tierlane.connect import VerbError, database, run
 from tierlane.explain.customer import CustomerExplanation, CustomerRow, Pool, explain_customer, factor_of
 from tierlane.explain.request import RequestExplanation, explain_request
-from tierlane.explain.rows import Rows, read_rows
 from tierlane.explain.text import as_json, customer_lines, request_lines
 from tierlane.output import printable
 
@@ -29,6 +35,54 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from tierlane.settings.model import Settings
+
+
+# Where a customer is named like another one's id, the id is meant.
+_CUSTOMER_ID = "SELECT id::text FROM customers WHERE name = $1 OR id::text = $1 ORDER BY id::text = $1 DESC LIMIT 1"
+_LIMITS = ("requests_per_second", "burst", "max_concurrency", "tokens_per_minute")
+
+
+class Rows(NamedTuple):
+    """The configuration that bears on a customer; `row` is None where there is no such customer."""
+
+    tiers: tuple[Tier, ...] = ()
+    models: tuple[Model, ...] = ()
+    row: CustomerRow | None = None
+
+
+async def read_rows(connection: Connection, asked: str) -> Rows:
+    """Everything about a customer, by name or id. Raises BadCatalogRow, and what asyncpg raises."""
+    async with one_moment(connection):
+        found, known_models = await connection.fetch(statement("catalog_tiers")), await _models(connection)
+        with readable():
+            tiers = tiers_from(found)
+        customer_id = await connection.fetchval(_CUSTOMER_ID, asked)
+        row = await _customer_row(connection, SnapshotBuild(tiers), customer_id) if customer_id else None
+    return Rows(tiers, known_models, row)
+
+
+async def _models(connection: Connection) -> tuple[Model, ...]:
+    rows = await connection.fetch(statement("catalog_models"))
+    with readable():
+        return tuple(models_from(rows).values())
+
+
+async def _customer_row(connection: Connection, build: SnapshotBuild, customer_id: str) -> CustomerRow:
+    await feed(connection, build.add_quotas, "catalog_quotas_of", [customer_id])
+    (row,) = await connection.fetch(statement("catalog_customers_of"), [customer_id])
+    build.add_customers([row])
+    await feed(connection, build.add_keys, "catalog_keys_of", [], [customer_id])
+    seen = build.picture(0, {})
+    return CustomerRow(
+        customer=seen.customers[customer_id],
+        own=frozenset(name for name in _LIMITS if row[name] is not None),
+        keys=tuple(key.identity for key in seen.keys.values() if _has_own_limit(key)),
+    )
+
+
+def _has_own_limit(key: Key) -> bool:
+    return key.identity.key_rate > 0 and not key.revoked and key.expires_at > time()
+
 
 NAME = "tierlane-explain"
 

@@ -7,8 +7,7 @@ import msgspec
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
 from ratelimit.effective import effective
 from ratelimit.headers import quota_name
-from scheduler.limit_state import LimitsLeft
-from scheduler.protocol.limits import Refusal
+from scheduler.protocol.limits import LimitsLeft, Refusal
 from scheduler.protocol.pool_view import Observation
 from tierlane.explain.factor import (
     Capacity,
@@ -21,7 +20,7 @@ from tierlane.explain.factor import (
     tier_parts,
     why,
 )
-from tierlane.explain.refused import limit_words
+from tierlane.explain.request import limit_words
 
 
 class CustomerRow(msgspec.Struct, frozen=True):

@@ -1,15 +1,126 @@
-"""What became of one request: refused, accepted with its timeline, or not known. Pure: values in, values out."""
+"""What became of one request (rejected, accepted with its timeline, or not known) and which limit rejected it. Pure."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
-from gateway.timeline import Event, Story, from_audit, from_redis
-from ledger.requests import RequestRow
+from gateway.operations.endpoints import Event, Story, from_audit, from_redis
+from ledger.audit.queries import RequestRow
+from ratelimit.headers import quota_name
+from scheduler.errors import HTTP, ErrorCode
 from scheduler.protocol.limits import KEEP_MS, Refusal
 from scheduler.protocol.replies import RequestDetail
-from tierlane.explain.figures import count, moment, percent, span
-from tierlane.explain.refused import advice, limit_words, lowered_words, meaning, more_words
+from scheduler.states import Admission
+from tierlane.explain.figures import count, moment, number, percent, rate, span
+
+_Words = Callable[[Refusal], str]
+
+_LIMITS: dict[str, _Words] = {
+    Admission.KEY_LIMIT: lambda r: (
+        f"the limit of key {r.key_id}: {_bucket(r.key_rate, r.key_burst)}, {number(r.remaining)} left"
+    ),
+    Admission.CUSTOMER_LIMIT: lambda r: (
+        f"the customer's request limit over all its keys: {_bucket(r.rate, r.burst)}, {number(r.remaining)} left"
+    ),
+    Admission.TOKEN_LIMIT: lambda r: (
+        f"the customer's token limit: {number(r.tokens_per_minute)} a minute, {number(r.tokens_left)} left"
+    ),
+    Admission.CONCURRENCY: lambda r: (
+        f"the customer's concurrency: {r.in_use} of {count(r.max_concurrency, 'request')} under way"
+    ),
+    Admission.QUOTA: lambda r: (
+        f"the customer's quota of {number(r.quota_amount)} requests per {quota_name(r.quota)}, which was used up"
+        if r.quota
+        else "a quota of the customer, which was used up"
+    ),
+    Admission.TIER_LIMIT: lambda r: f"the share of tier {r.tier} in the present capacity, which was used up",
+    Admission.SHED: lambda r: f"shedding: {count(r.depth, 'request')} waited in tier {r.tier}",
+    Admission.WAIT: lambda r: (
+        f"the predicted wait: {count(r.depth, 'request')} waited in tier {r.tier}, and others before it"
+    ),
+    Admission.QUEUE_FULL: lambda r: f"the queue cap of tier {r.tier}: {count(r.depth, 'request')} waited in it",
+    Admission.BACKPRESSURE: lambda _: "the memory limit of Redis",
+    Admission.TOO_LATE: lambda _: "its deadline: it had passed before the request could be judged",
+    Admission.IN_PROGRESS: lambda _: "its Idempotency-Key: the first request with it was still under way",
+    Admission.REUSED: lambda _: "its Idempotency-Key: it was used before with another body",
+}
+
+_UNASKED: dict[str, str] = {
+    ErrorCode.NO_CAPACITY: "no limit: no healthy GPU was there",
+    ErrorCode.BACKPRESSURE: "the memory limit of Redis",
+    ErrorCode.QUEUE_FULL: "the gateway's own line, since more came than it could ask admission for",
+    ErrorCode.DRAINING: "no limit: its gateway was shutting down",
+}
+
+_ADVICE: dict[str, str] = {
+    Admission.KEY_LIMIT: "Send slower with this key, use another one, or raise the key's limit.",
+    Admission.CUSTOMER_LIMIT: "Send slower, or raise the customer's requests_per_second or burst.",
+    Admission.TOKEN_LIMIT: "Ask for fewer tokens (max_tokens counts in advance), or raise its tokens_per_minute.",
+    Admission.CONCURRENCY: "Wait for answers before sending more, or raise the customer's max_concurrency.",
+    Admission.QUOTA: "Wait until the quota starts anew, or raise it; a raised one keeps what was spent.",
+    Admission.TIER_LIMIT: "Try again later: more GPUs, or less demand of the tiers above, make room.",
+    Admission.SHED: "Try again later, or serve it in a higher tier; more GPUs drain the queue faster.",
+    Admission.WAIT: "Try again later; with a longer max_queue_ms it would have waited, up to its deadline.",
+    Admission.QUEUE_FULL: "Try again later; a tier that is often full needs more GPUs or a larger max_queue_depth.",
+    Admission.BACKPRESSURE: "Try again later; if it lasts, raise Redis' maxmemory or find out what does not drain.",
+    Admission.TOO_LATE: "Send a new request; if it happens often, Redis or its network stalls.",
+    Admission.IN_PROGRESS: "Wait for the first request, whose answer is then replayed.",
+    Admission.REUSED: "Use a new Idempotency-Key for each new body.",
+    ErrorCode.NO_CAPACITY: "Try again when a GPU is back; /internal/health says why none is healthy.",
+    ErrorCode.DRAINING: "Send it again: another gateway takes it.",
+}
+
+_SCALED = {Admission.KEY_LIMIT, Admission.CUSTOMER_LIMIT, Admission.TOKEN_LIMIT}
+
+
+def limit_words(refusal: Refusal) -> str:
+    """What refused it, with its figures then; the part of a sentence after `Refused by`."""
+    if words := _LIMITS.get(refusal.outcome):
+        return words(refusal)
+    return _UNASKED.get(refusal.code, f"{refusal.code}: {meaning(refusal.code)}")
+
+
+def lowered_words(refusal: Refusal) -> str | None:
+    """What the tier's factor had to do with it, or None where nothing."""
+    if refusal.outcome not in _SCALED or refusal.factor >= 1:
+        return None
+    then = f"Limits of tier {refusal.tier} stood at {percent(refusal.factor)} of their base then"
+    if refusal.code == ErrorCode.REDUCED_CAPACITY:
+        return f"{then}; its base limit would have let the request in."
+    return f"{then}; its base limit would have refused it as well."
+
+
+def advice(refusal: Refusal) -> str:
+    """What to do, in one or two sentences."""
+    lowered = refusal.code == ErrorCode.REDUCED_CAPACITY and refusal.outcome in _SCALED
+    known = _ADVICE.get(refusal.outcome) or _ADVICE.get(refusal.code) or "Mend the request before it is sent again."
+    said = (
+        "Nothing is wrong with the customer: its limits come back with more GPUs or less demand." if lowered else known
+    )
+    if refusal.retry_after_ms > 0:
+        return f"{said} Trying again made sense after {span(refusal.retry_after_ms)}."
+    return said
+
+
+def more_words(refusal: Refusal) -> str | None:
+    """That it was not alone, or None."""
+    if not refusal.more:
+        return None
+    return f"{count(refusal.more, 'more request')} of the customer met the same within a quarter of a second."
+
+
+def meaning(code: str) -> str:
+    """What an error code means, as its client was told."""
+    try:
+        return HTTP[ErrorCode(code)].message
+    except ValueError:
+        return "this version does not know what that means."
+
+
+def _bucket(per_second: float, burst: float) -> str:
+    return f"{rate(per_second)} with a burst of {number(burst)} in force"
+
 
 KEPT = (
     f"Refusals are kept for {span(KEEP_MS)} (of a flood only the first few a customer), accepted requests as rows of the "

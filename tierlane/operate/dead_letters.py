@@ -1,6 +1,10 @@
-"""`tierlane dlq list` and `show`: dead letters on the screen. An input is shown only where it is asked for."""
+"""`tierlane dlq list` and `show`, and how the verbs on dead letters reach PostgreSQL.
+
+An input is shown only where it is asked for.
+"""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 from ledger.dead_letters import DeadLetterRow, find_letter, list_letters, read_body
+from ledger.postgres import Connection
 from scheduler.payload import Payload, decode_payload
-from tierlane.dlq.reach import DlqError, database, run
+from tierlane import connect
+from tierlane.connect import UsageError, reachable, run
+from tierlane.connect import VerbError as DlqError
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
+
+
+__all__ = ["DlqError", "UsageError", "database", "reachable", "run"]
+
+
+def database(settings: "Settings") -> AbstractAsyncContextManager[Connection]:
+    """One connection. Raises DlqError where PostgreSQL does not serve it."""
+    return connect.database(settings, "tierlane-dlq")
+
 
 WIDE = 400  # Columns of output that goes to a file or a program: nothing is cut off there.
 DIGEST_DIGITS = 8

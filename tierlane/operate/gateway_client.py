@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import aiohttp
 import msgspec
 
-from tierlane.connect import VerbError
-from tierlane.local_stack import find_local_stack
-from tierlane.setting_errors import SettingsError
+from tierlane.connect import VerbError, find_local_stack
+from tierlane.settings.model import SettingsError
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings

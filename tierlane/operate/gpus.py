@@ -5,8 +5,8 @@ from typing import Any
 
 import typer
 
-from ledger.admin import cordons
-from ledger.admin.query import Row
+from ledger.admin import rows as cordons
+from ledger.admin.changes import Row
 from ledger.postgres import Connection
 from scheduler.protocol.pool_view import Observation, WorkerView
 from tierlane.admin.options import Call, Work

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import typer
 
-from ledger.dead_letters import count_letters, purge_letters
-from ledger.letter_groups import note
-from ledger.operating import as_actor
-from scheduler.dead_list import DeadList
+from ledger.admin.transaction import as_actor
+from ledger.dead_letters import count_letters, note, purge_letters
 from scheduler.errors import RedisUnavailable
+from scheduler.protocol.cancellation import DeadList
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from tierlane.admin.runner import actor_named
-from tierlane.dlq.reach import UsageError, database, run
-from tierlane.operate.dead_letters import no_such
+from tierlane.operate.dead_letters import UsageError, database, no_such, run
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings

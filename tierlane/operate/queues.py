@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
-from ledger.admin.changes import alter, find
-from ledger.admin.query import Row
+from ledger.admin.changes import Row, alter, find
 from ledger.admin.rows import list_tiers
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
-from ledger.catalog.loader import BadCatalogRow
-from ledger.catalog_load import read_models
+from ledger.catalog.loader import BadCatalogRow, read_models
 from ledger.postgres import Connection
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import Observation

@@ -1,32 +1,76 @@
-"""`tierlane dlq requeue`: dead letters run again now under new ids, and how each ended is told.
+"""`tierlane dlq requeue`: dead letters run again under new ids.
 
-Their customers are neither charged nor answered: the requests enter as ones that were accepted before. The note in the dead letter is written first, so that of two operators
-one is told; it is taken back where nothing was queued.
+They are submitted by a gateway without HTTP that lives as long as the command. Their customers are neither charged nor
+answered: the requests enter as ones that were accepted before. The note in the dead letter is written first, so that of
+two operators one is refused; it is removed where nothing was queued.
 """
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import typer
+from redis.asyncio import Redis
+from uuid_utils import uuid7
 
-from gateway.dead_letter_rerun import AT_ONCE, Candidate, NoSuchLetter, NotRerun, candidate, named
-from ledger.dead_letters import mark_requeued, unmark_requeued
-from ledger.letter_groups import note
-from ledger.operating import as_actor
+from gateway.dead_letter_rerun import AT_ONCE, Candidate, NoSuchLetter, NotRerun, Reruns, candidate, named
+from ledger.admin.transaction import as_actor
+from ledger.dead_letters import mark_requeued, note, unmark_requeued
 from ledger.postgres import Connection
 from scheduler.errors import RedisUnavailable
+from scheduler.protocol.pool_view import GatewayStats
+from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
 from tierlane.admin.runner import actor_named
-from tierlane.dlq.reach import DlqError, database, run
-from tierlane.dlq.small_gateway import SmallGateway
-from tierlane.operate.dead_letters import no_such
+from tierlane.operate.dead_letters import DlqError, database, no_such, run
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
+
+
+BEAT_S = 0.5
+
+
+class SmallGateway(Reruns):
+    """One such gateway on one pool; `total_ms` is what its requests have. All methods raise RedisUnavailable."""
+
+    def __init__(self, client: Redis, keys: Keys, total_ms: int, gone_ms: int) -> None:
+        self._id = f"gw-{uuid7().hex}"
+        self._life = Presence(client, keys, gone_ms=gone_ms)
+        super().__init__(client, keys, self._id, total_ms, gone_ms)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Live until the end of the block. Raises DlqError where no worker is healthy."""
+        try:
+            await self.check_workers()
+        except NotRerun as error:
+            raise DlqError(str(error)) from error
+        await self._beat()
+        beating = asyncio.create_task(self._keep_beating())
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            with contextlib.suppress(RedisUnavailable):
+                await self._life.gateway_gone(self._id)
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            with contextlib.suppress(RedisUnavailable):
+                await self._beat()
+
+    async def _beat(self) -> None:
+        await self._life.gateway_beat(GatewayStats(self._id, 0.0, {}))
+
 
 BY_ID = "by id"
 

@@ -13,22 +13,17 @@ import structlog
 from uuid_utils import uuid7
 
 from gateway.app import run_gateway
-from gateway.config import GatewayConfig
-from gateway.identities import Tokens
+from gateway.auth.authenticator import Tokens
+from gateway.config import GatewayConfig, JobConfig
 from gateway.inference.traces import RequestTraces
-from gateway.jobs_config import JobConfig
 from ledger.admin.transaction import LOCK_TIMEOUT, naming_holder
-from ledger.audit.queries import Usage, find_usage
+from ledger.audit.queries import RequestRow, Usage, find_request, find_usage
 from ledger.catalog.follower import Catalog
 from ledger.postgres import Connection, closing, connect
-from ledger.requests import RequestRow, find_request
 from scheduler.protocol.admission import Replays
 from scheduler.tracing import Spans
-from tierlane.roles.log_output import configure_logs
-from tierlane.roles.pool_loops import stand_in
-from tierlane.roles.process import run_role
-from tierlane.roles.start_checks import check_database
-from tierlane.tracing.session import spans_of
+from tierlane.roles.process import check_database, configure_logs, run_role, spans_of
+from tierlane.roles.scheduler import stand_in
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -206,8 +201,8 @@ def tokens_of(settings: "Settings", catalog: Catalog) -> Tokens | None:
     """The second way in; None where no JWKS is named. Raises StartError for what would let wrong tokens in."""
     if not settings.jwt_jwks:
         return None
-    from gateway.jwt_config import JwtConfig  # noqa: PLC0415 - see below
-    from gateway.jwt_identities import JwtIdentities  # noqa: PLC0415 - brings cryptography: 80 ms and 15 MB
+    from gateway.auth.jwt_customers import JwtIdentities  # noqa: PLC0415 - brings cryptography: 80 ms and 15 MB
+    from gateway.config import JwtConfig  # noqa: PLC0415 - see below
 
     config = JwtConfig(
         jwks=settings.jwt_jwks,

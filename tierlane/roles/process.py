@@ -1,17 +1,32 @@
-"""The life of a role's process: signals become an event; a refusal to start becomes one sentence and exit code 1."""
+"""The life of a role's process: signals, start checks, log output, traces.
+
+A refusal to start is one sentence and exit code 1. Start is refused on a Redis that can lose work, or a database that
+is not migrated. A server that is unavailable is no reason to refuse: the roles go on meanwhile. Log lines are JSON for
+machines, colours for people; never a key, an input or an output.
+"""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import orjson
+import structlog
 import uvloop
 
-from scheduler.errors import TierlaneError
+from scheduler.errors import RedisUnavailable, StartError, TierlaneError
 from scheduler.failpoints import arm
+from scheduler.redis_client.connections import check_server, command_client
+from scheduler.tracing import Spans
+
+if TYPE_CHECKING:
+    from tierlane.settings.model import Settings
+
 
 REFUSED = 1
 FAILPOINTS_VARIABLE = "TIERLANE_TEST_FAILPOINTS"
@@ -36,3 +51,86 @@ def stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
+
+
+log = structlog.get_logger("process")
+
+
+async def check_redis(redis_url: str) -> None:
+    """Refuse a Redis that is too old or may evict queued work. Raises StartError."""
+    client = command_client(redis_url)
+    try:
+        await check_server(client)
+    except RedisUnavailable as error:
+        log.warning("redis_away", error=str(error))
+    finally:
+        await client.aclose()
+
+
+async def check_database(database_url: str) -> None:
+    """Refuse an old schema. Raises StartError."""
+    from ledger.revision import current_revision, head_revision, is_behind  # noqa: PLC0415 - workers never need asyncpg
+
+    try:
+        revision = await current_revision(database_url)
+    except StartError as error:
+        log.warning("database_away", error=str(error))
+        return
+    if is_behind(revision):
+        raise StartError(
+            f"The database is at revision {revision or 'none'}, not {head_revision()}: run `tierlane migrate`."
+        )
+
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logs(log_format: str, log_level: str, role: str, name: str) -> None:
+    """Every line of this process says its role and its name, and goes to standard output."""
+    console = log_format == "console"
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+            if console
+            else structlog.processors.JSONRenderer(serializer=_to_json),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log_level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(role=role, name=name)
+
+
+def _to_json(line: dict[str, Any], **_: Any) -> str:
+    return orjson.dumps(line, default=str).decode()
+
+
+NOT_INSTALLED = (
+    "TIERLANE_TRACES_ENDPOINT is set, but OpenTelemetry is not installed: pip install 'tierlane[tracing]', or unset it."
+)
+
+
+@contextmanager
+def spans_of(settings: "Settings", role: str, name: str) -> Iterator[Spans | None]:
+    """Whom to tell of spans for as long as the block lasts; None where nobody wants them.
+
+    At the end of the block what is left is sent, within a bound. Raises StartError where the packages are missing.
+    """
+    if not settings.traces_endpoint:
+        yield None
+        return
+    try:
+        from tierlane.roles.tracing import OtlpSpans  # noqa: PLC0415 - takes 150 ms and 20 MB
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(("opentelemetry", "google", "requests")):
+            raise
+        raise StartError(NOT_INSTALLED) from None
+    spans = OtlpSpans(settings.traces_endpoint, role, name)
+    try:
+        yield spans
+    finally:
+        spans.close()

@@ -1,27 +1,290 @@
-"""The scheduler's process: it serves its own pool, and every other one that the catalog names. Any number may run."""
+"""The scheduler's process: it serves its own pool, and every other one that the catalog names. Any number may run.
+
+For each pool it runs dispatcher, reaper, auditor and the keepers of quotas and cordons, with a policy made of the
+catalog. A gateway runs the same while no scheduler does.
+
+A pool whose model was renamed or deleted is served while something waits there. Every scheduler looks once a second and
+keeps the set `pools` in Redis: what models name, and of the rest what is not finished. So one that starts later finds
+it, and a pool that is finished and unnamed is forgotten.
+"""
 
 import asyncio
 import gc
 import os
 import socket
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 from redis.asyncio import Redis
+from uuid_utils import uuid7
 
+from ledger.audit.auditor import Auditor, AuditPolicy
+from ledger.audit.maintenance import ChorePolicy
+from ledger.audit.quota_restore import QuotaKeeper
+from ledger.audit.window import LONGEST_S, HoldPolicy
 from ledger.catalog.follower import Catalog
-from scheduler.redis_client.connections import command_client
-from scheduler.redis_client.keys import pools_to_serve
-from tierlane.roles.left_pools import LeftPools
-from tierlane.roles.log_output import configure_logs
-from tierlane.roles.pool_loops import run_pool
-from tierlane.roles.process import run_role, stop_on_signals
-from tierlane.roles.start_checks import check_database, check_redis
+from ledger.catalog.snapshot import Model, Snapshot
+from ledger.jobs import job_pools
+from ledger.postgres import AWAY, closing, connect
+from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
+from scheduler.batching.policy import BatchPolicy, TierPolicy
+from scheduler.batching.reaper import Caretaker
+from scheduler.errors import RedisUnavailable
+from scheduler.fault_log import log_fault
+from scheduler.protocol.audit_outbox import Outbox
+from scheduler.protocol.batches import Batches
+from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.index_repair import IndexRepair
+from scheduler.protocol.limits import QuotaRestore
+from scheduler.protocol.pool_view import Unfinished
+from scheduler.protocol.presence import CordonKeeper, Cordons, Presence
+from scheduler.redis_client.connections import blocking_client, command_client
+from scheduler.redis_client.keys import Keys, is_pool_name, pools_to_serve
+from scheduler.tasks import Loop, TaskRegistry
+from tierlane.roles.process import check_database, check_redis, configure_logs, run_role, stop_on_signals
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
 
-LOOK_S = 0.1
+
+DEFAULT_TIERS = (TierPolicy("enterprise", 1, 0.05), TierPolicy("paid", 2, 0.25), TierPolicy("free", 3, 0.10))
+DEFAULT_BATCH_SIZE, DEFAULT_WINDOW_MS = 32, 40.0
+"""What holds until PostgreSQL has been reached for the first time: work that is queued already must go on."""
+
+LEAVING_S = 600.0
+
+
+class LeavingTiers:
+    """Tiers that were renamed or deleted a moment ago, in their old place but without a share.
+
+    A gateway may hear of it later than we do, or be cut off from PostgreSQL for a while: what it still lets in under the
+    old name, and what waits already, would otherwise stand in a queue that nobody serves until its deadline.
+    """
+
+    def __init__(self, clock_s: Callable[[], float]) -> None:
+        self._clock_s = clock_s
+        self._known: dict[str, tuple[float, TierPolicy]] = {}
+
+    def kept(self, policy: BatchPolicy) -> BatchPolicy:
+        """The policy, and those that were in one within the last ten minutes."""
+        now, names = self._clock_s(), {tier.name for tier in policy.tiers}
+        self._known |= {tier.name: (now + LEAVING_S, tier) for tier in policy.tiers}
+        if len(self._known) == len(names):
+            return policy
+        self._known = {name: known for name, known in self._known.items() if now < known[0]}
+        left = [replace(tier, guaranteed_share=0.0) for name, (_, tier) in self._known.items() if name not in names]
+        return replace(policy, tiers=(*policy.tiers, *left))
+
+
+def pool_model(models: Iterable[Model], pool: str) -> Model | None:
+    """The model whose row rules the pool's batches: the enabled one that asks for the smallest batch.
+
+    A pool normally serves one model; with several, a batch must fit each of them.
+    """
+    enabled = (model for model in models if model.enabled and model.pool == pool)
+    return min(enabled, key=lambda model: (model.max_batch_size, model.name), default=None)
+
+
+def without_paused(policy: BatchPolicy) -> BatchPolicy:
+    """The policy for forming batches: a paused tier is as good as empty there. What else is done for its queue goes on."""
+    if not any(tier.paused for tier in policy.tiers):
+        return policy
+    return replace(policy, tiers=tuple(tier for tier in policy.tiers if not tier.paused))
+
+
+def batch_policy(snapshot: Snapshot | None, settings: "Settings") -> BatchPolicy:
+    """The policy as of this snapshot, or the defaults without one."""
+    model = pool_model(snapshot.models.values(), settings.pool) if snapshot else None
+    tiers = (
+        tuple(TierPolicy(tier.name, tier.priority, tier.guaranteed_share, tier.paused) for tier in snapshot.tiers)
+        if snapshot
+        else DEFAULT_TIERS
+    )
+    return BatchPolicy(
+        max_batch_size=model.max_batch_size if model else DEFAULT_BATCH_SIZE,
+        max_wait_ms=model.max_wait_ms if model else DEFAULT_WINDOW_MS,
+        lookahead_workers=settings.batch_lookahead_workers,
+        headroom=settings.batch_headroom,
+        ageing_ms=settings.ageing_ms,
+        tiers=tiers,
+        max_batch_tokens=(model.max_batch_tokens or 0) if model else 0,
+    )
+
+
+MIN_LEFT_MS = 50
+"""A lost batch is retried only for members with this much time left; the worker that claims them knows better."""
+
+
+async def stand_in(settings: "Settings", catalog: Catalog, pool: str, stop: asyncio.Event) -> None:
+    """Run for `pool` in a gateway until `stop`, on connections of its own."""
+    client = command_client(settings.redis_url)
+    try:
+        await run_pool(settings.model_copy(update={"pool": pool}), stop, catalog, client, standing_in=True)
+    finally:
+        await client.aclose()
+
+
+async def run_pool(
+    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, *, standing_in: bool = False
+) -> None:
+    """Run until `stop`; then the auditor writes what waits. `client` is for commands, of any pool."""
+    blocking = blocking_client(settings.redis_url)
+    try:
+        await _run_loops(settings, stop, catalog, client, blocking, standing_in=standing_in)
+    finally:
+        await blocking.aclose()
+
+
+async def _run_loops(
+    settings: "Settings", stop: asyncio.Event, catalog: Catalog, client: Redis, blocking: Redis, *, standing_in: bool
+) -> None:
+    keys, leaving, tasks = Keys(settings.pool), LeavingTiers(time.monotonic), TaskRegistry()
+
+    def policy() -> BatchPolicy:
+        return leaving.kept(batch_policy(catalog.snapshot, settings))
+
+    def tier_names() -> list[str]:
+        return [tier.name for tier in policy().tiers]
+
+    waker = Waker(blocking, keys)
+    presence = Presence(client, keys, gone_ms=settings.gone_ms)
+    service = ServiceWatch(presence, tier_names)
+    batches = Batches(client, keys, lease_ms=settings.lease_ms)
+    dispatcher = Dispatcher(batches, waker, lambda: without_paused(policy()), time.monotonic, lambda: service.service)
+    caretaker = Caretaker(
+        Endings(client, keys, lease_ms=settings.lease_ms),
+        presence,
+        tier_names,
+        lambda: MIN_LEFT_MS,
+        settings.reap_ms,
+        standing_in=standing_in,
+        notices=lambda: _notices(tasks),
+        repair=IndexRepair(client, keys, lease_ms=settings.lease_ms),
+    )
+    auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
+    quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
+    cordons = CordonKeeper(Cordons(client, keys), lambda: _cordoned(catalog), time.monotonic)
+    async with asyncio.TaskGroup() as group:
+        roles: dict[str, Loop] = {
+            "wake reader": waker.run,
+            "dispatcher": dispatcher.run,
+            "service times": service.run,
+            "caretaker": caretaker.run,
+            "quota keeper": quotas.run,
+            "cordon keeper": cordons.run,
+        }
+        loops = [group.create_task(tasks.run_forever(name, loop)) for name, loop in roles.items()]
+        group.create_task(tasks.run_forever("auditor", auditor.run, stop))
+        await stop.wait()
+        for loop in loops:
+            loop.cancel()
+        await auditor.stop()
+
+
+def _notices(tasks: TaskRegistry) -> list[str]:
+    """What health is told of this process."""
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    return [f"scheduler {name}: {ended.sentence()}" for ended in tasks.ended]
+
+
+def _cordoned(catalog: Catalog) -> frozenset[str] | None:
+    """Whom PostgreSQL says to be cordoned; None where it was not heard of lately: another scheduler may know better."""
+    return catalog.snapshot.cordoned if catalog.snapshot is not None and catalog.fresh else None
+
+
+def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
+    chores = ChorePolicy(
+        deadline_s=settings.total_request_ms / 1000,
+        job_deadline_s=settings.job_deadline_ms / 1000,
+        grace_s=settings.audit_grace_ms / 1000,
+    )
+    interval_s = settings.audit_interval_ms / 1000
+    # Not longer than until a row without an end is closed: what never ends must have one by then.
+    hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, chores.deadline_s + chores.grace_s))
+    policy = AuditPolicy(
+        take_limit=settings.audit_batch, interval_s=interval_s, hold=hold, chores=chores, pool=settings.pool
+    )
+    return Auditor(settings.database_url, outbox, policy)
+
+
+LEFT_POOLS_LOOK_S = 1.0
+JOBS_LOOK_S = 30.0
+"""Between two looks at jobs, which wait in PostgreSQL and may be in no queue when Redis came back empty."""
+STATEMENT_TIMEOUT_MS = 3000
+
+
+class LeftPools:
+    """`served`: the pools of this process. `names` are to be served beside those that models name."""
+
+    def __init__(
+        self,
+        client: Redis,
+        catalog: Catalog,
+        database_url: str,
+        served: Collection[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._unfinished = Unfinished(client)
+        self._catalog = catalog
+        self._url = database_url
+        self._served = served
+        self._clock = clock
+        self._with_jobs: frozenset[str] | None = None
+        self._jobs_due = clock()
+        self.names: frozenset[str] = frozenset()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            try:
+                await self.turn()
+            except RedisUnavailable:
+                pass  # What was found last stands; nothing is served without Redis anyway.
+            except Exception as error:  # noqa: BLE001 - no fault may end this loop
+                log_fault("looking for left pools failed", error)
+            await asyncio.sleep(LEFT_POOLS_LOOK_S)
+
+    async def turn(self) -> None:
+        """Look once. Raises RedisUnavailable."""
+        snapshot = self._catalog.snapshot
+        if snapshot is None:
+            return
+        await self._look_at_jobs()
+        known, named = await self._unfinished.pools(), pools_to_serve(snapshot.models.values())
+        tiers = [tier.name for tier in snapshot.tiers]
+        with_jobs = self._with_jobs or frozenset()
+        left = {
+            pool for pool in (known | set(self._served)) - named - with_jobs if not await self._is_over(pool, tiers)
+        }
+        self.names = frozenset(left) | (with_jobs - named)
+        kept = named | self.names
+        await self._unfinished.note(kept, known - kept)
+
+    async def _is_over(self, pool: str, tiers: Collection[str]) -> bool:
+        # Before PostgreSQL was asked nobody knows of its jobs: then no pool is forgotten.
+        return self._with_jobs is not None and await self._unfinished.is_empty(Keys(pool), tiers)
+
+    async def _look_at_jobs(self) -> None:
+        if self._clock() < self._jobs_due:
+            return
+        self._jobs_due = self._clock() + JOBS_LOOK_S
+        try:
+            connection = await connect(
+                self._url,
+                name="tierlane-scheduler",
+                connect_timeout_s=STATEMENT_TIMEOUT_MS / 1000,
+                statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+            )
+            async with closing(connection):
+                self._with_jobs = frozenset(filter(is_pool_name, await job_pools(connection)))
+        except AWAY:
+            return
+
+
+STOP_LOOK_S = 0.1
 """Between two looks at which pools the catalog names."""
 
 log = structlog.get_logger("scheduler")
@@ -61,7 +324,7 @@ async def serve_pools(settings: "Settings", stop: asyncio.Event, catalog: Catalo
                 served.add(pool)
                 of_pool = settings.model_copy(update={"pool": pool})
                 group.create_task(run_pool(of_pool, stop, catalog, client), name=f"pool {pool}")
-            await _asked_to_stop(stop, LOOK_S)
+            await _asked_to_stop(stop, STOP_LOOK_S)
         if looking is not None:
             looking.cancel()
 

@@ -5,14 +5,10 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from gpu_pool.endpoint.access import Access
+from gpu_pool.config import Access
 from gpu_pool.worker.worker import WorkerConfig, run_worker
-from tierlane.batch_sizes import default_batch_size
-from tierlane.roles.log_output import configure_logs
-from tierlane.roles.process import run_role
-from tierlane.roles.start_checks import check_redis
-from tierlane.torch_threads import default_torch_threads
-from tierlane.tracing.session import spans_of
+from tierlane.roles.process import check_redis, configure_logs, run_role, spans_of
+from tierlane.settings.sections import default_batch_size, default_torch_threads
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings

@@ -1,13 +1,14 @@
 """The page docs/configuration.md, generated from the settings so that it cannot go stale (a test compares them)."""
 
+import sys
 from typing import Any
 
-from tierlane.setting_text import Text
 from tierlane.settings.descriptions import (
     CONFIG_VARIABLE,
     DEFAULT_CONFIG_FILE,
     SECRET_SETTINGS,
     SECTIONS,
+    Text,
     flag,
     variable,
 )
@@ -61,3 +62,7 @@ def _type(schema: dict[str, Any]) -> str:
     if schema["type"] == "integer":
         return f"integer, {schema['minimum']} to {schema['maximum']}"
     return str(schema.get("format") or schema["type"])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_page())

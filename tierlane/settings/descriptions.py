@@ -1,13 +1,120 @@
 """What every setting means: its default as shown to people, its unit and the trade-off, grouped by who reads it.
 
-Only the standard library is used, since `--help` is built from these. `tierlane.settings.model` has the types and ranges.
+Only the standard library is used, since `--help` is built from these. `tierlane.settings.model` has the types and
+ranges.
 """
 
-from tierlane.endpoint_texts import ENDPOINT
-from tierlane.metrics_texts import METRICS
-from tierlane.scale_texts import AUTOSCALE
-from tierlane.setting_text import Text, number
-from tierlane.trace_texts import TRACES
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Text:
+    """One setting for readers: default as text ("" for none), description, and what stands for the value in help."""
+
+    default: str
+    description: str
+    metavar: str = "TEXT"
+
+
+def number(default: str, description: str) -> Text:
+    """Return the text of a setting whose value is an integer."""
+    return Text(default, description, "N")
+
+
+ENDPOINT = {
+    "endpoint_api_key": Text(
+        "", "Key that the endpoint of openai:URL wants, as its Bearer token. Unset: none is sent."
+    ),
+    "endpoint_ca_file": Text(
+        "", "PEM file of the authorities that may sign the endpoint's certificate. Unset: those of the system.", "FILE"
+    ),
+    "endpoint_cert_file": Text(
+        "", "PEM file of the certificate that a worker shows to the endpoint. Unset: it shows none.", "FILE"
+    ),
+    "endpoint_key_file": Text(
+        "", "PEM file of that certificate's key, not encrypted. Unset: it is in the certificate's file.", "FILE"
+    ),
+    "endpoint_connect_ms": number(
+        "1000", "Milliseconds to connect to the endpoint. Shorter leaves more time for another try."
+    ),
+    "endpoint_first_byte_ms": number(
+        "",
+        "Milliseconds until the endpoint's answer begins; where nothing is streamed it begins when it is whole. Unset: "
+        "what the batch has left.",
+    ),
+    "endpoint_total_ms": number("", "Milliseconds for a call to the endpoint. Unset: what its batch has left."),
+    "endpoint_max_calls": number(
+        "64", "Calls that one worker has at the endpoint at a time. More than it runs at once only wait there."
+    ),
+    "endpoint_max_batches": number(
+        "8",
+        "Batches that one worker has at the endpoint at a time, at most: it begins with one, and has more while they take "
+        "no longer for it.",
+    ),
+}
+
+
+AUTOSCALE = {
+    "autoscale": Text(
+        "",
+        "Least and most workers that /internal/autoscale advises for a pool. With it `tierlane up` "
+        "adds and drains workers of its own pool by that advice. Unset: 1:256, and only advice.",
+        "MIN:MAX",
+    ),
+    "autoscale_wait_ms": number(
+        "500", "Milliseconds within which what waits should be gone. Shorter asks for more workers for the same queue."
+    ),
+    "autoscale_need_ms": number(
+        "10000",
+        "Milliseconds that demand or backlog must need more workers before they are advised. Shorter follows bursts, too.",
+    ),
+    "autoscale_deep_ms": number(
+        "30000", "Milliseconds with 500 or more waiting after which 3 more workers are advised."
+    ),
+    "autoscale_long_ms": number("60000", "Milliseconds with 100 or more waiting after which 1 more worker is advised."),
+    "autoscale_busy_ms": number(
+        "300000", "Milliseconds with over 85 % of the workers used after which 1 more is advised."
+    ),
+    "autoscale_calm_ms": number(
+        "900000",
+        "Milliseconds with under 40 % of the workers used after which fewer are advised. Shorter saves workers, and lacks "
+        "them when the load comes back.",
+    ),
+    "autoscale_cooldown_ms": number(
+        "60000", "Milliseconds between two steps. It should be longer than a worker takes to load its model."
+    ),
+}
+
+
+TRACES = {
+    "traces_endpoint": Text(
+        "",
+        "Where to send traces by OTLP over HTTP, such as http://collector:4318; /v1/traces is added. Needs the extra "
+        "`tracing`. Unset: no traces, and no cost.",
+        "URL",
+    ),
+    "traces_sample": Text(
+        "0.01", "Share of the calls that are traced, 0 to 1. All of them cost a gateway noticeable CPU.", "SHARE"
+    ),
+    "traces_trust_callers": Text(
+        "off",
+        "on: a caller's valid traceparent decides whether its call is traced. For callers of your own: anybody could have "
+        "everything traced.",
+    ),
+}
+
+
+METRICS = {
+    "metrics_dir": Text(
+        "",
+        "Directory where the gateways of one host keep their counters, so that /metrics of each is the sum of all. Unset: "
+        "metrics in the data directory.",
+    ),
+    "request_log": Text(
+        "off", "on: one log line for each call of a customer, without input, output or key. Costs some CPU a request."
+    ),
+}
+
 
 PREFIX = "TIERLANE_"
 CONFIG_VARIABLE = "TIERLANE_CONFIG"

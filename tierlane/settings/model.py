@@ -1,29 +1,118 @@
-"""The settings of every role: types, ranges and the rules between them. What each means is in `setting_texts`.
+"""The settings of every role: types, ranges, the rules between them, and their errors.
 
-Precedence: flag > environment > file > default. They are read once, here, and handed down as plain values. A bad one
-stops the process with one line that names the variable. `python -m tierlane.settings` prints the page for docs/.
+What each means is in `descriptions`. Precedence: flag > environment > file > default. They are read once, here, and
+handed down as plain values. A bad one stops the process with one line that names the variable, what it must be, what it
+was, and where it was set. `python -m tierlane.settings` prints the page for docs/.
 """
 
 import os
 import sys
 import tomllib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import EnvSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from gateway.cors_origins import origin_list
+from gateway.host_lists import origin_list
 from scheduler.errors import StartError
-from tierlane.endpoint_settings import EndpointSettings
-from tierlane.job_settings import JobSettings
-from tierlane.setting_errors import SettingsError, first_error, unknown_name
 from tierlane.settings.descriptions import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
-from tierlane.settings.sections import ScaleSettings
-from tierlane.stack_settings import StackSettings
-from tierlane.trace_settings import TraceSettings
+from tierlane.settings.sections import EndpointSettings, JobSettings, PoolsError, ScaleSettings, parse_pools
+
+
+class StackSettings(BaseSettings):
+    """A part of `Settings`."""
+
+    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "default"
+    gateways: Annotated[int, Field(ge=1, le=64)] | None = None
+    schedulers: Annotated[int, Field(ge=0, le=64)] = 2
+    workers: Annotated[int, Field(ge=1, le=256)] = 2
+    pools: str = ""
+    ephemeral: bool = False
+    replace: bool = False
+
+    @property
+    def gateway_count(self) -> int:
+        """How many gateways to start: the setting, else two, or one where both would share a single core."""
+        return self.gateways or min(2, os.cpu_count() or 1)
+
+    @model_validator(mode="after")
+    def _pools_are_meant(self) -> Self:
+        try:
+            parse_pools(self.pools, self.pool)
+        except PoolsError as error:
+            raise ValueError(f"TIERLANE_POOLS: {error}") from None
+        return self
+
+
+class TraceSettings(BaseSettings):
+    """A part of `Settings`."""
+
+    traces_endpoint: Annotated[str, Field(repr=False)] = ""  # Somebody may try to put a password into it.
+    traces_sample: Annotated[float, Field(ge=0, le=1)] = 0.01
+    traces_trust_callers: Literal["on", "off"] = "off"
+
+    @field_validator("traces_endpoint")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if value and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("must begin with http:// or https:// and name a host")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("must be an address alone; what it wants to be shown goes into OTEL_EXPORTER_OTLP_HEADERS")
+        return value.rstrip("/")
+
+
+MAX_SHOWN_CHARS = 80
+
+
+class SettingsError(Exception):
+    """A setting is missing, unknown, of the wrong type or contradicts another; the message is one line."""
+
+
+def first_error(error: ValidationError, model: type[BaseModel], origin: Callable[[str], str]) -> str:
+    """Return the line for the first fault; `origin` says where a setting was set."""
+    fault = error.errors(include_url=False)[0]
+    if not fault["loc"]:
+        return str(fault["ctx"]["error"])  # A rule between settings, which names its variables itself.
+    name = str(fault["loc"][0])
+    if fault["type"] == "value_error":
+        demand = str(fault["ctx"]["error"])
+    else:
+        demand = _demand(model.model_json_schema()["properties"][name]) or fault["msg"]
+    # URLs and tokens are marked as not for showing, since they may hold passwords.
+    got = _got(fault["input"]) if model.model_fields[name].repr else ""
+    return f"{variable(name)}: {demand}{got}{origin(name)}"
+
+
+def unknown_name(name: str, similar: Sequence[str]) -> str:
+    """Return the line for a name that is no setting, with the nearest known one."""
+    return f"{name}: is not a setting of Tierlane" + (f"; did you mean {similar[0]}?" if similar else "")
+
+
+def _demand(schema: Mapping[str, Any]) -> str:
+    schema = schema.get("anyOf", [schema])[0]  # An optional setting is written as "this type or null".
+    match schema:
+        case {"type": "integer" | "number" as kind, "minimum": least, "maximum": most}:
+            return f"must be {'an' if kind == 'integer' else 'a'} {kind} from {least} to {most}"
+        case {"type": "boolean"}:
+            return "must be true or false"
+        case {"enum": choices}:
+            return f"must be one of {', '.join(choices)}"
+        case {"pattern": pattern}:
+            return f"must match {pattern}"
+        case {"minLength": 1}:
+            return "must not be empty"
+    return ""
+
+
+def _got(value: object) -> str:
+    shown = repr(value)
+    return f", got {shown if len(shown) <= MAX_SHOWN_CHARS else shown[:MAX_SHOWN_CHARS] + '...'}"
+
 
 # Variables that belong to the tools, not to a role; they read them by themselves.
 FOREIGN_PREFIXES = (
@@ -263,9 +352,3 @@ def _check_sentinel_url(url: str) -> None:
 
 def _is_set(value: object) -> bool:
     return bool(value.get_secret_value() if isinstance(value, SecretStr) else value)
-
-
-if __name__ == "__main__":
-    from tierlane.settings.__main__ import configuration_page
-
-    sys.stdout.write(configuration_page())

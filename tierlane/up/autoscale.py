@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from tierlane.up.log_lines import LogLines
+from tierlane.up.data_dir import LogLines
 from tierlane.up.members import Member
 from tierlane.up.supervisor import Supervisor
 

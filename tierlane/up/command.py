@@ -12,13 +12,10 @@ from pydantic import SecretStr
 
 from tierlane.embedded import EmbeddedServerError
 from tierlane.settings.model import Settings
-from tierlane.up.data_dir import DataDir
-from tierlane.up.errors import StackError
+from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port, standard_output
 from tierlane.up.leftovers import end_leftovers
-from tierlane.up.log_lines import LogLines, standard_output
+from tierlane.up.members import Command, role_command
 from tierlane.up.orphan_guard import MARK_VARIABLE, Leash
-from tierlane.up.ports import held_port
-from tierlane.up.roles import Command, role_command
 from tierlane.up.stack import Stack
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

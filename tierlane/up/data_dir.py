@@ -1,17 +1,91 @@
-"""The data directory of a local stack: who may use it now, and the small private files that are kept in it."""
+"""The data directory of a local stack, its log output, its port and its one error.
+
+One process may use the directory; the small private files are kept in it. Output is whole lines on one stream, each
+with the name of its process. The gateways' port is reserved before anything is started: minutes may pass until a
+gateway listens, and meanwhile the kernel would give it to whoever asks for any free one, a worker's direct endpoint for
+example.
+"""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import secrets
+import socket
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
-from tierlane.up.errors import StackError
+NAME_WIDTH = 11  # "scheduler-1".
+MAX_LINE_BYTES = 64 << 10  # A longer line is cut into several, so that no process can fill our memory.
+COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+STACK = "tierlane"
+
+
+class LogLines:
+    """Writes prefixed lines from several threads; a stream that is gone is ignored, so that nobody ever blocks."""
+
+    def __init__(self, stream: BinaryIO, *, coloured: bool) -> None:
+        """`stream`: where lines go; each is written whole."""
+        self._stream = stream
+        self._coloured = coloured
+        self._lock = threading.Lock()
+        self._prefixes: dict[str, bytes] = {}
+
+    def say(self, message: str) -> None:
+        """Write a message of the stack itself."""
+        for line in message.splitlines() or [""]:
+            self.write(STACK, line.encode())
+
+    def raw(self, text: str) -> None:
+        """Write text without any prefix."""
+        self._emit(text.encode())
+
+    def pump(self, name: str, source: BinaryIO) -> None:
+        """Copy lines of `source` until it ends, in a thread of its own."""
+        threading.Thread(target=self._copy, args=(name, source), name=f"log of {name}", daemon=True).start()
+
+    def write(self, name: str, line: bytes) -> None:
+        """Write one line of `name`."""
+        self._emit(self._prefix(name) + line.rstrip(b"\r\n") + b"\n")
+
+    def _copy(self, name: str, source: BinaryIO) -> None:
+        with source:
+            while line := source.readline(MAX_LINE_BYTES):
+                self.write(name, line)
+
+    def _prefix(self, name: str) -> bytes:
+        with self._lock:
+            if name not in self._prefixes:
+                text = f"{name:<{NAME_WIDTH}} | "
+                colour = COLOURS[len(self._prefixes) % len(COLOURS)]
+                self._prefixes[name] = (f"\x1b[{colour}m{text}\x1b[0m" if self._coloured else text).encode()
+            return self._prefixes[name]
+
+    def _emit(self, data: bytes) -> None:
+        with self._lock:
+            try:
+                self._stream.write(data)
+                self._stream.flush()
+            except (OSError, ValueError):
+                return  # The reader of our output has gone; the stack goes on.
+
+
+def standard_output() -> LogLines:
+    """Lines for standard output: coloured when it is a terminal and NO_COLOR is not set."""
+    return LogLines(sys.stdout.buffer, coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+
+
+class StackError(Exception):
+    """The local stack cannot start; the message says why and what to do."""
+
 
 CLEANUP_WAIT_S = 5.0  # After a SIGKILL the leash holds the lock until it has cleared everything away.
 POLL_S = 0.05
@@ -97,3 +171,69 @@ def _try_lock(descriptor: int) -> bool:
 def _holder(descriptor: int) -> int | None:
     text = os.pread(descriptor, 20, 0)
     return int(text) if text.isdigit() else None
+
+
+@contextmanager
+def held_port(host: str, port: int) -> Iterator[int]:
+    """The port to use, a free one for 0; while it is held, only servers of this user that share it (`SO_REUSEPORT`) get it.
+
+    Raises StackError when the port is taken or may not be used.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        held = _held(family, _tried(family, address))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StackError(
+                f"Port {port} is in use on {host}{_by(port)}: stop what listens there, or choose --port."
+            ) from error
+        raise StackError(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
+    with held:
+        yield int(held.getsockname()[1])
+
+
+def _by(port: int) -> str:
+    """Who listens, as far as we may know."""
+    with contextlib.suppress(psutil.Error, OSError):
+        pids = {
+            each.pid
+            for each in psutil.net_connections("tcp")
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+        }
+        found = [f"{psutil.Process(pid).name()}, pid {pid}" for pid in sorted(filter(None, pids))]
+        return f" by {'; '.join(found)}" if found else ""
+    return ""
+
+
+def _tried(family: int, address: tuple[object, ...]) -> tuple[object, ...]:
+    """The address, with its port. Gateways share theirs, so the trial must not: it has to fail when somebody else listens,
+    of another stack too.
+    """
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections are no obstacle.
+        trial.bind(address)
+        trial.listen(1)
+        return tuple(trial.getsockname())
+
+
+def _held(family: int, address: tuple[object, ...]) -> socket.socket:
+    """A socket that never listens: no connection comes to it, and who shares the port listens beside it."""
+    try:
+        return _bound(family, address, socket.SO_REUSEPORT)
+    except OSError as error:
+        # Closed connections of a server that did not share its port are in the way of one that only shares.
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return _bound(family, address, socket.SO_REUSEPORT, socket.SO_REUSEADDR)
+
+
+def _bound(family: int, address: tuple[object, ...], *options: int) -> socket.socket:
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        for option in options:
+            held.setsockopt(socket.SOL_SOCKET, option, 1)
+        held.bind(address)
+    except OSError:
+        held.close()
+        raise
+    return held

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 
 import asyncpg
 
-from tierlane.batch_sizes import default_batch_size
 from tierlane.settings.model import Settings
-from tierlane.up.data_dir import DataDir
-from tierlane.up.errors import StackError
-from tierlane.up.other_pools import parse_pools
+from tierlane.settings.sections import default_batch_size, parse_pools
+from tierlane.up.data_dir import DataDir, StackError
 
 TIERS = ("enterprise", "paid", "free")
 KEYS_FILE = "demo-keys.json"

@@ -10,10 +10,8 @@ from collections.abc import Callable
 
 import psutil
 
-from tierlane.local_stack import STACK_FILE
-from tierlane.up.data_dir import DataDir
-from tierlane.up.errors import StackError
-from tierlane.up.log_lines import LogLines
+from tierlane.connect import STACK_FILE
+from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.orphan_guard import LEASH_FILE, Held
 
 Ask = Callable[[str], bool]

@@ -26,8 +26,7 @@ from pathlib import Path
 import psutil
 
 from tierlane.child_process import family, kill_all, still_runs
-from tierlane.embedded.binaries import POSTGRES_SERVER, REDIS_NAMES
-from tierlane.embedded.server_process import is_server_of
+from tierlane.embedded.process import POSTGRES_SERVER, REDIS_NAMES, is_server_of
 from tierlane.up.data_dir import DataDir
 
 # Without the prefix of settings, which refuse what they do not know.

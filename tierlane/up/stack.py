@@ -1,29 +1,133 @@
-"""The local stack in readiness order: servers, migrations, demo data, schedulers, workers, gateways."""
+"""The local stack: what is started in which order, its readiness, its stack.json and its banner.
+
+Servers, migrations, demo data, schedulers, workers and gateways are started in this order. It is ready when a gateway
+says so and at least one worker of each pool has its model loaded. stack.json says what runs now, for tools and tests,
+and is replaced whenever a process changes. The banner has one request for each tier that works when pasted.
+"""
 
 import asyncio
+import http.client
+import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypedDict
 
+from tierlane.connect import STACK_FILE
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings.model import Settings
+from tierlane.settings.sections import parse_pools
 from tierlane.up.autoscale import Fleet
-from tierlane.up.banner import banner
-from tierlane.up.data_dir import DataDir
+from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
-from tierlane.up.errors import StackError
-from tierlane.up.log_lines import LogLines
-from tierlane.up.members import RoleMember, ServerMember
-from tierlane.up.models import ModelProcesses
+from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, ServerMember
 from tierlane.up.orphan_guard import REMOVABLE_PREFIX, Leash
-from tierlane.up.other_pools import parse_pools
-from tierlane.up.readiness import wait_until_ready
-from tierlane.up.roles import Command, RoleEnvironment
-from tierlane.up.stack_file import ProcessEntry, StackFile
 from tierlane.up.supervisor import Supervisor
+
+
+class ProcessEntry(TypedDict):
+    """One process. `role` is gateway, scheduler, worker, model, redis or postgres."""
+
+    role: str
+    name: str
+    pid: int
+
+
+class StackFile:
+    """Writes the file once the stack is ready, and afterwards only when the processes differ."""
+
+    def __init__(self, data_dir: DataDir, http_url: str, service_token: str) -> None:
+        """Remove what an earlier run may have left: the file means that a stack is ready."""
+        self._data_dir = data_dir
+        self._fixed: dict[str, object] = {"http_url": http_url, "service_token": service_token}
+        self._ready = False
+        self._written: list[ProcessEntry] = []
+        data_dir.remove(STACK_FILE)
+
+    def serve(self, redis_url: str, database_url: str, keys: Mapping[str, str]) -> None:
+        """Fill in the rest; from now on `update` writes."""
+        self._fixed |= {"redis_url": redis_url, "database_url": database_url, "keys": dict(keys)}
+        self._ready = True
+
+    def update(self, processes: Iterable[ProcessEntry]) -> None:
+        """Write the file when it would say something new."""
+        now = list(processes)
+        if self._ready and now != self._written:
+            self._data_dir.write_json(STACK_FILE, {**self._fixed, "processes": now})
+            self._written = now
+
+    def remove(self) -> None:
+        """Remove the file, since nothing runs any more."""
+        self._ready = False
+        self._data_dir.remove(STACK_FILE)
+
+
+POLL_S = 0.1
+CALL_TIMEOUT_S = 1.0
+
+# Proxies of the environment are not for a gateway on this machine.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+async def wait_until_ready(http_url: str, service_token: str) -> None:
+    """Return when requests can be served; the caller sets the deadline."""
+    while not await asyncio.to_thread(_is_ready, http_url, service_token):  # noqa: ASYNC110 - a poll over HTTP
+        await asyncio.sleep(POLL_S)
+
+
+def _is_ready(http_url: str, service_token: str) -> bool:
+    if _get(f"{http_url}/readyz", None) is None:
+        return False
+    body = _get(f"{http_url}/internal/health", service_token)
+    return body is not None and _healthy_gpus(body) >= 1
+
+
+def _healthy_gpus(body: bytes) -> int:
+    """Of the pool that has the fewest."""
+    try:
+        health: Any = json.loads(body)
+        pools = health.get("pools", {"": health})
+        return min(int(pool["healthy_gpus"]) for pool in pools.values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
+def _get(url: str, token: str | None) -> bytes | None:
+    """Return the body of a 200 answer, None for any other answer, for none, and for what is no answer at all."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the URL is always our own http://
+    try:
+        with _opener.open(request, timeout=CALL_TIMEOUT_S) as answer:
+            return bytes(answer.read()) if answer.status == 200 else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+
+
+EXAMPLE_INPUT = "Once upon a time"
+
+
+def banner(http_url: str, keys: Mapping[str, str], model: str, data_dir: str) -> str:
+    """Return the text. It holds the demo keys, which are of this machine only."""
+    parts = [f"\nTierlane is ready: {http_url}, model {model}. Try it as each of the demo customers:\n"]
+    parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
+    parts.append(
+        f"\nHealth  curl -s -H \"Authorization: Bearer $(cat '{data_dir}/service-token')\" {http_url}/internal/health"
+        f"\nState   {data_dir}/stack.json"
+        "\nStop    Ctrl-C\n\n"
+    )
+    return "".join(parts)
+
+
+def _curl(http_url: str, key: str) -> str:
+    return (
+        f"curl -s {http_url}/v1/inference -H 'Authorization: Bearer {key}' "
+        f"-H 'Content-Type: application/json' -d '{{\"input\": \"{EXAMPLE_INPUT}\"}}'"
+    )
+
 
 READY_TIMEOUT_S = 180.0  # Loading a large model from a cold disk takes minutes.
 LOOK_S = 0.25

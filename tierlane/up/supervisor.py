@@ -1,15 +1,43 @@
-"""Keeps members running: starts them, starts again what dies, lets go who is told to leave, stops all within five seconds."""
+"""Keeps members running: starts them, restarts what dies after a backoff, stops all within five seconds."""
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
 
 from tierlane.embedded import EmbeddedServerError
-from tierlane.up.backoff import Backoff
-from tierlane.up.errors import StackError
-from tierlane.up.log_lines import LogLines
+from tierlane.up.data_dir import LogLines, StackError
 from tierlane.up.members import Member
 from tierlane.up.orphan_guard import Leash
+
+FIRST_S = 0.2
+LONGEST_S = 5.0
+SERVED_S = 1.0  # A role serves after less than half of this; who lived so long had started.
+STEADY_S = 10.0  # A role that ends by its own fault after so long had started well, too.
+
+
+class Backoff:
+    """Delays in seconds that double from `FIRST_S` to `LONGEST_S` while starts fail.
+
+    A process that was ended from outside after it had served is no failed start: it is started again at once.
+    """
+
+    def __init__(self) -> None:
+        """Start at the first delay."""
+        self._next_s = FIRST_S
+
+    def delay_after(self, alive_s: float, *, failed: bool) -> float:
+        """Return the delay before the next start, given how many seconds the process was alive.
+
+        `failed`: it ended by itself with an error, not by a signal (nor by obeying one, which is exit code 0).
+        """
+        if alive_s >= (STEADY_S if failed else SERVED_S):
+            self._next_s = FIRST_S
+            if not failed:
+                return 0.0
+        delay = self._next_s
+        self._next_s = min(delay * 2, LONGEST_S)
+        return delay
+
 
 WATCH_S = 0.05
 USAGE_EXIT_CODE = 2  # A role that refuses its settings would refuse them again.

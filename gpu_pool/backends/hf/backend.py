@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.hf.directory import read_directory
-from gpu_pool.hf.unusable import Unusable
-from gpu_pool.tasks import by_task
+from gpu_pool.backends.backend import Item, ItemResult, by_task
+from gpu_pool.backends.hf.directory import Unusable, read_directory
 from scheduler.errors import StartError
 
 if TYPE_CHECKING:

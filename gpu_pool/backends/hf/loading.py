@@ -12,9 +12,8 @@ from transformers.utils import logging as transformers_logging
 
 from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.hf.causal import CausalModel
-from gpu_pool.backends.hf.directory import ModelDirectory
+from gpu_pool.backends.hf.directory import ModelDirectory, Unusable
 from gpu_pool.backends.hf.embedding import EmbeddingModel
-from gpu_pool.hf.unusable import Unusable
 
 SAFELY: Final = {"local_files_only": True, "trust_remote_code": False}
 UNUSED: Final = ("pooler.",)

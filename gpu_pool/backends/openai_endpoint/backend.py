@@ -1,23 +1,52 @@
-"""An endpoint as the model of one worker: what it is, whether it wants batches, and what it makes of one."""
+"""`openai:URL`: an external endpoint as the model of one worker. Batches run concurrently, each in a task of its own.
+
+One event loop is kept for the whole life of the backend. Unlike a GPU an endpoint reports between batches too: that it
+wants none for now, and that it is back.
+"""
 
 import asyncio
+import os
+import socket
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from gpu_pool.backends.backend import Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import Look, look
+from gpu_pool.backends.backend import Item, ItemResult, Unwell
+from gpu_pool.backends.openai_endpoint.availability import ORDERS, Door, Habits, Look, Pauses, look, takes_priority
 from gpu_pool.backends.openai_endpoint.client import Transport
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, End
-from gpu_pool.backends.openai_endpoint.requests import BROKE_OFF, TOO_SLOW, Line
-from gpu_pool.backends.openai_endpoint.settings import Address
-from gpu_pool.endpoint.access import Access
-from gpu_pool.endpoint.batch import EndpointBatch, HandBack, reason_of, settled, wait_asked_s
-from gpu_pool.endpoint.door import Door
-from gpu_pool.endpoint.habits import Habits
-from gpu_pool.endpoint.pauses import Pauses
-from gpu_pool.endpoint.priority import ORDERS, takes_priority
+from gpu_pool.backends.openai_endpoint.requests import (
+    BROKE_OFF,
+    TOO_SLOW,
+    EndpointBatch,
+    HandBack,
+    Line,
+    reason_of,
+    settled,
+    wait_asked_s,
+)
+from gpu_pool.backends.openai_endpoint.settings import Address, read_address
+from gpu_pool.config import Access, take_access
+from gpu_pool.model_process.frame_socket import FrameLine
+from gpu_pool.model_process.inputs import Listeners, deadlines, read_items, stream_deadlines, with_late, with_unreadable
+from gpu_pool.model_process.messages import (
+    Asked,
+    Available,
+    Done,
+    Drop,
+    FrameTooLarge,
+    ProgressCounter,
+    Refused,
+    Run,
+    Said,
+    pack,
+    read_asked,
+    too_large,
+)
 from scheduler.errors import ErrorCode, StartError, TierlaneError
 
 TICK_S = 0.05  # How soon a reader who left is noticed.
@@ -139,3 +168,123 @@ async def _tick(batch: EndpointBatch, step: Callable[[], None]) -> None:
         await asyncio.sleep(TICK_S)
         batch.calls.let_go()
         step()
+
+
+BUG = "The worker failed over this batch."
+
+
+async def serve(endpoint: Endpoint, connection: socket.socket) -> None:
+    """Never returns: the process ends when the supervisor goes."""
+    desk = Desk(endpoint)
+    await asyncio.get_running_loop().create_unix_connection(lambda: desk.line, sock=connection)
+    await asyncio.Event().wait()
+
+
+class Desk:
+    """Takes what the supervisor asks, and says what is to be said."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._running: dict[int, tuple[Listeners, asyncio.Task[None]]] = {}
+        self._progress = ProgressCounter(self._send)
+        self.line = FrameLine(self._take, _end, read_asked)
+        endpoint.door.tell = lambda *told: self._send(Available(*told))
+        endpoint.replaced = partial(_end, "The endpoint serves another model now; it is loaded anew.")
+
+    def _take(self, asked: Asked) -> None:
+        if isinstance(asked, Drop):
+            if asked.seq in self._running:
+                self._running[asked.seq][0].drop(asked.seq, asked.places)
+            return
+        listeners = Listeners(self._send)
+        listeners.begin(asked.seq)
+        self._progress.begin()
+        task = asyncio.create_task(self._answer(asked, listeners), name="batch")
+        self._running[asked.seq] = listeners, task
+        task.add_done_callback(lambda _: self._running.pop(asked.seq))
+
+    async def _answer(self, run: Run, listeners: Listeners) -> None:
+        started = time.perf_counter()
+        try:
+            results = await self._results(run, listeners)
+        except Exception:  # noqa: BLE001 - whatever it is, the supervisor is told
+            traceback.print_exc()
+            results = HandBack(BUG, counted=True)
+        if isinstance(results, HandBack):
+            self._send(Refused(run.seq, results.reason, results.counted))
+            return
+        done = Done(run.seq, (time.perf_counter() - started) * 1000, results)
+        try:
+            self._send(done)
+        except FrameTooLarge:
+            self._send(too_large(done))
+
+    async def _results(self, run: Run, listeners: Listeners) -> list[ItemResult] | HandBack:
+        now = time.monotonic()
+        items = read_items(run.bodies, listeners.listen, deadlines(run, now), stream_deadlines(run, now))
+        readable = [item for item in items if item is not None]
+
+        def step() -> None:
+            self._progress()
+            listeners.flush()
+
+        found = await self._endpoint.answer(readable, step) if readable else []
+        return found if isinstance(found, HandBack) else with_unreadable(items, with_late(readable, found))
+
+    def _send(self, message: Said) -> None:
+        if not self.line.send(pack(message)):
+            _end()
+
+
+def _end(why: str = "") -> None:
+    """The way out of a model process: past hooks that could hang."""
+    if why:
+        sys.stderr.write(why + "\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class EndpointBackend:
+    """`spec` is the text of `--backend`; how to get in is in the environment."""
+
+    def __init__(self, spec: str) -> None:
+        """Raises StartError for an address or certificates that cannot be used."""
+        access = take_access()
+        self._endpoint = Endpoint(read_address(spec), access)
+        self.most = access.max_batches
+        self._loop = asyncio.Runner()
+
+    @property
+    def version(self) -> str:
+        """What the endpoint calls its model."""
+        return self._endpoint.model
+
+    def load(self) -> None:
+        """Wait for the endpoint. Raises StartError where it refuses our key or lacks the model, EndpointAway later."""
+        self._loop.run(self._endpoint.load())
+
+    def warmup(self) -> None:
+        """Nothing: it is kept warm by whoever runs it, and every text may cost."""
+
+    def health(self) -> None:
+        """A look at the endpoint. Raises Unwell with what is wrong."""
+        if fault := self._loop.run(self._endpoint.look_again()):
+            raise Unwell(fault)
+
+    def run(self, items: Sequence[Item], progress: Callable[[], None]) -> list[ItemResult]:
+        """Answer every item. What could be handed back and run again is here the end of the batch."""
+        found = self._loop.run(self._endpoint.answer(items, progress))
+        if not isinstance(found, HandBack):
+            return found
+        code = ErrorCode.WORKER_LOST if found.counted else ErrorCode.NO_CAPACITY
+        return [ItemResult(found.reason, 0, code)] * len(items)
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer batches from the supervisor until it goes; never returns."""
+        self._loop.run(serve(self._endpoint, connection))
+
+    def close(self) -> None:
+        """Hang up, and end the event loop."""
+        self._loop.run(self._endpoint.close())
+        self._loop.close()

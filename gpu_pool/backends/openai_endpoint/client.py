@@ -11,7 +11,7 @@ import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput
 from gpu_pool.backends.openai_endpoint.settings import Address
-from gpu_pool.endpoint.access import Access
+from gpu_pool.config import Access
 from scheduler.errors import TierlaneError
 
 MAX_ANSWER_BYTES = 64 << 20

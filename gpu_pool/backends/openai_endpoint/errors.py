@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.endpoint.bodies import PARAMETERS
+from gpu_pool.backends.openai_endpoint.messages import PARAMETERS
 from scheduler.errors import ErrorCode
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 30.0

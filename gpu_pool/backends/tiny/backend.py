@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, Listener
-from gpu_pool.backends.generation import GenerationParameters
-from gpu_pool.padding import Padding
-from gpu_pool.prepared import as_result, read_parameters, run_prepared
-from gpu_pool.prompts import prompt_of, running_text
-from gpu_pool.tasks import by_task
+from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, Listener, Padding, by_task
+from gpu_pool.backends.generation import (
+    GenerationParameters,
+    as_result,
+    prompt_of,
+    read_parameters,
+    run_prepared,
+    running_text,
+)
 from scheduler.errors import StartError
-from scheduler.vectors import write_vector
+from scheduler.payload import write_vector
 
 if TYPE_CHECKING:
     from gpu_pool.backends.tiny.generate import TinyModel
@@ -45,7 +48,7 @@ class TinyBackend:
             from gpu_pool.backends.tiny.generate import TinyModel  # noqa: PLC0415 - torch is imported on use only
         except ModuleNotFoundError as error:
             raise StartError(f"Backend 'tiny' needs the package {error.name!r}; install the extra 'worker'.") from None
-        from gpu_pool.tiny.weights import WeightsError  # noqa: PLC0415 - see above
+        from gpu_pool.backends.tiny.model import WeightsError  # noqa: PLC0415 - see above
 
         try:
             self._model = TinyModel.load(self._device, self._threads)

@@ -1,29 +1,70 @@
-"""Continues many prompts at once: one pass over the prompts, then one step a byte until every row has its end.
+"""Generation and embedding with `tiny`: one pass over the prompts, then one step a byte until every row has its end.
 
-The answer for a row depends on that row alone, whatever shares its batch (see `sampling`): always at temperature
-0, and with a seed at any temperature.
+The answer for a row depends on that row alone, whatever shares its batch (gpu_pool/backends/tiny/sampling.py): always
+at temperature 0, and with a seed at any temperature. An embedding is the mean of the last hidden states, at length one;
+a text longer than the context is read in pieces, which count by their length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from gpu_pool.backends.backend import Listener
+from gpu_pool.backends.backend import Listener, Padding
 from gpu_pool.backends.generation import Generation, GenerationParameters
-from gpu_pool.backends.tiny.model import Cache, Network, nothing
+from gpu_pool.backends.tiny import model
+from gpu_pool.backends.tiny.model import VERSION, Cache, Network, load_network, nothing
 from gpu_pool.backends.tiny.row import Row
 from gpu_pool.backends.tiny.sampling import choose
-from gpu_pool.padding import Padding
-from gpu_pool.tiny import vocabulary
-from gpu_pool.tiny.embed import Embedded, embed
-from gpu_pool.tiny.weights import VERSION, load_network
 
 LARGEST_BATCH = 64
-"""Rows that run together; more are done in turns, which bounds the cache at 300 MB."""
+"""Pieces that run together; more are done in turns."""
+
+
+class Embedded(NamedTuple):
+    """A text's vector (width of the network), and the tokens that were read for it."""
+
+    values: list[float]
+    tokens: int
+
+
+@torch.inference_mode()
+def embed(
+    network: Network, device: torch.device, texts: Sequence[str], on_step: Callable[[], None], padding: Padding
+) -> list[Embedded]:
+    """A vector for each text, in order; `on_step` is called after each layer of each pass, `padding` counts the passes."""
+    pieces = [(place, piece) for place, text in enumerate(texts) for piece in _pieces(text, network.shape.context)]
+    sums = torch.zeros(len(texts), network.shape.width, dtype=torch.float64)
+    counts = [0] * len(texts)
+    for first in range(0, len(pieces), LARGEST_BATCH):
+        part = pieces[first : first + LARGEST_BATCH]
+        padding.passed([len(piece) for _, piece in part])
+        for (place, piece), total in zip(
+            part, _sums(network, device, [piece for _, piece in part], on_step), strict=True
+        ):
+            sums[place] += total
+            counts[place] += len(piece)
+    vectors = functional.normalize(sums, dim=-1)
+    return [Embedded(values, count - 1) for values, count in zip(vectors.tolist(), counts, strict=True)]
+
+
+def _pieces(text: str, context: int) -> list[list[int]]:
+    tokens = model.encode(text, 4 * len(text))  # More bytes than it has.
+    return [tokens[start : start + context] for start in range(0, len(tokens), context)]
+
+
+def _sums(network: Network, device: torch.device, pieces: Sequence[list[int]], on_step: Callable[[], None]) -> Tensor:
+    """The sum of each piece's hidden states (pieces, width). Padding stands behind a piece, where nothing looks at it."""
+    widest = max(map(len, pieces))
+    padded = [piece + [model.PAD] * (widest - len(piece)) for piece in pieces]
+    states = network.hidden(torch.tensor(padded, device=device), on_step).to("cpu", torch.float64)
+    lengths = torch.tensor([len(piece) for piece in pieces]).unsqueeze(1)
+    real = torch.arange(widest).unsqueeze(0) < lengths
+    return (states * real.unsqueeze(-1)).sum(dim=1)
 
 
 class TinyModel:
@@ -72,7 +113,7 @@ class TinyModel:
         return [row.result() for row in rows]
 
     def embed(self, texts: Sequence[str], on_step: Callable[[], None] | None = None) -> list[Embedded]:
-        """Return a vector for each text, in order, with the tokens that were read (`gpu_pool.tiny.embed`)."""
+        """Return a vector for each text, in order, with the tokens that were read (`gpu_pool.backends.tiny.generate`)."""
         return embed(self._network, self._device, texts, on_step or nothing, self.padding)
 
     @torch.inference_mode()
@@ -95,7 +136,7 @@ class TinyModel:
         lengths = [len(row.tokens) for row in rows]
         self.padding.passed(lengths)
         widest = max(lengths)
-        tokens = [row.tokens + [vocabulary.PAD] * (widest - len(row.tokens)) for row in rows]
+        tokens = [row.tokens + [model.PAD] * (widest - len(row.tokens)) for row in rows]
         positions = torch.arange(widest, device=self._device).expand(len(rows), widest)
         last = torch.tensor(lengths, device=self._device) - 1
         return self._network.step(

@@ -1,21 +1,53 @@
-"""The network of `tiny`: a decoder transformer over bytes (RoPE, RMSNorm, squared ReLU), and its KV cache.
+"""The network, the weights and the vocabulary of `tiny`.
 
-The same `forward` trains (no cache: whole windows) and generates (with a cache: each row of the batch stands at
-its own position). Rows of a batch start at slot 0 of the cache and are padded on the right, so a real token never
-has padding before it: the rule "my own slot and the nearest ones behind it" is the only mask there is.
+A decoder transformer over bytes (RoPE, RMSNorm, squared ReLU), and its KV cache. The same `forward` trains (no cache:
+whole windows) and generates (with a cache: each row of the batch is at its own position). Rows of a batch start at slot
+0 of the cache and are padded on the right, so a real token never has padding before it: the rule "my own slot and the
+nearest ones behind it" is the only mask there is.
+
+The weights are safetensors, which holds numbers and nothing that can run. Their hash is compared before a byte is
+parsed, so a damaged or swapped file is refused. The token ids are the 256 byte values, then three marks: there is no
+tokenizer, a prompt's tokens are its UTF-8 bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from codecs import IncrementalDecoder, getincrementaldecoder
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import Final, cast
 
 import torch
+from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpu_pool.tiny import vocabulary
+BEGIN: Final = 256
+"""Stands before every text, so that an empty prompt has a token to go on from."""
+END: Final = 257
+"""The model's own mark that a text is finished."""
+PAD: Final = 258
+"""Fills the shorter rows of a batch; never learned from, never drawn."""
+VOCABULARY_SIZE: Final = 259
+
+
+def encode(prompt: str, keep: int) -> list[int]:
+    """Return BEGIN and the last `keep` bytes of the prompt, cut at a character's start; lone surrogates become `?`."""
+    data = prompt.encode("utf-8", errors="replace")
+    tail = data[-keep:].lstrip(bytes(range(0x80, 0xC0))) if len(data) > keep else data
+    return [BEGIN, *tail]
+
+
+def decode(tokens: Iterable[int]) -> str:
+    """Return the text of byte tokens: bad bytes become U+FFFD, a character cut off at the very end is left out."""
+    return decoder().decode(bytes(tokens), final=False)
+
+
+def decoder() -> IncrementalDecoder:
+    """Make what does the same piece by piece: all that `decode(..., final=False)` has returned, together."""
+    return getincrementaldecoder("utf-8")("replace")
 
 
 @dataclass(frozen=True)
@@ -142,9 +174,9 @@ class Network(nn.Module):
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
-        self.embedding = nn.Embedding(vocabulary.SIZE, shape.width)
+        self.embedding = nn.Embedding(VOCABULARY_SIZE, shape.width)
         self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.layers))
-        self.scores = nn.Linear(shape.width, vocabulary.SIZE, bias=False)
+        self.scores = nn.Linear(shape.width, VOCABULARY_SIZE, bias=False)
         cos, sin = rope_table(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -193,3 +225,36 @@ class Network(nn.Module):
             x = block(x, place, layer)
             on_layer()
         return x
+
+
+VERSION: Final = "tiny-1"
+SHA256: Final = "96a25fd5bbf8a2cb969b2e377f809f0efa72260f476aa611d9fe0d5a6fff5383"
+PATH: Final = Path(__file__).with_name("tiny.safetensors")
+
+
+class WeightsError(RuntimeError):
+    """The weights file is missing or is not the one this version was released with."""
+
+
+def load_network(device: torch.device, path: Path = PATH, sha256: str = SHA256) -> Network:
+    """Return the network, in float32 and ready to generate, with the weights at `path`.
+
+    Raises `WeightsError` when the file is missing or its SHA-256 is not `sha256`.
+    """
+    tensors = {name: tensor.float() for name, tensor in load(_read_verified(path, sha256)).items()}
+    network = Network(Shape())
+    network.load_state_dict(tensors)
+    return network.to(device).eval().requires_grad_(requires_grad=False)
+
+
+def _read_verified(path: Path, sha256: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise WeightsError(f"{path.name} cannot be read ({error.strerror}); install Tierlane again.") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise WeightsError(
+            f"{path.name} has SHA-256 {found}, but {VERSION} was released with {sha256}; install Tierlane again."
+        )
+    return data

@@ -1,16 +1,59 @@
-"""One prompt on its way to an answer: its tokens, its own source of chance, and when it has its end."""
+"""One row of a batch: its tokens, its random source, when it ends, and what of it can be streamed before that.
+
+What can be streamed has no half character, and nothing that a stop string may take back.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
 from gpu_pool.backends.backend import Listener
 from gpu_pool.backends.generation import Generation, GenerationParameters
-from gpu_pool.tiny import vocabulary
-from gpu_pool.tiny.repetition import refused_bytes
-from gpu_pool.tiny.spoken import Spoken
+from gpu_pool.backends.tiny import model
+from gpu_pool.backends.tiny.sampling import refused_bytes
+
+
+class Spoken:
+    """Tells a listener a row's text as it grows, with the bytes of its stop strings in mind."""
+
+    def __init__(self, listener: Listener, stops: Sequence[bytes]) -> None:
+        self._listener = listener
+        self._stops = stops
+        self._decoder = model.decoder()
+        self._bytes = 0
+        self._characters = 0
+
+    @property
+    def unwanted(self) -> bool:
+        """Nobody listens any more."""
+        return self._listener.gone
+
+    def grew(self, drawn: bytes | bytearray) -> None:
+        """These are the row's bytes so far, which may go on."""
+        self._say(drawn[: len(drawn) - held_back(drawn, self._stops)])
+
+    def ended(self, text: bytes | bytearray) -> None:
+        """These are all that stays of them."""
+        self._say(text)
+
+    def _say(self, certain: bytes | bytearray) -> None:
+        text = self._decoder.decode(bytes(certain[self._bytes :]))
+        self._bytes = max(self._bytes, len(certain))
+        if text:
+            self._listener.say(self._characters, text)
+            self._characters += len(text)
+
+
+def held_back(drawn: bytes | bytearray, stops: Sequence[bytes]) -> int:
+    """How many of the last bytes could be the beginning of a stop string."""
+    return max((_begun(drawn, stop) for stop in stops), default=0)
+
+
+def _begun(drawn: bytes | bytearray, stop: bytes) -> int:
+    return next((n for n in range(min(len(drawn), len(stop) - 1), 0, -1) if drawn.endswith(stop[:n])), 0)
 
 
 class Row:
@@ -38,7 +81,7 @@ class Row:
         cls, prompt: str, parameters: GenerationParameters, context: int, listener: Listener | None = None
     ) -> Row:
         """Set a row up; the prompt keeps as many of its last bytes as leave room for `max_tokens` in the context."""
-        tokens = vocabulary.encode(prompt, context - 1 - parameters.max_tokens)
+        tokens = model.encode(prompt, context - 1 - parameters.max_tokens)
         return cls(tokens, parameters, draw_uniforms(parameters), listener)
 
     @property
@@ -57,16 +100,16 @@ class Row:
 
     def refused(self) -> list[int]:
         """Tokens that may not come next: marks that are not text, an end before any text, and greedy repetition."""
-        refused = {vocabulary.BEGIN, vocabulary.PAD}
+        refused = {model.BEGIN, model.PAD}
         if not self._drawn.strip():
-            refused.add(vocabulary.END)
+            refused.add(model.END)
         if self.parameters.temperature == 0.0:
             refused |= refused_bytes(bytes(self._drawn))
         return sorted(refused)
 
     def take(self, token: int) -> None:
         """Add the token and see whether it ends the row."""
-        if token == vocabulary.END:
+        if token == model.END:
             self.finished = "stop"
             return
         self.tokens.append(token)
@@ -98,7 +141,7 @@ class Row:
         """Return the answer of a finished row."""
         if self.finished is None:
             raise RuntimeError("This is a bug: a row was asked for its answer before it was finished.")
-        text = vocabulary.decode(self._drawn[: self._end])
+        text = model.decode(self._drawn[: self._end])
         return Generation(text, self._read - 1, len(self._drawn), self.finished)
 
 

@@ -1,10 +1,14 @@
-"""Chooses each row's next token from the scores, and says whether that choice could have gone otherwise.
+"""Sampling: chooses each row's next token, says whether that choice could have gone otherwise, and prevents repetition.
 
-Why it says so: the same row gets scores that differ in the last digits with the batch around it, since matrix
-kernels add up in another order for another shape. Rounding scores to a grid does not cure that; it only moves the
-places where a hair decides. So a choice is called *clear* only when no score moving by `NOISE` could change it.
-Clear choices are the same in every batch; for the rare others the caller computes the row alone, which is the same
-whatever the batch was.
+The same row gets scores that differ in the last digits with the batch around it, since matrix kernels add up in another
+order for another shape. Rounding scores to a grid does not cure that; it only moves the places where a hair decides. So
+a choice is called *clear* only when no score moving by `NOISE` could change it. Clear choices are the same in every
+batch; for the rare others the caller computes the row alone, which is the same whatever the batch was.
+
+A small model that always takes the likeliest byte soon repeats one phrase for ever. Two rules hold where a word begins:
+the last few long words are not begun again, and where two words stand that stood together before, neither is the word
+that followed them then. Only first bytes of words are refused, so every word once begun can be finished; the price is
+that another word with the same first letter is refused as well. Both look at nothing but the row's own text.
 """
 
 from __future__ import annotations
@@ -103,3 +107,21 @@ def _likely(scaled: Tensor, shares: Tensor, top_p: Tensor) -> tuple[Tensor, Tens
 def _reach(share: Tensor, slack: Tensor) -> Tensor:
     """How far a sum of probabilities can move when each score moves by NOISE: its derivative is share * (1 - share)."""
     return slack * share * (1.0 - share) + 1e-12
+
+
+LONG: Final = 4
+"""Letters from which a word counts as long: `the` and `of` may come again at once, `program` may not."""
+RECENT: Final = 4
+"""How many long words back are looked at; with more, text turns to lists of odd words."""
+_SPACES: Final = b" \n\t"
+
+
+def refused_bytes(drawn: bytes) -> set[int]:
+    """Return the bytes that may not come next after the bytes drawn so far; none within a word."""
+    if not drawn or drawn[-1] not in _SPACES:
+        return set()
+    words = drawn.split()
+    pair = words[-2:]
+    followers = [words[at + 2] for at in range(len(words) - 2) if words[at : at + 2] == pair]
+    recent = [word for word in words if len(word) >= LONG][-RECENT:]
+    return {word[0] for word in followers + recent}

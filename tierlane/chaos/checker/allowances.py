@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from tierlane.chaos.faults.catalogue import BLOW, BY_NAME
-from tierlane.chaos.history import Answered, Event, Fault, Invoked, Stalled
-from tierlane.chaos.plan import What
-from tierlane.chaos.steps import CLOCK_STEPS, Step, SteppedClock, read_step
+from tierlane.chaos.faults.server_clock import CLOCK_STEPS, Step, SteppedClock, read_step
+from tierlane.chaos.history import Answered, Event, Fault, Invoked, Stalled, What
 
 STAMP_S = 0.25  # A fault is stamped about when it is done, not at the same instant.
 RESTART_S = 20.0  # A killed gateway is back by then, or its absence is no longer the kill's doing.

@@ -4,11 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from scheduler.errors import ErrorCode
-from tierlane.chaos.calls import NOBODY
 from tierlane.chaos.checker.allowances import ANSWER_S
-from tierlane.chaos.checker.case import Case, Request, Try
+from tierlane.chaos.checker.case import Case, Finding, Offence, Request, Try
 from tierlane.chaos.history import Answered, Invoked, Unanswered
-from tierlane.chaos.verdicts import Finding, Offence
+from tierlane.chaos.load import NOBODY
 
 STUCK_S = 15.0  # Longer than a restart, a breaker's pauses and the way back from direct mode.
 # What a well-formed request of a known customer is never told, whatever dies: the fault would be the client's, or ours.

@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from scheduler.errors import http_status
-from tierlane.bench.answer_ids import Fate, fate_of
+from tierlane.bench.verification import Fate, fate_of
 from tierlane.chaos.checker.allowances import LEAST_FOR_A_RUN_S
-from tierlane.chaos.checker.case import Case, Request, Try
+from tierlane.chaos.checker.case import Case, Finding, Offence, Request, Try
+from tierlane.chaos.checker.evidence import Row
 from tierlane.chaos.history import Answered
-from tierlane.chaos.proof import Row
-from tierlane.chaos.verdicts import Finding, Offence
 
 MAX_ATTEMPTS = 3
 RETRY_SHARE = 0.2

@@ -1,16 +1,18 @@
-"""History and evidence joined: each request with its tries, each try with its answer and its audit row.
+"""History and evidence joined: requests, tries, answers and audit rows; verdicts and timelines.
 
-A try and its row meet by the trace id that the try alone sent, so that also a try without an answer finds its row.
+A try and its row meet by the trace id that the try alone sent, so that also a try without an answer finds its row. A
+verdict is one row of the invariants table. A timeline is everything that is known of one request, in order of time;
+times count from its first sending.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tierlane.chaos.checker.allowances import Excuses
+from tierlane.chaos.checker.evidence import Evidence, Row, Run
 from tierlane.chaos.history import Answered, Event, Invoked, Stalled, Stray, Unanswered
-from tierlane.chaos.proof import Evidence, Row, Run
-from tierlane.chaos.stalls import PERIOD_S
+from tierlane.chaos.load import PERIOD_S
 
 IN_DOUBT_S = 6.0  # So long a try without an end may have been under way.
 
@@ -153,3 +155,129 @@ class Case:
             if stall.since <= answer.at <= stall.at + PERIOD_S:
                 return stall.since
         return answer.at
+
+
+MAX_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class Offence:
+    """One breach of a law: by which request (its nonce), by which audit row (its id), and how, in one sentence."""
+
+    says: str
+    nonce: str = ""
+    row: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one law found. `explained`: what it would have counted, had no fault excused it, by excuse.
+
+    `measured` is false where the evidence for it does not exist; `shown` says in words what there is to say.
+    """
+
+    offences: Sequence[Offence] = ()
+    explained: Mapping[str, int] = field(default_factory=dict)
+    measured: bool = True
+    shown: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One offence with what is known of its request, in order of time."""
+
+    says: str
+    request: str
+    row: str
+    timeline: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the table. `limit` is None where nothing is asked of the figure: it only informs."""
+
+    name: str
+    says: str
+    count: int
+    limit: int | None
+    holds: bool
+    measured: bool = True
+    explained: Mapping[str, int] = field(default_factory=dict)
+    shown: str = ""
+    examples: tuple[Example, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The whole table, in the order in which it is shown."""
+
+    all: tuple[Verdict, ...]
+
+    @property
+    def hold(self) -> bool:
+        """Whether every law holds."""
+        return all(verdict.holds for verdict in self.all)
+
+
+AROUND_S = 1.0
+MAX_LINES = 40
+
+Moment = tuple[float, str]
+
+
+def example(case: Case, offence: Offence) -> Example:
+    """The offence with the story of its request."""
+    request = case.requests.get(offence.nonce)
+    rows = case.rows_by_id.get(offence.row, [])
+    if request is None or not request.tries:
+        moments = sorted(moment for row in rows for moment in _of_row(case, row))
+        begin = moments[0][0] if moments else 0.0
+    else:
+        moments = sorted({*_of_request(case, request), *(m for row in rows for m in _of_row(case, row))})
+        begin = request.sent
+    return Example(offence.says, offence.nonce, offence.row, tuple(_lines(moments, begin)))
+
+
+def _lines(moments: Iterable[Moment], begin: float) -> Iterator[str]:
+    for at, says in list(moments)[:MAX_LINES]:
+        yield f"{at - begin:+8.3f} s  {says}"
+
+
+def _of_request(case: Case, request: Request) -> Iterator[Moment]:
+    for one in request.tries:
+        yield from _of_try(case, one)
+    for event in request.unsent:
+        yield event.at, f"try {event.turn}: {event.kind} at {event.gateway}, never sent"
+    for run in case.runs.get(request.nonce, ()):
+        yield run.began, f"run began in {run.process}"
+    for window in case.excuses.at(request.sent - AROUND_S, request.ended + AROUND_S):
+        yield window.begin, f"fault {window.name} on {window.whom} begins"
+        if window.end < request.ended + AROUND_S:
+            yield window.end, f"fault {window.name} on {window.whom} is over"
+
+
+def _of_try(case: Case, one: Try) -> Iterator[Moment]:
+    invoked, answer = one.invoked, one.answer
+    keyed = f", key {invoked.key}" if invoked.key else ""
+    yield invoked.at, f"try {invoked.turn}: sent to {invoked.gateway}, {invoked.tier}, trace {invoked.trace}{keyed}"
+    if answer is not None:
+        replayed = ", replayed" if answer.replayed else ""
+        yield answer.at, f"try {invoked.turn}: {answer.status} {answer.code} as {answer.id}{replayed}"
+    if one.silence is not None:
+        yield one.silence.at, f"try {invoked.turn}: {one.silence.kind} {one.silence.detail}".rstrip()
+    for row in case.rows_of(one):
+        yield from _of_row(case, row)
+
+
+def _of_row(case: Case, row: Row) -> Iterator[Moment]:
+    offset = case.evidence.wall_offset_s
+    yield row.created_ms / 1000 - offset, f"row {row.id} made, gateway {row.gateway_id or '-'}"
+    if row.ended_ms is not None:
+        parts = (
+            row.status,
+            row.code,
+            f"{row.attempts} attempts",
+            f"worker {row.worker_id}" if row.worker_id else "",
+            f"mode {row.mode}" if row.mode else "",
+        )
+        yield row.ended_ms / 1000 - offset, f"row {row.id} ended: " + ", ".join(filter(None, parts))

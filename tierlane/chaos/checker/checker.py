@@ -54,12 +54,9 @@ from typing import NamedTuple
 
 from tierlane.chaos.checker import answers, stack
 from tierlane.chaos.checker import audit as rows
-from tierlane.chaos.checker.case import Case
-from tierlane.chaos.history import Event
-from tierlane.chaos.plan import Recovery
-from tierlane.chaos.proof import Evidence
-from tierlane.chaos.timeline import example
-from tierlane.chaos.verdicts import MAX_EXAMPLES, Finding, Verdict, Verdicts
+from tierlane.chaos.checker.case import MAX_EXAMPLES, Case, Finding, Verdict, Verdicts, example
+from tierlane.chaos.checker.evidence import Evidence
+from tierlane.chaos.history import Event, Recovery
 
 
 class Law(NamedTuple):

@@ -1,22 +1,174 @@
-"""Collecting what is left when all is quiet: audit rows, dead letters, what Redis still holds, the log of runs, files.
+"""Evidence after the drain: audit rows, dead letters, what Redis still holds, the log of runs, open files.
 
-Everything is read past the proxies. What cannot be read is told in a sentence, and the checker then proves nothing.
+Everything is read past the proxies. What cannot be read is reported in a sentence, and the checker then proves nothing.
+Monotonic times are seconds as in the history; `Evidence.wall_offset_s` turns them into UNIX time. The scan looks at
+every key, which only a tool may do.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
 import msgspec
 import psutil
+from redis.asyncio import Redis
 
 from ledger.postgres import AWAY, Connection, closing, connect, reason
 from scheduler.errors import RedisUnavailable
-from tierlane.chaos.leftovers import read_leftovers
-from tierlane.chaos.plan import Customer, Sources
-from tierlane.chaos.proof import DeadLetter, Evidence, FileCount, Leftovers, Row, Run
+from scheduler.redis_client.connections import bounded, command_client
+from scheduler.redis_client.keys import Keys
+from scheduler.states import State
+from tierlane.chaos.history import Customer, Sources
+
+
+@dataclass(frozen=True)
+class Row:
+    """One audit row of a customer of the run; None and "" for what it does not hold. Times are UNIX milliseconds."""
+
+    id: str
+    trace: str
+    customer: str
+    tier: str
+    status: str
+    code: str
+    created_ms: float
+    ended_ms: float | None = None
+    http_status: int | None = None
+    attempts: int | None = None
+    gateway_id: str = ""
+    worker_id: str = ""
+    mode: str = ""
+
+    @property
+    def final(self) -> bool:
+        """Whether it has reached its end."""
+        return self.status in ("completed", "failed")
+
+    @property
+    def completed(self) -> bool:
+        """Whether it has an output."""
+        return self.status == "completed"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model began to run one input at `began`, which takes `takes_s`; `process` is the log that says so."""
+
+    nonce: str
+    began: float
+    process: str = ""
+    takes_s: float = 0.05
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """One row of `dead_letters`."""
+
+    id: str
+    code: str
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What Redis still holds when nothing should be under way."""
+
+    open_requests: tuple[str, ...] = ()  # Ids whose state is queued or processing.
+    lengths: Mapping[str, int] = field(default_factory=dict)  # Of lists and sets that should be empty.
+    leaked_keys: tuple[str, ...] = ()  # Without a TTL, and not among the permanent ones.
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way any more."""
+        return not self.open_requests and not any(self.lengths.values())
+
+
+@dataclass(frozen=True)
+class FileCount:
+    """Open files of a process that lived through the whole run."""
+
+    process: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything. `runs` is None where the backend writes none; `errors` are sentences: what could not be read."""
+
+    rows: tuple[Row, ...] = ()
+    runs: tuple[Run, ...] | None = None
+    dead_letters: tuple[DeadLetter, ...] = ()
+    leftovers: Leftovers = Leftovers()
+    files: tuple[FileCount, ...] = ()
+    wall_offset_s: float = 0.0
+    waited_s: float = 0.0
+    errors: tuple[str, ...] = ()
+
+
+PATIENCE_S = 20.0
+CHUNK = 500
+FOREVER = -1
+OPEN = frozenset({State.QUEUED.value.encode(), State.PROCESSING.value.encode()})
+LISTS = ("queue:", "inflight:", "outbox:")
+
+
+async def read_leftovers(redis_url: str, keys: Keys | None = None) -> Leftovers:
+    """Look at every key of the pool. Raises RedisUnavailable."""
+    client = command_client(redis_url)
+    try:
+        async with bounded(PATIENCE_S):
+            return await _look(client, keys or Keys())
+    finally:
+        await client.aclose()
+
+
+async def _look(client: Redis, keys: Keys) -> Leftovers:
+    requests: list[str] = []
+    lengths = {
+        keys.batch_queue: await client.llen(keys.batch_queue),
+        keys.outbox: await client.llen(keys.outbox),
+        keys.leases: await client.zcard(keys.leases),
+    }
+    leaks: list[str] = []
+    async for chunk in _chunks(client, keys.prefix):
+        requests += await _open(client, [key for key in chunk if key.startswith(keys.request(""))], keys.request(""))
+        for key in chunk:
+            if key.removeprefix(keys.prefix).startswith(LISTS):
+                lengths[key] = await client.llen(key)
+        leaks += await _leaks(client, chunk, keys)
+    return Leftovers(tuple(sorted(requests)), lengths, tuple(sorted(leaks)))
+
+
+async def _chunks(client: Redis, prefix: str) -> AsyncIterator[list[str]]:
+    chunk: list[str] = []
+    async for raw in client.scan_iter(match=f"{prefix}*", count=CHUNK):
+        chunk.append(raw.decode())
+        if len(chunk) >= CHUNK:
+            yield chunk
+            chunk = []
+    yield chunk
+
+
+async def _open(client: Redis, keys: list[str], prefix: str) -> list[str]:
+    async with client.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.hget(key, "state")
+        states = await pipeline.execute()
+    return [key.removeprefix(prefix) for key, state in zip(keys, states, strict=True) if state in OPEN]
+
+
+async def _leaks(client: Redis, chunk: list[str], keys: Keys) -> list[str]:
+    names = [key for key in chunk if not keys.is_permanent(key)]
+    async with client.pipeline(transaction=False) as pipeline:
+        for name in names:
+            pipeline.pttl(name)
+        lives = await pipeline.execute()
+    return [name for name, life in zip(names, lives, strict=True) if life == FOREVER]
+
 
 STATEMENT_TIMEOUT_MS = 30_000
 CONNECT_TIMEOUT_S = 5.0

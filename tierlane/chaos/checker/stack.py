@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from tierlane.bench.histogram import Histogram
+from tierlane.bench.statistics import Histogram
 from tierlane.chaos.checker.allowances import STAMP_S
 from tierlane.chaos.checker.audit import DIRECT
-from tierlane.chaos.checker.case import Case, Request
-from tierlane.chaos.plan import Recovery
-from tierlane.chaos.proof import Row, Run
-from tierlane.chaos.verdicts import Finding, Offence
+from tierlane.chaos.checker.case import Case, Finding, Offence, Request
+from tierlane.chaos.checker.evidence import Row, Run
+from tierlane.chaos.history import Recovery
 
 MOST_NEW_FILES = 16
 CLOCKS_S = 0.02  # The distance between two clocks.

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 
-from tierlane.chaos.ground import Ground, Stranger
-from tierlane.chaos.schedule import Planned
+from tierlane.chaos.faults.catalogue import Planned
+from tierlane.chaos.faults.target import Ground, Stranger
 
 CONNECTIONS_OF_A_SORT = 4
 PAUSE_S = 0.2

@@ -1,21 +1,70 @@
-"""One fault from its begin to its heal: told to whoever listens, and healed whatever happens meanwhile."""
+"""What faults can be done to (processes, proxies, servers past all proxies), and one fault from its begin to its heal.
+
+A fault is reported to whoever listens, and healed whatever happens meanwhile.
+"""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import asyncpg
 import psutil
 from redis.exceptions import RedisError
 
 from scheduler.errors import RedisUnavailable
-from tierlane.chaos.faults.catalogue import BY_NAME
-from tierlane.chaos.ground import Ground
-from tierlane.chaos.plan import FaultEvent, What
-from tierlane.chaos.schedule import Planned
+from tierlane.chaos.faults.catalogue import BY_NAME, Place, Planned
+from tierlane.chaos.faults.proxy import FaultProxy
+from tierlane.chaos.faults.server_clock import ServerClock
+from tierlane.chaos.history import FaultEvent, What
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """How somebody who is none of the customers of the load comes to one gateway, and what model there is."""
+
+    host: str
+    port: int
+    key: str
+    model: str
+
+
+class Ground(Protocol):
+    """A stack as faults see it. Targets of a place are counted from 0."""
+
+    @property
+    def targets(self) -> Mapping[Place, int]:
+        """How many there are of each place."""
+
+    @property
+    def redis_url(self) -> str:
+        """Redis itself."""
+
+    @property
+    def database_url(self) -> str:
+        """PostgreSQL itself."""
+
+    @property
+    def redis_clock(self) -> ServerClock:
+        """The wall clock of Redis."""
+
+    def stranger(self, index: int) -> Stranger:
+        """At this gateway."""
+
+    def name(self, place: Place, index: int) -> str:
+        """What a target is called in events."""
+
+    def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
+        """The processes that are there now, none where it is down; a server with all its children. Takes milliseconds."""
+
+    def proxy(self, place: Place, index: int) -> FaultProxy:
+        """One proxy."""
+
+    def redis_proxy_of(self, place: Place, index: int) -> FaultProxy:
+        """The proxy between this process and Redis."""
 
 
 class FaultImpossible(Exception):

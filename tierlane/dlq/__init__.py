@@ -1,1 +1,0 @@
-"""`tierlane dlq`: dead letters, looked at and dealt with by an operator."""
