@@ -18,14 +18,14 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from scheduler.batching.policy import BatchPolicy, Decision, Snapshot, TierPolicy, Waiting, Wish, decide
+from scheduler.batching.policy import BatchPolicy, Decision, PoolSnapshot, TierPolicy, TierQueue, WakeCondition, decide
 from scheduler.batching.timing import ArrivalRate, Service
 
 TIER = "free"
 AGEING_MS, LOOKAHEAD_WORKERS = 1000.0, 4
 WARM_SHARE = 0.2  # Of the requests, at the beginning: they are not counted.
 
-Policy = Callable[[Snapshot], Decision]
+Policy = Callable[[PoolSnapshot], Decision]
 
 
 class Pool(NamedTuple):
@@ -54,11 +54,11 @@ def adaptive(pool: Pool) -> Policy:
 def fixed(pool: Pool) -> Policy:
     """Full, or the window is over."""
 
-    def leaves(snapshot: Snapshot) -> Decision:
+    def leaves(snapshot: PoolSnapshot) -> Decision:
         left_ms = pool.window_ms - snapshot.oldest_ms if snapshot.waiting else None
         if snapshot.idle and (snapshot.waiting >= pool.batch or (left_ms is not None and left_ms <= 1e-6)):
-            return Decision([(TIER, min(pool.batch, snapshot.waiting))], None, Wish(0), 1, {})
-        return Decision((), left_ms if snapshot.idle else None, Wish(1), 1, {})
+            return Decision([(TIER, min(pool.batch, snapshot.waiting))], None, WakeCondition(0), 1, {})
+        return Decision((), left_ms if snapshot.idle else None, WakeCondition(1), 1, {})
 
     return leaves
 
@@ -74,7 +74,7 @@ class Simulation:
         self._arrivals = ArrivalRate()
         self._unseen = 0
         self._look_at: float | None = None
-        self._wish = Wish(1)
+        self._wish = WakeCondition(1)
         self.waits: list[float] = []
         self.sizes: list[int] = []
         self.busy_s = 0.0
@@ -118,15 +118,15 @@ class Simulation:
         if decision.wait_ms is not None:
             self._look_at = now + max(1e-6, decision.wait_ms / 1000)
 
-    def _snapshot(self, now: float) -> Snapshot:
+    def _snapshot(self, now: float) -> PoolSnapshot:
         self._arrivals.record(self._unseen, now)
         self._unseen = 0
         oldest_ms = 1000 * (now - self._queue[0]) if self._queue else 0.0
         rate, running = self._arrivals.per_second(now), len(self._ends)
-        waiting = {TIER: Waiting(len(self._queue), oldest_ms)}
+        waiting = {TIER: TierQueue(len(self._queue), oldest_ms)}
         # With every worker busy nothing stands ready here: who starts when a worker ends is decided then.
         ready = 1_000_000 if running >= self._pool.workers else 0
-        return Snapshot(waiting, ready, running, self._pool.workers, rate, self._pool.service)
+        return PoolSnapshot(waiting, ready, running, self._pool.workers, rate, self._pool.service)
 
     def _start(self, now: float, size: int) -> None:
         takes_s = (self._pool.service.base_ms + size * self._pool.service.item_ms) / 1000

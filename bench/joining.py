@@ -20,7 +20,7 @@ from rich.table import Table
 from gpu_pool.backends.generation import GenerationParameters
 from gpu_pool.backends.tiny.generate import TinyModel
 from gpu_pool.backends.tiny.model import Cache
-from gpu_pool.backends.tiny.row import Row
+from gpu_pool.backends.tiny.row import TinySequence
 
 MIXES = {"all 32": (32, 32, 0.0, 32), "8 to 64": (8, 64, 0.0, 64), "8, one of five 96": (8, 8, 0.2, 96)}
 """Tokens to write: from, to, the share of long ones, and how many those write."""
@@ -69,8 +69,8 @@ def joining(model: TinyModel, work: Sequence[Job], seats: int, join_at: int) -> 
     """Rows keep their seats in one cache; whenever `join_at` seats are free, so many that wait take them."""
     network, context = model._network, model._network.shape.context
     cache = Cache(network.shape, seats, context, model._device)
-    rows = [Row.start(job.prompt, job.wish, context) for job in work]
-    waiting, taken, seen = deque(rows), list[Row](), set[int]()
+    rows = [TinySequence.start(job.prompt, job.wish, context) for job in work]
+    waiting, taken, seen = deque(rows), list[TinySequence](), set[int]()
     done_at: dict[int, float] = {}
     began = time.process_time()
     while len(done_at) < len(rows):
@@ -88,7 +88,9 @@ def joining(model: TinyModel, work: Sequence[Job], seats: int, join_at: int) -> 
     return Way([row.result().text for row in rows], time.process_time() - began, sum(done_at.values()) / len(rows))
 
 
-def _join(model: TinyModel, cache: Cache, taken: list[Row], free: Sequence[int], waiting: deque[Row]) -> None:
+def _join(
+    model: TinyModel, cache: Cache, taken: list[TinySequence], free: Sequence[int], waiting: deque[TinySequence]
+) -> None:
     places = free[: len(waiting)]
     new = [waiting.popleft() for _ in places]
     own = Cache(model._network.shape, len(new), max(len(row.tokens) for row in new), model._device)

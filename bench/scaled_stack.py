@@ -19,11 +19,11 @@ import psutil
 
 from ledger.catalog.api_key import checksum
 from ledger.postgres import asyncpg_dsn
-from tierlane.bench.http_client import ConnectionPool, Pending, Response
+from tierlane.bench.http_client import BenchResponse, ConnectionPool, Pending
 from tierlane.bench.load import error_code
-from tierlane.bench.plan import Address, read_address
+from tierlane.bench.plan import TargetAddress, read_address
 from tierlane.bench.resources import StackInfo, cpu_between, read_cpu, read_stack
-from tierlane.bench.statistics import Silence, TierTally
+from tierlane.bench.statistics import TierStatistics, UnansweredCause
 
 STACK = (
     "--gateways",
@@ -144,13 +144,13 @@ class Subject:
 class _Load:
     """Requests at equal gaps over keys in turn, on the connections of `tierlane bench`."""
 
-    def __init__(self, address: Address, keys: Sequence[str]) -> None:
+    def __init__(self, address: TargetAddress, keys: Sequence[str]) -> None:
         body = b'{"input":"how much does one of many cost"}'
         head = f"POST {address.path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n"
         rest = f"Content-Length: {len(body)}\r\n\r\n".encode() + body
         self._head, self._rest = head.encode() + b"Authorization: Bearer ", b"\r\n" + rest
         self._keys = [key.encode() for key in keys]
-        self._tally = TierTally("all")
+        self._counters = TierStatistics("all")
         self._sent = self._settled = 0
         self.answers: Counter[str] = Counter()
         self._pool = ConnectionPool(
@@ -172,7 +172,7 @@ class _Load:
         while self._settled < wanted:
             now_s = time.monotonic() - began
             while self._sent < min(wanted, now_s * rate):
-                self._pool.submit(Pending(now_s, 0, b"%d" % self._sent, self._tally))
+                self._pool.submit(Pending(now_s, 0, b"%d" % self._sent, self._counters))
                 self._sent += 1
             self._pool.expire(now_s)
             await asyncio.sleep(TICK_S)
@@ -181,12 +181,12 @@ class _Load:
     def _encode(self, pending: Pending) -> bytes:
         return self._head + self._keys[int(pending.nonce) % len(self._keys)] + self._rest
 
-    def _answered(self, _: Pending, response: Response) -> None:
+    def _answered(self, _: Pending, response: BenchResponse) -> None:
         status = response.status
         self.answers["200" if status == 200 else f"{status} {error_code(response.body)}"] += 1
         self._settled += 1
 
-    def _silent(self, _: Pending, why: Silence, __: str) -> None:
+    def _silent(self, _: Pending, why: UnansweredCause, __: str) -> None:
         self.answers[why] += 1
         self._settled += 1
 

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
-from gateway.http.response import Answer
-from gateway.inference.fast_path import Ride
+from gateway.http.response import HttpResponse
+from gateway.inference.fast_path import FastPathRequest
 from gateway.inference.traces import RequestTraces
 from gpu_pool.worker.traces import BatchTraces
 from ledger.catalog.api_key import NewKey, mint, verify
@@ -87,11 +87,11 @@ class Client:
     remote = "127.0.0.1"
     answered = 0
 
-    def arrive(self, answer: Answer) -> None:
+    def arrive(self, answer: HttpResponse) -> None:
         """As a connection, up to the socket."""
         self.answered += len(answer.head("") + answer.body) > 0
 
-    def fault(self, error: Exception, request_id: str, *, problem: bool) -> Answer:
+    def fault(self, error: Exception, request_id: str, *, problem: bool) -> HttpResponse:
         """Nothing may go wrong here."""
         raise RuntimeError(f"{request_id} failed ({problem=})") from error
 
@@ -115,13 +115,13 @@ def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
     """So many requests, one after another, in batches of one."""
     client, verdict = Client(), Verdict(Admission.ACCEPTED, 1e6, 0, 0, 1)
     for _ in range(count):
-        ride = Ride(gateway._lane, client, headers, headers.getall("Authorization"))
-        ride.begin(BODY)
-        waiter = gateway.admitter._pending.popleft()
-        gateway.admitter._judged(waiter, verdict)
-        s = waiter.submission
+        fast_path_request = FastPathRequest(gateway._fast_path, client, headers, headers.getall("Authorization"))
+        fast_path_request.begin(BODY)
+        pending = gateway.admission._pending.popleft()
+        gateway.admission._judged(pending, verdict)
+        s = pending.submission
         answer = Reply(s.id, s.customer_id, s.nonce, "completed", "", 1, 1.0, "b1", 32, "w1", 50.0, 9, "v", "output")
-        gateway.waiters.resolve(answer)
+        gateway.pending_requests.resolve(answer)
     if client.answered != count:
         raise RuntimeError(f"{client.answered} of {count} were answered")
 

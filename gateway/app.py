@@ -9,7 +9,7 @@ import structlog
 from aiohttp import web
 
 from gateway.api.account import FindUsage
-from gateway.auth.authenticator import Tokens
+from gateway.auth.authenticator import TokenLookup
 from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
 from gateway.http.server import EdgeServer, check_parser, serve
@@ -17,7 +17,7 @@ from gateway.inference.traces import RequestTraces
 from gateway.operations.action_requests import Connect
 from gateway.operations.endpoints import FindStored
 from gateway.standby_scheduler import Schedule
-from gateway.wiring import Parts
+from gateway.wiring import GatewayParts
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.redis_client.connections import check_server
 from scheduler.tasks import end_all
@@ -29,7 +29,7 @@ LAST_CANCELS_S = 0.5
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Gateway(Parts):
+class Gateway(GatewayParts):
     """One gateway process. `start` listens, `drain` answers every accepted request, `stop` ends it."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Gateway(Parts):
         catalog: CatalogView,
         find_stored: FindStored | None = None,
         find_usage: FindUsage | None = None,
-        tokens: Tokens | None = None,
+        tokens: TokenLookup | None = None,
         *,
         connect: Connect | None = None,
         traces: RequestTraces | None = None,
@@ -63,8 +63,10 @@ class Gateway(Parts):
         except RedisUnavailable as error:
             log.warning("starting without Redis", reason=str(error))
         self.direct.begin()
-        await self.beat.beat()
-        edge = self._edge = EdgeServer(self._routes, self._shared.faults, self.doors, self.config, self._lane)
+        await self.heartbeat.heartbeat()
+        edge = self._edge = EdgeServer(
+            self._routes, self._shared.faults, self.drain_state, self.config, self._fast_path
+        )
         loops = {
             "edge": edge.sweep_forever,
             "pools": self.pools.run,
@@ -91,7 +93,7 @@ class Gateway(Parts):
 
     async def drain(self) -> None:
         """Leave: announce, close the doors, wait for those inside, answer the rest 503. `stop` comes after it."""
-        self.doors.leaving = True
+        self.drain_state.leaving = True
         await asyncio.sleep(self.config.drain_ms / 1000)
         await self._close_doors()
         everywhere = self.pools.all
@@ -100,7 +102,7 @@ class Gateway(Parts):
         await self._within(LAST_CANCELS_S, lambda: not any(parts.unsettled for parts in everywhere))
 
     async def _close_doors(self) -> None:
-        self.doors.closed = True
+        self.drain_state.closed = True
         self.snapshots.readers.end()
         if self._runner is not None and self._edge is not None:
             for site in self._runner.sites:
@@ -137,7 +139,7 @@ async def run_gateway(
     *,
     find_stored: FindStored | None = None,
     find_usage: FindUsage | None = None,
-    tokens: Tokens | None = None,
+    tokens: TokenLookup | None = None,
     connect: Connect | None = None,
     traces: RequestTraces | None = None,
     schedule: Schedule | None = None,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypedDict
 
 from gateway.catalog import CatalogView, ModelRow, SnapshotView
-from gateway.heartbeat import Beat
+from gateway.heartbeat import GatewayHeartbeat
 from gateway.limits.capacity import LiveLimits
-from ratelimit.capacity import Evidence
+from ratelimit.capacity import CapacityEvidence
 from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules
 from scheduler.protocol.pool_view import Observation
 
@@ -76,14 +76,14 @@ class ScaleAdvice:
         pool: str,
         *,
         catalog: CatalogView,
-        beat: Beat,
+        heartbeat: GatewayHeartbeat,
         limits: LiveLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rules = rules
         self._pool = pool
         self._catalog = catalog
-        self._beat = beat
+        self._beat = heartbeat
         self._limits = limits
         self._clock = clock
         self._policy = Autoscaler(rules)
@@ -166,7 +166,7 @@ class ScaleAdvice:
     def _rate(self, models: Sequence[ModelRow]) -> tuple[float, bool]:
         """What a worker does, requests/s, and whether that was ever measured; else it is what the models' rows say."""
         estimate, gpus = self._limits.estimate, self._limits.healthy_gpus
-        if estimate.evidence in (Evidence.MEASURED, Evidence.FIXED) and gpus:
+        if estimate.evidence in (CapacityEvidence.MEASURED, CapacityEvidence.FIXED) and gpus:
             self._measured_rps = estimate.rps / gpus
         prior = min((model.rps_per_gpu for model in models), default=0.0)
         return self._measured_rps or prior, self._measured_rps > 0

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from scheduler.autoscale import ScaleRules
 from scheduler.errors import StartError
-from scheduler.protocol.admission import REPLAYS, Replays
+from scheduler.protocol.admission import REPLAYS, ReplayLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class GatewayConfig:
     silent_s: float = 1.0  # After so long without a scheduler's pass gateways do its work.
     reap_ms: int = 100  # Between two passes of a scheduler.
     jobs: JobConfig | None = None  # None: no asynchronous jobs are served.
-    replays: Replays = REPLAYS  # What is kept for those who send an Idempotency-Key again.
+    replays: ReplayLimits = REPLAYS  # What is kept for those who send an Idempotency-Key again.
     max_pending: int = 4096  # Requests that wait for the next admission call; more are refused at once.
 
     header_timeout_s: float = 5.0  # From the first byte of a request to the end of its headers.

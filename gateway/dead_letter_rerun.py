@@ -16,7 +16,7 @@ from ledger.postgres import Connection
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.payload import decode_payload
 from scheduler.protocol.admission import Admissions, Submission, TierLimit, calls_of
-from scheduler.protocol.cancellation import DeadList
+from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Reply, Results
 from scheduler.redis_client.keys import Keys
@@ -104,7 +104,7 @@ def _submission(letter: DeadLetterRow, body: bytes, terms: RequeueTerms, total_m
     )
 
 
-class Reruns:
+class DeadLetterReruns:
     """Runs in one pool, in the name of a gateway that lives. `total_ms` is what each has. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, gateway_id: str, total_ms: int, gone_ms: int) -> None:
@@ -113,7 +113,7 @@ class Reruns:
         self._presence = Presence(client, keys, gone_ms=gone_ms)
         self._admissions = Admissions(client, keys, gateway_id)
         self._results = Results(client, keys)
-        self._dead = DeadList(client, keys)
+        self._dead = DeadLetterList(client, keys)
 
     async def check_workers(self) -> None:
         """Raises NotRerun where no worker is healthy: what is queued would only die again, of waiting."""

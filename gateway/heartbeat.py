@@ -16,33 +16,25 @@ from gateway.catalog import CatalogView, SnapshotView
 from gateway.circuit_breaker import ONCE_MORE, CallWatch
 from gateway.inference.submission import greedy_by_default, one_version
 from gateway.limits.capacity import LiveLimits
-from gateway.limits.demand import Meter
+from gateway.limits.demand import DemandMeter
 from scheduler.errors import TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.limits import Refusal
-from scheduler.protocol.pool_view import GatewayStats, Observation
-from scheduler.protocol.presence import BeatReply
+from scheduler.protocol.limits import RejectionRecord
+from scheduler.protocol.pool_view import Observation
+from scheduler.protocol.presence import Presence
 
 BEAT_S = 0.25
 
 
-class PresenceCalls(Protocol):
-    """`Presence`, as far as the gateway uses it."""
-
-    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply: ...
-
-    async def observe(self, tiers: Sequence[str]) -> Observation: ...
-
-
-class Listener(Protocol):
+class HeartbeatListener(Protocol):
     """Who is told of every heartbeat: the second witness."""
 
-    def beat(self, epoch_us: int) -> None: ...
+    def heartbeat(self, epoch_us: int) -> None: ...
 
     def missed(self) -> None: ...
 
 
-class Beat:
+class GatewayHeartbeat:
     """The heartbeat and the last look at the pool. `clock` is monotonic seconds.
 
     `refusals` gives what was refused since it was called last: it goes with the beat, and is lost with it. `took` is told
@@ -52,14 +44,14 @@ class Beat:
 
     def __init__(
         self,
-        presence: PresenceCalls,
+        presence: Presence,
         catalog: CatalogView,
         limits: LiveLimits,
-        meter: Meter,
+        demand_meter: DemandMeter,
         *,
-        listener: Listener,
+        listener: HeartbeatListener,
         watch: CallWatch = ONCE_MORE,
-        refusals: Callable[[], Sequence[Refusal]] = tuple,
+        refusals: Callable[[], Sequence[RejectionRecord]] = tuple,
         took: Callable[[str, float], None] = lambda *_: None,
         looked: Callable[[Observation | None], None] = lambda _: None,
         ended_tasks: Callable[[], list[str]] = list,
@@ -68,7 +60,7 @@ class Beat:
         self._presence = presence
         self._catalog = catalog
         self._limits = limits
-        self._meter = meter
+        self._demand_meter = demand_meter
         self._listener = listener
         self._watch = watch
         self._refusals = refusals
@@ -89,16 +81,16 @@ class Beat:
     async def run(self) -> None:
         """Beat forever."""
         while True:
-            await self.beat()
+            await self.heartbeat()
             await asyncio.sleep(BEAT_S)
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         """One heartbeat and one look; keeps the last look when Redis does not answer."""
         snapshot = self._catalog.snapshot
         tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
         self._watch.begun()
         try:
-            stats = self._limits.told(self._meter.beat(tiers, self._clock()))
+            stats = self._limits.told(self._demand_meter.heartbeat(tiers, self._clock()))
             if ended := self._ended_tasks():
                 stats = msgspec.structs.replace(stats, ended_tasks=ended)
             begun_at = self._clock()
@@ -108,7 +100,7 @@ class Beat:
                 self._limits.emptied(self._clock())
             self._epoch_us = reply.epoch_us
             self.eviction_policy = reply.policy
-            self._listener.beat(reply.epoch_us)
+            self._listener.heartbeat(reply.epoch_us)
             asked_at = self._clock()
             observation = await self._presence.observe(tiers)
             self._took("beat", asked_at - begun_at)

@@ -10,36 +10,36 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.auth.authenticator import Doorman
+from gateway.auth.authenticator import Authenticator
 from gateway.autoscale import ScaleAdvice
 from gateway.catalog import CatalogView, SnapshotView
 from gateway.circuit_breaker import RedisWatch, ping
 from gateway.config import GatewayConfig
-from gateway.dead_letter_rerun import Reruns
+from gateway.dead_letter_rerun import DeadLetterReruns
 from gateway.direct.mode import Direct, DirectParts
 from gateway.direct.spool_tasks import DirectAudit
-from gateway.heartbeat import Beat
-from gateway.http.errors import Faults
+from gateway.heartbeat import GatewayHeartbeat
+from gateway.http.errors import ErrorResponses
 from gateway.http.request import BodyBudget
-from gateway.http.router import Doors
-from gateway.inference.admission import Admitter, Limits
-from gateway.inference.deadlines import Cancels, DeadlineSweep
+from gateway.http.router import DrainState
+from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
+from gateway.inference.deadlines import Cancellations, DeadlineSweep
 from gateway.inference.events import RequestLog
-from gateway.inference.pending import Waiter, Waiters
-from gateway.inference.pipeline import Inference, InferenceParts
-from gateway.inference.recovery import LastEnds, Witness
-from gateway.inference.responses import Subscriber
+from gateway.inference.pending import PendingRequest, PendingRequests
+from gateway.inference.pipeline import InferenceParts, InferencePipeline
+from gateway.inference.recovery import LossRecovery, RecentOutcomes
+from gateway.inference.responses import ResponseSubscriber
 from gateway.inference.traces import RequestTraces
 from gateway.jobs.service import JobParts, Jobs
 from gateway.limits.capacity import LiveLimits
-from gateway.limits.demand import Meter
-from gateway.limits.rejections import Refusals
-from gateway.metrics.counters import Tally
-from gateway.standby_scheduler import Schedule, StandIn
+from gateway.limits.demand import DemandMeter
+from gateway.limits.rejections import RejectionLog
+from gateway.metrics.counters import Counters
+from gateway.standby_scheduler import Schedule, StandbyScheduler
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.admission import Admissions, Adoption
 from scheduler.protocol.audit_outbox import AuditLag
-from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Results
@@ -53,11 +53,11 @@ class Shared:
     """What all pools of a gateway have in common."""
 
     catalog: CatalogView
-    doors: Doors
-    doorman: Doorman
-    faults: Faults
+    drain_state: DrainState
+    authenticator: Authenticator
+    faults: ErrorResponses
     bodies: BodyBudget
-    tally: Tally = field(default_factory=Tally)
+    counters: Counters = field(default_factory=Counters)
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
@@ -74,51 +74,57 @@ class PoolParts:
         self._subscriber_client = subscriber_client(config.redis_url)
         keys = self._keys = Keys(config.pool)
         self.results = Results(self._client, keys)
-        endings = Endings(self._client, keys)
+        terminations = Terminations(self._client, keys)
         admissions = Admissions(self._client, keys, config.gateway_id, replays=config.replays, pass_ms=config.reap_ms)
-        adoption, ends = Adoption(self._client, keys), LastEnds(config.gateway_id)
+        adoption, ends = Adoption(self._client, keys), RecentOutcomes(config.gateway_id)
         self._presence = Presence(self._client, keys, gone_ms=config.gone_ms)
-        self._meter = Meter(config.gateway_id, time.monotonic(), partial(shared.tally.batches, config.pool))
-        self.refusals = Refusals()
-        self.waiters = Waiters(self._ended)
-        self.cancels = Cancels(endings)
+        self._demand_meter = DemandMeter(
+            config.gateway_id, time.monotonic(), partial(shared.counters.batches, config.pool)
+        )
+        self.refusals = RejectionLog()
+        self.pending_requests = PendingRequests(self._ended)
+        self.cancellations = Cancellations(terminations)
         self.limits = LiveLimits(config.pool)
         self.watch = RedisWatch(lambda: ping(self._client))
-        self.admitter = Admitter(
+        self.admission = AdmissionBatcher(
             admissions,
             self._limits_now,
-            self.cancels,
+            self.cancellations,
             config.max_pending,
             watch=self.watch,
             accepted_late=self._ended,
-            took=partial(shared.tally.called, "admit"),
+            took=partial(shared.counters.called, "admit"),
         )
-        self.witness = Witness(
-            waiters=self.waiters,
+        self.recovery = LossRecovery(
+            pending_requests=self.pending_requests,
             ends=ends,
             admissions=admissions,
             adoption=adoption,
             limits=self._limits_now,
-            cancels=self.cancels,
-            p95_ms=lambda: self.beat.service_p95_ms,
+            cancellations=self.cancellations,
+            p95_ms=lambda: self.heartbeat.service_p95_ms,
         )
-        self.sweep = DeadlineSweep(self.waiters, endings, self.cancels)
-        self.beat = Beat(
+        self.sweep = DeadlineSweep(self.pending_requests, terminations, self.cancellations)
+        self.heartbeat = GatewayHeartbeat(
             self._presence,
             shared.catalog,
             self.limits,
-            self._meter,
-            listener=self.witness,
+            self._demand_meter,
+            listener=self.recovery,
             watch=self.watch,
             refusals=self.refusals.drain,
-            took=shared.tally.called,
+            took=shared.counters.called,
             looked=self._looked,
             ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
         )
-        self._stand_in = None if shared.schedule is None else StandIn(config, shared.schedule, self._presence.census)
-        self.scale = ScaleAdvice(config.scale, config.pool, catalog=shared.catalog, beat=self.beat, limits=self.limits)
+        self._stand_in = (
+            None if shared.schedule is None else StandbyScheduler(config, shared.schedule, self._presence.census)
+        )
+        self.scale = ScaleAdvice(
+            config.scale, config.pool, catalog=shared.catalog, heartbeat=self.heartbeat, limits=self.limits
+        )
         self.audit_lag = AuditLag(self._client, keys)
-        self.reruns = Reruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)
+        self.reruns = DeadLetterReruns(self._client, keys, config.gateway_id, config.total_ms, config.gone_ms)
         self.direct = self._direct(adoption, ends)
         self.subscriber = self._subscriber()
         self.inference, self.jobs = self._serving(ends)
@@ -136,13 +142,13 @@ class PoolParts:
     def loops(self) -> dict[str, Loop]:
         """What has to run, by name."""
         return {
-            "admitter": self.admitter.run,
-            "cancels": self.cancels.run,
+            "admitter": self.admission.run,
+            "cancels": self.cancellations.run,
             "subscriber": self.subscriber.run,
             "catch-up": self.subscriber.catch_up_forever,
             "deadlines": self.sweep.run,
-            "beat": self.beat.run,
-            "witness": self.witness.run,
+            "beat": self.heartbeat.run,
+            "witness": self.recovery.run,
             "scale": self.scale.run,
             **({} if self._stand_in is None else {"stand-in": self._stand_in.run}),
             **self.direct.loops(),
@@ -152,12 +158,12 @@ class PoolParts:
     @property
     def under_way(self) -> int:
         """Requests that wait for their answer, and jobs that are being taken in."""
-        return len(self.waiters) + self.jobs.under_way
+        return len(self.pending_requests) + self.jobs.under_way
 
     @property
     def unsettled(self) -> int:
         """Requests that wait, and ends that Redis was not told yet."""
-        return len(self.waiters) + len(self.cancels)
+        return len(self.pending_requests) + len(self.cancellations)
 
     async def close(self) -> None:
         """Say goodbye to Redis, and end what is under way, once the loops are ended."""
@@ -168,17 +174,17 @@ class PoolParts:
         await self._client.aclose()
         await self._subscriber_client.aclose()
 
-    def _subscriber(self) -> Subscriber:
-        return Subscriber(
+    def _subscriber(self) -> ResponseSubscriber:
+        return ResponseSubscriber(
             self._subscriber_client,
             self._keys.responses(self.config.gateway_id),
-            self.waiters,
+            self.pending_requests,
             self.results,
-            anew=lambda: self.witness.suspect("the subscription was lost"),
-            hear=self.waiters.hear_all,
+            anew=lambda: self.recovery.suspect("the subscription was lost"),
+            hear=self.pending_requests.hear_all,
         )
 
-    def _direct(self, adoption: Adoption, ends: LastEnds) -> Direct:
+    def _direct(self, adoption: Adoption, ends: RecentOutcomes) -> Direct:
         audit = DirectAudit(
             self.config.data_dir,
             self.config.gateway_id,
@@ -192,40 +198,40 @@ class PoolParts:
                 config=self.config,
                 catalog=self._shared.catalog,
                 limits=self.limits,
-                waiters=self.waiters,
-                cancels=self.cancels,
-                beat=self.beat,
+                pending_requests=self.pending_requests,
+                cancellations=self.cancellations,
+                heartbeat=self.heartbeat,
                 watch=self.watch,
                 audit=audit,
             )
         )
 
-    def _serving(self, ends: LastEnds) -> tuple[Inference, Jobs]:
+    def _serving(self, ends: RecentOutcomes) -> tuple[InferencePipeline, Jobs]:
         """What serves those who wait, and those who do not."""
         shared = self._shared
         parts = InferenceParts(
             config=self.config,
             catalog=shared.catalog,
             limits=self.limits,
-            waiters=self.waiters,
-            admitter=self.admitter,
-            cancels=self.cancels,
-            meter=self._meter,
+            pending_requests=self.pending_requests,
+            admission=self.admission,
+            cancellations=self.cancellations,
+            demand_meter=self._demand_meter,
             faults=shared.faults,
-            doors=shared.doors,
+            drain_state=shared.drain_state,
             bodies=shared.bodies,
             results=self.results,
             direct=self.direct,
-            doorman=shared.doorman,
+            authenticator=shared.authenticator,
             note_refusal=self.refusals.note,
             remember=ends.keep,
-            model_version=lambda: self.beat.model_version,
-            greedy=lambda: self.beat.greedy,
-            tally=shared.tally,
+            model_version=lambda: self.heartbeat.model_version,
+            greedy=lambda: self.heartbeat.greedy,
+            counters=shared.counters,
             request_log=shared.request_log,
             traces=shared.traces,
         )
-        inference, limits, client = Inference(parts), self._limits_now, self._client
+        inference, limits, client = InferencePipeline(parts), self._limits_now, self._client
         return inference, Jobs(
             JobParts(
                 inference=inference, parts=parts, client=client, limits=limits, watch=self.watch, tasks=shared.tasks
@@ -236,12 +242,12 @@ class PoolParts:
         if self._stand_in is not None:
             self._stand_in.looked(seen)
 
-    def _ended(self, waiter: Waiter) -> None:
-        if self.admitter.rejections.held:
-            self.admitter.rejections.forget(waiter.submission.customer_id)
-        self.witness.ended(waiter)
+    def _ended(self, pending: PendingRequest) -> None:
+        if self.admission.rejections.held:
+            self.admission.rejections.forget(pending.submission.customer_id)
+        self.recovery.ended(pending)
 
-    def _limits_now(self) -> Limits:
+    def _limits_now(self) -> AdmissionLimits:
         snapshot = self._shared.catalog.snapshot
-        limits = Limits((), 0.0) if snapshot is None else self.limits.current(snapshot)
-        return limits._replace(redis_ms=self.beat.redis_ms(), run_ms=math.ceil(self.beat.service_p95_ms))
+        limits = AdmissionLimits((), 0.0) if snapshot is None else self.limits.current(snapshot)
+        return limits._replace(redis_ms=self.heartbeat.redis_ms(), run_ms=math.ceil(self.heartbeat.service_p95_ms))

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from gateway.catalog import CatalogView, ModelRow
-from gateway.inference.pipeline import Inference
-from gateway.jobs.results import Result
-from gateway.jobs.submit import Submit
+from gateway.inference.pipeline import InferencePipeline
+from gateway.jobs.results import JobResultHandler
+from gateway.jobs.submit import JobSubmitHandler
 from gateway.pool import PoolParts
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.redis_client.keys import is_pool_name, pools_of, pools_to_serve
@@ -67,18 +67,18 @@ class Pools:
         names = self._named()
         return [parts for parts in self.all if parts.config.pool in names] or [self._own]
 
-    def serving(self, model: str) -> Inference | None:
+    def serving(self, model: str) -> InferencePipeline | None:
         """Who serves a model of another pool; None where nobody does. Raises RequestError for a pool just named: a model that
         moved there is not gone, and who asks for it is to ask again.
         """
         parts = self._having(model)
         return None if parts is None else parts.inference
 
-    def _jobs_of(self, model: str) -> Submit | None:
+    def _jobs_of(self, model: str) -> JobSubmitHandler | None:
         parts = self._having(model)
         return parts.jobs.serving.submit if parts is not None and parts.jobs.serving is not None else None
 
-    def _results_of(self, pool: str) -> Result | None:
+    def _results_of(self, pool: str) -> JobResultHandler | None:
         return self._others[pool].jobs.result if pool in self._others else None
 
     def _having(self, model: str) -> PoolParts | None:
@@ -142,7 +142,7 @@ class Pools:
         log.info("pool served", pool=pool)
         parts = self._make(pool)
         parts.direct.begin()
-        await parts.beat.beat()
+        await parts.heartbeat.heartbeat()
         self._others[pool] = parts
         for name, loop in parts.loops().items():
             run_forever = self._registry.run_forever(f"{pool} {name}", loop)

@@ -29,7 +29,7 @@ Schedule = Callable[[str, asyncio.Event], Coroutine[Any, Any, None]]
 log = structlog.get_logger("gateway")
 
 
-class Silence:
+class SchedulerSilence:
     """For how many seconds no scheduler has passed while this gateway could see it. Pure: `now_s` is monotonic.
 
     A look that failed begins anew: schedulers may not have reached Redis either.
@@ -58,7 +58,7 @@ def is_chosen(gateway_id: str, seen: Observation) -> bool:
     return gateway_id in beating[:MOST]
 
 
-class StandIn:
+class StandbyScheduler:
     """One pool's. `allowed` makes a call that only schedulers make; it may raise RedisUnavailable."""
 
     def __init__(
@@ -72,7 +72,7 @@ class StandIn:
         self._schedule = schedule
         self._allowed = allowed
         self._clock = clock
-        self._silence = Silence()
+        self._silence = SchedulerSilence()
         self._wanted = asyncio.Event()
         self._stop = asyncio.Event()
         self._refusal = ""

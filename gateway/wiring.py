@@ -3,39 +3,39 @@
 import random
 from dataclasses import replace
 
-from gateway.api.account import FindUsage, Me, MeParts
+from gateway.api.account import AccountEndpoint, AccountParts, FindUsage
 from gateway.api.chat import CHAT
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
 from gateway.api.inference import INFERENCE, PLAIN, PREDICT
 from gateway.api.models import Models
-from gateway.auth.authenticator import Doorman, Identities, Tokens
+from gateway.auth.authenticator import Authenticator, Identities, TokenLookup
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
-from gateway.http.errors import Faults
+from gateway.http.errors import ErrorResponses
 from gateway.http.request import BodyBudget
-from gateway.http.router import Doors, Routes
+from gateway.http.router import DrainState, Router
 from gateway.inference.events import RequestLog
-from gateway.inference.fast_path import FastLane
-from gateway.inference.handler import Exchange
-from gateway.inference.pipeline import Inference
+from gateway.inference.fast_path import FastPath
+from gateway.inference.handler import InferenceHandler
+from gateway.inference.pipeline import InferencePipeline
 from gateway.inference.traces import RequestTraces
 from gateway.jobs.service import Jobs
-from gateway.metrics.counters import Tally
+from gateway.metrics.counters import Counters
 from gateway.metrics.endpoint import Metrics
 from gateway.openapi.html import Pages
 from gateway.operations.action_requests import Connect
 from gateway.operations.actions import Actions
 from gateway.operations.dashboard import Dashboard
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
-from gateway.operations.health_collector import Judging
-from gateway.operations.session import LoggedIn
-from gateway.operations.snapshots import Moments, Snapshots
+from gateway.operations.health_collector import HealthCollector
+from gateway.operations.session import SessionAuth
+from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared
 from gateway.pools import Pools
 from gateway.standby_scheduler import Schedule
-from scheduler.protocol.history import History
+from scheduler.protocol.history import HistoryStore
 from scheduler.protocol.limits import LimitState
 from scheduler.protocol.pool_view import Unfinished
 
@@ -50,7 +50,7 @@ DOORS = {
 """Where customers ask, and how each place speaks."""
 
 
-class Parts(PoolParts):
+class GatewayParts(PoolParts):
     """What one gateway consists of: the parts of its own pool, and what stands before all pools."""
 
     def __init__(
@@ -59,26 +59,26 @@ class Parts(PoolParts):
         catalog: CatalogView,
         find_stored: FindStored | None = None,
         find_usage: FindUsage | None = None,
-        tokens: Tokens | None = None,
+        tokens: TokenLookup | None = None,
         *,
         connect: Connect | None = None,
         traces: RequestTraces | None = None,
         schedule: Schedule | None = None,
     ) -> None:
-        self.doors = Doors()
+        self.drain_state = DrainState()
         self.identities = Identities(catalog, tokens)
-        self.doorman = self._doorman(config.auth_failures)
-        faults = Faults(random.random)
-        tally = Tally()
+        self.authenticator = self._authenticator(config.auth_failures)
+        faults = ErrorResponses(random.random)
+        counters = Counters()
         shared = Shared(
             catalog=catalog,
-            doors=self.doors,
-            doorman=self.doorman,
+            drain_state=self.drain_state,
+            authenticator=self.authenticator,
             faults=faults,
             bodies=BodyBudget(
                 config.body_memory_bytes, config.customer_body_memory_bytes, config.key_body_memory_bytes
             ),
-            tally=tally,
+            counters=counters,
             request_log=RequestLog() if config.request_log else None,
             traces=traces,
             schedule=schedule,
@@ -95,37 +95,39 @@ class Parts(PoolParts):
         self.snapshots = self._snapshots()
         self.internal = self._internal(find_stored)
         self.me = self._me(find_usage)
-        models = Models(self.doorman, self.inference.standing, self.pools.names, faults)
-        logged_in = LoggedIn(config.service_token, self.doorman)
-        dashboard = Dashboard(logged_in, self.snapshots)
-        self.actions = Actions(logged_in, connect, self.pools)
+        models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
+        session_auth = SessionAuth(config.service_token, self.authenticator)
+        dashboard = Dashboard(session_auth, self.snapshots)
+        self.actions = Actions(session_auth, connect, self.pools)
         self.metrics = Metrics(
-            tally, config.metrics_dir, config.gateway_id, lambda: self.pools.all, lambda: self.pools.named
+            counters, config.metrics_dir, config.gateway_id, lambda: self.pools.all, lambda: self.pools.named
         )
         self._routes = build_routes(self.inference, self.internal, self.me, models, self.jobs, dashboard=dashboard)
         for method in ("GET", "HEAD"):
             self._routes.add(method, "/metrics", self.metrics)
         add_actions(self._routes, self.actions)
-        self._lane = FastLane(self.inference, self.doors)
+        self._fast_path = FastPath(self.inference, self.drain_state)
 
-    def _doorman(self, auth_failures: str) -> Doorman:
+    def _authenticator(self, auth_failures: str) -> Authenticator:
         throttle = None if auth_failures == "off" else AuthThrottle(auth_failures)
-        return Doorman(self.identities, throttle)
+        return Authenticator(self.identities, throttle)
 
-    def _me(self, find_usage: FindUsage | None) -> Me:
-        return Me(
-            MeParts(
-                doorman=self.doorman,
-                standing=self.inference.standing,
+    def _me(self, find_usage: FindUsage | None) -> AccountEndpoint:
+        return AccountEndpoint(
+            AccountParts(
+                authenticator=self.authenticator,
+                customer_limits=self.inference.customer_limits,
                 read_limits=LimitState(self._client, self._keys).read,
                 find_usage=find_usage,
             )
         )
 
-    def _snapshots(self) -> Snapshots:
+    def _snapshots(self) -> DashboardSnapshots:
         catalog, gateway_id = self._shared.catalog, self.config.gateway_id
-        judging = Judging(catalog, self.pools, self.doors, self.identities)
-        return Snapshots(judging, catalog, Moments(History(self._client, self._keys, gateway_id)), gateway_id)
+        judging = HealthCollector(catalog, self.pools, self.drain_state, self.identities)
+        return DashboardSnapshots(
+            judging, catalog, DashboardHistory(HistoryStore(self._client, self._keys, gateway_id)), gateway_id
+        )
 
     def _internal(self, find_stored: FindStored | None) -> Internal:
         return Internal(
@@ -133,9 +135,9 @@ class Parts(PoolParts):
                 service_token=self.config.service_token,
                 catalog=self._shared.catalog,
                 pools=self.pools,
-                doors=self.doors,
+                drain_state=self.drain_state,
                 find_stored=find_stored,
-                doorman=self.doorman,
+                authenticator=self.authenticator,
                 snapshots=self.snapshots,
             )
         )
@@ -148,13 +150,19 @@ def of_pool(config: GatewayConfig, pool: str) -> GatewayConfig:
 
 
 def build_routes(
-    inference: Inference, internal: Internal, me: Me, models: Models, jobs: Jobs, *, dashboard: Dashboard
-) -> Routes:
+    inference: InferencePipeline,
+    internal: Internal,
+    me: AccountEndpoint,
+    models: Models,
+    jobs: Jobs,
+    *,
+    dashboard: Dashboard,
+) -> Router:
     """Every address that this gateway answers. Each is described in gateway/openapi/endpoints.py: a test compares them."""
-    routes = Routes()
+    routes = Router()
     pages = Pages()
-    for path, dialect in DOORS.items():
-        routes.add("POST", path, Exchange(inference, dialect))
+    for path, api_format in DOORS.items():
+        routes.add("POST", path, InferenceHandler(inference, api_format))
     routes.add("POST", "/v1/inference", jobs.submit)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
     routes.add("GET", "/internal/health", internal.health)
@@ -178,7 +186,7 @@ def build_routes(
     return routes
 
 
-def add_actions(routes: Routes, actions: Actions) -> None:
+def add_actions(routes: Router, actions: Actions) -> None:
     """What the page for on-call can do; described in gateway/openapi/endpoints.py."""
     cordons, letters = actions.cordons, actions.letters
     routes.add("POST", "/internal/dashboard/workers/cordon", cordons.cordon)

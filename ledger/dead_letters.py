@@ -116,7 +116,7 @@ class LetterGroups(msgspec.Struct, frozen=True):
     groups: list[LetterGroup]
 
 
-class Seen(NamedTuple):
+class LetterSelection(NamedTuple):
     """Which letters are meant: of this tier, model and cause (None: any), up to the newest number that was seen."""
 
     tier: str | None
@@ -155,7 +155,7 @@ async def letter_groups(connection: Connection, pools: Sequence[str]) -> LetterG
     return LetterGroups(up_to, count, requeueable, [LetterGroup(*tuple(row)[:6]) for row in rows])
 
 
-async def purge_seen(connection: Connection, seen: Seen, count: int) -> list[str]:
+async def purge_seen(connection: Connection, seen: LetterSelection, count: int) -> list[str]:
     """Delete these `count` letters for good; their request ids. Within a transaction, which CountDiffers has to undo."""
     rows = await connection.fetch(statement("purge_seen_dead_letters"), *seen, count + 1)
     ids = sorted(row[0] for row in rows)
@@ -166,7 +166,7 @@ async def purge_seen(connection: Connection, seen: Seen, count: int) -> list[str
 
 
 async def seen_to_requeue(
-    connection: Connection, seen: Seen, count: int, pools: Sequence[str], after: int
+    connection: Connection, seen: LetterSelection, count: int, pools: Sequence[str], after: int
 ) -> list[Requeueable]:
     """The `count` letters behind number `after` that can be run again, oldest first. Raises CountDiffers."""
     rows = await connection.fetch(statement("seen_dead_letters_to_requeue"), *seen, after, list(pools), count + 1)

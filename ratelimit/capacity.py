@@ -43,7 +43,7 @@ GUESS_ERROR = 10.0
 """A guess may be so many times too low: nobody is refused for a wait that is only guessed to be long."""
 
 
-class Evidence(StrEnum):
+class CapacityEvidence(StrEnum):
     """What a capacity is derived from."""
 
     FIXED = "fixed"  # the row of the model says so (`rps_per_gpu_fixed`)
@@ -117,13 +117,13 @@ class Capacity(NamedTuple):
     """An estimate in requests/s, before `target_utilization`; `confidence` 0..1."""
 
     rps: float
-    evidence: Evidence
+    evidence: CapacityEvidence
     confidence: float
 
     @property
     def binding(self) -> bool:
         """Whether limits may follow from it: a guess only serves to predict waits."""
-        return self.evidence is not Evidence.PRIOR
+        return self.evidence is not CapacityEvidence.PRIOR
 
     @property
     def wait_rps(self) -> float:
@@ -149,7 +149,7 @@ class CapacityEstimator:
         pool = PoolRate.of(gpus, batch)
         if pool.full_rps <= 0:
             self.correction, self._backlog_from = 1.0, None
-            return Capacity(prior_rps * len(gpus), Evidence.PRIOR, 0.0)
+            return Capacity(prior_rps * len(gpus), CapacityEvidence.PRIOR, 0.0)
         if load.backlogged:
             if self._lasts_s(pool.full_rps, now) >= max(BACKLOG_S, BACKLOG_RUNS * load.run_ms / 1000):
                 self._confirmed_at = now
@@ -159,7 +159,7 @@ class CapacityEstimator:
             if load.limiting:
                 self.correction *= self._growth(pool, now) ** elapsed_s
         self.correction = max(LEAST_CORRECTION, min(self.correction, pool.most_rps / pool.full_rps))
-        evidence = Evidence.MEASURED if pool.confidence >= MEASURED_FROM else Evidence.PROBING
+        evidence = CapacityEvidence.MEASURED if pool.confidence >= MEASURED_FROM else CapacityEvidence.PROBING
         return Capacity(pool.full_rps * self.correction, evidence, pool.confidence)
 
     def resume(self, correction: float) -> None:

@@ -12,7 +12,7 @@ _LEAST_TOKENS_PER_MINUTE = 1.0
 _LEAST_KEY_RATE = 1e-6
 
 
-class Effective(NamedTuple):
+class EffectiveLimits(NamedTuple):
     """Limits as they are now: requests/s and bucket sizes; 0 where there is no such limit. Hashable, to be cached by."""
 
     rate: float  # Of the customer, over all of its keys.
@@ -53,7 +53,7 @@ class BaseLimits(Protocol):
     def key_burst(self) -> float: ...
 
 
-class LimitLook(Protocol):
+class LimitReading(Protocol):
     """What Redis says of a customer's limits: a `Verdict`, or a look that spends nothing."""
 
     @property
@@ -70,7 +70,7 @@ class LimitLook(Protocol):
     def quotas(self) -> Sequence[tuple[int, int]]: ...
 
 
-class Left(NamedTuple):
+class RemainingLimits(NamedTuple):
     """What is left, and in how many ms it is whole again. `quotas` is empty where it is not known."""
 
     remaining: float
@@ -81,16 +81,16 @@ class Left(NamedTuple):
     quotas: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, look: LimitLook) -> "Left":
+    def of(cls, look: LimitReading) -> "RemainingLimits":
         """As Redis said it."""
         quotas = tuple(look.quotas) if look.quotas else ()
         return cls(look.remaining, look.reset_ms, look.tokens_left, look.tokens_reset_ms, look.in_use, quotas)
 
 
-def effective(identity: BaseLimits, factor: float = 1.0) -> Effective:
+def effective(identity: BaseLimits, factor: float = 1.0) -> EffectiveLimits:
     """The identity's limits at `factor` (0..1) of its base; 1 gives the base limits themselves."""
     tokens, own = identity.tokens_per_minute or 0, identity.key_rate > 0
-    return Effective(
+    return EffectiveLimits(
         rate=identity.requests_per_second * factor,
         burst=max(1.0, identity.burst * factor),
         tokens_per_minute=max(_LEAST_TOKENS_PER_MINUTE, tokens * factor) if tokens else 0.0,

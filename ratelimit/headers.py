@@ -9,7 +9,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from ratelimit.effective import Effective, Left
+from ratelimit.effective import EffectiveLimits, RemainingLimits
 
 REQUESTS, TOKENS, CONCURRENCY = "requests", "tokens", "concurrency"
 TOKEN_WINDOW_S = 60
@@ -27,13 +27,13 @@ class _Fixed(NamedTuple):
     lines: str
 
 
-def rate_headers(limits: Effective, left: Left) -> list[tuple[str, str]]:
+def rate_headers(limits: EffectiveLimits, left: RemainingLimits) -> list[tuple[str, str]]:
     """The headers for `limits`, with what is left cut to whole units within 0 and the limit."""
     pairs = (line.partition(": ") for line in rate_lines(limits, left).splitlines())
     return [(name, value) for name, _, value in pairs]
 
 
-def rate_lines(limits: Effective, left: Left) -> str:
+def rate_lines(limits: EffectiveLimits, left: RemainingLimits) -> str:
     """The same as header lines, each with its end, as they are sent."""
     fixed = _fixed(limits)
     remaining, reset_ms, tokens_left, tokens_reset_ms, in_use, quotas_left = left
@@ -58,7 +58,7 @@ def rate_lines(limits: Effective, left: Left) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _fixed(limits: Effective) -> _Fixed:
+def _fixed(limits: EffectiveLimits) -> _Fixed:
     rate, burst = limits.told_rate, limits.told_burst
     requests, tokens = max(1, int(burst)), int(min(MOST, limits.tokens_per_minute))
     window_s = max(1, math.ceil(min(MOST, burst / rate))) if rate > 0 else 1

@@ -31,7 +31,7 @@ class LocalLimit(RateLimitItemPerSecond):
         return str(identifiers[0])
 
     def get_expiry(self) -> int:
-        """Microseconds, as `LocalWindows` counts them."""
+        """Microseconds, as `SlidingWindows` counts them."""
         return self.multiples
 
 
@@ -57,7 +57,7 @@ class Level(NamedTuple):
         return self.left_us + (1 - max(0.0, units) / self.current) * self.length_us
 
 
-class _Kept:
+class _WindowState:
     """What is known of one limit: what it was last, when its windows began, and the names of its two counters."""
 
     __slots__ = ("began_us", "current", "ends_us", "limit", "previous")
@@ -69,7 +69,7 @@ class _Kept:
         self.limit: LocalLimit | None = None
 
 
-class LocalWindows(MemoryStorage):
+class SlidingWindows(MemoryStorage):
     """Two counters a limit, for so many limits at most; `now_us` is set by the caller, and never goes back."""
 
     def __init__(self, max_limits: int) -> None:
@@ -78,7 +78,7 @@ class LocalWindows(MemoryStorage):
         self.timer.join()
         self.now_us = 0
         self._max_limits = max_limits
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _WindowState] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -129,7 +129,7 @@ class LocalWindows(MemoryStorage):
         self._kept.clear()
         return super().reset()
 
-    def _present(self, name: str, length_us: int) -> tuple[_Kept, int]:
+    def _present(self, name: str, length_us: int) -> tuple[_WindowState, int]:
         """A limit in its present window, and the time that the library is told."""
         kept = self._kept.get(name) or self._begin(name)
         # The library takes the window before number 0 for number 0, so we begin with 1.
@@ -138,20 +138,20 @@ class LocalWindows(MemoryStorage):
             self._turn(name, kept, at, length_us)
         return kept, at
 
-    def _turn(self, name: str, kept: _Kept, at: int, length_us: int) -> None:
+    def _turn(self, name: str, kept: _WindowState, at: int, length_us: int) -> None:
         """Another window: its limit goes to the end of those that are dropped first."""
         previous, current = self.sliding_window_keys(name, length_us, at)
         self._drop(kept, but=previous)
         kept.previous, kept.current, kept.ends_us = previous, current, at - at % length_us + length_us
         self._kept[name] = self._kept.pop(name)
 
-    def _begin(self, name: str) -> _Kept:
+    def _begin(self, name: str) -> _WindowState:
         if len(self._kept) >= self._max_limits:
             self._drop(self._kept.pop(next(iter(self._kept))))
-        kept = self._kept[name] = _Kept(self.now_us)
+        kept = self._kept[name] = _WindowState(self.now_us)
         return kept
 
-    def _drop(self, kept: _Kept, but: str = "") -> None:
+    def _drop(self, kept: _WindowState, but: str = "") -> None:
         for counter in (kept.previous, kept.current):
             if counter != but:
                 self.storage.pop(counter, None)

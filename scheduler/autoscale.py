@@ -119,7 +119,7 @@ class Sample(NamedTuple):
         return sum(self.backlog.values())
 
 
-class Step(NamedTuple):
+class ScaleStep(NamedTuple):
     """One change of the advice, at `at_s` of the clock."""
 
     direction: Direction
@@ -135,7 +135,7 @@ class Advice(NamedTuple):
     healthy: int
     recommended: int
     reason: str
-    last: Step | None
+    last: ScaleStep | None
 
 
 class Need(NamedTuple):
@@ -146,7 +146,7 @@ class Need(NamedTuple):
 
 
 @dataclass(slots=True)
-class Signs:
+class ScaleSignals:
     """Since when each sign is seen."""
 
     deep: HeldFor = field(default_factory=HeldFor)
@@ -169,7 +169,7 @@ class Autoscaler:
     def __init__(self, rules: ScaleRules) -> None:
         self._rules = rules
         self._target: int | None = None
-        self._last: Step | None = None
+        self._last: ScaleStep | None = None
         self._known = 0
         self._healthy = 0
         self._reached = True
@@ -177,7 +177,7 @@ class Autoscaler:
         self._forget()
 
     def _forget(self) -> None:
-        self._signs = Signs()
+        self._signs = ScaleSignals()
         self._needs, self._knowns = Extremes(self._rules.need_s), Extremes(self._rules.settle_s)
 
     def look(self, seen: Sample, now_s: float) -> Advice:
@@ -219,11 +219,11 @@ class Autoscaler:
     def _wanted(self, seen: Sample, need: Need, target: int, now_s: float) -> tuple[int, str]:
         """How many workers there should be, the bounds apart, and why."""
         rules, cool = self._rules, self._cool(now_s)
-        standing = self._needs.lowest if self._needs.whole(now_s) else 0
+        customer_limits = self._needs.lowest if self._needs.whole(now_s) else 0
         raised = self._last is not None and self._last.direction == "up"
         wanted, reason = target, _quiet(seen, need, target)
-        if standing > target and (cool or raised):
-            wanted, reason = standing, f"{need.reason}: {standing} or more for {rules.need_s:g} s"
+        if customer_limits > target and (cool or raised):
+            wanted, reason = customer_limits, f"{need.reason}: {customer_limits} or more for {rules.need_s:g} s"
         if cool and (sign := self._sign(seen, now_s)) is not None and sign.workers > wanted:
             return sign
         if cool and wanted == target and self._signs.calm.lasted_s(now_s) >= rules.calm_s:
@@ -258,7 +258,7 @@ class Autoscaler:
         first = self._target is None
         self._target = after
         if after != target and not first:
-            self._last = Step("up" if after > target else "down", target, after, reason, now_s)
+            self._last = ScaleStep("up" if after > target else "down", target, after, reason, now_s)
             self._reached = False
         self._reached = self._reached or seen.healthy == after
         return self._advice(reason)

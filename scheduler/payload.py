@@ -62,22 +62,22 @@ def decode_payload(body: bytes) -> Payload:
         raise ValueError(f"not a payload: {error}") from error
 
 
-class Message(msgspec.Struct, frozen=True):
+class PromptMessage(msgspec.Struct, frozen=True):
     """One message of a conversation; `role` is system, developer, user or assistant."""
 
     role: str
     content: str
 
 
-_messages = msgspec.json.Decoder(list[Message])
+_messages = msgspec.json.Decoder(list[PromptMessage])
 
 
-def encode_messages(messages: list[Message]) -> str:
+def encode_messages(messages: list[PromptMessage]) -> str:
     """A conversation as the input of a request."""
     return msgspec.json.encode(messages).decode()
 
 
-def decode_messages(text: str) -> list[Message]:
+def decode_messages(text: str) -> list[PromptMessage]:
     """Raises ValueError for a text that is no conversation."""
     try:
         return _messages.decode(text)

@@ -46,7 +46,7 @@ def new_span_id() -> str:
     return f"{random.getrandbits(64) or 1:016x}"
 
 
-class Kind(Enum):
+class SpanRole(Enum):
     """Who is at the other end of a span: nobody, who asked and waits, or who left work and went on."""
 
     INTERNAL = "internal"
@@ -66,7 +66,7 @@ class Span(NamedTuple):
     began: float
     ended: float
     attributes: Mapping[str, str | int | float]
-    kind: Kind = Kind.INTERNAL
+    kind: SpanRole = SpanRole.INTERNAL
     links: Sequence[Context] = ()
     remote: bool = False
     failed: bool = False

@@ -13,7 +13,7 @@ from rich.console import Console
 from tierlane.bench.plan import read_address, read_plan
 from tierlane.bench.report import Document, document
 from tierlane.bench.resources import read_stack
-from tierlane.bench.runner import Progress, measure
+from tierlane.bench.runner import ProgressDisplay, measure
 
 KEYS = {"enterprise": "tl_e_x", "paid": "tl_p_x", "free": "tl_f_x"}
 Behaviour = Callable[[int, str, web.Request], Awaitable[web.Response]]
@@ -80,7 +80,7 @@ async def bench(stand_in: StandIn, stack_file: Path, **options: str) -> Document
     defaults = {"rate": "200", "duration": "0.5", "warmup": "0", "arrivals": "constant", "timeout": "5", "seed": "1"}
     plan = read_plan({"stack": str(stack_file), **defaults, **options})
     stack = read_stack(stack_file)
-    progress = Progress(Console(file=io.StringIO()), 1.0)
+    progress = ProgressDisplay(Console(file=io.StringIO()), 1.0)
     found = await measure(plan, read_address(stand_in.url), stack, progress)
     return document(plan, stand_in.url, found)
 

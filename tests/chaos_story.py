@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tierlane.chaos.checker.case import Verdict, Verdicts
+from tierlane.chaos.checker.case import InvariantResult, InvariantResults
 from tierlane.chaos.checker.checker import check
-from tierlane.chaos.checker.evidence import Evidence, Leftovers, Row, Run
-from tierlane.chaos.history import Answered, Event, Fault, Invoked, Stalled, Stray, Unanswered
+from tierlane.chaos.checker.evidence import AuditRow, Evidence, Leftovers, ModelRun
+from tierlane.chaos.history import Answered, Event, FaultRecord, Invoked, Stalled, Stray, Unanswered
 
 CUSTOMER = "11111111-1111-1111-1111-111111111111"
 OTHER = "22222222-2222-2222-2222-222222222222"
@@ -30,8 +30,8 @@ class Story:
     """One run; two quiet requests of two gateways are in it from the beginning, so that the gateways have names."""
 
     events: list[Event] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    rows: list[AuditRow] = field(default_factory=list)
+    runs: list[ModelRun] = field(default_factory=list)
     evidence: Evidence = field(default_factory=Evidence)
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Story:
         self.events.append(Unanswered(at=at, nonce=nonce_of(number), turn=turn, kind=kind, gateway=gateway))
 
     def row(self, number: int, status: str = "completed", code: str = "", turn: int = 0, **changes: Any) -> None:
-        row = Row(
+        row = AuditRow(
             id=id_of(number, turn),
             trace=trace_of(number, turn),
             customer=CUSTOMER,
@@ -95,7 +95,7 @@ class Story:
         self.rows.append(replace(row, **changes))
 
     def ran(self, number: int, at: float, process: str = "model", takes_s: float = 0.05) -> None:
-        self.runs.append(Run(nonce_of(number), at, process, takes_s))
+        self.runs.append(ModelRun(nonce_of(number), at, process, takes_s))
 
     def whole(self, number: int, at: float, gateway: str = "gateway-1", key: str = "") -> None:
         """A request as it should be."""
@@ -107,9 +107,9 @@ class Story:
     def fault(
         self, name: str, target: str, begin: float, end: float | None = None, error: str = "", details: str = ""
     ) -> None:
-        self.events.append(Fault(at=begin, name=name, target=target, what="start", details=details, error=error))
+        self.events.append(FaultRecord(at=begin, name=name, target=target, what="start", details=details, error=error))
         if end is not None:
-            self.events.append(Fault(at=end, name=name, target=target, what="heal"))
+            self.events.append(FaultRecord(at=end, name=name, target=target, what="heal"))
 
     def stall(self, since: float, until: float) -> None:
         self.events.append(Stalled(at=until, since=since))
@@ -120,7 +120,7 @@ class Story:
     def left(self, **what: Any) -> None:
         self.evidence = replace(self.evidence, leftovers=Leftovers(**what))
 
-    def judged(self) -> Verdicts:
+    def judged(self) -> InvariantResults:
         evidence = replace(self.evidence, rows=tuple(self.rows), runs=tuple(self.runs))
         return check(sorted(self.events, key=lambda event: event.at), evidence)
 
@@ -128,7 +128,7 @@ class Story:
         """The laws that are broken, with the number of offences."""
         return {verdict.name: verdict.count for verdict in self.judged().all if not verdict.holds}
 
-    def verdict(self, name: str) -> Verdict:
+    def verdict(self, name: str) -> InvariantResult:
         return next(verdict for verdict in self.judged().all if verdict.name == name)
 
     def excused(self) -> dict[str, int]:

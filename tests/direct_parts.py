@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
-from gateway.inference.pending import Waiter
+from gateway.inference.pending import PendingRequest
 from scheduler.payload import decode_payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.batches import Outcome
@@ -42,9 +42,9 @@ def submission(request_id: str = "req", **changes: Any) -> Submission:
     return Submission(**fields | changes)
 
 
-def waiting(request_id: str, started: float = 0.0, **changes: Any) -> Waiter:
+def waiting(request_id: str, started: float = 0.0, **changes: Any) -> PendingRequest:
     """A request that waits for its answer; `changes` go into its submission."""
-    return Waiter(submission(request_id, **changes), started, asyncio.get_running_loop().create_future())
+    return PendingRequest(submission(request_id, **changes), started, asyncio.get_running_loop().create_future())
 
 
 Serve = Callable[[DirectItem], Outcome | None]
@@ -136,7 +136,7 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
 async def endpoints(*behaviours: str) -> AsyncIterator[list[FakeEndpoint]]:
     """One door for each behaviour."""
     async with contextlib.AsyncExitStack() as stack:
-        doors = [await stack.enter_async_context(FakeEndpoint(f"worker-{n + 1}")) for n in range(len(behaviours))]
-        for door, behaviour in zip(doors, behaviours, strict=True):
+        drain_state = [await stack.enter_async_context(FakeEndpoint(f"worker-{n + 1}")) for n in range(len(behaviours))]
+        for door, behaviour in zip(drain_state, behaviours, strict=True):
             door.behaviour = behaviour
-        yield doors
+        yield drain_state

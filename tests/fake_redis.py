@@ -26,7 +26,7 @@ class FakeRedis:
         self.cancelled: list[list[tuple[str, ErrorCode] | tuple[str, ErrorCode, bool]]] = []
         self.told: list[str] = []  # Whose clients were told that code.
         self.redis_ms: list[int] = []
-        self.standing: dict[str, Reply] = {}
+        self.customer_limits: dict[str, Reply] = {}
 
     async def admit(
         self,
@@ -48,7 +48,7 @@ class FakeRedis:
         self.cancelled.append([(each.id, each.code, True) if each.running else (each.id, each.code) for each in asked])
         await self._answer()
         self.told += [each.id for each in asked if each.told]
-        return [self.standing.get(each.id) for each in asked]
+        return [self.customer_limits.get(each.id) for each in asked]
 
     async def _answer(self) -> None:
         await self.gate.wait()

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from tierlane.bench.http_client import RequestForm
 from tierlane.bench.load import OpenLoad, Phase
 from tierlane.bench.plan import TAG_CHARACTERS, Arrivals, Inputs, Mix, OutputCheck, Verify, filler_of, schedule
-from tierlane.bench.statistics import TierTally
+from tierlane.bench.statistics import TierStatistics
 
 CONNECTIONS = 512
 TIMEOUT_S = 10.0
@@ -23,7 +23,7 @@ class Stream(NamedTuple):
     rate: float
 
 
-Stretch = Mapping[str, TierTally]
+Stretch = Mapping[str, TierStatistics]
 """What became of the requests of one stretch of time, by stream."""
 
 
@@ -34,7 +34,7 @@ class MeasuredLoad:
         total = sum(stream.rate for stream in streams.values())
         mix = Mix(tuple(streams), tuple(stream.rate / total for stream in streams.values()))
         ends = [sum(seconds[: n + 1]) for n in range(len(seconds))]
-        self._phases = [Phase(end, [TierTally(name) for name in streams]) for end in ends]
+        self._phases = [Phase(end, [TierStatistics(name) for name in streams]) for end in ends]
         inputs = Inputs(f"{next(_tags):0{TAG_CHARACTERS}x}", filler_of(32))
         self._check = OutputCheck(Verify.REVERSED, inputs)
         where = urlsplit(url)
@@ -54,7 +54,7 @@ class MeasuredLoad:
             gc.enable()
         assert self._check.crossed == 0
         assert self._load.ids.repeated() == 0
-        return [{tally.name: tally for tally in phase.tallies} for phase in self._phases]
+        return [{counters.name: counters for counters in phase.tallies} for phase in self._phases]
 
     @property
     def late_ms(self) -> float:
@@ -62,17 +62,17 @@ class MeasuredLoad:
         return 1000 * max(phase.lag.quantile(0.99) or 0.0 for phase in self._phases)
 
 
-def p99_ms(tally: TierTally) -> float:
+def p99_ms(counters: TierStatistics) -> float:
     """The 99th percentile of the 200s in ms, from the moment at which each was due."""
-    return 1000 * (tally.latency.quantile(0.99) or 0.0)
+    return 1000 * (counters.latency.quantile(0.99) or 0.0)
 
 
 def told(name: str, stretch: Stretch, seconds: float) -> str:
     """One line of figures."""
     parts = [
-        f"{tally.name} {tally.scheduled / seconds:.0f}/s asked, {tally.ok / seconds:.1f}/s served, "
-        f"p50 {1000 * (tally.latency.quantile(0.5) or 0):.0f} ms, p99 {p99_ms(tally):.0f} ms, "
-        f"{dict(tally.errors)}, {tally.missing} unanswered"
-        for tally in stretch.values()
+        f"{counters.name} {counters.scheduled / seconds:.0f}/s asked, {counters.ok / seconds:.1f}/s served, "
+        f"p50 {1000 * (counters.latency.quantile(0.5) or 0):.0f} ms, p99 {p99_ms(counters):.0f} ms, "
+        f"{dict(counters.errors)}, {counters.missing} unanswered"
+        for counters in stretch.values()
     ]
     return f"{name}: " + "; ".join(parts)

@@ -7,10 +7,10 @@ from redis.asyncio import Redis
 
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import Admissions, Adoption, Submission, TierLimit, Verdict
-from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Outbox, Record, decode_entry
+from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Outbox, Record, decode_entry
 from scheduler.protocol.batches import Batches, ClaimedBatch, Outcome
-from scheduler.protocol.cancellation import Endings
-from scheduler.protocol.pool_view import GatewayStats, WorkerBeat
+from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.pool_view import GatewayStats, WorkerReport
 from scheduler.protocol.presence import BeatReply, Presence
 from scheduler.protocol.replies import Results
 from scheduler.redis_client.keys import Keys
@@ -27,7 +27,7 @@ class Pool:
         self.client = client
         self.keys = keys
         self.batches = Batches(client, keys, lease_ms=lease_ms)
-        self.endings = Endings(client, keys, lease_ms=lease_ms)
+        self.terminations = Terminations(client, keys, lease_ms=lease_ms)
         self.presence = Presence(client, keys, gone_ms=gone_ms)
         self.results = Results(client, keys)
         self.outbox = Outbox(client, keys, "auditor")
@@ -38,7 +38,7 @@ class Pool:
         return await self.presence.gateway_beat(GatewayStats(gateway_id, 0.0, {}))
 
     async def worker_beats(self, worker_id: str, status: str = "ready") -> None:
-        await self.presence.worker_beat(WorkerBeat(worker_id, status, 0.5, 1, 100.0, 50.0, "simulated", "v1"))
+        await self.presence.worker_beat(WorkerReport(worker_id, status, 0.5, 1, 100.0, 50.0, "simulated", "v1"))
 
     def submission(self, tier: str = "free", **changes: Any) -> Submission:
         fields: dict[str, Any] = {
@@ -151,14 +151,14 @@ class Pool:
             found[key.decode()] = [i.decode() for i in reversed(await self.client.lrange(key, 0, -1))]
         return found
 
-    async def audit(self) -> tuple[list[Accepted], list[Ended]]:
+    async def audit(self) -> tuple[list[AcceptedRecord], list[EndedRecord]]:
         """The beginnings and the ends that the outbox holds, oldest first."""
         records = await self.records()
-        return [r for r in records if isinstance(r, Accepted)], [r for r in records if isinstance(r, Ended)]
+        return [r for r in records if isinstance(r, AcceptedRecord)], [r for r in records if isinstance(r, EndedRecord)]
 
-    async def letters(self) -> list[DeadLetter]:
+    async def letters(self) -> list[DeadLetterRecord]:
         """The dead letters that the outbox holds, oldest first."""
-        return [r for r in await self.records() if isinstance(r, DeadLetter)]
+        return [r for r in await self.records() if isinstance(r, DeadLetterRecord)]
 
     async def records(self) -> list[Record]:
         """Everything that the outbox holds, oldest first."""
@@ -169,7 +169,7 @@ class Pool:
         """As if every lease had run out just now, and the reaper had passed in time."""
         await self.expire_leases()
         await self.client.delete(self.keys.reaped_at)
-        await self.endings.reap(0)
+        await self.terminations.reap(0)
 
     async def expire_leases(self) -> None:
         """As if every lease had run out just now."""

@@ -49,7 +49,7 @@ async def untold(pool: Pool, count: int = 200, **changes: Any) -> list[Submissio
     """Equal requests whose run has ended, and whose worker died before it told more than the first 64."""
     asked = await ask(pool, count, **changes)
     batch = await batch_of_all(pool)
-    worker = pool.batches._riders
+    worker = pool.batches._followers
 
     async def die() -> None:
         return

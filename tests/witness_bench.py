@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.inference.admission import Limits
-from gateway.inference.deadlines import Cancels
-from gateway.inference.pending import Waiter, Waiters
-from gateway.inference.recovery import LastEnds, Witness
+from gateway.inference.admission import AdmissionLimits
+from gateway.inference.deadlines import Cancellations
+from gateway.inference.pending import PendingRequest, PendingRequests
+from gateway.inference.recovery import LossRecovery, RecentOutcomes
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
-from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
@@ -20,10 +20,10 @@ TIERS = [
     TierLimit("enterprise", 1.0, 1.0, 1, ["enterprise"]),
     TierLimit("paid", 1.0, 1.0, 1, ["enterprise", "paid"]),
 ]
-Pair = tuple[Accepted, Ended]
+Pair = tuple[AcceptedRecord, EndedRecord]
 
 
-def waiter(started: float = 0.0, tier: str = "free", **state: bool) -> Waiter:
+def pending(started: float = 0.0, tier: str = "free", **state: bool) -> PendingRequest:
     """A waiting request that Redis has accepted, unless `state` says other."""
     submission = Submission(
         id=new_request_id(),
@@ -42,14 +42,14 @@ def waiter(started: float = 0.0, tier: str = "free", **state: bool) -> Waiter:
         fingerprint="body",
         body=b"x" * 1000,
     )
-    made = Waiter(submission, started, asyncio.get_running_loop().create_future())
+    made = PendingRequest(submission, started, asyncio.get_running_loop().create_future())
     made.sent = made.accepted = True
     for name, value in state.items():
         setattr(made, name, value)
     return made
 
 
-def reply(to: Waiter, output: str = "out") -> Reply:
+def reply(to: PendingRequest, output: str = "out") -> Reply:
     return Reply(to.id, "c", "n", "completed", "", 2, 12.5, "b1", 8, "w1", 50.0, 3, "v1", output)
 
 
@@ -95,28 +95,28 @@ class Bench:
     def __init__(self, p95_ms: float = 100.0, max_pairs: int = 1000) -> None:
         self.now = 0.0
         self.redis = FakeRedis()
-        self.cancels = Cancels(self.redis)
-        self.waiters = Waiters(self._ended)
-        self.ends = LastEnds("g1", lambda: self.now, max_pairs)
-        self.witness = Witness(
-            waiters=self.waiters,
+        self.cancellations = Cancellations(self.redis)
+        self.pending_requests = PendingRequests(self._ended)
+        self.ends = RecentOutcomes("g1", lambda: self.now, max_pairs)
+        self.recovery = LossRecovery(
+            pending_requests=self.pending_requests,
             ends=self.ends,
             admissions=self.redis,
             adoption=self.redis,
-            limits=lambda: Limits(TIERS, 10.0),
-            cancels=self.cancels,
+            limits=lambda: AdmissionLimits(TIERS, 10.0),
+            cancellations=self.cancellations,
             p95_ms=lambda: p95_ms,
             clock=lambda: self.now,
         )
 
-    def _ended(self, waiting: Waiter) -> None:
-        self.witness.ended(waiting)
+    def _ended(self, waiting: PendingRequest) -> None:
+        self.recovery.ended(waiting)
 
-    def add(self, *waiting: Waiter) -> None:
+    def add(self, *waiting: PendingRequest) -> None:
         for each in waiting:
-            self.waiters.add(each)
+            self.pending_requests.add(each)
 
-    def end(self, *waiting: Waiter, outcome: Any = None) -> None:
+    def end(self, *waiting: PendingRequest, outcome: Any = None) -> None:
         for each in waiting:
             each.finish(reply(each) if outcome is None else outcome)
-            self.waiters.remove(each)
+            self.pending_requests.remove(each)

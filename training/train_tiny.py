@@ -28,7 +28,7 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpu_pool.backends.tiny import model
-from gpu_pool.backends.tiny.model import Network, Shape
+from gpu_pool.backends.tiny.model import Network, NetworkShape
 from training.prepare_text import read_documents
 
 WARM_UP = 0.02
@@ -152,7 +152,7 @@ def train(plan: Plan) -> None:
     torch.manual_seed(plan.seed)
     generator = torch.Generator().manual_seed(plan.seed)
     training, validation = split_stream(read_documents(plan.text), plan.seed)
-    network = Network(Shape(), plan.dropout)
+    network = Network(NetworkShape(), plan.dropout)
     initialise(network)
     optimisers = build_optimisers(network)
     peaks = [optimiser.param_groups[0]["lr"] for optimiser in optimisers]

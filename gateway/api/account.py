@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
-from gateway.auth.authenticator import Doorman
+from gateway.auth.authenticator import Authenticator
 from gateway.catalog import IdentityView
-from gateway.http.response import Answer
-from gateway.http.router import Call
-from gateway.limits.customer_limits import Standing
+from gateway.http.response import HttpResponse
+from gateway.http.router import RoutedRequest
+from gateway.limits.customer_limits import CustomerLimits
 from ledger.audit.queries import Usage
-from ratelimit.effective import Effective, Left, LimitLook, effective
+from ratelimit.effective import EffectiveLimits, LimitReading, RemainingLimits, effective
 from ratelimit.headers import quota_name, rate_headers
 from scheduler.protocol.limits import LimitsInForce
 
@@ -82,14 +82,14 @@ MAX_KEPT = 1024
 T = TypeVar("T")
 
 
-class Found(NamedTuple, Generic[T]):
+class LookupResult(NamedTuple, Generic[T]):
     """What a look gave, or the sentence that says why it gave nothing."""
 
     value: T | None
     problem: str | None = None
 
 
-class LookOnce(Generic[T]):
+class CachedLookup(Generic[T]):
     """Asks by `name`, an identity of what is looked for. Times in seconds.
 
     Good answers are kept for `keep_s`, failures for `sorry_s`; a look takes `timeout_s` at most, and `at_once` may be
@@ -112,13 +112,13 @@ class LookOnce(Generic[T]):
         self._timeout_s = timeout_s
         self._at_once = at_once
         self._clock = clock
-        self._kept: dict[str, tuple[float, Found[T]]] = {}
-        self._under_way: dict[str, asyncio.Task[Found[T]]] = {}
+        self._kept: dict[str, tuple[float, LookupResult[T]]] = {}
+        self._under_way: dict[str, asyncio.Task[LookupResult[T]]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def find(self, name: str, look: Callable[[], Awaitable[T]]) -> Found[T]:
+    async def find(self, name: str, look: Callable[[], Awaitable[T]]) -> LookupResult[T]:
         """What is kept of `name`, else what the look under way gives, else a new look, where one may begin."""
         kept = self._kept.get(name)
         if kept is not None and self._clock() < kept[0]:
@@ -126,23 +126,23 @@ class LookOnce(Generic[T]):
         task = self._under_way.get(name)
         if task is None:
             if len(self._under_way) >= self._at_once:
-                return Found(None, "Too many ask for this at once; ask again soon.")
+                return LookupResult(None, "Too many ask for this at once; ask again soon.")
             task = self._under_way[name] = asyncio.create_task(self._look(name, look), name="look once")
         await asyncio.wait([task])  # Not the task itself: who leaves would take it from the others.
-        return Found(None, self._failed) if task.cancelled() else task.result()
+        return LookupResult(None, self._failed) if task.cancelled() else task.result()
 
-    async def _look(self, name: str, look: Callable[[], Awaitable[T]]) -> Found[T]:
+    async def _look(self, name: str, look: Callable[[], Awaitable[T]]) -> LookupResult[T]:
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = Found(await look())
+                found = LookupResult(await look())
         except Exception:  # noqa: BLE001  # drivers have no one base for all that can go wrong on the way
-            found = Found(None, self._failed)
+            found = LookupResult(None, self._failed)
         finally:
             del self._under_way[name]
         self._keep(name, found)
         return found
 
-    def _keep(self, name: str, found: Found[T]) -> None:
+    def _keep(self, name: str, found: LookupResult[T]) -> None:
         self._kept.pop(name, None)
         if len(self._kept) >= MAX_KEPT:
             del self._kept[next(iter(self._kept))]
@@ -169,61 +169,61 @@ FindUsage = Callable[[str], Awaitable[Usage]]
 """From a customer's id to its last 24 hours: `ledger.audit.queries.find_usage` on some connection. Raises what asyncpg raises."""
 
 
-ReadLimits = Callable[[LimitsInForce], Awaitable[LimitLook]]
+ReadLimits = Callable[[LimitsInForce], Awaitable[LimitReading]]
 """`LimitState.read`: what is left, by a look that spends nothing. Raises RedisUnavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeParts:
+class AccountParts:
     """What the page looks at; without `find_usage` it says that usage is not known."""
 
-    doorman: Doorman
-    standing: Standing
+    authenticator: Authenticator
+    customer_limits: CustomerLimits
     read_limits: ReadLimits
     find_usage: FindUsage | None = None
 
 
-class Me:
+class AccountEndpoint:
     """The handler."""
 
-    def __init__(self, parts: MeParts) -> None:
+    def __init__(self, parts: AccountParts) -> None:
         self._parts = parts
-        self._looks: LookOnce[LimitLook] = LookOnce(
+        self._looks: CachedLookup[LimitReading] = CachedLookup(
             "Redis is away.", keep_s=LOOK_KEPT_S, sorry_s=SORRY_S, timeout_s=LOOK_TIMEOUT_S, at_once=LOOKS_AT_ONCE
         )
-        self._usage: LookOnce[Usage] = LookOnce(
+        self._usage: CachedLookup[Usage] = CachedLookup(
             NO_USAGE, keep_s=USAGE_KEPT_S, sorry_s=SORRY_S, timeout_s=USAGE_TIMEOUT_S, at_once=USAGE_AT_ONCE
         )
 
-    async def __call__(self, call: Call) -> Answer:
+    async def __call__(self, call: RoutedRequest) -> HttpResponse:
         """Answer one request. Raises RequestError for who is not known."""
-        identity = self._parts.doorman.identify(call)
-        limits = self._parts.standing.limits(identity)
+        identity = self._parts.authenticator.identify(call)
+        limits = self._parts.customer_limits.limits(identity)
         left, exact = await self._left(identity, limits)
         document: Account = {
             "customer": identity.customer_name,
             "customer_id": identity.customer_id,
             "tier": identity.tier,
             "key_id": identity.key_id,
-            "limits": limits_document(identity, limits, self._parts.standing.factor(identity)),
+            "limits": limits_document(identity, limits, self._parts.customer_limits.factor(identity)),
             "remaining": remaining_document(limits, left),
             "as_of": "now" if exact else "estimate",
             **await self._usage_document(identity),
         }
         headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store"), *rate_headers(limits, left)]
-        return Answer.of(200, document, headers)
+        return HttpResponse.of(200, document, headers)
 
     async def close(self) -> None:
         """End the looks that are under way."""
         await self._looks.close()
         await self._usage.close()
 
-    async def _left(self, identity: IdentityView, limits: Effective) -> tuple[Left, bool]:
+    async def _left(self, identity: IdentityView, limits: EffectiveLimits) -> tuple[RemainingLimits, bool]:
         """What is left, and whether Redis said so just now: by a look, or by a verdict that came after a look kept."""
         found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits))
-        return self._parts.standing.left(identity, limits), found.value is not None
+        return self._parts.customer_limits.left(identity, limits), found.value is not None
 
-    async def _read(self, identity: IdentityView, limits: Effective) -> LimitLook:
+    async def _read(self, identity: IdentityView, limits: EffectiveLimits) -> LimitReading:
         """Look, and note what was seen once: noted again later it would undo what verdicts have told since."""
         look = await self._parts.read_limits(
             LimitsInForce(
@@ -238,13 +238,13 @@ class Me:
                 key_burst=limits.key_burst,
             )
         )
-        self._parts.standing.looked(identity, look)
+        self._parts.customer_limits.looked(identity, look)
         return look
 
     async def _usage_document(self, identity: IdentityView) -> AccountUsage:
         find = self._parts.find_usage
         customer_id = identity.customer_id
-        found: Found[Usage] = Found(None, NO_USAGE)
+        found: LookupResult[Usage] = LookupResult(None, NO_USAGE)
         if find is not None:
             found = await self._usage.find(customer_id, lambda: find(customer_id))
         if found.problem is not None:
@@ -252,7 +252,7 @@ class Me:
         return {"usage": found.value}
 
 
-def limits_document(identity: IdentityView, limits: Effective, factor: float) -> LimitsNow:
+def limits_document(identity: IdentityView, limits: EffectiveLimits, factor: float) -> LimitsNow:
     """The limits as they were agreed, as they are now, and why they are less where they are."""
     document: LimitsNow = {
         "base": _limits(effective(identity)),
@@ -267,7 +267,7 @@ def limits_document(identity: IdentityView, limits: Effective, factor: float) ->
     return document
 
 
-def _limits(limits: Effective) -> AgreedLimits:
+def _limits(limits: EffectiveLimits) -> AgreedLimits:
     """None where there is no such limit; a key with a limit of its own has the smaller of it and its customer's."""
     return {
         "requests_per_second": round(limits.told_rate, 6),
@@ -277,7 +277,7 @@ def _limits(limits: Effective) -> AgreedLimits:
     }
 
 
-def remaining_document(limits: Effective, left: Left) -> Remaining:
+def remaining_document(limits: EffectiveLimits, left: RemainingLimits) -> Remaining:
     """What is left of each limit, in whole units; None where there is no such limit, or where it is not known."""
     pace, most = limits.tokens_per_minute, limits.max_concurrency
     return {
@@ -288,7 +288,7 @@ def remaining_document(limits: Effective, left: Left) -> Remaining:
     }
 
 
-def _quotas(limits: Effective, left: Left) -> list[QuotaLeft]:
+def _quotas(limits: EffectiveLimits, left: RemainingLimits) -> list[QuotaLeft]:
     known: Sequence[tuple[int | None, int | None]] = left.quotas
     if len(known) != len(limits.quotas):
         known = [(None, None)] * len(limits.quotas)

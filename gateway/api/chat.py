@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.api.format import Asked, Served, TokenUsage, usage
-from gateway.api.inference import Dialect, Integer, check_model, completed
+from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
+from gateway.api.inference import ApiFormat, Integer, check_model, completed
 from gateway.api.openai_common import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
 from gateway.api.stream_chunks import ChatChunks
 from gateway.auth.service_tier import told
 from gateway.http.request import check_duplicates, check_text, decode, invalid
-from gateway.http.response import Answer, encode_json
-from scheduler.payload import Message, Task, encode_messages
+from gateway.http.response import HttpResponse, encode_json
+from scheduler.payload import PromptMessage, Task, encode_messages
 from scheduler.request_id import created_ms
 
 MAX_MESSAGES = 1024
@@ -103,7 +103,7 @@ TAKEN: dict[str, tuple[Any, ...]] = HARMLESS | {
 }
 
 
-def read_chat(raw: bytes, max_input_bytes: int) -> Asked:
+def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """Raises RequestError that names the field."""
     body = decode(_decoder, raw)
     check_duplicates(raw)
@@ -111,9 +111,9 @@ def read_chat(raw: bytes, max_input_bytes: int) -> Asked:
     check_harmless(body, TAKEN)
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
         raise invalid("messages", f"`messages` must hold 1 to {MAX_MESSAGES} messages.")
-    conversation = encode_messages([Message(message.role, _text(message.content)) for message in body.messages])
+    conversation = encode_messages([PromptMessage(message.role, _text(message.content)) for message in body.messages])
     check_text("messages", conversation, max_input_bytes)
-    return Asked(
+    return InferenceRequest(
         conversation,
         body.model,
         parameters_of(body, _most_tokens(body)),
@@ -138,7 +138,7 @@ def _most_tokens(body: ChatBody) -> int | None:
     return new
 
 
-def write_chat(served: Served) -> Answer:
+def write_chat(served: InferenceResult) -> HttpResponse:
     """The answer for a completed request."""
     reply = served.replies[0]
     document = ChatCompletion(
@@ -154,4 +154,4 @@ def write_chat(served: Served) -> Answer:
     return completed(reply, encode_json(document), served.latency_ms, served.lines)
 
 
-CHAT = Dialect(read_chat, write_chat, "messages", flat=True, chunks=ChatChunks, endpoint="/v1/chat/completions")
+CHAT = ApiFormat(read_chat, write_chat, "messages", flat=True, chunks=ChatChunks, endpoint="/v1/chat/completions")

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.format import Asked, Served, TokenUsage, usage
-from gateway.api.inference import Dialect, Integer, check_model, completed
+from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
+from gateway.api.inference import ApiFormat, Integer, check_model, completed
 from gateway.api.openai_common import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
 from gateway.api.stream_chunks import CompletionChunks
 from gateway.http.request import check_duplicates, decode, invalid
-from gateway.http.response import Answer, encode_json
+from gateway.http.response import HttpResponse, encode_json
 from gateway.inference.handler import texts_of
 from scheduler.request_id import created_ms
 
@@ -59,7 +59,7 @@ TAKEN: dict[str, tuple[Any, ...]] = HARMLESS | {
 NOT_TEXT = "`prompt` must be text, not token ids: every model here has a tokenizer of its own."
 
 
-def read_completion(raw: bytes, max_input_bytes: int) -> Asked:
+def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """Raises RequestError that names the field."""
     body = decode(_decoder, raw)
     check_duplicates(raw)
@@ -68,7 +68,7 @@ def read_completion(raw: bytes, max_input_bytes: int) -> Asked:
     first, *more = texts_of("prompt", body.prompt, max_input_bytes, NOT_TEXT)
     if more and body.stream:
         raise invalid("stream", "`stream` takes one prompt: send a request for each.")
-    return Asked(
+    return InferenceRequest(
         first,
         body.model,
         parameters_of(body),
@@ -79,7 +79,7 @@ def read_completion(raw: bytes, max_input_bytes: int) -> Asked:
     )
 
 
-def write_completion(served: Served) -> Answer:
+def write_completion(served: InferenceResult) -> HttpResponse:
     """The answer for completed requests: a choice for each prompt."""
     first = served.replies[0]
     document = Completion(
@@ -93,6 +93,6 @@ def write_completion(served: Served) -> Answer:
     return completed(first, encode_json(document), served.latency_ms, served.lines)
 
 
-COMPLETIONS = Dialect(
+COMPLETIONS = ApiFormat(
     read_completion, write_completion, "prompt", flat=True, chunks=CompletionChunks, endpoint="/v1/completions"
 )

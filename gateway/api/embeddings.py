@@ -8,10 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from gateway.api.format import Asked, Served, usage
-from gateway.api.inference import Dialect, Integer, check_model, completed
+from gateway.api.format import InferenceRequest, InferenceResult, usage
+from gateway.api.inference import ApiFormat, Integer, check_model, completed
 from gateway.http.request import check_duplicates, decode, invalid
-from gateway.http.response import Answer, encode_json
+from gateway.http.response import HttpResponse, encode_json
 from gateway.inference.handler import texts_of
 from scheduler.payload import Task, read_vector
 
@@ -59,7 +59,7 @@ class Embeddings(msgspec.Struct, gc=False):
 _decoder = msgspec.json.Decoder(EmbeddingBody)
 
 
-def read_embedding(raw: bytes, max_input_bytes: int) -> Asked:
+def read_embedding(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """Raises RequestError that names the field."""
     body = decode(_decoder, raw)
     check_duplicates(raw)
@@ -67,7 +67,7 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> Asked:
     if body.dimensions is not None:
         raise invalid("dimensions", "`dimensions` is not supported here: a model's vectors have the length they have.")
     first, *more = texts_of("input", body.input, max_input_bytes, NOT_TEXT)
-    return Asked(
+    return InferenceRequest(
         first,
         body.model,
         task=Task.EMBED,
@@ -77,7 +77,7 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> Asked:
     )
 
 
-def write_embedding(served: Served) -> Answer:
+def write_embedding(served: InferenceResult) -> HttpResponse:
     """The answer for completed requests: a vector for each text."""
     spent = usage(served.replies)
     form: Callable[[str], str | list[float]] = read_vector if served.asked.floats else str
@@ -90,4 +90,4 @@ def write_embedding(served: Served) -> Answer:
     return completed(served.replies[0], encode_json(document), served.latency_ms, served.lines)
 
 
-EMBEDDINGS = Dialect(read_embedding, write_embedding, flat=True, endpoint="/v1/embeddings")
+EMBEDDINGS = ApiFormat(read_embedding, write_embedding, flat=True, endpoint="/v1/embeddings")

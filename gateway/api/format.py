@@ -10,7 +10,7 @@ from scheduler.payload import Task
 from scheduler.protocol.replies import Reply
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """A body, read and checked.
 
     `more`: further inputs of a list, each of them a request of its own, all of them admitted or none. `service_tier`:
@@ -29,14 +29,14 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     floats: bool = False
 
 
-class Served(msgspec.Struct, frozen=True, gc=False):
+class InferenceResult(msgspec.Struct, frozen=True, gc=False):
     """What an answer is written from: a reply for each input, in order, the first of which gives the answer its id.
 
     `latency_ms` is the gateway's own, from the whole request to now; `lines` are more header lines, each with its end.
     """
 
     replies: Sequence[Reply]
-    asked: Asked
+    asked: InferenceRequest
     model: str
     tier: str
     latency_ms: float

@@ -13,10 +13,10 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.api.format import Asked, Served
+from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.stream_chunks import MakeChunks
 from gateway.http.request import MAX_NAME_CHARACTERS, check_duplicates, check_text, decode, invalid
-from gateway.http.response import Answer, encode_json
+from gateway.http.response import HttpResponse, encode_json
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -51,11 +51,11 @@ class InferenceBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 _decoder = msgspec.json.Decoder(InferenceBody)
 
 
-def read_inference(raw: bytes, max_input_bytes: int) -> Asked:
+def read_inference(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     """What a body asks. Raises RequestError as `decode_inference` does."""
     body = decode_inference(raw, max_input_bytes)
     parameters = {} if body.parameters is UNSET else body.parameters
-    return Asked(body.input, body.model, parameters, service_tier=body.service_tier)
+    return InferenceRequest(body.input, body.model, parameters, service_tier=body.service_tier)
 
 
 def decode_inference(raw: bytes, max_input_bytes: int) -> InferenceBody:
@@ -124,7 +124,7 @@ class Success(msgspec.Struct, gc=False):
     metadata: Metadata
 
 
-def success(served: Served) -> Answer:
+def success(served: InferenceResult) -> HttpResponse:
     """The answer for a completed request."""
     reply, latency_ms = served.replies[0], served.latency_ms
     metadata = Metadata(
@@ -141,12 +141,12 @@ def success(served: Served) -> Answer:
     return completed(reply, encode_json(Success(reply.id, reply.output, metadata)), latency_ms, served.lines)
 
 
-def completed(reply: Reply, body: bytes, latency_ms: float, lines: str) -> Answer:
+def completed(reply: Reply, body: bytes, latency_ms: float, lines: str) -> HttpResponse:
     """A 200 with `body`: it names the request and says where the time went, whatever form its body has."""
     queue_ms, gpu_ms = max(0.0, reply.queue_ms), max(0.0, reply.gpu_ms)
     # What is neither waiting in the tier nor running: the formed batch's way to the GPU and the answer's way back.
     batch_ms = max(0.0, latency_ms - queue_ms - gpu_ms)
-    answer = Answer(200, body)
+    answer = HttpResponse(200, body)
     answer.lines = (
         f"x-request-id: {reply.id}\r\n"
         f"Server-Timing: queue;dur={queue_ms:.1f}, batch;dur={batch_ms:.1f}, gpu;dur={gpu_ms:.1f}\r\n{lines}"
@@ -157,15 +157,15 @@ def completed(reply: Reply, body: bytes, latency_ms: float, lines: str) -> Answe
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ApiFormat:
     """`read`: from a body and the most bytes of an input to what is asked; raises RequestError, with the field's own name.
 
     `chunks`: makes the events of a stream, where there may be one. `input_field` and `model_field` are what it calls these two; `flat`: parameters are fields of the body itself. `endpoint`: its address, as it is counted.
     `write`: the answer to what was completed.
     """
 
-    read: Callable[[bytes, int], Asked]
-    write: Callable[[Served], Answer]
+    read: Callable[[bytes, int], InferenceRequest]
+    write: Callable[[InferenceResult], HttpResponse]
     input_field: str = "input"
     model_field: str = "model"
     flat: bool = False
@@ -180,7 +180,7 @@ class Dialect:
         return RequestError(ErrorCode.INVALID_REQUEST, own, None if own == sentence else own.partition(" ")[0])
 
 
-INFERENCE = Dialect(read_inference, success)
+INFERENCE = ApiFormat(read_inference, success)
 
 
 class PredictBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -216,32 +216,32 @@ _predict = msgspec.json.Decoder(PredictBody)
 _plain = msgspec.json.Decoder(PlainBody)
 
 
-def _read_predict(raw: bytes, max_input_bytes: int) -> Asked:
+def _read_predict(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     body = decode(_predict, raw)
     check_text("input_data", body.input_data, max_input_bytes)
     check_model("model_id", body.model_id)
     check_duplicates(raw)
-    return Asked(body.input_data, body.model_id)
+    return InferenceRequest(body.input_data, body.model_id)
 
 
-def _write_prediction(served: Served) -> Answer:
+def _write_prediction(served: InferenceResult) -> HttpResponse:
     reply = served.replies[0]
     body = encode_json(Prediction(reply.id, reply.output, round(served.latency_ms, 2)))
     return completed(reply, body, served.latency_ms, served.lines)
 
 
-def _read_plain(raw: bytes, max_input_bytes: int) -> Asked:
+def _read_plain(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     body = decode(_plain, raw)
     check_text("input", body.input, max_input_bytes)
     check_duplicates(raw)
-    return Asked(body.input)
+    return InferenceRequest(body.input)
 
 
-def _write_plain(served: Served) -> Answer:
+def _write_plain(served: InferenceResult) -> HttpResponse:
     reply = served.replies[0]
     body = encode_json(PlainAnswer(reply.output, reply.id, round(served.latency_ms, 2)))
     return completed(reply, body, served.latency_ms, served.lines)
 
 
-PREDICT = Dialect(_read_predict, _write_prediction, "input_data", "model_id", endpoint="/v1/predict")
-PLAIN = Dialect(_read_plain, _write_plain, endpoint="/api/inference")
+PREDICT = ApiFormat(_read_predict, _write_prediction, "input_data", "model_id", endpoint="/v1/predict")
+PLAIN = ApiFormat(_read_plain, _write_plain, endpoint="/api/inference")

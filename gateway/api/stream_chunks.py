@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.api.format import Asked, TokenUsage, usage
+from gateway.api.format import InferenceRequest, TokenUsage, usage
 from gateway.auth.service_tier import told
 from gateway.http.response import encode_json
 from scheduler.protocol.replies import Reply
@@ -38,7 +38,7 @@ class Chunks(Protocol):
         """Why it ended, and its usage."""
 
 
-MakeChunks = Callable[[str, str, Asked], Chunks]
+MakeChunks = Callable[[str, str, InferenceRequest], Chunks]
 """From the request's id, its model and what was asked."""
 
 
@@ -93,7 +93,7 @@ class ChatChunk(msgspec.Struct, gc=False):
 class CompletionChunks:
     """The stream of `/v1/completions`."""
 
-    def __init__(self, request_id: str, model: str, asked: Asked) -> None:
+    def __init__(self, request_id: str, model: str, asked: InferenceRequest) -> None:
         self._id = request_id
         self._created = created_ms(request_id) // 1000
         self._model = model
@@ -120,7 +120,7 @@ class CompletionChunks:
 class ChatChunks:
     """The stream of `/v1/chat/completions`."""
 
-    def __init__(self, request_id: str, model: str, asked: Asked) -> None:
+    def __init__(self, request_id: str, model: str, asked: InferenceRequest) -> None:
         self._id = request_id
         self._created = created_ms(request_id) // 1000
         self._model = model

@@ -13,7 +13,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import IdentityView
-from gateway.http.errors import Refusal
+from gateway.http.errors import RejectionError
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.tasks import Loop
 
@@ -64,13 +64,13 @@ def _twice() -> RequestError:
 KEY_PREFIX = "tl_"
 
 
-class Keys(Protocol):
+class KeyLookup(Protocol):
     """The catalog, as far as API keys go."""
 
     def identify(self, presented: str, wall_now: float) -> IdentityView: ...
 
 
-class Tokens(Protocol):
+class TokenLookup(Protocol):
     """A second way in, for tokens that others issue."""
 
     @property
@@ -86,7 +86,7 @@ class Tokens(Protocol):
 class Identities:
     """Both ways in. Without `tokens` there is only the first."""
 
-    def __init__(self, keys: Keys, tokens: Tokens | None = None) -> None:
+    def __init__(self, keys: KeyLookup, tokens: TokenLookup | None = None) -> None:
         self._keys = keys
         self._tokens = tokens
 
@@ -114,7 +114,7 @@ class Identities:
 TOO_MANY = "Too many requests from this address had no valid key; try again later, or with a valid one."
 
 
-class Asking(Protocol):
+class AuthRequest(Protocol):
     """A request, as far as it says who sends it; `remote` is the client's address."""
 
     @property
@@ -123,7 +123,7 @@ class Asking(Protocol):
     def remote(self) -> str | None: ...
 
 
-class Doorman:
+class Authenticator:
     """Asks who it is, at every door. `wall` is seconds since the epoch; without `throttle` nobody has to wait."""
 
     def __init__(
@@ -134,11 +134,11 @@ class Doorman:
         self._wall = wall
         self._longest_jwt = identities.longest_jwt
 
-    def identify(self, asking: Asking) -> IdentityView:
+    def identify(self, asking: AuthRequest) -> IdentityView:
         """Who sends this request. Raises RequestError as `recognise` does."""
         return self.recognise(asking.headers.getall("Authorization", []), asking)
 
-    def recognise(self, authorization: Sequence[str], asking: Asking) -> IdentityView:
+    def recognise(self, authorization: Sequence[str], asking: AuthRequest) -> IdentityView:
         """Who shows these values of the Authorization header. Raises RequestError.
 
         401 `invalid_api_key`, after too many of these from one address 429 `rate_limit_exceeded`; and what the catalog
@@ -150,16 +150,16 @@ class Doorman:
         except RequestError as error:
             raise self._failure(error, asking) from error
 
-    def check_service(self, asking: Asking, expected: str) -> None:
+    def check_service(self, asking: AuthRequest, expected: str) -> None:
         """Raises RequestError unless the request carries the service token, as often as `identify` allows."""
         try:
             check_service_token(asking.headers.getall("Authorization", []), expected)
         except RequestError as error:
             raise self._failure(error, asking) from error
 
-    def _failure(self, error: RequestError, asking: Asking) -> RequestError:
+    def _failure(self, error: RequestError, asking: AuthRequest) -> RequestError:
         """The error to answer: nobody is told to wait for what is no fault of theirs, such as a catalog that is away."""
         if self._throttle is None or error.code is not ErrorCode.INVALID_API_KEY:
             return error
         wait_ms = self._throttle.failed(asking.remote)
-        return error if wait_ms is None else Refusal(ErrorCode.RATE_LIMIT_EXCEEDED, TOO_MANY, wait_ms)
+        return error if wait_ms is None else RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, TOO_MANY, wait_ms)

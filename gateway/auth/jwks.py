@@ -44,7 +44,7 @@ class KeySetAway(TierlaneError):
     """The key set could not be read; the message is the end of a sentence."""
 
 
-class Reader(Protocol):
+class KeySetReader(Protocol):
     """A source of key sets; `read` gives all its bytes, changed or not. Raises KeySetAway."""
 
     async def read(self) -> bytes: ...
@@ -276,7 +276,7 @@ class JwksSource:
         self,
         config: JwtConfig,
         *,
-        reader: Reader | None = None,
+        reader: KeySetReader | None = None,
         clock: Callable[[], float] = time.monotonic,
         least_gap_s: float = LEAST_GAP_S,
         file_look_s: float = FILE_LOOK_S,
@@ -349,5 +349,5 @@ class JwksSource:
                 await self._wanted.wait()
 
 
-def _reader(config: JwtConfig) -> Reader:
+def _reader(config: JwtConfig) -> KeySetReader:
     return UrlReader(config.jwks) if config.is_url else FileReader(Path(config.jwks))

@@ -13,7 +13,7 @@ MORE = frozenset({"priority", "scale", "fast"})
 KNOWN = sorted({*OWN, FLEX, *MORE})
 
 
-class Lowered:
+class LoweredIdentity:
     """An identity with all its limits, served in another tier."""
 
     __slots__ = ("own", "priority", "tier")
@@ -32,7 +32,7 @@ def own(identity: IdentityView) -> IdentityView:
 
     The customer has one bucket: lowered as far as the last tier's, it would have nothing left for its own tier either.
     """
-    return identity.own if isinstance(identity, Lowered) else identity
+    return identity.own if isinstance(identity, LoweredIdentity) else identity
 
 
 def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView | None) -> IdentityView:
@@ -42,7 +42,7 @@ def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView
     tiers = sorted(snapshot.tiers, key=lambda tier: tier.priority)
     if wanted == FLEX:
         last = tiers[-1]
-        return identity if last.name == identity.tier else Lowered(identity, last)  # type: ignore[return-value]  # delegates
+        return identity if last.name == identity.tier else LoweredIdentity(identity, last)  # type: ignore[return-value]  # delegates
     if wanted in MORE:
         if tiers[0].name == identity.tier:
             return identity

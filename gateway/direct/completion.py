@@ -11,8 +11,8 @@ from collections.abc import Callable
 from gateway.direct.queue import DirectEntry, OpenRequests
 from gateway.direct.spool_tasks import DirectAudit
 from gateway.direct.workers import END_MARGIN_S
-from gateway.inference.deadlines import Cancels
-from gateway.inference.pending import Outcome, Waiter
+from gateway.inference.deadlines import Cancellations
+from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.recovery import Pair, audit_pair, beginning, outcome_of
 from gateway.limits.rejections import refusal
 from scheduler.errors import ErrorCode
@@ -26,13 +26,15 @@ from scheduler.states import State
 _NOT_THE_INPUT = frozenset({ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED})
 
 
-class DirectEnds:
+class DirectCompletion:
     """From entry to answer. `clock` is monotonic seconds."""
 
-    def __init__(self, gateway_id: str, audit: DirectAudit, cancels: Cancels, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, gateway_id: str, audit: DirectAudit, cancellations: Cancellations, clock: Callable[[], float]
+    ) -> None:
         self._gateway_id = gateway_id
         self._audit = audit
-        self._cancels = cancels
+        self._cancellations = cancellations
         self._clock = clock
         self._open = OpenRequests()
         self._noting = 0
@@ -50,7 +52,7 @@ class DirectEnds:
 
     def take(self, entry: DirectEntry) -> None:
         """It is ours now."""
-        entry.waiter.direct = True
+        entry.pending.direct = True
         self._open.put(entry)
 
     async def begin(self, batch: list[DirectEntry]) -> list[DirectEntry]:
@@ -58,9 +60,9 @@ class DirectEnds:
 
         Where the disk does not take one, its request is refused: nothing runs that cannot be noted.
         """
-        pending = [entry.begun or self._note_beginning(entry) for entry in batch]
-        if not all(future.done() for future in pending):
-            await asyncio.wait(pending)
+        unwritten = [entry.begun or self._note_beginning(entry) for entry in batch]
+        if not all(future.done() for future in unwritten):
+            await asyncio.wait(unwritten)
         ready = [entry for entry in batch if entry.on_record and self.may_run(entry)]
         if ready:
             failpoint("direct_unsent")
@@ -68,7 +70,7 @@ class DirectEnds:
 
     def may_run(self, entry: DirectEntry) -> bool:
         """Whether somebody still waits for it."""
-        return entry.id in self._open and not entry.waiter.future.done()
+        return entry.id in self._open and not entry.pending.future.done()
 
     def ran(self, entry: DirectEntry, outcome: Ran, worker_id: str, batch_size: int) -> None:
         """A worker said what became of it."""
@@ -84,28 +86,28 @@ class DirectEnds:
         """It cannot be served here."""
         if entry.id not in self._open:
             return
-        if entry.waiter.accepted:
+        if entry.pending.accepted:
             self._leave_to_redis(entry)
         else:
             self._end(entry, code)
 
     def refuse(self, entry: DirectEntry, code: ErrorCode) -> None:
         """It has to go: as if it had not come, unless it is on record already, since a worker was to run it."""
-        if entry.on_record and not entry.waiter.accepted:
+        if entry.on_record and not entry.pending.accepted:
             self._end(entry, code)
             return
         self._leave_to_redis(entry)
-        refuse(entry.waiter, code, self._cancels)
+        refuse(entry.pending, code, self._cancellations)
 
     def sweep(self, now: float) -> None:
         """End those that nobody waits for any more, and those whose time is over."""
         for entry in self._open:
-            waiter = entry.waiter
-            if waiter.future.done():
+            pending = entry.pending
+            if pending.future.done():
                 self._end(entry, None)
-            elif waiter.deadline - now < END_MARGIN_S:
+            elif pending.deadline - now < END_MARGIN_S:
                 self.given_up(entry, ErrorCode.DEADLINE_EXCEEDED)
-            elif entry.started_at is None and not entry.attempts and entry.waited_ms(now) > waiter.submission.queue_ms:
+            elif entry.started_at is None and not entry.attempts and entry.waited_ms(now) > pending.submission.queue_ms:
                 self.given_up(entry, ErrorCode.QUEUE_TIMEOUT)
 
     def settle(self) -> None:
@@ -120,7 +122,7 @@ class DirectEnds:
 
     def _note_beginning(self, entry: DirectEntry) -> "asyncio.Future[bool]":
         entry.begun = begun = asyncio.get_running_loop().create_future()
-        self._audit.note((beginning(self._gateway_id, entry.waiter), None), lambda safe: self._begun(entry, safe=safe))
+        self._audit.note((beginning(self._gateway_id, entry.pending), None), lambda safe: self._begun(entry, safe=safe))
         return begun
 
     def _begun(self, entry: DirectEntry, *, safe: bool) -> None:
@@ -130,79 +132,79 @@ class DirectEnds:
             self.unsafe += 1
             if self._open.get(entry.id) is entry:
                 self.refuse(entry, ErrorCode.NO_CAPACITY)
-        elif not entry.waiter.direct:  # It was left to Redis meanwhile.
+        elif not entry.pending.direct:  # It was left to Redis meanwhile.
             self._audit.release(entry.id)
 
     def _leave_to_redis(self, entry: DirectEntry) -> None:
         self._open.take(entry.id)
-        entry.waiter.direct = False
+        entry.pending.direct = False
         if entry.on_record:
             self._audit.release(entry.id)
 
     def _end(self, entry: DirectEntry, outcome: Outcome | None) -> None:
         """Note it, then answer. Where somebody else answered already, that is what is noted."""
         self._open.take(entry.id)
-        waiter = entry.waiter
-        if waiter.future.done():
-            if isinstance(outcome_of(waiter.future), Verdict) and not entry.on_record:
+        pending = entry.pending
+        if pending.future.done():
+            if isinstance(outcome_of(pending.future), Verdict) and not entry.on_record:
                 return  # Refused after all: there is nothing to remember.
-            pair = self._pair_as_told(waiter)
+            pair = self._pair_as_told(pending)
         else:
-            pair = audit_pair(self._gateway_id, waiter, outcome, self._clock(), "direct")
-            waiter.settled = True
+            pair = audit_pair(self._gateway_id, pending, outcome, self._clock(), "direct")
+            pending.settled = True
         self._noting += 1
         self._audit.note(pair, lambda safe: self._noted(entry, outcome, safe=safe))
 
-    def _pair_as_told(self, waiter: Waiter) -> Pair:
+    def _pair_as_told(self, pending: PendingRequest) -> Pair:
         """The pair of what was answered already, by whomever."""
-        outcome = outcome_of(waiter.future)
+        outcome = outcome_of(pending.future)
         if isinstance(outcome, Verdict):
             outcome = refusal(outcome, base_limit_allows=False).code
         mode = "queue" if isinstance(outcome, Reply) else "direct"
-        return audit_pair(self._gateway_id, waiter, outcome, self._clock(), mode)
+        return audit_pair(self._gateway_id, pending, outcome, self._clock(), mode)
 
     def _noted(self, entry: DirectEntry, outcome: Outcome | None, *, safe: bool) -> None:
         self._noting -= 1
         if not safe:
             self._not_noted(entry)
         elif outcome is not None:
-            entry.waiter.finish(outcome)
-            sent = outcome_of(entry.waiter.future)
+            entry.pending.finish(outcome)
+            sent = outcome_of(entry.pending.future)
             if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
-                self._note_owed(self._pair_as_told(entry.waiter))
+                self._note_owed(self._pair_as_told(entry.pending))
 
     def _not_noted(self, entry: DirectEntry) -> None:
         """The client does not get what the audit does not have. It is told so, and its end is owed to its beginning."""
         self.unsafe += 1
-        waiter = entry.waiter
-        waiter.direct = waiter.settled = False
-        refuse(waiter, ErrorCode.NO_CAPACITY, self._cancels)
-        if entry.on_record and waiter.future.done():
-            self._owed.append(self._pair_as_told(waiter))
+        pending = entry.pending
+        pending.direct = pending.settled = False
+        refuse(pending, ErrorCode.NO_CAPACITY, self._cancellations)
+        if entry.on_record and pending.future.done():
+            self._owed.append(self._pair_as_told(pending))
         elif entry.on_record:  # Redis accepted it, and ends it.
             self._audit.release(entry.id)
 
 
-def refuse(waiter: Waiter, code: ErrorCode, cancels: Cancels) -> None:
+def refuse(pending: PendingRequest, code: ErrorCode, cancellations: Cancellations) -> None:
     """Tell the client to try again. What Redis accepted is not refused; what it may have accepted is ended there."""
-    if waiter.accepted:
+    if pending.accepted:
         return
-    if waiter.sent:
-        cancels.add(waiter.id, code, told=True)
-    waiter.finish(code)
+    if pending.sent:
+        cancellations.add(pending.id, code, told=True)
+    pending.finish(code)
 
 
 def _reply(entry: DirectEntry, ran: Ran, worker_id: str, batch_size: int) -> Reply:
-    waiter = entry.waiter
-    started_at = waiter.started if entry.started_at is None else entry.started_at
+    pending = entry.pending
+    started_at = pending.started if entry.started_at is None else entry.started_at
     return Reply(
-        waiter.id,
-        waiter.submission.customer_id,
-        waiter.submission.nonce,
+        pending.id,
+        pending.submission.customer_id,
+        pending.submission.nonce,
         State.FAILED if ran.error_code else State.COMPLETED,
         ran.error_code,
         entry.attempts + 1,
-        max(0.0, (started_at - waiter.started) * 1000),
+        max(0.0, (started_at - pending.started) * 1000),
         "",
         batch_size,
         worker_id,

@@ -21,7 +21,7 @@ from limits import parse
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from gateway.direct.queue import DirectQueue
-from ratelimit.sliding_window import Level, LocalLimit, LocalWindows
+from ratelimit.sliding_window import Level, LocalLimit, SlidingWindows
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
 
@@ -59,8 +59,8 @@ class LocalLimits:
     """What was spent here, under every limit. Times are monotonic seconds."""
 
     def __init__(self, max_limits: int = MAX_LIMITS) -> None:
-        self._rates = LocalWindows(max_limits)
-        self._quotas = LocalWindows(max_limits)
+        self._rates = SlidingWindows(max_limits)
+        self._quotas = SlidingWindows(max_limits)
         self._rate_strategy = SlidingWindowCounterRateLimiter(self._rates)
         self._quota_strategy = SlidingWindowCounterRateLimiter(self._quotas)
 
@@ -173,7 +173,7 @@ class _Decision(NamedTuple):
     shadowed: str = ""
 
 
-class DirectDoor:
+class DirectAdmission:
     """Judges as `admit` does, all or nothing: the client's own limits, the tier's, then room."""
 
     def __init__(self, queue: DirectQueue, limits: LocalLimits | None = None) -> None:

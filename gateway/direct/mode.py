@@ -22,14 +22,14 @@ import structlog
 from gateway.catalog import CatalogView
 from gateway.circuit_breaker import RedisWatch
 from gateway.config import GatewayConfig
-from gateway.direct.completion import DirectEnds, refuse
-from gateway.direct.limits import DirectDoor
+from gateway.direct.completion import DirectCompletion, refuse
+from gateway.direct.limits import DirectAdmission
 from gateway.direct.queue import DirectEntry, DirectQueue
 from gateway.direct.spool_tasks import DirectAudit
-from gateway.direct.workers import END_MARGIN_S, DirectLines, DirectProbe, Unreachable
-from gateway.heartbeat import Beat
-from gateway.inference.deadlines import Cancels
-from gateway.inference.pending import Waiter, Waiters
+from gateway.direct.workers import END_MARGIN_S, DirectProbe, Unreachable, WorkerConnections
+from gateway.heartbeat import GatewayHeartbeat
+from gateway.inference.deadlines import Cancellations
+from gateway.inference.pending import PendingRequest, PendingRequests
 from gateway.limits.capacity import LiveLimits
 from scheduler.errors import ErrorCode
 from scheduler.fault_log import log_fault
@@ -42,7 +42,7 @@ from scheduler.tasks import Loop, end_all
 LEAVE_AFTER_S = 5.0
 
 
-class Mode(StrEnum):
+class RequestPath(StrEnum):
     """The way that requests go."""
 
     OFF = "off"  # Through Redis.
@@ -56,10 +56,10 @@ class DirectMode:
     def __init__(self, leave_after_s: float = LEAVE_AFTER_S) -> None:
         self._leave_after_s = leave_after_s
         self._well_since: float | None = None
-        self.mode = Mode.OFF
+        self.mode = RequestPath.OFF
         self.since = 0.0  # When it was entered; stands while the mode is not OFF.
 
-    def look(self, now: float, *, redis_open: bool, redis_well: bool, can_serve: bool, waiting: int) -> Mode:
+    def look(self, now: float, *, redis_open: bool, redis_well: bool, can_serve: bool, waiting: int) -> RequestPath:
         """The mode from now on.
 
         `redis_open`: its breaker is not closed. `redis_well`: it is closed and the last call was answered. `waiting`:
@@ -67,14 +67,14 @@ class DirectMode:
         """
         if redis_open:
             self._enter(now)
-        elif self.mode is not Mode.OFF:
+        elif self.mode is not RequestPath.OFF:
             self._come_back(now, redis_well=redis_well, can_serve=can_serve, waiting=waiting)
         return self.mode
 
     def _enter(self, now: float) -> None:
-        if self.mode is Mode.OFF:
+        if self.mode is RequestPath.OFF:
             self.since = now
-        self.mode = Mode.ON
+        self.mode = RequestPath.ON
         self._well_since = None
 
     def _come_back(self, now: float, *, redis_well: bool, can_serve: bool, waiting: int) -> None:
@@ -83,10 +83,10 @@ class DirectMode:
             return
         if self._well_since is None:
             self._well_since = now
-        if self.mode is Mode.ON and (not can_serve or now - self._well_since >= self._leave_after_s):
-            self.mode = Mode.LEAVING
-        if self.mode is Mode.LEAVING and not waiting:
-            self.mode = Mode.OFF
+        if self.mode is RequestPath.ON and (not can_serve or now - self._well_since >= self._leave_after_s):
+            self.mode = RequestPath.LEAVING
+        if self.mode is RequestPath.LEAVING and not waiting:
+            self.mode = RequestPath.OFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +117,9 @@ class DirectParts:
     config: GatewayConfig
     catalog: CatalogView
     limits: LiveLimits
-    waiters: Waiters
-    cancels: Cancels
-    beat: Beat
+    pending_requests: PendingRequests
+    cancellations: Cancellations
+    heartbeat: GatewayHeartbeat
     watch: RedisWatch
     audit: DirectAudit
     clock: Callable[[], float] = time.monotonic
@@ -133,11 +133,11 @@ class Direct:
         self._clock = parts.clock
         self._policy = DirectMode()
         self._queue = DirectQueue()
-        self._door = DirectDoor(self._queue)
-        self._ends = DirectEnds(parts.config.gateway_id, parts.audit, parts.cancels, parts.clock)
+        self._door = DirectAdmission(self._queue)
+        self._ends = DirectCompletion(parts.config.gateway_id, parts.audit, parts.cancellations, parts.clock)
         config = parts.config
         hello = Hello(config.gateway_id, config.direct_token or direct_token(config.service_token))
-        self._lines = DirectLines(self._queue, hello, self._ends, parts.clock)
+        self._lines = WorkerConnections(self._queue, hello, self._ends, parts.clock)
         self._probe = DirectProbe(self._workers, self._probes, hello, parts.clock)
         self._answered = True  # Whether Redis did when it was looked at last.
         self.active = False
@@ -152,7 +152,7 @@ class Direct:
         """What a client is told that gets no capacity while requests go past Redis; None where they do not, or for no
         reason of this gateway's own.
         """
-        if self._policy.mode is Mode.OFF:
+        if self._policy.mode is RequestPath.OFF:
             return None
         audit = self._parts.audit
         if audit.begun and not audit.takes:
@@ -171,31 +171,31 @@ class Direct:
         probe = {"direct probe": self._probe.run} if self._parts.config.direct else {}
         return {"direct": self._run, **probe, **self._parts.audit.loops()}
 
-    def enter(self, waiter: Waiter) -> bool:
+    def enter(self, pending: PendingRequest) -> bool:
         """Take a new request instead of the admitter, or refuse it at once. True, as it is dealt with."""
         now = self._clock()
-        tier = self._tier(waiter.submission.tier)
+        tier = self._tier(pending.submission.tier)
         if tier is None:
-            waiter.finish(ErrorCode.CATALOG_UNAVAILABLE)
+            pending.finish(ErrorCode.CATALOG_UNAVAILABLE)
             return True
         if not self._serves():
-            waiter.finish(ErrorCode.NO_CAPACITY)
+            pending.finish(ErrorCode.NO_CAPACITY)
             return True
         limit, priority = tier
-        in_use = self._ends.of_customer(waiter.submission.customer_id)
-        verdict = waiter.verdict = self._door.judge(waiter.submission, limit, priority, now, in_use=in_use)
+        in_use = self._ends.of_customer(pending.submission.customer_id)
+        verdict = pending.verdict = self._door.judge(pending.submission, limit, priority, now, in_use=in_use)
         if verdict.outcome is Admission.ACCEPTED:
-            self._take(waiter, priority, now)
+            self._take(pending, priority, now)
         else:
-            waiter.finish(verdict)
+            pending.finish(verdict)
         return True
 
-    def keeps_out(self, first: Waiter) -> bool:
+    def keeps_out(self, first: PendingRequest) -> bool:
         """Refuse a list, by its first, where not all of it may enter now. False: each of them may be asked to."""
         tier = self._tier(first.submission.tier)
         if tier is None or not self._serves():
             return False
-        together = [waiter.submission for waiter in first.together]
+        together = [pending.submission for pending in first.together]
         in_use = self._ends.of_customer(first.submission.customer_id)
         verdict = self._door.keeps_out(together, *tier, self._clock(), in_use=in_use)
         if verdict is not None:
@@ -213,14 +213,14 @@ class Direct:
             can_serve=self._serves(),
             waiting=len(self._ends),
         )
-        self.active = mode is Mode.ON
+        self.active = mode is RequestPath.ON
         if mode is not before:
             log.warning("requests go another way", direct=mode.value)
-        if mode is Mode.OFF and before is not Mode.OFF:
+        if mode is RequestPath.OFF and before is not RequestPath.OFF:
             self._lines.hang_up()
             self._parts.limits.reached(0)
             self._door.close()
-        elif before is Mode.OFF and mode is not Mode.OFF:
+        elif before is RequestPath.OFF and mode is not RequestPath.OFF:
             self._begin_mode()
         went_away, self._answered = self._answered and not self._parts.watch.answers, self._parts.watch.answers
         if went_away:  # Also where it had come back and was not trusted yet: some may have gone there all the same.
@@ -228,7 +228,7 @@ class Direct:
 
     def view(self) -> DirectView:
         """What health tells of it."""
-        on, audit = self._policy.mode is not Mode.OFF, self._parts.audit
+        on, audit = self._policy.mode is not RequestPath.OFF, self._parts.audit
         return DirectView(
             active=on,
             for_s=self._clock() - self._policy.since if on else 0.0,
@@ -262,7 +262,7 @@ class Direct:
     def _tick(self, now: float) -> None:
         self._parts.watch.look(now)
         self.look()
-        if self._policy.mode is Mode.OFF:
+        if self._policy.mode is RequestPath.OFF:
             return
         self._follow()
         self._parts.limits.reached(self._lines.able if self._serves() else 0)
@@ -270,43 +270,43 @@ class Direct:
         self._queue.take_out(lambda entry: not self._ends.may_run(entry))
 
     def _begin_mode(self) -> None:
-        seen = self._parts.beat.observation
+        seen = self._parts.heartbeat.observation
         self._door.open(len(seen.gateways) if seen else 1)
         self._follow()
 
     def _follow(self) -> None:
-        seen = self._parts.beat.observation
+        seen = self._parts.heartbeat.observation
         if seen is not None and self._parts.audit.begun:
             self._lines.follow(seen.workers)
 
     def _workers(self) -> Sequence[WorkerView]:
-        seen = self._parts.beat.observation
+        seen = self._parts.heartbeat.observation
         return seen.workers if seen else ()
 
     def _probes(self) -> bool:
         """Whether probes say something: not while the endpoints are in use, and who calls them has a breaker for each."""
-        return self._parts.audit.begun and self._policy.mode is Mode.OFF
+        return self._parts.audit.begun and self._policy.mode is RequestPath.OFF
 
     def _serves(self) -> bool:
         return self._parts.audit.takes and self._lines.able > 0
 
     def _take_over(self, now: float) -> None:
         """Those who wait already, the highest tier first."""
-        least_s = END_MARGIN_S + self._parts.beat.service_p95_ms / 1000
-        waiting = [w for w in self._parts.waiters.all() if not w.direct and not w.future.done()]
-        for waiter in sorted(waiting, key=lambda w: self._priority(w.submission.tier)):
-            priority = self._priority(waiter.submission.tier)
-            if waiter.submission.idempotency and not waiter.accepted:  # Only Redis knows whether it has run already.
-                refuse(waiter, ErrorCode.NO_CAPACITY, self._parts.cancels)
-            elif not waiter.sent:
-                self.enter(waiter)
-            elif self._serves() and waiter.deadline - now > least_s and self._queue.has_room(priority):
-                self._take(waiter, priority, now)
+        least_s = END_MARGIN_S + self._parts.heartbeat.service_p95_ms / 1000
+        waiting = [w for w in self._parts.pending_requests.all() if not w.direct and not w.future.done()]
+        for pending in sorted(waiting, key=lambda w: self._priority(w.submission.tier)):
+            priority = self._priority(pending.submission.tier)
+            if pending.submission.idempotency and not pending.accepted:  # Only Redis knows whether it has run already.
+                refuse(pending, ErrorCode.NO_CAPACITY, self._parts.cancellations)
+            elif not pending.sent:
+                self.enter(pending)
+            elif self._serves() and pending.deadline - now > least_s and self._queue.has_room(priority):
+                self._take(pending, priority, now)
             else:
-                refuse(waiter, ErrorCode.NO_CAPACITY, self._parts.cancels)
+                refuse(pending, ErrorCode.NO_CAPACITY, self._parts.cancellations)
 
-    def _take(self, waiter: Waiter, priority: int, now: float) -> None:
-        entry = DirectEntry(waiter, priority, now)
+    def _take(self, pending: PendingRequest, priority: int, now: float) -> None:
+        entry = DirectEntry(pending, priority, now)
         self._ends.take(entry)
         if shed := self._queue.put(entry):
             self._ends.refuse(shed, ErrorCode.SHED_FOR_PRIORITY)

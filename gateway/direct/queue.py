@@ -9,7 +9,7 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from gateway.inference.pending import Waiter
+from gateway.inference.pending import PendingRequest
 
 MAX_WAITING = 1024
 MAX_BATCH = 8
@@ -19,10 +19,10 @@ MAX_BATCH = 8
 class DirectEntry:
     """One request that goes past Redis. Times are monotonic seconds."""
 
-    __slots__ = ("attempts", "begun", "entered_at", "priority", "started_at", "waiter")
+    __slots__ = ("attempts", "begun", "entered_at", "pending", "priority", "started_at")
 
-    def __init__(self, waiter: Waiter, priority: int, entered_at: float) -> None:
-        self.waiter = waiter
+    def __init__(self, pending: PendingRequest, priority: int, entered_at: float) -> None:
+        self.pending = pending
         self.priority = priority  # Of its tier: 1 first.
         self.entered_at = entered_at
         self.started_at: float | None = None  # When the worker that has it now was given it.
@@ -31,7 +31,7 @@ class DirectEntry:
 
     @property
     def id(self) -> str:
-        return self.waiter.id
+        return self.pending.id
 
     @property
     def on_record(self) -> bool:
@@ -150,14 +150,14 @@ class OpenRequests:
     def put(self, entry: DirectEntry) -> None:
         """It is under way."""
         self._entries[entry.id] = entry
-        self._of.setdefault(entry.waiter.submission.customer_id, set()).add(entry.id)
+        self._of.setdefault(entry.pending.submission.customer_id, set()).add(entry.id)
 
     def take(self, request_id: str) -> None:
         """It is not under way any more; nothing happens where it was not."""
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return
-        customer_id = entry.waiter.submission.customer_id
+        customer_id = entry.pending.submission.customer_id
         self._of[customer_id].discard(request_id)
         if not self._of[customer_id]:
             del self._of[customer_id]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar, TypeVarTuple
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import structlog
 
@@ -23,6 +23,7 @@ from gateway.inference.recovery import Note, Pair
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
+from scheduler.protocol.admission import Adoption
 from scheduler.tasks import Loop
 
 MAX_GROUP = 256
@@ -181,12 +182,6 @@ T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
 
-class AdoptCall(Protocol):
-    """`Adoption`, as far as the gateway uses it."""
-
-    async def adopt(self, pairs: Sequence[Note]) -> object: ...
-
-
 class SpoolMerge:
     """Merges while `may` says that Redis answers. `clock` is monotonic seconds.
 
@@ -197,7 +192,7 @@ class SpoolMerge:
         self,
         spool: Spool,
         thread: ThreadPoolExecutor,
-        adoption: AdoptCall,
+        adoption: Adoption,
         *,
         may: Callable[[], bool],
         remember: Callable[[Sequence[Pair]], None],
@@ -299,7 +294,7 @@ class DirectAudit:
         data_dir: Path | None,
         gateway_id: str,
         max_bytes: int,
-        adoption: AdoptCall,
+        adoption: Adoption,
         *,
         may_merge: Callable[[], bool],
         remember: Callable[[Sequence[Pair]], None],

@@ -52,7 +52,7 @@ class WorkerBusy(TierlaneError):
     """The worker did not run the batch; another one may take it."""
 
 
-class DirectLine:
+class WorkerConnection:
     """The connection and its breaker; what breaks a call closes the connection, and the next call makes another."""
 
     def __init__(self, worker_id: str, address: str, hello: Hello) -> None:
@@ -133,7 +133,7 @@ RUNS_OF_PATIENCE = 8  # Before our batch a running one and four waiting ones may
 log = structlog.get_logger("gateway")
 
 
-class Ends(Protocol):
+class BatchEvents(Protocol):
     """Who is told what became of the requests."""
 
     def may_run(self, entry: DirectEntry) -> bool: ...
@@ -145,15 +145,15 @@ class Ends(Protocol):
     def given_up(self, entry: DirectEntry, code: ErrorCode) -> None: ...
 
 
-class DirectLines:
+class WorkerConnections:
     """One task for each worker while direct mode is on. `clock` is monotonic seconds."""
 
-    def __init__(self, queue: DirectQueue, hello: Hello, ends: Ends, clock: Callable[[], float]) -> None:
+    def __init__(self, queue: DirectQueue, hello: Hello, ends: BatchEvents, clock: Callable[[], float]) -> None:
         self._queue = queue
         self._hello = hello
         self._ends = ends
         self._clock = clock
-        self._lines: dict[str, tuple[DirectLine, asyncio.Task[None]]] = {}
+        self._lines: dict[str, tuple[WorkerConnection, asyncio.Task[None]]] = {}
         self._work = asyncio.Event()
         self._patience_s: dict[str, float] = {}
         self.lost_calls = 0
@@ -173,7 +173,7 @@ class DirectLines:
         for worker in workers:
             if worker.direct and worker.direct not in self._lines:
                 self._patience_s[worker.direct] = max(LEAST_PATIENCE_S, RUNS_OF_PATIENCE * worker.service_p95_ms / 1000)
-                line = DirectLine(worker.id, worker.direct, self._hello)
+                line = WorkerConnection(worker.id, worker.direct, self._hello)
                 task = asyncio.get_running_loop().create_task(self._run(line), name=f"direct line {worker.id}")
                 self._lines[worker.direct] = line, task
 
@@ -189,7 +189,7 @@ class DirectLines:
             task.cancel()
         return tasks
 
-    async def _run(self, line: DirectLine) -> None:
+    async def _run(self, line: WorkerConnection) -> None:
         try:
             while True:
                 await self._work.wait()
@@ -201,7 +201,7 @@ class DirectLines:
         finally:
             line.close()
 
-    async def _turn(self, line: DirectLine) -> None:
+    async def _turn(self, line: WorkerConnection) -> None:
         """Connect where that is to be done, take a batch, serve it."""
         if not line.breaker.may_call(self._clock()):
             await asyncio.sleep(REST_S)
@@ -218,7 +218,7 @@ class DirectLines:
         elif not len(self._queue):
             self._work.clear()
 
-    async def _serve(self, line: DirectLine, batch: list[DirectEntry]) -> None:
+    async def _serve(self, line: WorkerConnection, batch: list[DirectEntry]) -> None:
         try:
             batch = await self._ends.begin(batch)
             outcomes = await self._call(line, batch) if batch else []
@@ -235,7 +235,7 @@ class DirectLines:
         else:
             self._ran(line, batch, outcomes)
 
-    async def _call(self, line: DirectLine, batch: list[DirectEntry]) -> list[Outcome]:
+    async def _call(self, line: WorkerConnection, batch: list[DirectEntry]) -> list[Outcome]:
         now = self._clock()
         for entry in batch:
             entry.started_at = now
@@ -243,7 +243,7 @@ class DirectLines:
         longest_s = max(item.ms_left for item in items) / 1000 + ANSWER_S
         return await line.call(items, min(longest_s, self._patience_s[line.address]))
 
-    def _failed(self, line: DirectLine, reason: str) -> None:
+    def _failed(self, line: WorkerConnection, reason: str) -> None:
         line.breaker.failed(self._clock())
         log.warning("direct call failed", worker=line.worker_id, reason=reason)
 
@@ -262,7 +262,7 @@ class DirectLines:
             if entry.attempts > RETRY_BUDGET:
                 self._ends.given_up(entry, ErrorCode.WORKER_LOST)
 
-    def _ran(self, line: DirectLine, batch: list[DirectEntry], outcomes: list[Outcome]) -> None:
+    def _ran(self, line: WorkerConnection, batch: list[DirectEntry], outcomes: list[Outcome]) -> None:
         by_id = {outcome.id: outcome for outcome in outcomes}
         again: list[DirectEntry] = []
         for entry in batch:
@@ -280,13 +280,13 @@ class DirectLines:
     def _again(self, entry: DirectEntry) -> bool:
         """The model hung with it: whether it is run again, by another worker or the next model of this one, alone."""
         entry.attempts += 1
-        in_time = entry.waiter.deadline - self._clock() > END_MARGIN_S + REST_S
+        in_time = entry.pending.deadline - self._clock() > END_MARGIN_S + REST_S
         return entry.attempts <= RETRY_BUDGET and in_time and self._ends.may_run(entry)
 
 
 def _item(entry: DirectEntry, now: float) -> DirectItem:
-    left_s = entry.waiter.deadline - now - END_MARGIN_S
-    return DirectItem(entry.id, max(1, int(left_s * 1000)), entry.waiter.submission.body)
+    left_s = entry.pending.deadline - now - END_MARGIN_S
+    return DirectItem(entry.id, max(1, int(left_s * 1000)), entry.pending.submission.body)
 
 
 FIRST_S = 5.0
@@ -349,7 +349,7 @@ class DirectProbe:
         key = min(due, key=lambda each: due[each].due, default=None)
         if key is None or due[key].due > now or not self._wanted():
             return
-        before, line = due[key], DirectLine(*key, self._hello)
+        before, line = due[key], WorkerConnection(*key, self._hello)
         try:
             await line.connect()
         except DirectError as error:

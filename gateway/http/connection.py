@@ -17,11 +17,11 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.http.errors import wants_problem
-from gateway.http.header_cache import Whole, is_all, is_head, taken_apart
+from gateway.http.header_cache import CompleteRequest, is_all, is_head, taken_apart
 from gateway.http.request import CONTINUE, BodyEnded
-from gateway.http.response import Answer
-from gateway.http.sse import EventStream, Watch
-from gateway.inference.fast_path import Message, Ride
+from gateway.http.response import HttpResponse
+from gateway.http.sse import EventStream, ProgressTimers
+from gateway.inference.fast_path import FastPathRequest, RequestHead
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
@@ -94,13 +94,13 @@ class EdgeConnection(RequestHandler):
         "_broken",
         "_early",
         "_edge",
+        "_fast_path_request",
         "_half_closed",
         "_held",
         "_line",
         "_patience",
         "_probes",
         "_recent",
-        "_ride",
     )
 
     def __init__(self, edge: "EdgeServer", **kwargs: Any) -> None:
@@ -121,7 +121,9 @@ class EdgeConnection(RequestHandler):
         self._line: asyncio.Transport | None = (
             None  # The transport until it is closed; aiohttp forgets its own earlier.
         )
-        self._ride: Ride | None = None  # The request that is answered past aiohttp's task, if there is one.
+        self._fast_path_request: FastPathRequest | None = (
+            None  # The request that is answered past aiohttp's task, if there is one.
+        )
         self._early = b""  # What came before its answer was written.
         self._between = True  # The parser has read each request to its end, and nothing behind it.
         self._held = b""  # The last byte of what a full queue, or a full body, keeps from being parsed.
@@ -150,7 +152,7 @@ class EdgeConnection(RequestHandler):
         if error is not None:
             log_fault("connection closed after a fault", error)
         self._close = True
-        if self._line is not None and self._ride is None:  # A ride is answered first: see `arrive`.
+        if self._line is not None and self._fast_path_request is None:  # A ride is answered first: see `arrive`.
             self._line.close()
             self._edge.close_watch.start(self, self._loop.time())
 
@@ -167,9 +169,9 @@ class EdgeConnection(RequestHandler):
         for watch in self._edge.watches:
             watch.stop(self)
         super().connection_lost(exc)
-        if (ride := self._ride) is not None:
-            self._ride = None
-            ride.client_left()
+        if (fast_path_request := self._fast_path_request) is not None:
+            self._fast_path_request = None
+            fast_path_request.client_left()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's returns nothing: the connection is closed
         """The client sends nothing more. What came whole is answered first; returns whether there is such a request.
@@ -197,7 +199,7 @@ class EdgeConnection(RequestHandler):
             self._edge.left_watch.start(self, now)
 
     def data_received(self, data: bytes) -> None:
-        if self._ride is not None:
+        if self._fast_path_request is not None:
             self._early += data
             self._pause_transport_reading()  # Or a client that never reads could fill the memory.
             return
@@ -205,10 +207,17 @@ class EdgeConnection(RequestHandler):
         if whole is None or not self._rides_unparsed(whole):
             self._parse(data, whole)
 
-    def _rides_unparsed(self, whole: Whole) -> bool:
+    def _rides_unparsed(self, whole: CompleteRequest) -> bool:
         """Whether it was taken by the fast lane past the parser, which stays as it is: between two requests."""
-        lane = self._edge.lane
-        if lane is None or not lane.open or self._paused or self._close or self._force_close or not self._is_idle():
+        fast_path = self._edge.fast_path
+        if (
+            fast_path is None
+            or not fast_path.open
+            or self._paused
+            or self._close
+            or self._force_close
+            or not self._is_idle()
+        ):
             return False
         headers = self._edge.known_heads.headers(whole)
         if headers is None:
@@ -216,10 +225,10 @@ class EdgeConnection(RequestHandler):
             return False
         self._patience = PATIENCE
         self._request_count += 1
-        self._begin(Ride(lane, self, headers, [whole.authorization]), whole.body)
+        self._begin(FastPathRequest(fast_path, self, headers, [whole.authorization]), whole.body)
         return True
 
-    def _parse(self, data: bytes, whole: Whole | None) -> None:
+    def _parse(self, data: bytes, whole: CompleteRequest | None) -> None:
         """Have aiohttp parse it, and the fast lane or aiohttp's task answer what comes of it."""
         before, idle = self._request_count, self._is_idle()
         # Taken away for the moment, so that aiohttp's task is not woken for what a ride will answer.
@@ -237,7 +246,7 @@ class EdgeConnection(RequestHandler):
         if waiter is None and self._messages and not self._buffer_paused:
             self._limit_read_ahead()
 
-    def _feed(self, data: bytes, whole: Whole | None) -> None:
+    def _feed(self, data: bytes, whole: CompleteRequest | None) -> None:
         """Give it to the parser, and find out whether a request is left begun, which the parser does not say.
 
         So the last byte is given by itself: where it ends a request, nothing is begun.
@@ -323,34 +332,34 @@ class EdgeConnection(RequestHandler):
         if self._is_idle():
             self._edge.headers_watch.start(self, self._loop.time())
 
-    def _rides(self, whole: Whole | None) -> bool:
+    def _rides(self, whole: CompleteRequest | None) -> bool:
         """Whether the one request that is there was taken by the fast lane; the next one like it need not be parsed."""
-        lane = self._edge.lane
-        message, payload = cast("tuple[Message, StreamReader]", self._messages[0])
-        if lane is None or self._paused or not lane.suits(message, payload):
+        fast_path = self._edge.fast_path
+        message, payload = cast("tuple[RequestHead, StreamReader]", self._messages[0])
+        if fast_path is None or self._paused or not fast_path.suits(message, payload):
             return False
         self._messages.clear()
         self._parser.message_consumed()  # type: ignore[union-attr]  # it parsed this a moment ago
         headers, between = message.headers, self._between
-        ride = Ride(lane, self, headers, headers.getall("Authorization", []))
-        self._begin(ride, payload.read_nowait())
-        if whole is not None and between and ride.recognised:
+        fast_path_request = FastPathRequest(fast_path, self, headers, headers.getall("Authorization", []))
+        self._begin(fast_path_request, payload.read_nowait())
+        if whole is not None and between and fast_path_request.recognised:
             self._edge.known_heads.learn(whole, headers)
         return True
 
-    def _begin(self, ride: Ride, body: bytes) -> None:
-        self._ride = ride  # First, because it may be answered before `begin` returns.
-        ride.begin(body)
+    def _begin(self, fast_path_request: FastPathRequest, body: bytes) -> None:
+        self._fast_path_request = fast_path_request  # First, because it may be answered before `begin` returns.
+        fast_path_request.begin(body)
 
-    def arrive(self, answer: Answer) -> None:
+    def arrive(self, answer: HttpResponse) -> None:
         """The answer of the ride: write it, and go on with what came meanwhile."""
-        ride, self._ride = self._ride, None
+        fast_path_request, self._fast_path_request = self._fast_path_request, None
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        closing = self._close or answer.close or self._edge.doors.leaving or self._half_closed
-        if self._edge.cors is not None and ride is not None:
-            answer.lines += self._edge.cors.lines(ride.headers)
+        closing = self._close or answer.close or self._edge.drain_state.leaving or self._half_closed
+        if self._edge.cors is not None and fast_path_request is not None:
+            answer.lines += self._edge.cors.lines(fast_path_request.headers)
         transport.write(answer.head("close" if closing else "") + answer.body)
         if closing:
             self.force_close()
@@ -369,7 +378,7 @@ class EdgeConnection(RequestHandler):
         """Called by aiohttp to write an answer."""
         self._answering = True
         if self._half_closed and not self._messages:
-            cast("Answer", resp).close = True
+            cast("HttpResponse", resp).close = True
         result = await super().finish_response(request, resp, start_time)
         self._answering = False
         if self._half_closed and not self._messages:
@@ -385,18 +394,18 @@ class EdgeConnection(RequestHandler):
         return str(peer[0]) if isinstance(peer, tuple) else peer
 
     @property
-    def pings(self) -> Watch[EventStream]:
+    def pings(self) -> ProgressTimers[EventStream]:
         """The streams that are kept from falling silent."""
         return self._edge.ping_watch
 
-    def fault(self, error: Exception, request_id: str, *, problem: bool) -> Answer:
+    def fault(self, error: Exception, request_id: str, *, problem: bool) -> HttpResponse:
         """What a ride answers where it was not its client's fault, or where it is not known whose request it is."""
         if isinstance(error, RequestError):
             return self._edge.faults.answer(error, request_id, problem=problem)
         return self._edge.failed(error, request_id, problem=problem)
 
     def _process_keepalive(self) -> None:
-        if self._ride is not None:  # aiohttp's task waits, but the connection does not.
+        if self._fast_path_request is not None:  # aiohttp's task waits, but the connection does not.
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         super()._process_keepalive()
 
@@ -406,7 +415,11 @@ class EdgeConnection(RequestHandler):
         Between taking a message and running its handler aiohttp shows neither; but it waits for a message only when it
         has none, or has not begun to wait at all.
         """
-        return self._ride is None and not self._messages and (self._waiter is not None or not self._request_count)
+        return (
+            self._fast_path_request is None
+            and not self._messages
+            and (self._waiter is not None or not self._request_count)
+        )
 
     def pause_writing(self) -> None:
         super().pause_writing()

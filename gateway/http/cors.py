@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from multidict import CIMultiDictProxy
 
 from gateway.host_lists import ANY
-from gateway.http.response import Answer
+from gateway.http.response import HttpResponse
 from gateway.openapi.model import HEADER_NAMES
 
 CUSTOMERS = ("/v1/", "/v2/", "/api/")
@@ -40,7 +40,7 @@ _STAINLESS = re.compile(r"x-stainless-[a-z0-9-]{1,40}")
 MOST_ASKED = 64  # Names in Access-Control-Request-Headers that are looked at.
 
 
-class Preflight(Answer):
+class Preflight(HttpResponse):
     """An answer without a body, and without a length of it, as 204 has it."""
 
     __slots__ = ()
@@ -71,7 +71,9 @@ class Cors:
         # Caches have to know that another origin gets other headers, whoever asks first.
         return self._lines.get(named[0] if len(named) == 1 else "", "Vary: Origin\r\n")
 
-    def preflight(self, headers: CIMultiDictProxy[str], methods: Collection[str], request_id: str) -> Answer | None:
+    def preflight(
+        self, headers: CIMultiDictProxy[str], methods: Collection[str], request_id: str
+    ) -> HttpResponse | None:
         """The answer to a browser that asks before it sends a page's request; None where it is none, or may not."""
         if "Access-Control-Request-Method" not in headers or "Allow-Origin" not in self.lines(headers):
             return None

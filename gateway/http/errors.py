@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
-from gateway.http.response import JSON, Answer, Headers, encode_json
+from gateway.http.response import JSON, Headers, HttpResponse, encode_json
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
 PROBLEM_JSON = "application/problem+json"
@@ -127,7 +127,7 @@ class ErrorBody(msgspec.Struct, gc=False):
     error: Fault
 
 
-class Refusal(RequestError):
+class RejectionError(RequestError):
     """A request error that also knows when trying again makes sense (milliseconds from now).
 
     `violated` names the rate-limit policies that stood in the way.
@@ -145,7 +145,7 @@ class Refusal(RequestError):
         self.violated = violated
 
 
-class Faults:
+class ErrorResponses:
     """Builds error answers. `jitter` returns a number from 0 to 1 and is called once for an answer that needs one."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
@@ -153,19 +153,19 @@ class Faults:
 
     def answer(
         self, error: RequestError, request_id: str, headers: Headers | None = None, *, problem: bool = False
-    ) -> Answer:
+    ) -> HttpResponse:
         """The answer for `error`; `headers` (rate-limit state) are sent with it. `problem`: in the form of RFC 9457."""
         row = HTTP[error.code]
         retry_after_ms = self._retry_after_ms(error) if error.code in TRY_LATER else None
         body = (_problem if problem else _body)(error, request_id, retry_after_ms)
-        answer = Answer(row.status, body, content_type=PROBLEM_JSON if problem else JSON)
+        answer = HttpResponse(row.status, body, content_type=PROBLEM_JSON if problem else JSON)
         answer.headers = [("x-request-id", request_id), *(headers or ()), *_retry_headers(error.code, retry_after_ms)]
         if row.status == 401:
             answer.headers.append(("WWW-Authenticate", "Bearer"))
         return answer
 
     def _retry_after_ms(self, error: RequestError) -> int:
-        wanted = error.retry_after_ms if isinstance(error, Refusal) else None
+        wanted = error.retry_after_ms if isinstance(error, RejectionError) else None
         if not wanted or wanted < 0:
             wanted = _RETRY_AFTER_MS.get(error.code, FALLBACK_RETRY_AFTER_MS)
         if error.code not in _EXACT:
@@ -175,7 +175,7 @@ class Faults:
 
 
 def _problem(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:
-    violated = error.violated if isinstance(error, Refusal) else ()
+    violated = error.violated if isinstance(error, RejectionError) else ()
     return problem_body(error, request_id, retry_after_ms, violated)
 
 

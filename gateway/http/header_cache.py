@@ -22,7 +22,7 @@ _LENGTH = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
 _MOST_DIGITS = 12
 
 
-class Whole(NamedTuple):
+class CompleteRequest(NamedTuple):
     """One request and nothing else. `shape`: its head without the two values. `authorization`: as the parser gives it."""
 
     shape: bytes
@@ -30,7 +30,7 @@ class Whole(NamedTuple):
     body: bytes
 
 
-def taken_apart(data: bytes) -> Whole | None:
+def taken_apart(data: bytes) -> CompleteRequest | None:
     """What came, where it may be one whole request with a body and has the two headers in their usual form; else None.
 
     Without its two values a head says where they stood: neither of them can hold the end of a line.
@@ -51,7 +51,7 @@ def taken_apart(data: bytes) -> Whole | None:
         shape = data[:key] + data[key_end:length] + data[length_end:end]
     else:
         shape = data[:length] + data[length_end:key] + data[key_end:end]
-    return Whole(shape, text.strip(" "), body)
+    return CompleteRequest(shape, text.strip(" "), body)
 
 
 def _value_at(data: bytes, end: int, names: tuple[bytes, bytes]) -> int:
@@ -78,7 +78,7 @@ def is_all(data: bytes, message: object, payload: StreamReader) -> bool:
     return end >= 0 and end + len(_END) + payload.total_bytes == len(data)
 
 
-class KnownHeads:
+class HeaderCache:
     """What the parser made of heads, without the two headers: whoever looked for one of them would find nobody's."""
 
     def __init__(self, most: int = MOST_HEADS) -> None:
@@ -89,11 +89,11 @@ class KnownHeads:
     def __len__(self) -> int:
         return len(self._known)
 
-    def headers(self, whole: Whole) -> CIMultiDictProxy[str] | None:
+    def headers(self, whole: CompleteRequest) -> CIMultiDictProxy[str] | None:
         """All headers but these two, where the parser has read such a head."""
         return self._known.get(whole.shape)
 
-    def learn(self, whole: Whole, headers: CIMultiDictProxy[str]) -> None:
+    def learn(self, whole: CompleteRequest, headers: CIMultiDictProxy[str]) -> None:
         """The parser made `headers` of it. The one that has been kept for longest makes room.
 
         To be told of those only whose key is known: else anybody could fill the room, or empty it of what is useful.

@@ -19,7 +19,7 @@ from aiohttp import web
 from multidict import CIMultiDictProxy
 
 from gateway.catalog import IdentityView
-from gateway.http.errors import Refusal
+from gateway.http.errors import RejectionError
 from gateway.http.response import JSON
 from scheduler.errors import ErrorCode, RequestError
 
@@ -49,7 +49,7 @@ class BodyBudget:
         held = self._held
         for owner in owners:
             if held.get(owner, 0) + count > self._most[owner[0]]:
-                raise Refusal(ErrorCode.RATE_LIMIT_EXCEEDED, OWN, RETRY_MS)
+                raise RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, OWN, RETRY_MS)
         if self.in_all + count > self._most_in_all:
             raise RequestError(ErrorCode.NO_CAPACITY, ALL)
         self.in_all += count
@@ -286,7 +286,7 @@ def _validation_error(text: str) -> RequestError:
     return invalid(field, reason + (f" in `{field}`." if field else "."))
 
 
-class Asking(Protocol):
+class HttpRequest(Protocol):
     """A request, as far as its handler looks at it; `remote` is the client's address."""
 
     @property

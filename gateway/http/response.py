@@ -36,7 +36,7 @@ class _Date:
 _date = _Date()
 
 
-class Answer:
+class HttpResponse:
     """One response. `close` ends the connection after it; `abort` does so without reading what the client still sends.
 
     It has the three things that aiohttp's connection handler asks of a response: `prepare`, `write_eof`, `keep_alive`.
@@ -56,7 +56,9 @@ class Answer:
         self._request: web.BaseRequest | None = None
 
     @classmethod
-    def of(cls, status: int, document: object, headers: Headers | None = None, content_type: str = JSON) -> "Answer":
+    def of(
+        cls, status: int, document: object, headers: Headers | None = None, content_type: str = JSON
+    ) -> "HttpResponse":
         """An answer whose body is `document` as JSON."""
         return cls(status, encode_json(document), headers, content_type)
 

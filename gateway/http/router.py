@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from gateway.http.response import Answer
+from gateway.http.response import HttpResponse
 
 
 @dataclass(slots=True)
-class Call:
+class RoutedRequest:
     """One HTTP request on its way through a handler.
 
     `tail` is what follows a prefix route's prefix, `arrived` when its headers were read, in monotonic seconds.
@@ -37,11 +37,11 @@ class Call:
         return self.request.remote
 
 
-Handler = Callable[[Call], Awaitable[Answer]]
+Handler = Callable[[RoutedRequest], Awaitable[HttpResponse]]
 Methods = dict[str, Handler]
 
 
-class Routes:
+class Router:
     """The table of addresses. `add("GET", "/internal/requests/{id}", handler)` makes a prefix route.
 
     With `{id...}` the rest may hold slashes: models are named like that.
@@ -90,7 +90,7 @@ def path_of(target: str) -> str:
     return target.partition("?")[0]
 
 
-class Doors:
+class DrainState:
     """Set by the drain; read by readiness, the edge and the handlers."""
 
     __slots__ = ("closed", "leaving")

@@ -19,12 +19,12 @@ from aiohttp.web_protocol import RequestHandler
 from gateway.config import GatewayConfig
 from gateway.http.connection import EdgeConnection
 from gateway.http.cors import Cors, serves_customers
-from gateway.http.errors import Faults, wants_problem
-from gateway.http.header_cache import KnownHeads
-from gateway.http.response import Answer
-from gateway.http.router import Call, Doors, Methods, Routes, path_of
-from gateway.http.sse import PING_EVERY_S, EventStream, Watch
-from gateway.inference.fast_path import FastLane
+from gateway.http.errors import ErrorResponses, wants_problem
+from gateway.http.header_cache import HeaderCache
+from gateway.http.response import HttpResponse
+from gateway.http.router import DrainState, Methods, RoutedRequest, Router, path_of
+from gateway.http.sse import PING_EVERY_S, EventStream, ProgressTimers
+from gateway.inference.fast_path import FastPath
 from scheduler.errors import ErrorCode, RequestError, StartError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
@@ -53,9 +53,14 @@ class EdgeServer(web.Server):
     """Accepts connections and answers each request by `routes`."""
 
     def __init__(
-        self, routes: Routes, faults: Faults, doors: Doors, config: GatewayConfig, lane: FastLane | None = None
+        self,
+        routes: Router,
+        faults: ErrorResponses,
+        drain_state: DrainState,
+        config: GatewayConfig,
+        fast_path: FastPath | None = None,
     ) -> None:
-        """`lane` answers what suits it, `routes` everything else."""
+        """`fast_path` answers what suits it, `routes` everything else."""
         super().__init__(
             self._answer,  # type: ignore[arg-type]  # an Answer stands in for aiohttp's response
             handler_cancellation=True,
@@ -66,24 +71,24 @@ class EdgeServer(web.Server):
         )
         self.routes = routes
         self.faults = faults
-        self.doors = doors
-        self.lane = lane
-        self.known_heads = KnownHeads()
+        self.drain_state = drain_state
+        self.fast_path = fast_path
+        self.known_heads = HeaderCache()
         self.cors = Cors(config.cors_origins) if config.cors_origins else None
-        self.headers_watch: Watch[EdgeConnection] = Watch(config.header_timeout_s)
-        self.body_watch: Watch[EdgeConnection] = Watch(config.body_timeout_s)
-        self.write_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
-        self.close_watch: Watch[EdgeConnection] = Watch(config.write_timeout_s)
-        self.left_watch: Watch[EdgeConnection] = Watch(PROBE_S)
+        self.headers_watch: ProgressTimers[EdgeConnection] = ProgressTimers(config.header_timeout_s)
+        self.body_watch: ProgressTimers[EdgeConnection] = ProgressTimers(config.body_timeout_s)
+        self.write_watch: ProgressTimers[EdgeConnection] = ProgressTimers(config.write_timeout_s)
+        self.close_watch: ProgressTimers[EdgeConnection] = ProgressTimers(config.write_timeout_s)
+        self.left_watch: ProgressTimers[EdgeConnection] = ProgressTimers(PROBE_S)
         self.watches = (self.headers_watch, self.body_watch, self.write_watch, self.close_watch, self.left_watch)
-        self.ping_watch: Watch[EventStream] = Watch(PING_EVERY_S)
+        self.ping_watch: ProgressTimers[EventStream] = ProgressTimers(PING_EVERY_S)
         self.max_connections = config.max_connections
         self.open_connections = 0
 
     def __call__(self) -> RequestHandler:
         return EdgeConnection(self, loop=self._loop, **self._kwargs)
 
-    async def _answer(self, request: web.BaseRequest) -> Answer:
+    async def _answer(self, request: web.BaseRequest) -> HttpResponse:
         request_id = new_request_id()
         try:
             answer = await self._routed(request, request_id)
@@ -96,13 +101,13 @@ class EdgeServer(web.Server):
         # The rest of an unread body would be taken for the next request, and aiohttp's parser drops or misreads what
         # comes in one piece with an Upgrade, whatever the protocol.
         upgrade = "Upgrade" in request.headers or request.method == "CONNECT"
-        if self.doors.leaving or not request.content.is_eof() or upgrade:
+        if self.drain_state.leaving or not request.content.is_eof() or upgrade:
             answer.close = True
         # A body that was ended by an error gives only that error again.
         answer.abort = request.content.exception() is not None
         return answer
 
-    async def _routed(self, request: web.BaseRequest, request_id: str) -> Answer:
+    async def _routed(self, request: web.BaseRequest, request_id: str) -> HttpResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             raise RequestError(ErrorCode.INVALID_REQUEST, "This server does not upgrade connections.", "Upgrade")
         found = self.routes.find(request.raw_path)
@@ -116,14 +121,14 @@ class EdgeServer(web.Server):
             allowed = [("Allow", ", ".join(sorted(methods)))]
             error = RequestError(ErrorCode.METHOD_NOT_ALLOWED)
             return self.faults.answer(error, request_id, allowed, problem=wants_problem(request.headers))
-        return await handler(Call(request, request_id, tail))
+        return await handler(RoutedRequest(request, request_id, tail))
 
-    def _preflight(self, request: web.BaseRequest, methods: Methods, request_id: str) -> Answer | None:
+    def _preflight(self, request: web.BaseRequest, methods: Methods, request_id: str) -> HttpResponse | None:
         if self.cors is None or not serves_customers(path_of(request.raw_path)):
             return None
         return self.cors.preflight(request.headers, methods, request_id)
 
-    def failed(self, error: BaseException | None, request_id: str, *, problem: bool = False) -> Answer:
+    def failed(self, error: BaseException | None, request_id: str, *, problem: bool = False) -> HttpResponse:
         """Answer 500 for a fault of ours, and log where it happened: the message may hold what a client sent."""
         log_fault("request failed", error, request_id=request_id)
         return self.faults.answer(RequestError(ErrorCode.INTERNAL_ERROR), request_id, problem=problem)

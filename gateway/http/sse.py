@@ -13,12 +13,12 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from aiohttp import web
 
-from gateway.http.response import Answer
+from gateway.http.response import HttpResponse
 
 T = TypeVar("T", bound=Hashable)
 
 
-class Watch(Generic[T]):
+class ProgressTimers(Generic[T]):
     """What waits for one kind of progress, each for at most `timeout_s`. Times are monotonic seconds."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -58,14 +58,14 @@ PING_EVERY_S = 2.0
 """A comment for whoever hears nothing for so long, and at most twice as long: proxies and clients hang up on silence."""
 
 
-class Connection(Protocol):
+class EventStreamConnection(Protocol):
     """What it needs of its connection."""
 
     @property
-    def pings(self) -> "Watch[EventStream]": ...
+    def pings(self) -> "ProgressTimers[EventStream]": ...
 
 
-class EventStream(Answer):
+class EventStream(HttpResponse):
     """One stream. `play` writes it, from `start` on, and is awaited once, whatever comes."""
 
     __slots__ = ("_chunked", "_play", "_quiet")
@@ -139,5 +139,5 @@ class EventStream(Answer):
     def _of_request(self) -> web.BaseRequest:
         return cast("web.BaseRequest", self._request)
 
-    def _pings(self) -> "Watch[EventStream]":
-        return cast("Connection", self._of_request().protocol).pings
+    def _pings(self) -> "ProgressTimers[EventStream]":
+        return cast("EventStreamConnection", self._of_request().protocol).pings

@@ -6,8 +6,8 @@ from importlib.resources import files
 
 from multidict import CIMultiDictProxy
 
-from gateway.http.response import Answer, Headers
-from gateway.http.router import Call
+from gateway.http.response import Headers, HttpResponse
+from gateway.http.router import RoutedRequest
 
 HTML = "text/html; charset=utf-8"
 CACHE_CONTROL = "public, max-age=300"
@@ -24,7 +24,7 @@ def page_headers(content_type: str) -> Headers:
     return headers
 
 
-class Page:
+class StaticPage:
     """The handler."""
 
     def __init__(self, body: bytes, content_type: str) -> None:
@@ -33,10 +33,10 @@ class Page:
         self._tag = f'"{sha256(body).hexdigest()[:16]}"'
         self._headers = [("ETag", self._tag), *page_headers(content_type)]
 
-    async def __call__(self, call: Call) -> Answer:
+    async def __call__(self, call: RoutedRequest) -> HttpResponse:
         """The page, or 304 for a client that has it."""
         status = 304 if self._is_known(call.headers) else 200
-        return Answer(status, self.body, [("x-request-id", call.request_id), *self._headers], self._content_type)
+        return HttpResponse(status, self.body, [("x-request-id", call.request_id), *self._headers], self._content_type)
 
     def _is_known(self, headers: CIMultiDictProxy[str]) -> bool:
         """Whether If-None-Match names it. A weak tag is as good, as RFC 9110 has it for this header."""

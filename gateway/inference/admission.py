@@ -11,16 +11,16 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gateway.circuit_breaker import ONCE_MORE, CallWatch
-from gateway.inference.deadlines import Cancels
-from gateway.inference.pending import Waiter
-from gateway.limits.rejections import Rejections
+from gateway.inference.deadlines import Cancellations
+from gateway.inference.pending import PendingRequest
+from gateway.limits.rejections import RejectionCache
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict
+from scheduler.protocol.admission import MAX_SUBMISSIONS, Admissions, Submission, TierLimit, Verdict
 from scheduler.protocol.replies import readable
 from scheduler.redis_client.scripts import MAX_CALL_BYTES
 from scheduler.states import Admission
@@ -32,20 +32,7 @@ SHARE_BYTES = MAX_CALL_BYTES // 4
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
-class AdmitCall(Protocol):
-    """`Admissions`, as far as the gateway uses it."""
-
-    async def admit(
-        self,
-        tiers: Sequence[TierLimit],
-        capacity_rps: float,
-        submissions: Sequence[Submission],
-        redis_ms: int = 0,
-        run_ms: int = 0,
-    ) -> list[Verdict]: ...
-
-
-class Limits(NamedTuple):
+class AdmissionLimits(NamedTuple):
     """What admission is told of the tiers now."""
 
     tiers: Sequence[TierLimit]
@@ -54,7 +41,7 @@ class Limits(NamedTuple):
     run_ms: int = 0  # What a run takes; 0: not known.
 
 
-class Admitter:
+class AdmissionBatcher:
     """Takes waiters, gives each a verdict. `limits` is asked before each call.
 
     `accepted_late` is told of requests that were accepted when their clients had left.
@@ -62,27 +49,27 @@ class Admitter:
 
     def __init__(
         self,
-        admissions: AdmitCall,
-        limits: Callable[[], Limits],
-        cancels: Cancels,
+        admissions: Admissions,
+        limits: Callable[[], AdmissionLimits],
+        cancellations: Cancellations,
         max_pending: int = 4096,
         *,
         watch: CallWatch = ONCE_MORE,
         clock: Callable[[], float] = time.monotonic,
-        accepted_late: Callable[[Waiter], None] | None = None,
+        accepted_late: Callable[[PendingRequest], None] | None = None,
         took: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._admissions = admissions
         self._limits = limits
-        self._cancels = cancels
+        self._cancellations = cancellations
         self._watch = watch
-        self._pending: deque[Waiter] = deque()
+        self._pending: deque[PendingRequest] = deque()
         self._max_pending = max_pending
         self._clock = clock
         self._accepted_late = accepted_late
         self._took = took  # Told the seconds of each call that Redis answered.
         self._wake = asyncio.Event()
-        self.rejections = Rejections()
+        self.rejections = RejectionCache()
         self._doubted = False  # What is thought to be Redis TIME was wrong: the next call goes without it.
         self.calls = 0
         self.failed_calls = 0
@@ -92,14 +79,14 @@ class Admitter:
         """How many wait for the next call."""
         return len(self._pending)
 
-    def submit(self, waiter: Waiter) -> bool:
+    def submit(self, pending: PendingRequest) -> bool:
         """Queue for the next call, with all that enter together with it. False when too many wait already."""
         if len(self._pending) >= self._max_pending:
             return False
-        if waiter.together:
-            self._pending.extend(waiter.together)
+        if pending.together:
+            self._pending.extend(pending.together)
         else:
-            self._pending.append(waiter)
+            self._pending.append(pending)
         self._wake.set()
         return True
 
@@ -111,13 +98,13 @@ class Admitter:
             while self._pending:
                 await self._call(self._take())
 
-    def _take(self) -> list[Waiter]:
+    def _take(self) -> list[PendingRequest]:
         """The oldest, as many as one call may carry, without those that left or are known to be over a limit.
 
         What is put off stays in its order, before all that comes later.
         """
-        batch: list[Waiter] = []
-        size, shares, put_off = 0, dict[str, int](), list[Waiter]()
+        batch: list[PendingRequest] = []
+        size, shares, put_off = 0, dict[str, int](), list[PendingRequest]()
         now = self._clock()
         while self._pending and size < MAX_CALL_BYTES:
             first = self._pending[0]
@@ -148,27 +135,27 @@ class Admitter:
         self._pending.extendleft(reversed(put_off))
         return batch
 
-    def _party(self, first: Waiter) -> Sequence[Waiter]:
+    def _party(self, first: PendingRequest) -> Sequence[PendingRequest]:
         """Those that enter together: all of them, or none where one has left, been answered or been taken past Redis."""
-        if all(_asks(waiter) for waiter in first.together):
+        if all(_asks(pending) for pending in first.together):
             return first.together
-        for waiter in first.together:
-            if not waiter.direct:
-                waiter.finish(ErrorCode.NO_CAPACITY)
+        for pending in first.together:
+            if not pending.direct:
+                pending.finish(ErrorCode.NO_CAPACITY)
         return ()
 
-    async def _call(self, batch: list[Waiter]) -> None:
+    async def _call(self, batch: list[PendingRequest]) -> None:
         if not batch:
             return
-        for waiter in batch:
-            waiter.sent = True
+        for pending in batch:
+            pending.sent = True
         try:
             limits = self._limits()
             if self._doubted:
                 limits, self._doubted = limits._replace(redis_ms=0), False
             batch = _of_known_tiers(batch, limits)
             now = self._clock()
-            verdicts = await self._ask(limits, [with_time_left(waiter, now) for waiter in batch])
+            verdicts = await self._ask(limits, [with_time_left(pending, now) for pending in batch])
         except RedisUnavailable:
             self._refuse(batch, ErrorCode.NO_CAPACITY)
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
@@ -180,35 +167,35 @@ class Admitter:
             if [verdict for verdict in verdicts if verdict.outcome not in ENTERED]:
                 self._note_rejections(judged)
                 judged = self._ask_again(judged) if limits.redis_ms else judged
-            for waiter, verdict in judged:
-                self._judged(waiter, verdict)
+            for pending, verdict in judged:
+                self._judged(pending, verdict)
 
-    def _ask_again(self, judged: list[tuple[Waiter, Verdict]]) -> list[tuple[Waiter, Verdict]]:
+    def _ask_again(self, judged: list[tuple[PendingRequest, Verdict]]) -> list[tuple[PendingRequest, Verdict]]:
         """Those that are judged; the others stand first in the next call."""
         again = self._not_late(judged)
         if again:
             self._doubted = True
-            self._pending.extendleft(waiter for waiter, _ in reversed(judged) if waiter in again)
-        return [(waiter, verdict) for waiter, verdict in judged if waiter not in again]
+            self._pending.extendleft(pending for pending, _ in reversed(judged) if pending in again)
+        return [(pending, verdict) for pending, verdict in judged if pending not in again]
 
-    def _note_rejections(self, judged: list[tuple[Waiter, Verdict]]) -> None:
+    def _note_rejections(self, judged: list[tuple[PendingRequest, Verdict]]) -> None:
         now = self._clock()
         together = 0  # So many more are judged as one with those before.
-        for waiter, verdict in judged:
-            together = max(together - 1, len(waiter.together))
+        for pending, verdict in judged:
+            together = max(together - 1, len(pending.together))
             if not together and verdict.outcome not in ENTERED:
-                self.rejections.note(waiter.submission, verdict, now)
+                self.rejections.note(pending.submission, verdict, now)
 
-    def _not_late(self, judged: list[tuple[Waiter, Verdict]]) -> Collection[Waiter]:
+    def _not_late(self, judged: list[tuple[PendingRequest, Verdict]]) -> Collection[PendingRequest]:
         """Those who were told that they are too late and are not, by our own clock: the one of Redis went forwards."""
-        late = {waiter for waiter, verdict in judged if verdict.outcome is Admission.TOO_LATE}
+        late = {pending for pending, verdict in judged if verdict.outcome is Admission.TOO_LATE}
         if not late:
             return ()
         now = self._clock()
-        early = {waiter for waiter in late if now < waiter.deadline}
-        return {waiter for waiter in early if early.issuperset(waiter.together)}
+        early = {pending for pending in late if now < pending.deadline}
+        return {pending for pending in early if early.issuperset(pending.together)}
 
-    async def _ask(self, limits: Limits, submissions: Sequence[Submission]) -> list[Verdict]:
+    async def _ask(self, limits: AdmissionLimits, submissions: Sequence[Submission]) -> list[Verdict]:
         self.calls += 1
         tries = 0
         failpoint("admit_unasked")
@@ -228,52 +215,54 @@ class Admitter:
                 self._took(self._clock() - begun)
                 return verdicts
 
-    def _judged(self, waiter: Waiter, verdict: Verdict) -> None:
+    def _judged(self, pending: PendingRequest, verdict: Verdict) -> None:
         if verdict.outcome not in ENTERED:
-            if not waiter.direct:  # Else it is being served already.
-                waiter.verdict = verdict
-                waiter.finish(verdict)
+            if not pending.direct:  # Else it is being served already.
+                pending.verdict = verdict
+                pending.finish(verdict)
             return
-        waiter.verdict = verdict
-        waiter.accepted = True
-        if waiter.reader is not None:
-            waiter.reader.admitted()
-        if waiter.gone or waiter.future.done():  # The client left, or was answered, while the call was under way.
-            told = waiter.told
-            self._cancels.add(waiter.id, told or ErrorCode.CANCELLED, running=waiter.streams, told=told is not None)
-        if waiter.gone and self._accepted_late is not None:
-            self._accepted_late(waiter)
+        pending.verdict = verdict
+        pending.accepted = True
+        if pending.reader is not None:
+            pending.reader.admitted()
+        if pending.gone or pending.future.done():  # The client left, or was answered, while the call was under way.
+            told = pending.told
+            self._cancellations.add(
+                pending.id, told or ErrorCode.CANCELLED, running=pending.streams, told=told is not None
+            )
+        if pending.gone and self._accepted_late is not None:
+            self._accepted_late(pending)
         if verdict.reply and (reply := readable(verdict.reply)):  # An answer that was kept is its own.
-            waiter.finish(reply)
+            pending.finish(reply)
 
-    def _refuse(self, batch: list[Waiter], code: ErrorCode) -> None:
-        for waiter in batch:
-            if not waiter.direct:
-                self._cancels.add(waiter.id, code, told=True)
-                waiter.finish(code)
+    def _refuse(self, batch: list[PendingRequest], code: ErrorCode) -> None:
+        for pending in batch:
+            if not pending.direct:
+                self._cancellations.add(pending.id, code, told=True)
+                pending.finish(code)
         # Whoever stands behind would only wait as long to hear the same.
-        for waiter in self._pending:
-            if not waiter.direct:
-                waiter.finish(code)
+        for pending in self._pending:
+            if not pending.direct:
+                pending.finish(code)
         self._pending.clear()
 
 
-def _asks(waiter: Waiter) -> bool:
-    return not waiter.gone and not waiter.direct and not waiter.future.done()
+def _asks(pending: PendingRequest) -> bool:
+    return not pending.gone and not pending.direct and not pending.future.done()
 
 
-def with_time_left(waiter: Waiter, now: float) -> Submission:
+def with_time_left(pending: PendingRequest, now: float) -> Submission:
     """The submission with what is left of its deadline, which began with its arrival and not with its admission."""
-    left_ms = int((waiter.deadline - now) * 1000)
-    if left_ms < waiter.submission.total_ms - WORTH_TELLING_MS:
-        waiter.submission.total_ms = max(1, left_ms)
-    return waiter.submission
+    left_ms = int((pending.deadline - now) * 1000)
+    if left_ms < pending.submission.total_ms - WORTH_TELLING_MS:
+        pending.submission.total_ms = max(1, left_ms)
+    return pending.submission
 
 
-def _of_known_tiers(batch: list[Waiter], limits: Limits) -> list[Waiter]:
+def _of_known_tiers(batch: list[PendingRequest], limits: AdmissionLimits) -> list[PendingRequest]:
     """Those whose tier is there. One that an admin took away since the key was looked at must not fail the others."""
     names = {tier.name for tier in limits.tiers}
-    for waiter in batch:
-        if waiter.submission.tier not in names:
-            waiter.finish(ErrorCode.CATALOG_UNAVAILABLE)
-    return [waiter for waiter in batch if waiter.submission.tier in names]
+    for pending in batch:
+        if pending.submission.tier not in names:
+            pending.finish(ErrorCode.CATALOG_UNAVAILABLE)
+    return [pending for pending in batch if pending.submission.tier in names]

@@ -12,13 +12,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Protocol
 
-from gateway.inference.pending import Waiter, Waiters
+from gateway.inference.pending import PendingRequest, PendingRequests
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.cancellation import Cancellation, Cancelled
-from scheduler.protocol.replies import Reply
+from scheduler.protocol.cancellation import Cancellation, Terminations
 
 MAX_IDS = 10_000
 CALL_SIZE = 256
@@ -26,17 +24,11 @@ KEEP_S = 10.0  # Longer than any request lives.
 RETRY_S = 0.25
 
 
-class CancelCall(Protocol):
-    """`Endings`, as far as the gateway uses it."""
-
-    async def cancel(self, requests: Sequence[Cancelled]) -> list[Reply | None]: ...
-
-
-class Cancels:
+class Cancellations:
     """The ids to end, each with its code."""
 
-    def __init__(self, endings: CancelCall, clock: Callable[[], float] = time.monotonic) -> None:
-        self._endings = endings
+    def __init__(self, terminations: Terminations, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminations = terminations
         self._clock = clock
         self._ids: dict[str, tuple[Cancellation, float]] = {}
         self._wake = asyncio.Event()
@@ -63,7 +55,7 @@ class Cancels:
         self._forget_old()
         batch = [cancellation for cancellation, _ in islice(self._ids.values(), CALL_SIZE)]
         try:
-            await self._endings.cancel(batch)
+            await self._terminations.cancel(batch)
         except TierlaneError:
             return False
         for cancellation in batch:
@@ -100,14 +92,18 @@ LEAD_S = 0.05  # So much before the deadline it is asked, or a machine with no t
 
 
 class DeadlineSweep:
-    """Ends what is overdue among `waiters`. `clock` is monotonic seconds."""
+    """Ends what is overdue among `pending_requests`. `clock` is monotonic seconds."""
 
     def __init__(
-        self, waiters: Waiters, endings: CancelCall, cancels: Cancels, clock: Callable[[], float] = time.monotonic
+        self,
+        pending_requests: PendingRequests,
+        terminations: Terminations,
+        cancellations: Cancellations,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._waiters = waiters
-        self._endings = endings
-        self._cancels = cancels
+        self._pending_requests = pending_requests
+        self._terminations = terminations
+        self._cancellations = cancellations
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
         self.overrun = 0  # Answered 504 because Redis did not say in time.
@@ -123,49 +119,51 @@ class DeadlineSweep:
 
         The grace counts from the asking: a process that stood still may be long past the deadline with the result there.
         """
-        fresh: list[Waiter] = []
-        for waiter in self._waiters.due(now + LEAD_S):
-            if waiter.settling_since is None:
-                fresh.append(waiter)
-            elif waiter.settling_since + GRACE_S <= now and not waiter.future.done():
+        fresh: list[PendingRequest] = []
+        for pending in self._pending_requests.due(now + LEAD_S):
+            if pending.settling_since is None:
+                fresh.append(pending)
+            elif pending.settling_since + GRACE_S <= now and not pending.future.done():
                 self.overrun += 1
-                self._answer(waiter, ErrorCode.DEADLINE_EXCEEDED)
+                self._answer(pending, ErrorCode.DEADLINE_EXCEEDED)
         for group in _groups(fresh):
             self._begin(group, now)
 
     async def end_all(self, code: ErrorCode) -> None:
         """End all that wait with this code, as at their deadline: what is stored by then is the answer."""
-        await asyncio.gather(*(self._settle(group, code) for group in _groups(self._waiters.all())))
+        await asyncio.gather(*(self._settle(group, code) for group in _groups(self._pending_requests.all())))
 
-    def _begin(self, group: Sequence[Waiter], now: float) -> None:
-        for waiter in group:
-            waiter.settling_since = now
+    def _begin(self, group: Sequence[PendingRequest], now: float) -> None:
+        for pending in group:
+            pending.settling_since = now
         task = asyncio.get_running_loop().create_task(self._settle(group, ErrorCode.DEADLINE_EXCEEDED))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _settle(self, group: Sequence[Waiter], code: ErrorCode) -> None:
-        asked = [waiter for waiter in group if waiter.sent]
+    async def _settle(self, group: Sequence[PendingRequest], code: ErrorCode) -> None:
+        asked = [pending for pending in group if pending.sent]
         try:
-            replies = await self._endings.cancel([Cancellation(waiter.id, code, used=waiter.used) for waiter in asked])
-            self._waiters.resolve_all(replies)
+            replies = await self._terminations.cancel(
+                [Cancellation(pending.id, code, used=pending.used) for pending in asked]
+            )
+            self._pending_requests.resolve_all(replies)
         except TierlaneError:
             pass  # It is told what the client was told when it is back.
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
             log_fault("ending requests failed", error)
-        for waiter in group:
-            if not waiter.settled:  # Else its end is on its way to the disk, and is told within the grace.
-                self._answer(waiter, code)
+        for pending in group:
+            if not pending.settled:  # Else its end is on its way to the disk, and is told within the grace.
+                self._answer(pending, code)
 
-    def _answer(self, waiter: Waiter, code: ErrorCode) -> None:
+    def _answer(self, pending: PendingRequest, code: ErrorCode) -> None:
         """Send this error where nothing else was sent. Redis may note another end at this moment, which then is revoked."""
-        if waiter.future.done():
+        if pending.future.done():
             return
-        if waiter.sent:
-            self._cancels.add(waiter.id, code, told=True, used=waiter.used)
-        waiter.finish(code)
+        if pending.sent:
+            self._cancellations.add(pending.id, code, told=True, used=pending.used)
+        pending.finish(code)
 
 
-def _groups(waiters: Sequence[Waiter]) -> list[Sequence[Waiter]]:
+def _groups(pending_requests: Sequence[PendingRequest]) -> list[Sequence[PendingRequest]]:
     """What one call takes each."""
-    return [waiters[start : start + CALL_SIZE] for start in range(0, len(waiters), CALL_SIZE)]
+    return [pending_requests[start : start + CALL_SIZE] for start in range(0, len(pending_requests), CALL_SIZE)]

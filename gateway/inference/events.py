@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import structlog
 
 from gateway.catalog import IdentityView
-from gateway.http.errors import Refusal
-from gateway.http.request import Asking
-from gateway.inference.pending import Waiter
-from gateway.limits.demand import Meter
-from gateway.metrics.counters import ACCEPTED, COMPLETED, UNKNOWN, Tally
+from gateway.http.errors import RejectionError
+from gateway.http.request import HttpRequest
+from gateway.inference.pending import PendingRequest
+from gateway.limits.demand import DemandMeter
+from gateway.metrics.counters import ACCEPTED, COMPLETED, UNKNOWN, Counters
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
@@ -43,11 +43,17 @@ OUR_FAULT = frozenset(
 """Not the client's input, keys, limits or leaving: those are refused or ended as they should be."""
 
 
-class Told(Protocol):
+class EventListener(Protocol):
     """Who is told each call's end, where that was asked for: the log, the traces."""
 
     def completed(
-        self, endpoint: str, identity: IdentityView, waiter: Waiter, replies: Sequence[Reply], seconds: float, /
+        self,
+        endpoint: str,
+        identity: IdentityView,
+        pending: PendingRequest,
+        replies: Sequence[Reply],
+        seconds: float,
+        /,
     ) -> None: ...
 
     def failed(
@@ -55,78 +61,95 @@ class Told(Protocol):
         endpoint: str,
         request_id: str,
         identity: IdentityView | None,
-        waiter: Waiter | None,
+        pending: PendingRequest | None,
         error: RequestError,
         /,
     ) -> None: ...
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter, /) -> None: ...
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest, /) -> None: ...
 
 
-class Both:
+class EventListeners:
     """Two who are told."""
 
-    def __init__(self, one: Told, other: Told) -> None:
+    def __init__(self, one: EventListener, other: EventListener) -> None:
         self._two = one, other
 
     def completed(
-        self, endpoint: str, identity: IdentityView, waiter: Waiter, replies: Sequence[Reply], seconds: float
+        self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
-        """As `Told` says."""
+        """As `EventListener` says."""
         for each in self._two:
-            each.completed(endpoint, identity, waiter, replies, seconds)
+            each.completed(endpoint, identity, pending, replies, seconds)
 
     def failed(
-        self, endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None, error: RequestError
+        self,
+        endpoint: str,
+        request_id: str,
+        identity: IdentityView | None,
+        pending: PendingRequest | None,
+        error: RequestError,
     ) -> None:
-        """As `Told` says."""
+        """As `EventListener` says."""
         for each in self._two:
-            each.failed(endpoint, request_id, identity, waiter, error)
+            each.failed(endpoint, request_id, identity, pending, error)
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter) -> None:
-        """As `Told` says."""
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
+        """As `EventListener` says."""
         for each in self._two:
-            each.accepted(endpoint, request_id, identity, waiter)
+            each.accepted(endpoint, request_id, identity, pending)
 
 
-def told_to(one: Told | None, other: Told | None) -> Told | None:
+def told_to(one: EventListener | None, other: EventListener | None) -> EventListener | None:
     """Those of the two that are there, as one: a call's end costs one look, whoever is told."""
-    return Both(one, other) if one is not None and other is not None else one or other
+    return EventListeners(one, other) if one is not None and other is not None else one or other
 
 
-class Ends:
+class RequestEvents:
     """Of one pool. `endpoint` is the address that was called; `seconds` is since the call arrived."""
 
-    __slots__ = ("_log", "_meter", "_pool", "_tally")
+    __slots__ = ("_counters", "_demand_meter", "_log", "_pool")
 
-    def __init__(self, tally: Tally, log: Told | None, pool: str, meter: Meter) -> None:
-        self._tally = tally
-        self._meter = meter
+    def __init__(self, counters: Counters, log: EventListener | None, pool: str, demand_meter: DemandMeter) -> None:
+        self._counters = counters
+        self._demand_meter = demand_meter
         self._log = log
         self._pool = pool
 
     def completed(
-        self, endpoint: str, identity: IdentityView, waiters: Sequence[Waiter], replies: Sequence[Reply], seconds: float
+        self,
+        endpoint: str,
+        identity: IdentityView,
+        pending_requests: Sequence[PendingRequest],
+        replies: Sequence[Reply],
+        seconds: float,
     ) -> None:
         """It was answered with what the model gave."""
-        tier, model = identity.tier, waiters[0].submission.model
-        self._tally.completed(tier, endpoint, seconds)
+        tier, model = identity.tier, pending_requests[0].submission.model
+        self._counters.completed(tier, endpoint, seconds)
         for reply in replies:
-            self._tally.ran(tier, self._pool, model, reply)
+            self._counters.ran(tier, self._pool, model, reply)
         if self._log is not None:
-            self._log.completed(endpoint, identity, waiters[0], replies, seconds)
+            self._log.completed(endpoint, identity, pending_requests[0], replies, seconds)
 
     def failed(
-        self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter | None, error: RequestError
+        self,
+        endpoint: str,
+        request_id: str,
+        identity: IdentityView,
+        pending: PendingRequest | None,
+        error: RequestError,
     ) -> None:
-        """It was answered with an error; `waiter` where it came so far."""
-        self._tally.failed(identity.tier, endpoint, error.code, waiter.verdict if waiter else None)
+        """It was answered with an error; `pending` where it came so far."""
+        self._counters.failed(identity.tier, endpoint, error.code, pending.verdict if pending else None)
         if error.code in OUR_FAULT:
-            self._meter.failed(identity.tier)
+            self._demand_meter.failed(identity.tier)
         if self._log is not None:
-            self._log.failed(endpoint, request_id, identity, waiter, error)
+            self._log.failed(endpoint, request_id, identity, pending, error)
 
-    def known(self, identify: Callable[[Asking], IdentityView], asking: Asking, endpoint: str) -> IdentityView:
+    def known(
+        self, identify: Callable[[HttpRequest], IdentityView], asking: HttpRequest, endpoint: str
+    ) -> IdentityView:
         """Who asks for inference. Raises RequestError, which is told as that of nobody."""
         try:
             return identify(asking)
@@ -138,20 +161,20 @@ class Ends:
         """It was answered with an error before it was known whose it is."""
         if not isinstance(error, RequestError):
             error = RequestError(ErrorCode.INTERNAL_ERROR)
-        self._tally.failed(UNKNOWN, endpoint, error.code)
+        self._counters.failed(UNKNOWN, endpoint, error.code)
         if self._log is not None:
             self._log.failed(endpoint, request_id, None, None, error)
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter) -> None:
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
         """A job was promised."""
-        self._tally.ended(identity.tier, endpoint, ACCEPTED)
+        self._counters.ended(identity.tier, endpoint, ACCEPTED)
         if self._log is not None:
-            self._log.accepted(endpoint, request_id, identity, waiter)
+            self._log.accepted(endpoint, request_id, identity, pending)
 
-    def left(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter | None) -> None:
+    def left(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest | None) -> None:
         """Its client did not wait."""
         error = RequestError(ErrorCode.CANCELLED)
-        self.failed(endpoint, request_id, identity, waiter, error)
+        self.failed(endpoint, request_id, identity, pending, error)
 
 
 _log = structlog.get_logger("request")
@@ -164,14 +187,14 @@ class RequestLog:
         self._clock = clock
 
     def completed(
-        self, endpoint: str, identity: IdentityView, waiter: Waiter, replies: Sequence[Reply], seconds: float
+        self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
         """Of a list of inputs the first one's run, and the tokens of all."""
         first = replies[0]
         self._write(
             200,
             COMPLETED,
-            **_asked(endpoint, first.id, identity, waiter),
+            **_asked(endpoint, first.id, identity, pending),
             latency_ms=round(seconds * 1000, 2),
             inputs=len(replies),
             tokens_used=sum(reply.tokens_used for reply in replies),
@@ -179,32 +202,41 @@ class RequestLog:
         )
 
     def failed(
-        self, endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None, error: RequestError
+        self,
+        endpoint: str,
+        request_id: str,
+        identity: IdentityView | None,
+        pending: PendingRequest | None,
+        error: RequestError,
     ) -> None:
         """`outcome` is the error's code; `reason` what admission said, where it was admission."""
-        verdict = waiter.verdict if waiter else None
-        outcome = waiter.future.result() if waiter and waiter.future.done() and not waiter.future.cancelled() else None
+        verdict = pending.verdict if pending else None
+        outcome = (
+            pending.future.result() if pending and pending.future.done() and not pending.future.cancelled() else None
+        )
         self._write(
             HTTP[error.code].status,
             error.code.value,
-            **_asked(endpoint, request_id, identity, waiter),
-            latency_ms=round((self._clock() - waiter.started) * 1000, 2) if waiter else None,
+            **_asked(endpoint, request_id, identity, pending),
+            latency_ms=round((self._clock() - pending.started) * 1000, 2) if pending else None,
             reason=verdict.outcome.value if verdict else None,
-            retry_after_ms=error.retry_after_ms if isinstance(error, Refusal) else None,
+            retry_after_ms=error.retry_after_ms if isinstance(error, RejectionError) else None,
             **(_run(outcome) if isinstance(outcome, Reply) else {}),
         )
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter) -> None:
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
         """A job: how it ends is in the audit."""
-        self._write(202, ACCEPTED, **_asked(endpoint, request_id, identity, waiter))
+        self._write(202, ACCEPTED, **_asked(endpoint, request_id, identity, pending))
 
     def _write(self, status: int, outcome: str, **fields: Any) -> None:
         told = {name: value for name, value in fields.items() if value is not None and value != ""}
         _log.info("request", status=status, outcome=outcome, **told)
 
 
-def _asked(endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None) -> dict[str, Any]:
-    submission = waiter.submission if waiter else None
+def _asked(
+    endpoint: str, request_id: str, identity: IdentityView | None, pending: PendingRequest | None
+) -> dict[str, Any]:
+    submission = pending.submission if pending else None
     return {
         "request_id": request_id,
         "endpoint": endpoint,

@@ -12,26 +12,26 @@ from aiohttp import HttpVersion, HttpVersion11, StreamReader
 from aiohttp.streams import EMPTY_PAYLOAD
 from multidict import CIMultiDictProxy
 
-from gateway.api.format import Asked
+from gateway.api.format import InferenceRequest
 from gateway.api.inference import INFERENCE, read_inference
 from gateway.catalog import IdentityView
 from gateway.http.errors import wants_problem
 from gateway.http.request import HEADER as PREFER
 from gateway.http.request import check_media
-from gateway.http.response import Answer
-from gateway.http.router import Doors
-from gateway.inference.pending import Outcome, Waiter
-from gateway.inference.pipeline import Inference
+from gateway.http.response import HttpResponse
+from gateway.http.router import DrainState
+from gateway.inference.pending import Outcome, PendingRequest
+from gateway.inference.pipeline import InferencePipeline
 from gateway.inference.submission import HEADER as IDEMPOTENCY_KEY
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
 
-NOTHING = Asked("")
+NOTHING = InferenceRequest("")
 """Stands for a body that is not read yet."""
 
 
-class Message(Protocol):
+class RequestHead(Protocol):
     """The head of a request as aiohttp's parser gives it; what stands for a parser's error has none of it."""
 
     @property
@@ -52,34 +52,34 @@ class Message(Protocol):
     def chunked(self) -> bool: ...
 
 
-class Connection(Protocol):
+class FastPathConnection(Protocol):
     """What a ride needs of its connection."""
 
     @property
     def remote(self) -> str | None: ...
 
-    def arrive(self, answer: Answer) -> None:
+    def arrive(self, answer: HttpResponse) -> None:
         """Write the answer."""
 
-    def fault(self, error: Exception, request_id: str, *, problem: bool) -> Answer:
+    def fault(self, error: Exception, request_id: str, *, problem: bool) -> HttpResponse:
         """An answer without anybody's limits."""
 
 
-class FastLane:
+class FastPath:
     """Which requests ride, and the handler whose parts they use."""
 
-    def __init__(self, inference: Inference, doors: Doors, path: str = "/v1/inference") -> None:
+    def __init__(self, inference: InferencePipeline, drain_state: DrainState, path: str = "/v1/inference") -> None:
         self.inference = inference
-        self._doors = doors
+        self._drain_state = drain_state
         self._path = path
 
     @property
     def open(self) -> bool:
         """Whether anything rides now."""
-        doors = self._doors
-        return not (doors.leaving or doors.closed or self.inference.past_redis)
+        drain_state = self._drain_state
+        return not (drain_state.leaving or drain_state.closed or self.inference.past_redis)
 
-    def suits(self, message: Message, payload: StreamReader) -> bool:
+    def suits(self, message: RequestHead, payload: StreamReader) -> bool:
         """Whether a ride can answer this; aiohttp's parser has read it to its end."""
         if payload is EMPTY_PAYLOAD:  # Nothing, or an error in the place of a request.
             return False
@@ -98,7 +98,7 @@ class FastLane:
         )
 
 
-class Ride:
+class FastPathRequest:
     """One request on its way, from its headers to its answer. To its waiter it is the future."""
 
     __slots__ = (
@@ -109,27 +109,27 @@ class Ride:
         "_inference",
         "_left",
         "_outcome",
-        "_waiter",
+        "_pending",
         "headers",
         "request_id",
     )
 
     def __init__(
         self,
-        lane: FastLane,
-        connection: Connection,
+        fast_path: FastPath,
+        connection: FastPathConnection,
         headers: CIMultiDictProxy[str],
         authorization: Sequence[str],
     ) -> None:
         """`authorization`: all values of that header, which need not be among `headers`."""
         self._authorization = authorization
-        self._inference = lane.inference
+        self._inference = fast_path.inference
         self._connection = connection
         self.headers = headers
         self.request_id = new_request_id()
         self._identity: IdentityView | None = None
         self._asked = NOTHING
-        self._waiter: Waiter | None = None
+        self._pending: PendingRequest | None = None
         self._outcome: Outcome | None = None
         self._left = False
 
@@ -155,20 +155,20 @@ class Ride:
                 identity = self._identity = inference.served_as(identity, asked)
             inference = self._inference = inference.serving(asked)
             payload = inference.payload(asked, INFERENCE)
-            waiter = self._waiter = inference.waiter(self, identity, payload, None, started, future=self)
-            inference.enter(waiter)
+            pending = self._pending = inference.pending(self, identity, payload, None, started, future=self)
+            inference.enter(pending)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            if self._waiter is not None:
-                inference.waiters.remove(self._waiter)
+            if self._pending is not None:
+                inference.pending_requests.remove(self._pending)
             self._fail(error)
 
     def client_left(self) -> None:
         """The connection is gone."""
         self._left = True
-        if self._waiter is not None:
-            self._inference.abandon(self._waiter)
+        if self._pending is not None:
+            self._inference.abandon(self._pending)
         if self._identity is not None:
-            self._inference.ends.left(INFERENCE.endpoint, self.request_id, self._identity, self._waiter)
+            self._inference.ends.left(INFERENCE.endpoint, self.request_id, self._identity, self._pending)
 
     def done(self) -> bool:
         """As of a future."""
@@ -187,15 +187,15 @@ class Ride:
     def set_result(self, outcome: Outcome) -> None:
         """The waiting ends: answer. Never raises, because it is called in the loops that serve everybody."""
         self._outcome = outcome
-        waiter, identity = self._waiter, self._identity
-        if waiter is None or identity is None:  # Only who was entered can be told an outcome.
+        pending, identity = self._pending, self._identity
+        if pending is None or identity is None:  # Only who was entered can be told an outcome.
             return
         try:
-            self._inference.waiters.remove(waiter)
-            self._connection.arrive(self._inference.answer(identity, waiter, outcome, self._asked))
+            self._inference.pending_requests.remove(pending)
+            self._connection.arrive(self._inference.answer(identity, pending, outcome, self._asked))
         except Exception as error:  # noqa: BLE001
             self._fail(error)
-        self._waiter = None  # It knows this ride: only the garbage collector could free a ring of two.
+        self._pending = None  # It knows this ride: only the garbage collector could free a ring of two.
 
     def _fail(self, error: Exception) -> None:
         try:
@@ -203,7 +203,7 @@ class Ride:
         except Exception as fault:  # noqa: BLE001  # nothing more can be said
             log_fault("answer not written", fault, request_id=self.request_id)
 
-    def _error_answer(self, error: Exception) -> Answer:
+    def _error_answer(self, error: Exception) -> HttpResponse:
         problem = wants_problem(self.headers)
         if self._identity is None:
             self._inference.ends.unknown(INFERENCE.endpoint, self.request_id, error)
@@ -211,4 +211,4 @@ class Ride:
         if not isinstance(error, RequestError):
             log_fault("request failed", error, request_id=self.request_id)
             error = RequestError(ErrorCode.INTERNAL_ERROR)
-        return self._inference.not_served(self, self._identity, self._waiter, error)
+        return self._inference.not_served(self, self._identity, self._pending, error)

@@ -17,7 +17,7 @@ Outcome = Reply | Verdict | ErrorCode
 """How waiting ends: with the stored reply, with admission's refusal, or with a code of the gateway's own."""
 
 
-class Ending(Protocol):
+class OutcomeSink(Protocol):
     """What is told the outcome: an asyncio future that somebody awaits, or a ride that answers by itself."""
 
     def done(self) -> bool: ...
@@ -29,7 +29,7 @@ class Ending(Protocol):
     def set_result(self, outcome: Outcome, /) -> None: ...
 
 
-class Reader(Protocol):
+class IncrementReader(Protocol):
     """Whoever reads a request's output along. Neither may raise."""
 
     def admitted(self) -> None:
@@ -58,7 +58,7 @@ class RequestTrace:
         self.entered: float | None = None  # Monotonic seconds.
 
 
-class Waiter:
+class PendingRequest:
     """One waiting request. Times are monotonic seconds."""
 
     trace: RequestTrace | None = None  # Of the class, and so free of cost: only TracedWaiter has one of its own.
@@ -81,7 +81,7 @@ class Waiter:
         "verdict",
     )
 
-    def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome] | Ending") -> None:
+    def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome] | OutcomeSink") -> None:
         self.submission = submission
         self.started = started
         self.deadline = started + submission.total_ms / 1000
@@ -93,9 +93,11 @@ class Waiter:
         self.direct = False  # A worker runs it past Redis, and its audit is written there: no witness is needed.
         self.settled = False  # Its end past Redis is on its way to the disk: Redis may not tell another one.
         self.gone = False  # Nobody waits any more.
-        self.reader: Reader | None = None  # Whoever reads along now.
+        self.reader: IncrementReader | None = None  # Whoever reads along now.
         self.streams = False  # Somebody reads along, or did: without a reader nothing is to be run to its end.
-        self.together: Sequence[Waiter] = ()  # Those that enter with it or not at all, itself among them; () for one.
+        self.together: Sequence[
+            PendingRequest
+        ] = ()  # Those that enter with it or not at all, itself among them; () for one.
         self.settling_since: float | None = None  # When the deadline sweep took it up.
 
     @property
@@ -120,14 +122,14 @@ class Waiter:
             self.future.set_result(outcome)
 
 
-class Waiters:
+class PendingRequests:
     """All waiting requests in the order of their arrival, which is the order of their deadlines.
 
     `ended` is told of every accepted request that leaves.
     """
 
-    def __init__(self, ended: Callable[[Waiter], None] | None = None) -> None:
-        self._waiting: dict[str, Waiter] = {}
+    def __init__(self, ended: Callable[[PendingRequest], None] | None = None) -> None:
+        self._waiting: dict[str, PendingRequest] = {}
         self._ended = ended
         self.unknown_replies = 0  # Late, or never ours.
         self.refused_replies = 0  # Right id, wrong customer or nonce.
@@ -135,29 +137,29 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, pending: PendingRequest) -> None:
         """Register before admission is asked, so that no reply can come too early."""
-        self._waiting[waiter.id] = waiter
+        self._waiting[pending.id] = pending
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, pending: PendingRequest) -> None:
         """Whoever added it removes it, however the waiting ended."""
-        waiter.gone = True
-        self._waiting.pop(waiter.id, None)
-        if waiter.accepted and not waiter.direct and self._ended is not None:
-            self._ended(waiter)
+        pending.gone = True
+        self._waiting.pop(pending.id, None)
+        if pending.accepted and not pending.direct and self._ended is not None:
+            self._ended(pending)
 
     def resolve(self, reply: Reply) -> bool:
         """Hand a reply to its waiter. False when it was dropped."""
-        waiter = self._waiting.get(reply.id)
-        if waiter is None:
+        pending = self._waiting.get(reply.id)
+        if pending is None:
             self.unknown_replies += 1
             return False
-        if reply.customer_id != waiter.submission.customer_id or reply.nonce != waiter.submission.nonce:
+        if reply.customer_id != pending.submission.customer_id or reply.nonce != pending.submission.nonce:
             self.refused_replies += 1
             return False
-        if waiter.settled:
+        if pending.settled:
             return False
-        waiter.finish(reply)
+        pending.finish(reply)
         return True
 
     def resolve_all(self, replies: Iterable[Reply | None]) -> None:
@@ -169,33 +171,33 @@ class Waiters:
     def hear_all(self, increments: Iterable[Increment]) -> None:
         """Hand increments to those who read along; what nobody here asked for is dropped, since its end tells the same."""
         for increment in increments:
-            waiter = self._waiting.get(increment.id)
-            if waiter is None or waiter.reader is None:
+            pending = self._waiting.get(increment.id)
+            if pending is None or pending.reader is None:
                 continue
-            if increment.nonce != waiter.submission.nonce:
+            if increment.nonce != pending.submission.nonce:
                 self.refused_replies += 1
                 continue
-            waiter.reader.hear(increment)
+            pending.reader.hear(increment)
 
-    def started_before(self, moment: float) -> list[Waiter]:
+    def started_before(self, moment: float) -> list[PendingRequest]:
         """Those that have waited since before `moment`, oldest first."""
-        found: list[Waiter] = []
-        for waiter in self._waiting.values():
-            if waiter.started >= moment:
+        found: list[PendingRequest] = []
+        for pending in self._waiting.values():
+            if pending.started >= moment:
                 break
-            found.append(waiter)
+            found.append(pending)
         return found
 
-    def due(self, now: float) -> list[Waiter]:
+    def due(self, now: float) -> list[PendingRequest]:
         """Those whose deadline has passed, oldest first."""
-        found: list[Waiter] = []
-        for waiter in self._waiting.values():
-            if waiter.deadline <= now:
-                found.append(waiter)
-            elif waiter.deadline > now + OUT_OF_ORDER_S:
+        found: list[PendingRequest] = []
+        for pending in self._waiting.values():
+            if pending.deadline <= now:
+                found.append(pending)
+            elif pending.deadline > now + OUT_OF_ORDER_S:
                 break
         return found
 
-    def all(self) -> list[Waiter]:
+    def all(self) -> list[PendingRequest]:
         """Everyone who waits."""
         return list(self._waiting.values())

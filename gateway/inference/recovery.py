@@ -13,19 +13,18 @@ import time
 from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import msgspec
 import structlog
 
-from gateway.inference.admission import ENTERED, AdmitCall, Limits, with_time_left
-from gateway.inference.deadlines import Cancels
-from gateway.inference.pending import Ending, Outcome, Waiter, Waiters
+from gateway.inference.admission import ENTERED, AdmissionLimits, with_time_left
+from gateway.inference.deadlines import Cancellations
+from gateway.inference.pending import Outcome, OutcomeSink, PendingRequest, PendingRequests
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import MAX_PAIRS, Submission, TierLimit, Verdict, calls_of
-from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.admission import MAX_PAIRS, Admissions, Adoption, Submission, TierLimit, Verdict, calls_of
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 from scheduler.states import State
@@ -34,14 +33,14 @@ OTHER_EPOCH = "it has another epoch"
 AWAY = "it was away"
 
 
-class Signs:
+class LossSigns:
     """What heartbeats and the subscription tell of Redis."""
 
     def __init__(self) -> None:
         self._epoch: int | None = None
         self._missed = False
 
-    def beat(self, epoch_us: int) -> str | None:
+    def heartbeat(self, epoch_us: int) -> str | None:
         """A heartbeat came through. Returns why Redis may have lost something, or None."""
         reason = None
         if self._epoch is not None and epoch_us != self._epoch:
@@ -56,15 +55,17 @@ class Signs:
         self._missed = True
 
 
-def candidates(waiting: Iterable[Waiter]) -> list[Waiter]:
+def candidates(waiting: Iterable[PendingRequest]) -> list[PendingRequest]:
     """Those whom Redis held, or may be about to hold: a call under way may have been answered before the loss.
 
     Those who run past Redis too, since they may be left to it again.
     """
-    return [waiter for waiter in waiting if waiter.sent and not waiter.future.done()]
+    return [pending for pending in waiting if pending.sent and not pending.future.done()]
 
 
-def worth_again(waiting: Iterable[Waiter], tiers: Sequence[TierLimit], now: float, p95_ms: float) -> list[Waiter]:
+def worth_again(
+    waiting: Iterable[PendingRequest], tiers: Sequence[TierLimit], now: float, p95_ms: float
+) -> list[PendingRequest]:
     """Those to submit again now: accepted, not known to be kept, and with time left for a run of typical length.
 
     Highest tier first, in each tier the nearest deadline first. The others end at their deadline.
@@ -72,60 +73,60 @@ def worth_again(waiting: Iterable[Waiter], tiers: Sequence[TierLimit], now: floa
     rank = {tier.name: len(tier.ahead) for tier in tiers}  # A tier has itself and all that are above it ahead.
     last_start = now + p95_ms / 1000
     chosen = [
-        waiter
-        for waiter in waiting
-        if waiter.lost
-        and waiter.accepted
-        and not waiter.direct
-        and not waiter.gone
-        and not waiter.future.done()
-        and waiter.deadline >= last_start
-        and waiter.submission.tier in rank
+        pending
+        for pending in waiting
+        if pending.lost
+        and pending.accepted
+        and not pending.direct
+        and not pending.gone
+        and not pending.future.done()
+        and pending.deadline >= last_start
+        and pending.submission.tier in rank
     ]
-    chosen.sort(key=lambda waiter: (rank[waiter.submission.tier], waiter.deadline))
+    chosen.sort(key=lambda pending: (rank[pending.submission.tier], pending.deadline))
     return chosen
 
 
-Pair = tuple[Accepted, Ended]
-Note = tuple[Accepted, Ended | None]
+Pair = tuple[AcceptedRecord, EndedRecord]
+Note = tuple[AcceptedRecord, EndedRecord | None]
 """A pair, or the beginning alone of what has not ended yet."""
 
 
-def audit_pair(gateway_id: str, waiter: Waiter, outcome: Outcome | None, now: float, mode: str) -> Pair:
+def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None, now: float, mode: str) -> Pair:
     """The records of a request that ended with `outcome`; None: nobody was told, because the client left.
 
-    `now` is monotonic seconds, `mode` that of `Ended`. A refusal has no records, and must not be asked for.
+    `now` is monotonic seconds, `mode` that of `EndedRecord`. A refusal has no records, and must not be asked for.
     """
-    latency_ms = (now - waiter.started) * 1000
+    latency_ms = (now - pending.started) * 1000
     # The id's own time plus what passed on this host, since Redis may not be there to tell it.
-    ended_at_ms = created_ms(waiter.id) + int(latency_ms)
+    ended_at_ms = created_ms(pending.id) + int(latency_ms)
     if isinstance(outcome, Reply):
-        return beginning(gateway_id, waiter), _told(outcome, ended_at_ms, latency_ms, mode)
+        return beginning(gateway_id, pending), _told(outcome, ended_at_ms, latency_ms, mode)
     told = isinstance(outcome, ErrorCode)
     code = outcome if isinstance(outcome, ErrorCode) else ErrorCode.CANCELLED
-    ended = Ended(waiter.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
-    return beginning(gateway_id, waiter), ended
+    ended = EndedRecord(pending.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
+    return beginning(gateway_id, pending), ended
 
 
-def beginning(gateway_id: str, waiter: Waiter) -> Accepted:
+def beginning(gateway_id: str, pending: PendingRequest) -> AcceptedRecord:
     """The record of what was taken, whatever becomes of it."""
-    s = waiter.submission
-    return Accepted(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
+    s = pending.submission
+    return AcceptedRecord(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
 
 
-def replayed_pair(gateway_id: str, waiter: Waiter, reply: Reply) -> Pair:
-    """The records of the request whose stored `reply` the client of `waiter` got: same customer, key and input.
+def replayed_pair(gateway_id: str, pending: PendingRequest, reply: Reply) -> Pair:
+    """The records of the request whose stored `reply` the client of `pending` got: same customer, key and input.
 
     When it ended is not stored; its time in the queue and on the GPU is what is known of it.
     """
     latency_ms = max(0.0, reply.queue_ms) + max(0.0, reply.gpu_ms)
-    began = msgspec.structs.replace(beginning(gateway_id, waiter), id=reply.id)
+    began = msgspec.structs.replace(beginning(gateway_id, pending), id=reply.id)
     return began, _told(reply, created_ms(reply.id) + int(latency_ms), latency_ms, "queue")
 
 
-def _told(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> Ended:
+def _told(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> EndedRecord:
     output = reply.output
-    return Ended(
+    return EndedRecord(
         reply.id,
         reply.state,
         reply.error_code,
@@ -149,7 +150,7 @@ KEEP_S = 10.0  # A failover may lose the writes of so long.
 MAX_KEPT_PAIRS = 50_000  # About 35 MB, and ten seconds of all that one gateway can do.
 
 
-class LastEnds:
+class RecentOutcomes:
     """The ring. `clock` is monotonic seconds."""
 
     def __init__(
@@ -164,9 +165,9 @@ class LastEnds:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def note(self, waiter: Waiter) -> Pair:
+    def note(self, pending: PendingRequest) -> Pair:
         """Keep how this accepted request ended."""
-        pair = audit_pair(self._gateway_id, waiter, outcome_of(waiter.future), self._clock(), "queue")
+        pair = audit_pair(self._gateway_id, pending, outcome_of(pending.future), self._clock(), "queue")
         self.keep([pair])
         return pair
 
@@ -189,7 +190,7 @@ class LastEnds:
         return [pair for _, pair in self._ring]
 
 
-def outcome_of(future: "Future[Outcome] | Ending") -> Outcome | None:
+def outcome_of(future: "Future[Outcome] | OutcomeSink") -> Outcome | None:
     """How waiting ended; None where nobody was told, because the client left."""
     return future.result() if future.done() and not future.cancelled() else None
 
@@ -201,36 +202,30 @@ RETRY_S = 0.25  # After one that Redis did not let come to its end.
 RESEND_EVERY_S = 4.0  # Audit records under one epoch: a Redis that comes and goes must not be given them each second.
 
 
-class AdoptCall(Protocol):
-    """`Adoption`, as far as the gateway uses it."""
-
-    async def adopt(self, pairs: Sequence[Pair]) -> object: ...
-
-
-class Witness:
+class LossRecovery:
     """Remembers, suspects, and tells Redis again. `clock` is monotonic seconds."""
 
     def __init__(
         self,
         *,
-        waiters: Waiters,
-        ends: LastEnds,
-        admissions: AdmitCall,
-        adoption: AdoptCall,
-        limits: Callable[[], Limits],
-        cancels: Cancels,
+        pending_requests: PendingRequests,
+        ends: RecentOutcomes,
+        admissions: Admissions,
+        adoption: Adoption,
+        limits: Callable[[], AdmissionLimits],
+        cancellations: Cancellations,
         p95_ms: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._waiters = waiters
+        self._pending_requests = pending_requests
         self._ends = ends
         self._admissions = admissions
         self._adoption = adoption
         self._limits = limits
-        self._cancels = cancels
+        self._cancellations = cancellations
         self._p95_ms = p95_ms
         self._clock = clock
-        self._signs = Signs()
+        self._signs = LossSigns()
         self._alarm = asyncio.Event()
         self._suspected = ""  # Why, until the requests that wait were looked at.
         self._resend = False  # The last records are to be sent again.
@@ -240,9 +235,9 @@ class Witness:
         self.submitted_again = 0
         self.sent_again = 0
 
-    def beat(self, epoch_us: int) -> None:
+    def heartbeat(self, epoch_us: int) -> None:
         """A heartbeat came through."""
-        reason = self._signs.beat(epoch_us)
+        reason = self._signs.heartbeat(epoch_us)
         if reason is not None:
             self.suspect(reason, at_once=reason == OTHER_EPOCH)
         elif not self._resend and not self._unsent:
@@ -259,10 +254,10 @@ class Witness:
             self._resend_after = 0.0
         self._alarm.set()
 
-    def ended(self, waiter: Waiter) -> None:
+    def ended(self, pending: PendingRequest) -> None:
         """A request that was accepted has ended here."""
-        pair = self._ends.note(waiter)
-        if waiter.lost and not isinstance(outcome_of(waiter.future), Reply):
+        pair = self._ends.note(pending)
+        if pending.lost and not isinstance(outcome_of(pending.future), Reply):
             self._unsent.append(pair)  # Redis does not know of it, and nobody else will say how it ended.
             self._alarm.set()
 
@@ -289,42 +284,42 @@ class Witness:
     async def recover(self) -> bool:
         """One recovery. False where somebody is left to be submitted again; raises RedisUnavailable."""
         if self._suspected:
-            log.warning("redis may have lost requests", reason=self._suspected, waiting=len(self._waiters))
+            log.warning("redis may have lost requests", reason=self._suspected, waiting=len(self._pending_requests))
             self._suspected = ""
             self.recoveries += 1
-            for waiter in candidates(self._waiters.all()):
-                waiter.lost = True
+            for pending in candidates(self._pending_requests.all()):
+                pending.lost = True
         await self._submit_again()
         self._take_up_ends()
         await self._send_ends()
-        return not any(waiter.lost for waiter in candidates(self._waiters.all()) if self._in_time(waiter))
+        return not any(pending.lost for pending in candidates(self._pending_requests.all()) if self._in_time(pending))
 
     async def _submit_again(self) -> None:
         limits = self._limits()
-        chosen = worth_again(self._waiters.all(), limits.tiers, self._clock(), self._p95_ms())
+        chosen = worth_again(self._pending_requests.all(), limits.tiers, self._clock(), self._p95_ms())
         start = 0
-        for piece in calls_of([waiter.submission for waiter in chosen]):
+        for piece in calls_of([pending.submission for pending in chosen]):
             # Some may have ended during the call before.
             group = [w for w in chosen[start : start + len(piece)] if not w.gone and not w.future.done()]
             start += len(piece)
             if not group:
                 continue
             now = self._clock()
-            submissions = [_again(waiter, now) for waiter in group]
+            submissions = [_again(pending, now) for pending in group]
             failpoint("loss_seen")
             verdicts = await self._admissions.admit(*limits[:2], submissions, *limits[2:])
-            for waiter, verdict in zip(group, verdicts, strict=True):
-                self._judged(waiter, verdict)
+            for pending, verdict in zip(group, verdicts, strict=True):
+                self._judged(pending, verdict)
 
-    def _judged(self, waiter: Waiter, verdict: Verdict) -> None:
+    def _judged(self, pending: PendingRequest, verdict: Verdict) -> None:
         """Kept (again, or all the time): it waits on. Not kept for want of memory: it stays lost, and is tried again."""
         if verdict.outcome not in ENTERED:
             return
-        waiter.lost = False
+        pending.lost = False
         self.submitted_again += 1
-        if waiter.gone or waiter.future.done():
-            told = waiter.told
-            self._cancels.add(waiter.id, told or ErrorCode.CANCELLED, told=told is not None)
+        if pending.gone or pending.future.done():
+            told = pending.told
+            self._cancellations.add(pending.id, told or ErrorCode.CANCELLED, told=told is not None)
 
     def _take_up_ends(self) -> None:
         """Put the last records among those to send, or say when."""
@@ -346,9 +341,9 @@ class Witness:
             for _ in group:
                 self._unsent.popleft()
 
-    def _in_time(self, waiter: Waiter) -> bool:
-        return waiter.deadline >= self._clock() + self._p95_ms() / 1000
+    def _in_time(self, pending: PendingRequest) -> bool:
+        return pending.deadline >= self._clock() + self._p95_ms() / 1000
 
 
-def _again(waiter: Waiter, now: float) -> Submission:
-    return msgspec.structs.replace(with_time_left(waiter, now), again=True)
+def _again(pending: PendingRequest, now: float) -> Submission:
+    return msgspec.structs.replace(with_time_left(pending, now), again=True)

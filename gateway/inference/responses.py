@@ -14,10 +14,10 @@ import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from gateway.inference.pending import Waiter
+from gateway.inference.pending import PendingRequest
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.replies import MARK, Increment, Reply, decode_increments, decode_replies
+from scheduler.protocol.replies import MARK, Increment, Reply, Results, decode_increments, decode_replies
 from scheduler.redis_client.connections import translated
 from scheduler.redis_client.pipeline import Backoff
 
@@ -31,21 +31,15 @@ CATCH_UP_EVERY_S = 1.0
 FETCH_SIZE = 256
 
 
-class FetchResults(Protocol):
-    """`Results`, as far as the gateway uses it here."""
-
-    async def fetch(self, ids: Sequence[str]) -> list[Reply | None]: ...
-
-
-class Waiting(Protocol):
+class PendingReplies(Protocol):
     """`Waiters`, as far as it is used here."""
 
-    def started_before(self, moment: float) -> Sequence[Waiter]: ...
+    def started_before(self, moment: float) -> Sequence[PendingRequest]: ...
 
     def resolve_all(self, replies: Iterable[Reply | None]) -> None: ...
 
 
-class Subscriber:
+class ResponseSubscriber:
     """Keeps one channel subscribed. `anew` is told after a lost one was made again, `hear` of outputs that have grown.
 
     `clock` is monotonic seconds.
@@ -55,8 +49,8 @@ class Subscriber:
         self,
         client: Redis,
         channel: str,
-        waiters: Waiting,
-        results: FetchResults,
+        pending_requests: PendingReplies,
+        results: Results,
         *,
         anew: Callable[[], None] = lambda: None,
         hear: Callable[[Iterable[Increment]], None] = lambda _: None,
@@ -64,7 +58,7 @@ class Subscriber:
     ) -> None:
         self._client = client
         self._channel = channel
-        self._waiters = waiters
+        self._pending_requests = pending_requests
         self._results = results
         self._anew = anew
         self._hear = hear
@@ -103,9 +97,13 @@ class Subscriber:
 
     async def catch_up(self, started_before: float) -> None:
         """Read the stored results of all who have waited since before that moment. Raises RedisUnavailable."""
-        ids = [waiter.id for waiter in self._waiters.started_before(started_before) if waiter.verdict is not None]
+        ids = [
+            pending.id
+            for pending in self._pending_requests.started_before(started_before)
+            if pending.verdict is not None
+        ]
         for start in range(0, len(ids), FETCH_SIZE):
-            self._waiters.resolve_all(await self._results.fetch(ids[start : start + FETCH_SIZE]))
+            self._pending_requests.resolve_all(await self._results.fetch(ids[start : start + FETCH_SIZE]))
 
     async def _session(self) -> None:
         """One subscription from SUBSCRIBE to its loss. Raises RedisUnavailable when it is lost."""
@@ -158,7 +156,7 @@ class Subscriber:
             if message.startswith(MARK):
                 self._hear(decode_increments(message))
             else:
-                self._waiters.resolve_all(decode_replies(message))
+                self._pending_requests.resolve_all(decode_replies(message))
         except ValueError:
             self.malformed += 1
 

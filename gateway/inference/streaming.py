@@ -13,13 +13,13 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from gateway.api.format import Asked
-from gateway.api.inference import Dialect
+from gateway.api.format import InferenceRequest
+from gateway.api.inference import ApiFormat
 from gateway.api.stream_chunks import DONE, Chunks, event
 from gateway.catalog import IdentityView
 from gateway.http.sse import EventStream
-from gateway.inference.pending import Outcome, Waiter
-from gateway.inference.pipeline import Inference
+from gateway.inference.pending import Outcome, PendingRequest
+from gateway.inference.pipeline import InferencePipeline
 from gateway.inference.submission import BYTES_PER_TOKEN, REPLAYED
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
@@ -28,7 +28,7 @@ from scheduler.protocol.replies import LOST, Increment, Reply
 from scheduler.states import Admission
 
 
-class Assembly:
+class StreamAssembly:
     """What was sent of one output, and what may be sent now. `broken`: nothing may, the stream cannot be gone on with."""
 
     def __init__(self) -> None:
@@ -76,35 +76,35 @@ class Assembly:
         return self._text.startswith(text, offset)
 
 
-FindStored = Callable[[IdentityView, Waiter, Verdict], Awaitable[Reply]]
+FindStored = Callable[[IdentityView, PendingRequest, Verdict], Awaitable[Reply]]
 
 
-class Streaming:
+class StreamedResponse:
     """The stream of one waiter, which has not entered yet. `stored` finds the answer that its Idempotency-Key has."""
 
     def __init__(
         self,
-        inference: Inference,
-        dialect: Dialect,
+        inference: InferencePipeline,
+        api_format: ApiFormat,
         identity: IdentityView,
-        waiter: Waiter,
-        asked: Asked,
+        pending: PendingRequest,
+        asked: InferenceRequest,
         *,
         stored: FindStored,
     ) -> None:
         self._inference = inference
-        self._dialect = dialect
+        self._api_format = api_format
         self._identity = identity
-        self._waiter = waiter
+        self._pending = pending
         self._asked = asked
         self._stored = stored
-        self._future = cast("asyncio.Future[Outcome]", waiter.future)
+        self._future = cast("asyncio.Future[Outcome]", pending.future)
         self._begun = asyncio.Event()
-        self._assembly = Assembly()
+        self._assembly = StreamAssembly()
         self._stream: EventStream | None = None
         self._early = ""  # Came before the head was written.
         self._reply: Reply | None = None
-        self._chunks: Chunks = self._form(waiter.id)
+        self._chunks: Chunks = self._form(pending.id)
 
     def admitted(self) -> None:
         """Redis keeps it: from now on the client is told."""
@@ -118,14 +118,14 @@ class Streaming:
         try:
             self._told(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
         except Exception as error:  # noqa: BLE001
-            log_fault("increment not written", error, request_id=self._waiter.id)
+            log_fault("increment not written", error, request_id=self._pending.id)
 
     async def answer(self) -> EventStream:
         """Ask for admission; the stream that is to be played. Raises RequestError for what is refused or fails at once."""
-        inference, waiter = self._inference, self._waiter
-        waiter.reader, waiter.streams = self, True
+        inference, pending = self._inference, self._pending
+        pending.reader, pending.streams = self, True
         try:
-            inference.enter(waiter)
+            inference.enter(pending)
             self._future.add_done_callback(lambda _: self._begun.set())
             await self._begun.wait()
             if self._future.done():
@@ -137,7 +137,7 @@ class Streaming:
 
     def _prepared(self) -> EventStream:
         stream = EventStream(self._play)
-        request_id = self._waiter.id
+        request_id = self._pending.id
         if self._reply is not None and self._reply.id != request_id:
             request_id = self._reply.id
             self._chunks = self._form(request_id)
@@ -157,10 +157,10 @@ class Streaming:
         except RequestError as error:
             self._fail(stream, error)
         except (ConnectionError, asyncio.CancelledError):
-            self._inference.ends.left(self._dialect.endpoint, self._waiter.id, self._identity, self._waiter)
+            self._inference.ends.left(self._api_format.endpoint, self._pending.id, self._identity, self._pending)
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, it is told as everything else
-            log_fault("stream failed", error, request_id=self._waiter.id)
+            log_fault("stream failed", error, request_id=self._pending.id)
             self._fail(stream, RequestError(ErrorCode.INTERNAL_ERROR))
         finally:
             self._leave()
@@ -172,7 +172,7 @@ class Streaming:
         elif text:
             stream.send(self._chunks.delta(text))
         if self._assembly.broken and not self._future.done():
-            self._inference.give_up(self._waiter, ErrorCode.WORKER_LOST)
+            self._inference.give_up(self._pending, ErrorCode.WORKER_LOST)
 
     def _last_events(self, reply: Reply) -> bytes:
         rest = self._assembly.rest(reply.output, reply.attempts)
@@ -183,33 +183,33 @@ class Streaming:
     async def _ended(self, outcome: Outcome) -> Reply:
         """Raises RequestError for every end but a completed one."""
         if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
-            return await self._stored(self._identity, self._waiter, outcome)
-        return self._inference.completed(self._identity, self._waiter, outcome, self._dialect)
+            return await self._stored(self._identity, self._pending, outcome)
+        return self._inference.completed(self._identity, self._pending, outcome, self._api_format)
 
     def _told_all(self, reply: Reply) -> None:
-        seconds = self._inference.clock() - self._waiter.started
-        self._inference.ends.completed(self._dialect.endpoint, self._identity, (self._waiter,), (reply,), seconds)
+        seconds = self._inference.clock() - self._pending.started
+        self._inference.ends.completed(self._api_format.endpoint, self._identity, (self._pending,), (reply,), seconds)
 
     def _fail(self, stream: EventStream, error: RequestError) -> None:
-        self._inference.ends.failed(self._dialect.endpoint, self._waiter.id, self._identity, self._waiter, error)
-        stream.send(event(self._inference.faults.answer(error, self._waiter.id).body))
+        self._inference.ends.failed(self._api_format.endpoint, self._pending.id, self._identity, self._pending, error)
+        stream.send(event(self._inference.faults.answer(error, self._pending.id).body))
         stream.keep_alive = False
 
     @property
     def used(self) -> int:
         """Estimated as admission does: bytes of the input and of what was sent, by four."""
         sent = self._assembly.sent_bytes
-        return math.ceil((self._waiter.submission.input_bytes + sent) / BYTES_PER_TOKEN) if sent else 0
+        return math.ceil((self._pending.submission.input_bytes + sent) / BYTES_PER_TOKEN) if sent else 0
 
     def _leave(self) -> None:
         self._stream = None
-        self._inference.leave(self._waiter)
-        self._waiter.reader = None
+        self._inference.leave(self._pending)
+        self._pending.reader = None
 
     def _limits(self) -> str:
-        return self._inference.standing.lines(self._identity, self._waiter.verdict)
+        return self._inference.customer_limits.lines(self._identity, self._pending.verdict)
 
     def _form(self, request_id: str) -> Chunks:
-        if self._dialect.chunks is None:
+        if self._api_format.chunks is None:
             raise RuntimeError("This is a bug: a stream at a door that has none.")
-        return self._dialect.chunks(request_id, self._waiter.submission.model, self._asked)
+        return self._api_format.chunks(request_id, self._pending.submission.model, self._asked)

@@ -15,19 +15,19 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from multidict import CIMultiDictProxy
 
 from gateway.catalog import IdentityView, ModelRow
-from ratelimit.effective import Effective
+from ratelimit.effective import EffectiveLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.payload import Payload, Task, encode_payload
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
-from scheduler.protocol.replies import Address, Reply
+from scheduler.protocol.replies import IncrementTarget, Reply, Results
 
 SAMPLING_BACKENDS = ("openai:",)
 """Backends that sample where a request has no temperature: an endpoint's default is its own, often 0.7 or 1."""
@@ -172,7 +172,7 @@ def build_submission(
     request_id: str,
     identity: IdentityView,
     payload: Payload,
-    limits: Effective,
+    limits: EffectiveLimits,
     *,
     total_ms: int,
     key: str | None = None,
@@ -187,7 +187,7 @@ def build_submission(
     text = payload.input
     input_bytes = len(text) if text.isascii() else len(text.encode())
     nonce = _nonces.draw()
-    address = Address(stream_to, nonce).written() if stream_to else ""
+    address = IncrementTarget(stream_to, nonce).written() if stream_to else ""
     return Submission(
         id=request_id,
         tier=identity.tier,
@@ -243,13 +243,7 @@ def is_retry(headers: CIMultiDictProxy[str]) -> bool:
 REPLAYED = ("Idempotent-Replayed", "true")
 
 
-class FetchResults(Protocol):
-    """`Results`, as far as it is used here."""
-
-    async def fetch(self, ids: Sequence[str]) -> list[Reply | None]: ...
-
-
-async def stored_reply(results: FetchResults, request_id: str, customer_id: str) -> Reply:
+async def stored_reply(results: Results, request_id: str, customer_id: str) -> Reply:
     """The stored reply. Raises RequestError `no_capacity` where it cannot be had now.
 
     The nonce is that of the first call, so only the customer can be compared; the key's name holds the customer too.

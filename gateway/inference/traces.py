@@ -13,11 +13,11 @@ from typing import NamedTuple
 from multidict import CIMultiDictProxy
 
 from gateway.catalog import IdentityView
-from gateway.inference.pending import RequestTrace, Waiter
+from gateway.inference.pending import PendingRequest, RequestTrace
 from scheduler.errors import HTTP, RequestError
 from scheduler.payload import add_context
 from scheduler.protocol.replies import Reply
-from scheduler.tracing import Context, Kind, Span, Spans, new_span_id, new_trace_id, read_traceparent
+from scheduler.tracing import Context, Span, SpanRole, Spans, new_span_id, new_trace_id, read_traceparent
 
 HEADER = "traceparent"
 
@@ -40,15 +40,15 @@ ACCEPTED = 202
 Attributes = Mapping[str, str | int | float]
 
 
-class TracedWaiter(Waiter):
+class TracedRequest(PendingRequest):
     """A waiter whose request is sampled."""
 
     __slots__ = ("_accepted", "_clock", "trace")
 
-    def __init__(self, waiter: Waiter, trace: RequestTrace, clock: Callable[[], float]) -> None:
+    def __init__(self, pending: PendingRequest, trace: RequestTrace, clock: Callable[[], float]) -> None:
         self.trace: RequestTrace = trace
         self._clock = clock
-        super().__init__(waiter.submission, waiter.started, waiter.future)
+        super().__init__(pending.submission, pending.started, pending.future)
 
     @property
     def accepted(self) -> bool:
@@ -83,15 +83,17 @@ class RequestTraces:
         self._clock = clock
         self._chance = chance
 
-    def followed(self, waiter: Waiter, headers: CIMultiDictProxy[str], first: Waiter | None) -> Waiter:
+    def followed(
+        self, pending: PendingRequest, headers: CIMultiDictProxy[str], first: PendingRequest | None
+    ) -> PendingRequest:
         """What waits in its place: itself, where it is not sampled. What belongs to a list goes with the `first` of it."""
         trace = self._sampled(headers) if first is None else first.trace
         if trace is None:
-            return waiter
-        submission = waiter.submission
+            return pending
+        submission = pending.submission
         submission.trace_id = trace.context.trace_id
         submission.body = add_context(submission.body, trace.context)
-        return TracedWaiter(waiter, trace, self._clock)
+        return TracedRequest(pending, trace, self._clock)
 
     def _sampled(self, headers: CIMultiDictProxy[str]) -> RequestTrace | None:
         caller = caller_of(headers) if self._trust_callers else None
@@ -101,50 +103,59 @@ class RequestTraces:
         return RequestTrace(Context(caller.trace_id if caller else new_trace_id(), new_span_id()), caller)
 
     def completed(
-        self, endpoint: str, identity: IdentityView, waiter: Waiter, replies: Sequence[Reply], seconds: float
+        self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
         """It was answered with what the model gave; of a list of inputs the first one's run is told."""
-        if waiter.trace is not None:
+        if pending.trace is not None:
             first = replies[0]
-            end = _End(endpoint, first.id, 200, waiter.started + seconds, first)
+            end = _RequestEnd(endpoint, first.id, 200, pending.started + seconds, first)
             more = {"tierlane.inputs": len(replies)} if len(replies) > 1 else {}
-            self._tell(identity, waiter, waiter.trace, end, more)
+            self._tell(identity, pending, pending.trace, end, more)
 
     def failed(
-        self, endpoint: str, request_id: str, identity: IdentityView | None, waiter: Waiter | None, error: RequestError
+        self,
+        endpoint: str,
+        request_id: str,
+        identity: IdentityView | None,
+        pending: PendingRequest | None,
+        error: RequestError,
     ) -> None:
         """It was answered with an error. Whoever came no further than its own mistake was never sampled."""
-        if waiter is None or waiter.trace is None or identity is None:
+        if pending is None or pending.trace is None or identity is None:
             return
-        ending = waiter.future
+        ending = pending.future
         outcome = ending.result() if ending.done() and not ending.cancelled() else None
         reply = outcome if isinstance(outcome, Reply) else None
-        end = _End(endpoint, request_id, HTTP[error.code].status, self._clock(), reply)
-        self._tell(identity, waiter, waiter.trace, end, {"error.type": error.code.value})
+        end = _RequestEnd(endpoint, request_id, HTTP[error.code].status, self._clock(), reply)
+        self._tell(identity, pending, pending.trace, end, {"error.type": error.code.value})
 
-    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, waiter: Waiter) -> None:
+    def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
         """A job was promised; its run is told by its worker."""
-        if waiter.trace is not None:
-            self._tell(identity, waiter, waiter.trace, _End(endpoint, request_id, ACCEPTED, self._clock(), None), {})
+        if pending.trace is not None:
+            self._tell(
+                identity, pending, pending.trace, _RequestEnd(endpoint, request_id, ACCEPTED, self._clock(), None), {}
+            )
 
-    def _tell(self, identity: IdentityView, waiter: Waiter, trace: RequestTrace, end: "_End", more: Attributes) -> None:
+    def _tell(
+        self, identity: IdentityView, pending: PendingRequest, trace: RequestTrace, end: "_RequestEnd", more: Attributes
+    ) -> None:
         attributes: dict[str, str | int | float] = {
             "http.request.method": "POST",
             "http.route": end.endpoint,
             "http.response.status_code": end.status,
             "tierlane.request_id": end.request_id,
             "tierlane.tier": identity.tier,
-            "tierlane.model": waiter.submission.model,
+            "tierlane.model": pending.submission.model,
             **more,
             **(_run(end.reply) if end.reply else {}),
         }
-        began, ended, failed = waiter.started, end.at, end.status >= 500
-        caller, kind = trace.caller, Kind.SERVER
+        began, ended, failed = pending.started, end.at, end.status >= 500
+        caller, kind = trace.caller, SpanRole.SERVER
         request = Span("request", trace.context, caller, began, ended, attributes, kind, remote=True, failed=failed)
-        self._spans([request, *_waits(waiter, trace, end)])
+        self._spans([request, *_waits(pending, trace, end)])
 
 
-class _End(NamedTuple):
+class _RequestEnd(NamedTuple):
     """How a call ended, and when: `at` is monotonic seconds. `request_id` is the one that its client was told."""
 
     endpoint: str
@@ -154,12 +165,12 @@ class _End(NamedTuple):
     reply: Reply | None
 
 
-def _waits(waiter: Waiter, trace: RequestTrace, end: _End) -> list[Span]:
+def _waits(pending: PendingRequest, trace: RequestTrace, end: _RequestEnd) -> list[Span]:
     """Until Redis kept it, and from then on in its tier queue. That time Redis has measured, so it is laid behind the first."""
     reply, entered = end.reply, trace.entered
-    spans = [] if entered is None else [_part("enqueue", trace, waiter.started, min(entered, end.at))]
-    if reply is not None and reply.id == waiter.id and reply.queue_ms >= 0:
-        began = min(entered or waiter.started, end.at)
+    spans = [] if entered is None else [_part("enqueue", trace, pending.started, min(entered, end.at))]
+    if reply is not None and reply.id == pending.id and reply.queue_ms >= 0:
+        began = min(entered or pending.started, end.at)
         spans.append(_part("queue wait", trace, began, min(began + reply.queue_ms / 1000, end.at)))
     return spans
 

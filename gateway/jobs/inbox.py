@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from gateway.inference.pending import Waiter
+from gateway.inference.pending import PendingRequest
 from ledger.jobs import JobEnd
 from scheduler.errors import ErrorCode
-from scheduler.protocol.replies import Reply, Stand
+from scheduler.protocol.replies import Reply, RequestStatus
 from scheduler.states import State
 
 GRACE_S = 5.0
@@ -22,7 +22,7 @@ LEAST_LEFT_S = 0.1
 """With less time than this none is queued again."""
 
 
-class Step(Enum):
+class JobStep(Enum):
     """What the keeper does with an open job now."""
 
     WAIT = "wait"  # Somebody has it, or it cannot be known now.
@@ -33,18 +33,18 @@ class Step(Enum):
     FAIL = "fail"  # Its time is up, and Redis does not know it or is away.
 
 
-def next_step(left_s: float, stand: Stand | None) -> Step:
+def next_step(left_s: float, stand: RequestStatus | None) -> JobStep:
     """`left_s` until its deadline, below 0 after it; `stand`: what Redis knows, None while it is away."""
     if stand is not None and stand.reply is not None:
-        return Step.WRITE
+        return JobStep.WRITE
     if stand is not None and stand.ended:
-        return Step.GIVE_UP
+        return JobStep.GIVE_UP
     known = stand is not None and stand.state != ""
     if left_s <= -GRACE_S:
-        return Step.EXPIRE if known else Step.FAIL
+        return JobStep.EXPIRE if known else JobStep.FAIL
     if known or stand is None or left_s < LEAST_LEFT_S:
-        return Step.WAIT
-    return Step.AGAIN
+        return JobStep.WAIT
+    return JobStep.AGAIN
 
 
 def end_of(reply: Reply) -> JobEnd:
@@ -53,7 +53,7 @@ def end_of(reply: Reply) -> JobEnd:
     return JobEnd(reply.id, code, reply.output, reply.customer_id, reply.tokens_used)
 
 
-def given_up(job_id: str, stand: Stand) -> JobEnd:
+def given_up(job_id: str, stand: RequestStatus) -> JobEnd:
     """The end of one that Redis knows to have ended, without a reply."""
     return JobEnd(job_id, stand.error_code or ErrorCode.INTERNAL_ERROR.value)
 
@@ -67,7 +67,7 @@ OFFER_EVERY_S = 0.25
 """so often."""
 
 
-class _Kept:
+class _StoredReply:
     """One end, since when it is here, and when it is offered next; monotonic seconds."""
 
     __slots__ = ("end", "next_at", "since")
@@ -82,7 +82,7 @@ class JobInbox:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends: dict[str, _Kept] = {}
+        self._ends: dict[str, _StoredReply] = {}
         self._bytes = 0
         self.arrived = asyncio.Event()
         self.lost = False
@@ -90,7 +90,7 @@ class JobInbox:
     def __len__(self) -> int:
         return len(self._ends)
 
-    def started_before(self, _moment: float) -> Sequence[Waiter]:
+    def started_before(self, _moment: float) -> Sequence[PendingRequest]:
         """Nobody waits here whose stored reply the subscriber would have to read."""
         return ()
 
@@ -103,7 +103,7 @@ class JobInbox:
             if len(self._ends) >= MOST or self._bytes + len(reply.output) > MOST_BYTES:
                 self.lost = True
                 continue
-            self._ends[reply.id] = _Kept(end_of(reply), now)
+            self._ends[reply.id] = _StoredReply(end_of(reply), now)
             self._bytes += len(reply.output)
         self.arrived.set()
 

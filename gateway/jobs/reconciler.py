@@ -12,13 +12,12 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
-from gateway.inference.admission import ENTERED, AdmitCall, Limits
-from gateway.inference.deadlines import CancelCall
-from gateway.jobs.inbox import LEAST_LEFT_S, JobInbox, Step, end_of, given_up, next_step
+from gateway.inference.admission import ENTERED, AdmissionLimits
+from gateway.jobs.inbox import LEAST_LEFT_S, JobInbox, JobStep, end_of, given_up, next_step
 from ledger.jobs import (
     DURABLE,
     FIRST_PAGE,
@@ -36,8 +35,9 @@ from ledger.postgres import AWAY, Connection, closing, connect, reason
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.payload import decode_payload
-from scheduler.protocol.admission import Submission, calls_of
-from scheduler.protocol.replies import Stand
+from scheduler.protocol.admission import Admissions, Submission, calls_of
+from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.replies import RequestStatus, RequestStatuses
 from scheduler.redis_client.pipeline import Backoff
 from scheduler.tasks import end_all
 
@@ -45,7 +45,7 @@ from scheduler.tasks import end_all
 class Requeue:
     """Queues again by `admissions`; `limits` says which tiers there are."""
 
-    def __init__(self, admissions: AdmitCall, limits: Callable[[], Limits]) -> None:
+    def __init__(self, admissions: Admissions, limits: Callable[[], AdmissionLimits]) -> None:
         self._admissions = admissions
         self._limits = limits
 
@@ -99,21 +99,15 @@ log = structlog.get_logger("gateway")
 PAGE = 512
 
 
-class StandCalls(Protocol):
-    """`Stands`, as far as it is used here."""
-
-    async def epoch(self) -> bytes: ...
-
-    async def fetch(self, ids: Sequence[str]) -> list[Stand]: ...
-
-
-class JobLook:
+class JobScan:
     """Looks at one pool's open jobs. `sweeping`: the next page is wanted at once."""
 
-    def __init__(self, pool: str, stands: StandCalls, endings: CancelCall, requeue: Requeue, page: int = PAGE) -> None:
+    def __init__(
+        self, pool: str, stands: RequestStatuses, terminations: Terminations, requeue: Requeue, page: int = PAGE
+    ) -> None:
         self._pool = pool
         self._stands = stands
-        self._endings = endings
+        self._terminations = terminations
         self._requeue = requeue
         self._page = page
         self._after: tuple[datetime, str] = FIRST_PAGE
@@ -148,7 +142,7 @@ class JobLook:
         except TierlaneError:
             return None
 
-    async def _seen(self, page: Sequence[OpenJob]) -> list[Stand] | None:
+    async def _seen(self, page: Sequence[OpenJob]) -> list[RequestStatus] | None:
         try:
             return await self._stands.fetch([job.id for job in page])
         except TierlaneError:
@@ -156,7 +150,7 @@ class JobLook:
             return None
 
     async def _decide(
-        self, connection: Connection, page: Sequence[OpenJob], stands: Sequence[Stand] | None
+        self, connection: Connection, page: Sequence[OpenJob], stands: Sequence[RequestStatus] | None
     ) -> list[JobEnd]:
         ends: list[JobEnd] = []
         lost: list[str] = []
@@ -164,13 +158,13 @@ class JobLook:
         for at, job in enumerate(page):
             stand = stands[at] if stands is not None else None
             step = next_step(job.left_s, stand)
-            if step is Step.AGAIN:
+            if step is JobStep.AGAIN:
                 lost.append(job.id)
-            elif step is Step.EXPIRE:
+            elif step is JobStep.EXPIRE:
                 overdue.append(job.id)
-            elif step is Step.FAIL:
+            elif step is JobStep.FAIL:
                 ends.append(JobEnd(job.id, ErrorCode.DEADLINE_EXCEEDED))
-            elif stand is not None and step is not Step.WAIT:
+            elif stand is not None and step is not JobStep.WAIT:
                 ends.append(end_of(stand.reply) if stand.reply else given_up(job.id, stand))
         if lost:
             await self._queue_again(connection, lost)
@@ -179,7 +173,7 @@ class JobLook:
     async def _expired(self, ids: Sequence[str]) -> list[JobEnd]:
         """The ends of those whose time is up, as Redis has them now."""
         try:
-            replies = await self._endings.cancel([(job_id, ErrorCode.DEADLINE_EXCEEDED) for job_id in ids])
+            replies = await self._terminations.cancel([(job_id, ErrorCode.DEADLINE_EXCEEDED) for job_id in ids])
         except TierlaneError:
             return []
         return [end_of(reply) for reply in replies if reply is not None]
@@ -215,7 +209,7 @@ Stored = Callable[[Sequence[str]], Awaitable[object]]
 Beside = Callable[[], Sequence[Coroutine[Any, Any, None]]]
 
 
-class JobKeeper:
+class JobReconciler:
     """One keeper of one pool. `beside`: loops that run while it is the active one; `ended` is called after ends were
     written, and `stored`, which may raise TierlaneError, with their ids. `kept_s`: how long results are kept. `clock`:
     monotonic seconds.
@@ -228,7 +222,7 @@ class JobKeeper:
         kept_s: float,
         *,
         inbox: JobInbox,
-        look: JobLook,
+        look: JobScan,
         stored: Stored,
         beside: Beside = tuple,
         ended: Callable[[], None] = lambda: None,

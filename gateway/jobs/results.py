@@ -11,15 +11,16 @@ from msgspec import UNSET, UnsetType
 
 from gateway.api.inference import INFERENCE
 from gateway.catalog import IdentityView
-from gateway.http.errors import Fault, Faults, fault_of, wants_problem
-from gateway.http.response import Answer, Headers
-from gateway.http.router import Call
-from gateway.inference.deadlines import CancelCall, Cancels
-from gateway.inference.pipeline import Inference
+from gateway.http.errors import ErrorResponses, Fault, fault_of, wants_problem
+from gateway.http.response import Headers, HttpResponse
+from gateway.http.router import RoutedRequest
+from gateway.inference.deadlines import Cancellations
+from gateway.inference.pipeline import InferencePipeline
 from gateway.jobs.inbox import end_of
 from gateway.jobs.store import JobStore
 from ledger.jobs import JobEnd, JobRow, StoreUnavailable
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
+from scheduler.protocol.cancellation import Terminations
 from scheduler.request_id import created_ms
 
 Status = Literal["PENDING", "SUCCESS", "FAILURE"]
@@ -74,23 +75,28 @@ NOT_NOW = "Results cannot be read right now; try again soon."
 UNKNOWN = "There is no such task, or its result is not kept any more."
 
 
-class Result:
+class JobResultHandler:
     """The two handlers. Without a store (jobs are not served here) no task is known.
 
     `elsewhere` finds the handlers of another pool by its name: Redis knows a job in its own pool only.
     """
 
     def __init__(
-        self, inference: Inference, faults: Faults, endings: CancelCall, cancels: Cancels, store: JobStore | None
+        self,
+        inference: InferencePipeline,
+        faults: ErrorResponses,
+        terminations: Terminations,
+        cancellations: Cancellations,
+        store: JobStore | None,
     ) -> None:
         self._inference = inference
         self._faults = faults
-        self._endings = endings
-        self._cancels = cancels
+        self._terminations = terminations
+        self._cancellations = cancellations
         self._store = store
-        self.elsewhere: Callable[[str], Result | None] = lambda _: None
+        self.elsewhere: Callable[[str], JobResultHandler | None] = lambda _: None
 
-    async def get(self, call: Call) -> Answer:
+    async def get(self, call: RoutedRequest) -> HttpResponse:
         """How the job stands. Raises RequestError for who is not known."""
         identity = self._inference.identify(call)
         try:
@@ -98,7 +104,7 @@ class Result:
         except RequestError as error:
             return self._refused(call, identity, error)
 
-    async def delete(self, call: Call) -> Answer:
+    async def delete(self, call: RoutedRequest) -> HttpResponse:
         """Cancel the job, and tell how it stands then. Raises RequestError for who is not known."""
         identity = self._inference.identify(call)
         try:
@@ -129,9 +135,9 @@ class Result:
         """
         end = JobEnd(row.id, ErrorCode.CANCELLED, customer_id=row.customer_id)
         try:
-            (reply,) = await self._endings.cancel([(row.id, ErrorCode.CANCELLED)])
+            (reply,) = await self._terminations.cancel([(row.id, ErrorCode.CANCELLED)])
         except RedisUnavailable:
-            self._cancels.add(row.id, ErrorCode.CANCELLED)
+            self._cancellations.add(row.id, ErrorCode.CANCELLED)
         else:
             end = end if reply is None else end_of(reply)
         try:
@@ -140,16 +146,16 @@ class Result:
         except StoreUnavailable:
             raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
 
-    def _told(self, call: Call, identity: IdentityView, row: JobRow) -> Answer:
+    def _told(self, call: RoutedRequest, identity: IdentityView, row: JobRow) -> HttpResponse:
         headers: Headers = [
             ("x-request-id", call.request_id),
             ("Cache-Control", "no-store"),
-            *self._inference.standing.headers(identity),
+            *self._inference.customer_limits.headers(identity),
         ]
-        return Answer.of(200, job_result(row.id, row.status, row.output, row.error_code), headers)
+        return HttpResponse.of(200, job_result(row.id, row.status, row.output, row.error_code), headers)
 
-    def _refused(self, call: Call, identity: IdentityView, error: RequestError) -> Answer:
-        headers = self._inference.standing.headers(identity)
+    def _refused(self, call: RoutedRequest, identity: IdentityView, error: RequestError) -> HttpResponse:
+        headers = self._inference.customer_limits.headers(identity)
         return self._faults.answer(error, call.request_id, headers, problem=wants_problem(call.headers))
 
 

@@ -11,19 +11,19 @@ from gateway.circuit_breaker import CallWatch
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
 from gateway.http.router import Handler
-from gateway.inference.admission import Limits
-from gateway.inference.handler import Exchange
-from gateway.inference.pipeline import Inference, InferenceParts
-from gateway.inference.responses import Subscriber
+from gateway.inference.admission import AdmissionLimits
+from gateway.inference.handler import InferenceHandler
+from gateway.inference.pipeline import InferenceParts, InferencePipeline
+from gateway.inference.responses import ResponseSubscriber
 from gateway.jobs.inbox import JobInbox
-from gateway.jobs.reconciler import JobKeeper, JobLook, Requeue
-from gateway.jobs.results import Result
+from gateway.jobs.reconciler import JobReconciler, JobScan, Requeue
+from gateway.jobs.results import JobResultHandler
 from gateway.jobs.store import JobStore
-from gateway.jobs.submit import JobAdmitter, Submit
+from gateway.jobs.submit import JobAdmitter, JobSubmitHandler
 from gateway.jobs.webhooks import Callbacks
 from scheduler.protocol.admission import Admissions
-from scheduler.protocol.cancellation import Endings
-from scheduler.protocol.replies import Results, Stands
+from scheduler.protocol.cancellation import Terminations
+from scheduler.protocol.replies import RequestStatuses, Results
 from scheduler.redis_client.connections import subscriber_client
 from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
 from scheduler.tasks import Loop, TaskRegistry
@@ -33,10 +33,10 @@ from scheduler.tasks import Loop, TaskRegistry
 class JobParts:
     """What jobs stand on: the parts of the handler of those who wait, and what admission is told."""
 
-    inference: Inference
+    inference: InferencePipeline
     parts: InferenceParts
     client: Redis
-    limits: Callable[[], Limits]
+    limits: Callable[[], AdmissionLimits]
     watch: CallWatch
     tasks: TaskRegistry
 
@@ -48,13 +48,15 @@ class Jobs:
         config = parts.parts.config
         self._store: JobStore | None = None
         self.serving: JobServing | None = None
-        self.submit: Handler = Exchange(parts.inference, INFERENCE)
+        self.submit: Handler = InferenceHandler(parts.inference, INFERENCE)
         if config.jobs is not None:
             self._store = JobStore(config.jobs.database_url, config.pool, config.jobs.kept_ms / 1000)
             self.serving = JobServing(parts, config.jobs, self._store, self.submit)
             self.submit = self.serving.submit
-        endings = Endings(parts.client, Keys(config.pool))
-        self.result = Result(parts.inference, parts.parts.faults, endings, parts.parts.cancels, self._store)
+        terminations = Terminations(parts.client, Keys(config.pool))
+        self.result = JobResultHandler(
+            parts.inference, parts.parts.faults, terminations, parts.parts.cancellations, self._store
+        )
 
     @property
     def under_way(self) -> int:
@@ -83,8 +85,8 @@ class JobServing:
         admissions = Admissions(
             client, keys, JOBS_GATEWAY, jobs.kept_ms, replays=config.replays, pass_ms=config.reap_ms
         )
-        cancels = parts.parts.cancels
-        self.admitter = JobAdmitter(admissions, parts.limits, cancels, config.max_pending, watch=parts.watch)
+        cancellations = parts.parts.cancellations
+        self.admission = JobAdmitter(admissions, parts.limits, cancellations, config.max_pending, watch=parts.watch)
         catalog = parts.parts.catalog
 
         def own_hosts(customer_id: str) -> str | None:
@@ -92,22 +94,22 @@ class JobServing:
             return customer.callback_hosts if customer else None
 
         hosts = CallbackHosts(jobs.callback_hosts if jobs.callback_secret else (), own_hosts)
-        self.submit = Submit(waiting, parts.inference, parts.parts, self.admitter, store, hosts=hosts)
+        self.submit = JobSubmitHandler(waiting, parts.inference, parts.parts, self.admission, store, hosts=hosts)
         self.listener = subscriber_client(config.redis_url)
         self.callbacks = Callbacks(jobs, config.pool, hosts)
         self.inbox = JobInbox()
         self._results = Results(client, keys)
         self._tasks = parts.tasks
         requeue = Requeue(admissions, parts.limits)
-        endings = Endings(client, keys)
-        self.look = JobLook(config.pool, Stands(client, keys), endings, requeue)
-        self.keeper = JobKeeper(
+        terminations = Terminations(client, keys)
+        self.look = JobScan(config.pool, RequestStatuses(client, keys), terminations, requeue)
+        self.supervisor = JobReconciler(
             jobs.database_url,
             config.pool,
             jobs.kept_ms / 1000,
             inbox=self.inbox,
             look=self.look,
-            stored=endings.stored,
+            stored=terminations.stored,
             beside=self._beside,
             ended=self.callbacks.look,
         )
@@ -115,10 +117,10 @@ class JobServing:
     def _beside(self) -> Sequence[Coroutine[Any, Any, None]]:
         """Loops of the active keeper."""
         channel, inbox = self._keys.responses(JOBS_GATEWAY), self.inbox
-        subscriber = Subscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
+        subscriber = ResponseSubscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
         run_forever = self._tasks.run_forever
         return (run_forever("job subscriber", subscriber.run), run_forever("callbacks", self.callbacks.run))
 
     def loops(self) -> dict[str, Loop]:
         """What has to run, by name."""
-        return {"job admitter": self.admitter.run, "job keeper": self.keeper.run}
+        return {"job admitter": self.admission.run, "job keeper": self.supervisor.run}

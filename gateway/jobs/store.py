@@ -24,7 +24,7 @@ class TooManyWait(Exception):
     """More wait for the next call than may."""
 
 
-class Together(Generic[T, R]):
+class CallBatcher(Generic[T, R]):
     """`call` takes up to `size` items and gives an answer to each, in order; one that is an exception is raised."""
 
     def __init__(self, call: Callable[[Sequence[T]], Awaitable[Sequence[R | Exception]]], size: int = 256) -> None:
@@ -93,8 +93,8 @@ class JobStore:
         self._kept_s = kept_s
         self._writing = JobSession(database_url, "tierlane-jobs-in")
         self._reading = JobSession(database_url, "tierlane-jobs-read")
-        self._inserts: Together[NewJob, None] = Together(self._insert, LARGEST)
-        self._reads: Together[str, JobRow | None] = Together(self._find)
+        self._inserts: CallBatcher[NewJob, None] = CallBatcher(self._insert, LARGEST)
+        self._reads: CallBatcher[str, JobRow | None] = CallBatcher(self._find)
 
     async def insert(self, job: NewJob) -> None:
         """When this returns, the job is committed. Raises what asyncpg raises for values that cannot be stored."""

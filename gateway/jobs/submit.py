@@ -14,18 +14,18 @@ import msgspec
 from asyncpg import PostgresError
 from msgspec import UNSET, UnsetType
 
-from gateway.api.format import Asked
+from gateway.api.format import InferenceRequest
 from gateway.api.inference import INFERENCE, InferenceBody, read_inference
 from gateway.catalog import IdentityView
 from gateway.config import JobConfig
 from gateway.host_lists import CallbackHosts
 from gateway.http.errors import wants_problem
 from gateway.http.request import APPLIED, check_duplicates, check_media, decode, invalid, prefers_async, read_body
-from gateway.http.response import Answer, Headers
-from gateway.http.router import Call, Handler
-from gateway.inference.admission import ENTERED, Admitter
-from gateway.inference.pending import Outcome, Waiter
-from gateway.inference.pipeline import Inference, InferenceParts
+from gateway.http.response import Headers, HttpResponse
+from gateway.http.router import Handler, RoutedRequest
+from gateway.inference.admission import ENTERED, AdmissionBatcher
+from gateway.inference.pending import Outcome, PendingRequest
+from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.submission import REPLAYED, idempotency_key, with_more
 from gateway.jobs.results import Promise
 from gateway.jobs.store import JobStore, new_job
@@ -46,7 +46,7 @@ class JobBody(InferenceBody, forbid_unknown_fields=True, frozen=True):
 _decoder = msgspec.json.Decoder(JobBody)
 
 
-def read_job(raw: bytes, max_input_bytes: int) -> tuple[Asked, str | None]:
+def read_job(raw: bytes, max_input_bytes: int) -> tuple[InferenceRequest, str | None]:
     """The request, and its callback's URL as it was sent. Raises RequestError, with `param`."""
     if b"callback_url" not in raw and b"\\u" not in raw:  # No other spelling of the name is possible then.
         return read_inference(raw, max_input_bytes), None
@@ -64,22 +64,22 @@ _SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
 class Job(NamedTuple):
     """A job that asks to enter."""
 
-    waiter: Waiter
-    asked: Asked
+    pending: PendingRequest
+    asked: InferenceRequest
     callback_url: str | None
 
 
-class Wish(NamedTuple):
+class JobCall(NamedTuple):
     """What was read of one call."""
 
     identity: IdentityView
-    asked: Asked
+    asked: InferenceRequest
     callback_url: str | None
     key: str | None
     started: float
 
 
-class Submit:
+class JobSubmitHandler:
     """The handler; who does not prefer a job is `waiting`'s, the handler of those who wait.
 
     `elsewhere` finds the handler of another pool's model.
@@ -88,9 +88,9 @@ class Submit:
     def __init__(
         self,
         waiting: Handler,
-        inference: Inference,
+        inference: InferencePipeline,
         parts: InferenceParts,
-        admitter: Admitter,
+        admission: AdmissionBatcher,
         store: JobStore,
         *,
         hosts: CallbackHosts,
@@ -99,13 +99,13 @@ class Submit:
         self._inference = inference
         self._parts = parts
         self._config = cast("JobConfig", parts.config.jobs)
-        self._admitter = admitter
+        self._admission = admission
         self._store = store
         self._hosts = hosts
-        self.elsewhere: Callable[[str], Submit | None] = lambda _: None
+        self.elsewhere: Callable[[str], JobSubmitHandler | None] = lambda _: None
         self.under_way = 0  # A gateway that leaves waits for them.
 
-    async def __call__(self, call: Call) -> Answer:
+    async def __call__(self, call: RoutedRequest) -> HttpResponse:
         """Answer one request. Raises RequestError for who is not known."""
         if not prefers_async(call.headers):
             return await self._waiting(call)
@@ -121,22 +121,22 @@ class Submit:
         finally:
             self.under_way -= 1
 
-    async def take(self, call: Call, wish: Wish) -> Answer:
+    async def take(self, call: RoutedRequest, wish: JobCall) -> HttpResponse:
         """Answer what was read, in the pool that this is of."""
         identity, job = wish.identity, None
         try:
-            job = Job(self._waiter(call, wish), wish.asked, wish.callback_url)
+            job = Job(self._pending(call, wish), wish.asked, wish.callback_url)
             return await self._taken(call, identity, job)
         except Exception as error:  # noqa: BLE001  # as above
             return self._not_taken(call, identity, job, error)
 
-    def _of_pool(self, asked: Asked) -> "Submit":
+    def _of_pool(self, asked: InferenceRequest) -> "JobSubmitHandler":
         """The handler of the pool that has the model; this one, where none has."""
         if asked.model is UNSET or self._inference.serving(asked) is self._inference:
             return self
         return self.elsewhere(asked.model) or self
 
-    async def _wish(self, call: Call, identity: IdentityView) -> Wish:
+    async def _wish(self, call: RoutedRequest, identity: IdentityView) -> JobCall:
         """What is asked. Raises RequestError."""
         key = idempotency_key(call.headers)
         came_whole = call.request.content.is_eof()
@@ -145,22 +145,24 @@ class Submit:
             identity = self._inference.identify(call)
         asked, url = read_job(raw, self._inference.max_input_bytes)
         started = call.arrived if came_whole else self._inference.clock()
-        return Wish(self._inference.served_as(identity, asked), asked, url, key, started)
+        return JobCall(self._inference.served_as(identity, asked), asked, url, key, started)
 
-    def _not_taken(self, call: Call, identity: IdentityView, job: Job | None, error: Exception) -> Answer:
+    def _not_taken(
+        self, call: RoutedRequest, identity: IdentityView, job: Job | None, error: Exception
+    ) -> HttpResponse:
         if not isinstance(error, RequestError):
             log_fault("taking a job failed", error, request_id=call.request_id)
             error = RequestError(ErrorCode.INTERNAL_ERROR)
-        return self._inference.not_served(call, identity, job.waiter if job else None, error)
+        return self._inference.not_served(call, identity, job.pending if job else None, error)
 
-    async def _read(self, call: Call, identity: IdentityView) -> bytes:
-        if self._parts.doors.closed:
+    async def _read(self, call: RoutedRequest, identity: IdentityView) -> bytes:
+        if self._parts.drain_state.closed:
             raise RequestError(ErrorCode.DRAINING)
         most = self._inference.max_body_bytes
         check_media(call.headers, call.request.content_length or 0, most)
         return await read_body(call.request, most, self._inference.bodies.share(identity))
 
-    def _waiter(self, call: Call, wish: Wish) -> Waiter:
+    def _pending(self, call: RoutedRequest, wish: JobCall) -> PendingRequest:
         """What asks to enter. Raises RequestError."""
         identity, asked, url, key, started = wish
         if url is not None:
@@ -169,53 +171,53 @@ class Submit:
                 raise invalid("callback_url", problem)
         payload = self._inference.payload(asked, INFERENCE)
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        waiter = self._inference.waiter(call, identity, payload, key, started, future=future)
-        submission = waiter.submission
+        pending = self._inference.pending(call, identity, payload, key, started, future=future)
+        submission = pending.submission
         # Nobody stands and waits: the tier's patience is not a job's.
         submission.total_ms = submission.queue_ms = self._config.total_ms
         if url is not None and submission.idempotency:
             submission.fingerprint = with_more(submission.fingerprint, url)
-        waiter.deadline = started + submission.total_ms / 1000
-        return waiter
+        pending.deadline = started + submission.total_ms / 1000
+        return pending
 
-    async def _taken(self, call: Call, identity: IdentityView, job: Job) -> Answer:
+    async def _taken(self, call: RoutedRequest, identity: IdentityView, job: Job) -> HttpResponse:
         """The 202, or what the request's key has already. Raises RequestError for everything else."""
-        outcome = await self._admitted(job.waiter)
+        outcome = await self._admitted(job.pending)
         if isinstance(outcome, Verdict) and outcome.outcome in _SAME_KEY:
             return await self._same_again(call, identity, job, outcome)
         if not isinstance(outcome, Verdict) or outcome.outcome not in ENTERED:
             return self._inference.answer(
-                identity, job.waiter, outcome, job.asked
+                identity, job.pending, outcome, job.asked
             )  # Which raises what it is refused with.
-        self._inference.standing.judged(identity, job.waiter.submission, outcome)
+        self._inference.customer_limits.judged(identity, job.pending.submission, outcome)
         await self._keep(job)
-        self._inference.ends.accepted(INFERENCE.endpoint, call.request_id, identity, job.waiter)
+        self._inference.ends.accepted(INFERENCE.endpoint, call.request_id, identity, job.pending)
         return self._accepted(identity, outcome, call.request_id)
 
-    async def _admitted(self, waiter: Waiter) -> Outcome:
+    async def _admitted(self, pending: PendingRequest) -> Outcome:
         """How admission ends. Raises RequestError where it is not even asked."""
-        parts, tier = self._parts, waiter.submission.tier
+        parts, tier = self._parts, pending.submission.tier
         refusal = None
-        if parts.direct.active or parts.limits.no_gpu(waiter.started):
+        if parts.direct.active or parts.limits.no_gpu(pending.started):
             refusal = RequestError(ErrorCode.NO_CAPACITY, NOT_NOW)
         elif parts.limits.short_of_memory:
             refusal = RequestError(ErrorCode.BACKPRESSURE)
-        elif not self._admitter.submit(waiter):
+        elif not self._admission.submit(pending):
             refusal = RequestError(ErrorCode.QUEUE_FULL)
         if refusal is not None:
-            parts.meter.passed(tier, parts.limits.factor(tier))
-            parts.meter.shed(tier)
+            parts.demand_meter.passed(tier, parts.limits.factor(tier))
+            parts.demand_meter.shed(tier)
             raise refusal
         try:
-            return await cast("asyncio.Future[Outcome]", waiter.future)
+            return await cast("asyncio.Future[Outcome]", pending.future)
         except asyncio.CancelledError:  # The client left.
-            waiter.gone = True
+            pending.gone = True
             raise
 
     async def _keep(self, job: Job) -> None:
         """Store what was admitted; where that cannot be done, nothing was promised and it ends. Raises RequestError."""
-        submission = job.waiter.submission
-        left_s = job.waiter.deadline - self._inference.clock()
+        submission = job.pending.submission
+        left_s = job.pending.deadline - self._inference.clock()
         code = ErrorCode.NO_CAPACITY  # No fault of the client's: what it was charged comes back.
         kept = False
         try:
@@ -231,9 +233,11 @@ class Submit:
             raise
         finally:
             if not kept:
-                self._parts.cancels.add(submission.id, code)
+                self._parts.cancellations.add(submission.id, code)
 
-    async def _same_again(self, call: Call, identity: IdentityView, job: Job, verdict: Verdict) -> Answer:
+    async def _same_again(
+        self, call: RoutedRequest, identity: IdentityView, job: Job, verdict: Verdict
+    ) -> HttpResponse:
         """The key was used before: its job once more, or the answer of the request that was no job."""
         inference = self._inference
         try:
@@ -241,44 +245,44 @@ class Submit:
         except StoreUnavailable:
             raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
         if known is None and verdict.outcome is Admission.IN_PROGRESS:
-            return inference.answer(identity, job.waiter, verdict, job.asked)
+            return inference.answer(identity, job.pending, verdict, job.asked)
         if known is None:
             answer = await self._replayed(call, identity, job, verdict)
         else:
-            inference.standing.judged(identity, job.waiter.submission, verdict)
-            inference.ends.accepted(INFERENCE.endpoint, known.id, identity, job.waiter)
+            inference.customer_limits.judged(identity, job.pending.submission, verdict)
+            inference.ends.accepted(INFERENCE.endpoint, known.id, identity, job.pending)
             answer = self._accepted(identity, verdict, known.id)
         answer.headers.append(REPLAYED)
         return answer
 
-    async def _replayed(self, call: Call, identity: IdentityView, job: Job, verdict: Verdict) -> Answer:
+    async def _replayed(self, call: RoutedRequest, identity: IdentityView, job: Job, verdict: Verdict) -> HttpResponse:
         """What one who waited was told. Raises RequestError where it cannot be read."""
         inference = self._inference
-        reply = await inference.stored(identity, job.waiter, verdict)
+        reply = await inference.stored(identity, job.pending, verdict)
         if reply.state == State.COMPLETED:
-            return inference.written(identity, [job.waiter], [reply], job.asked, INFERENCE)
-        headers, problem = inference.standing.headers(identity, verdict), wants_problem(call.headers)
+            return inference.written(identity, [job.pending], [reply], job.asked, INFERENCE)
+        headers, problem = inference.customer_limits.headers(identity, verdict), wants_problem(call.headers)
         error = inference.failure(reply, INFERENCE)
-        inference.ends.failed(INFERENCE.endpoint, reply.id, identity, job.waiter, error)
+        inference.ends.failed(INFERENCE.endpoint, reply.id, identity, job.pending, error)
         return inference.faults.answer(error, reply.id, headers, problem=problem)
 
-    def _accepted(self, identity: IdentityView, verdict: Verdict, task_id: str) -> Answer:
+    def _accepted(self, identity: IdentityView, verdict: Verdict, task_id: str) -> HttpResponse:
         headers: Headers = [
             ("x-request-id", task_id),
             ("Location", f"/v1/result/{task_id}"),
             APPLIED,
-            *self._inference.standing.headers(identity, verdict),
+            *self._inference.customer_limits.headers(identity, verdict),
         ]
-        return Answer.of(202, Promise(task_id), headers)
+        return HttpResponse.of(202, Promise(task_id), headers)
 
 
-class JobAdmitter(Admitter):
+class JobAdmitter(AdmissionBatcher):
     """Gives each waiter its verdict as the outcome. Its calls go out under the name of the jobs' own gateway."""
 
-    def _judged(self, waiter: Waiter, verdict: Verdict) -> None:
-        waiter.verdict = verdict
+    def _judged(self, pending: PendingRequest, verdict: Verdict) -> None:
+        pending.verdict = verdict
         entered = verdict.outcome in ENTERED
-        waiter.accepted = entered
-        if entered and (waiter.gone or waiter.future.done()):  # The client left while the call was under way.
-            self._cancels.add(waiter.id, ErrorCode.CANCELLED)
-        waiter.finish(verdict)
+        pending.accepted = entered
+        if entered and (pending.gone or pending.future.done()):  # The client left while the call was under way.
+            self._cancellations.add(pending.id, ErrorCode.CANCELLED)
+        pending.finish(verdict)

@@ -19,8 +19,8 @@ from statistics import median
 import msgspec
 
 from gateway.catalog import ModelRow, SnapshotView, TierRow
-from gateway.inference.admission import Limits
-from ratelimit.capacity import Capacity, CapacityEstimator, Evidence, GpuRate, PoolLoad, relax
+from gateway.inference.admission import AdmissionLimits
+from ratelimit.capacity import Capacity, CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, relax
 from ratelimit.shares import TierShare, allocate, ceilings, factor
 from scheduler.protocol.admission import TierLimit
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
@@ -55,12 +55,12 @@ class LiveLimits:
         self._allocated: Mapping[str, float] = {}
         self._ceilings: Mapping[str, float] = {}
         self._factors: Mapping[str, float] = {}
-        self._limits = Limits((), 0.0)
+        self._limits = AdmissionLimits((), 0.0)
         self._observed_at: float | None = None
         self._no_gpu_since: float | None = None
         self._estimator = CapacityEstimator()
         self._learnt_rps = 0.0  # Of each GPU, at the last look.
-        self.estimate = Capacity(0.0, Evidence.PRIOR, 0.0)
+        self.estimate = Capacity(0.0, CapacityEvidence.PRIOR, 0.0)
         """What the GPUs can do, and how that is known."""
         self._gpus: Sequence[GpuRate] = ()  # The healthy ones, as they count.
         self._reached = 0
@@ -100,7 +100,7 @@ class LiveLimits:
             self.memory(0.0)
             self._allocate(snapshot, 0.0)
 
-    def current(self, snapshot: SnapshotView) -> Limits:
+    def current(self, snapshot: SnapshotView) -> AdmissionLimits:
         """What to tell admission. A changed catalog is obeyed at once, not with the next observation."""
         if snapshot is not self._snapshot:
             if self.capacity_rps <= 0:
@@ -182,7 +182,7 @@ class LiveLimits:
     ) -> Capacity:
         prior_rps, fixed = _prior(snapshot, self._pool)
         if fixed:
-            return Capacity(prior_rps * len(gpus), Evidence.FIXED, 1.0)
+            return Capacity(prior_rps * len(gpus), CapacityEvidence.FIXED, 1.0)
         batch = batch_size(snapshot, self._pool)
         load = pool_load(observation, gpus, snapshot, self._factors)
         return self._estimator.look(gpus, batch, prior_rps, load, now)
@@ -190,7 +190,7 @@ class LiveLimits:
     def _of_one_gpu(self, snapshot: SnapshotView) -> Capacity:
         if self.estimate.rps <= 0:
             prior_rps, fixed = _prior(snapshot, self._pool)
-            return Capacity(prior_rps, Evidence.FIXED if fixed else Evidence.PRIOR, float(fixed))
+            return Capacity(prior_rps, CapacityEvidence.FIXED if fixed else CapacityEvidence.PRIOR, float(fixed))
         return self.estimate._replace(rps=self.estimate.rps / max(1, self.healthy_gpus))
 
     def _guess(self, snapshot: SnapshotView) -> None:
@@ -206,7 +206,7 @@ class LiveLimits:
         learnt = self._learnt()
         self._factors = {tier.name: self._next_factor(tier, elapsed_s, learnt) for tier in snapshot.tiers}
         limits = [self._tier_limit(tier, snapshot.tiers) for tier in snapshot.tiers]
-        self._limits = Limits(limits, self.estimate.wait_rps * _target(snapshot, self._pool))
+        self._limits = AdmissionLimits(limits, self.estimate.wait_rps * _target(snapshot, self._pool))
 
     def _learnt(self) -> float:
         """How many times more each GPU is known to do than at the last look; 1 where it is not more."""

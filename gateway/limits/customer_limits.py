@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from gateway.auth.service_tier import own
 from gateway.catalog import IdentityView
-from gateway.http.errors import Refusal
+from gateway.http.errors import RejectionError
 from gateway.http.response import Headers
 from gateway.inference.admission import ENTERED
 from gateway.limits.capacity import LiveLimits
-from gateway.limits.demand import Meter, fill
+from gateway.limits.demand import DemandMeter, fill
 from gateway.limits.rejections import LOWERED, NO_ROOM, refusal
-from ratelimit.effective import Effective, Left, LimitLook, effective
+from ratelimit.effective import EffectiveLimits, LimitReading, RemainingLimits, effective
 from ratelimit.headers import rate_headers, rate_lines
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
@@ -57,11 +57,11 @@ class _State:
     def __init__(self, burst: float, tokens_per_minute: float, now: float) -> None:
         self.requests = Shadow(burst, now)
         self.tokens = Shadow(tokens_per_minute, now)
-        self.left = Left(burst * FRESH, 0, tokens_per_minute * FRESH)
+        self.left = RemainingLimits(burst * FRESH, 0, tokens_per_minute * FRESH)
         self.seen_at = now
 
 
-class KnownLimits:
+class LocalBuckets:
     """Customers and keys -> state, the one that was added first dropped when there are too many."""
 
     def __init__(self, max_states: int = MAX_STATES) -> None:
@@ -72,9 +72,9 @@ class KnownLimits:
     def __len__(self) -> int:
         return len(self._states)
 
-    def note(self, identity: IdentityView, look: LimitLook, now: float, *, lowered: bool) -> None:
+    def note(self, identity: IdentityView, look: LimitReading, now: float, *, lowered: bool) -> None:
         """Remember what Redis said, `lowered`: of limits that are not the base limits now."""
-        state, left = self._customer(identity, now), Left.of(look)
+        state, left = self._customer(identity, now), RemainingLimits.of(look)
         if identity.quotas and not left.quotas:  # It was said in direct mode, where nobody knows of quotas.
             left = left._replace(quotas=self._quotas(state, effective(identity), now))
         if identity.key_rate > 0:  # What was said is of the key's own bucket, where that holds less.
@@ -110,7 +110,7 @@ class KnownLimits:
         if state is not None:
             state.tokens.level += tokens
 
-    def estimate(self, identity: IdentityView, limits: Effective, now: float) -> Left:
+    def estimate(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> RemainingLimits:
         """What is left now, as far as this gateway can know without asking Redis."""
         state = self._customer(identity, now)
         remaining, reset_ms = _refilled(state.left.remaining, limits.rate, limits.burst, now - state.seen_at)
@@ -121,9 +121,9 @@ class KnownLimits:
         pace = limits.tokens_per_minute
         tokens, tokens_reset_ms = _refilled(state.left.tokens, pace / 60, pace, now - state.seen_at)
         quotas = self._quotas(state, limits, now)
-        return Left(remaining, reset_ms, tokens, tokens_reset_ms, state.left.in_use, quotas)
+        return RemainingLimits(remaining, reset_ms, tokens, tokens_reset_ms, state.left.in_use, quotas)
 
-    def _quotas(self, state: _State, limits: Effective, now: float) -> tuple[tuple[int, int], ...]:
+    def _quotas(self, state: _State, limits: EffectiveLimits, now: float) -> tuple[tuple[int, int], ...]:
         """What was last known; a window that has ended since is not known any more than one that was never seen."""
         elapsed_ms = int((now - state.seen_at) * 1000)
         known = state.left.quotas
@@ -158,22 +158,24 @@ def _refilled(level: float, rate: float, size: float, elapsed_s: float) -> tuple
 MAX_LIMITS = 10_000
 
 
-class Standing:
+class CustomerLimits:
     """All customers'."""
 
-    def __init__(self, limits: LiveLimits, meter: Meter, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: LiveLimits, demand_meter: DemandMeter, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._live = limits
-        self._meter = meter
+        self._demand_meter = demand_meter
         self._clock = clock
-        self._known = KnownLimits()
+        self._known = LocalBuckets()
         # By key: most requests come from keys whose limits were worked out a moment ago.
-        self._limits: dict[str, tuple[IdentityView, float, Effective]] = {}
+        self._limits: dict[str, tuple[IdentityView, float, EffectiveLimits]] = {}
 
     def factor(self, identity: IdentityView) -> float:
         """The part of its base limits that the identity has now, 0..1."""
         return self._live.factor(own(identity).tier)
 
-    def limits(self, identity: IdentityView) -> Effective:
+    def limits(self, identity: IdentityView) -> EffectiveLimits:
         """The limits of the identity as lowered now."""
         identity = own(identity)
         factor = self._live.factor(identity.tier)
@@ -193,25 +195,25 @@ class Standing:
         factor = submission.rate / identity.requests_per_second if identity.requests_per_second else 1.0
         entered = outcome in ENTERED
         if verdict.shadowed:
-            self._meter.shadowed(tier)
+            self._demand_meter.shadowed(tier)
         if entered:
-            self._meter.passed(tier, factor, _filled(submission, verdict))
+            self._demand_meter.passed(tier, factor, _filled(submission, verdict))
         if outcome is Admission.BACKPRESSURE:  # Redis was too full to look at any limit.
-            self._meter.passed(tier, factor)
+            self._demand_meter.passed(tier, factor)
             return False
         self._known.note(identity, verdict, now, lowered=factor < 1)
         if not (entered or outcome in LOWERED or outcome in NO_ROOM):
             return False
         allows = factor >= 1 or self._known.base_allows(identity, submission.tokens, now, entered=entered)
         if allows and outcome in NO_ROOM:  # Nothing was spent: who insists counts at its base rate.
-            self._meter.passed(tier, 1.0, 1.0)
+            self._demand_meter.passed(tier, 1.0, 1.0)
         return allows and outcome in LOWERED and factor < 1
 
     def settle(self, identity: IdentityView, unused_tokens: int) -> None:
         """A request has ended and used so many tokens less than it was charged (below 0: more)."""
         self._known.settle(identity, unused_tokens)
 
-    def refusal(self, identity: IdentityView, verdict: Verdict, *, base_limit_allows: bool) -> Refusal:
+    def refusal(self, identity: IdentityView, verdict: Verdict, *, base_limit_allows: bool) -> RejectionError:
         """The error for a verdict that refuses."""
         return refusal(
             verdict,
@@ -222,15 +224,15 @@ class Standing:
             pressure=self._live.pressure(identity.tier),
         )
 
-    def looked(self, identity: IdentityView, look: LimitLook) -> None:
+    def looked(self, identity: IdentityView, look: LimitReading) -> None:
         """Remember a look at the limits that was no verdict."""
         self._known.note(identity, look, self._clock(), lowered=self.factor(identity) < 1)
 
-    def left(self, identity: IdentityView, limits: Effective, verdict: Verdict | None = None) -> Left:
+    def left(self, identity: IdentityView, limits: EffectiveLimits, verdict: Verdict | None = None) -> RemainingLimits:
         """What is left of `limits`: as the verdict says, else as far as is known here."""
         if verdict is None or verdict.outcome is Admission.BACKPRESSURE or len(verdict.quotas) != len(limits.quotas):
             return self._known.estimate(identity, limits, self._clock())
-        return Left.of(verdict)
+        return RemainingLimits.of(verdict)
 
     def lines(self, identity: IdentityView, verdict: Verdict | None) -> str:
         """The rate-limit headers of an answer, as they are sent."""

@@ -78,7 +78,7 @@ Customer = tuple[str, str]
 """Name and tier."""
 
 
-class Busiest:
+class TopCustomers:
     """Counts since the last beat, and the rates until then."""
 
     __slots__ = ("_counts", "_rates")
@@ -96,7 +96,7 @@ class Busiest:
         elif len(counts) < MOST_COUNTED:
             counts[customer] = 1
 
-    def beat(self, elapsed_s: float) -> list[CustomerRate]:
+    def heartbeat(self, elapsed_s: float) -> list[CustomerRate]:
         """Close the beat, so many seconds after the last one; the busiest, the busiest first."""
         old = math.exp(-elapsed_s / SPAN_S)
         gain = (1 - old) / elapsed_s if elapsed_s > 0 else 0.0
@@ -115,7 +115,7 @@ LEAST_FACTOR = 0.01  # Under a lower one, single requests would count as hundred
 WELL_FILLED = 0.75  # A bucket this full is not what holds its customer back.
 
 
-class Counts(NamedTuple):
+class DemandCounts(NamedTuple):
     """What was counted in one beat."""
 
     arrived: float = 0
@@ -146,17 +146,17 @@ class TierMeter:
 
     def __init__(self) -> None:
         self.latency = LatencyWindow()
-        self.window: deque[Counts] = deque([Counts()] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
+        self.window: deque[DemandCounts] = deque([DemandCounts()] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._begin()
 
     def _begin(self) -> None:
         self.arrived, self.shed, self.answered, self.retries, self.shadowed = 0, 0, 0, 0, 0
         self.demand, self.guessed, self.failed = 0.0, 0.0, 0
 
-    def close(self) -> Counts:
+    def close(self) -> DemandCounts:
         """End the beat; what was counted in the whole window."""
         self.window.append(
-            Counts(
+            DemandCounts(
                 arrived=self.arrived,
                 demand=self.demand,
                 guessed=self.guessed,
@@ -168,7 +168,7 @@ class TierMeter:
             )
         )
         self._begin()
-        return Counts(*(sum(column) for column in zip(*self.window, strict=True)))
+        return DemandCounts(*(sum(column) for column in zip(*self.window, strict=True)))
 
 
 def fill(remaining: float, burst: float) -> float:
@@ -179,8 +179,8 @@ def fill(remaining: float, burst: float) -> float:
     return min(1.0, (max(0.0, remaining) + 1) / burst) if burst >= 2 else 0.0
 
 
-class Meter:
-    """Counters of all tiers; `beat` turns them into what is published.
+class DemandMeter:
+    """Counters of all tiers; `heartbeat` turns them into what is published.
 
     `batches` gives what was counted of batches so far: how many, and how many full ones they come to.
     """
@@ -191,16 +191,16 @@ class Meter:
         self._gateway_id = gateway_id
         self._batches = batches
         self._batches_were: deque[tuple[float, float]] = deque([(0.0, 0.0)] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
-        self._busiest = Busiest()
+        self._busiest = TopCustomers()
         self._tiers: dict[str, TierMeter] = {}
         self._spans: deque[float] = deque([0.0] * WINDOW_BEATS, maxlen=WINDOW_BEATS)
         self._beat_at = now
 
     def _tier(self, name: str) -> TierMeter:
-        meter = self._tiers.get(name)
-        if meter is None:
-            meter = self._tiers[name] = TierMeter()
-        return meter
+        demand_meter = self._tiers.get(name)
+        if demand_meter is None:
+            demand_meter = self._tiers[name] = TierMeter()
+        return demand_meter
 
     def arrived(self, tier: str, customer: str) -> None:
         """A valid request of a known key of this customer, by name, came in."""
@@ -218,12 +218,12 @@ class Meter:
         known, and demand is then held to be no more than what came. Of what is refused for want of capacity, only what
         the base limits have room for is to be counted, and at factor 1: nothing is spent, so a customer may try forever.
         """
-        meter = self._tier(tier)
+        demand_meter = self._tier(tier)
         weight = 1 / max(factor, LEAST_FACTOR)
         if filled is None:
-            meter.guessed += weight
+            demand_meter.guessed += weight
         else:
-            meter.demand += 1.0 if filled >= WELL_FILLED else weight
+            demand_meter.demand += 1.0 if filled >= WELL_FILLED else weight
 
     def shed(self, tier: str) -> None:
         """It was refused for want of capacity."""
@@ -239,18 +239,18 @@ class Meter:
 
     def answered(self, tier: str, latency_ms: float, now: float) -> None:
         """It got its output."""
-        meter = self._tier(tier)
-        meter.answered += 1
-        meter.latency.add(latency_ms, now)
+        demand_meter = self._tier(tier)
+        demand_meter.answered += 1
+        demand_meter.latency.add(latency_ms, now)
 
-    def beat(self, tiers: list[str], now: float) -> GatewayStats:
+    def heartbeat(self, tiers: list[str], now: float) -> GatewayStats:
         """Close the beat and give the rates. Tiers that are not in `tiers` any more are forgotten."""
         self._tiers = {name: self._tier(name) for name in tiers}
         elapsed_s = max(0.0, now - self._beat_at)
         self._spans.append(elapsed_s)
         self._beat_at = now
         span_s = max(sum(self._spans), 0.001)
-        stats = {name: _rates(meter, span_s, now) for name, meter in self._tiers.items()}
+        stats = {name: _rates(demand_meter, span_s, now) for name, demand_meter in self._tiers.items()}
         total = sum(each.arrived_rps for each in stats.values())
         batches, filled = self._batch_rates(span_s)
         return GatewayStats(
@@ -259,7 +259,7 @@ class Meter:
             stats,
             batches_per_second=batches,
             filled_per_second=filled,
-            busiest=self._busiest.beat(elapsed_s),
+            busiest=self._busiest.heartbeat(elapsed_s),
         )
 
     def _batch_rates(self, span_s: float) -> tuple[float, float]:
@@ -270,10 +270,10 @@ class Meter:
         return round(max(0.0, now[0] - before[0]) / span_s, 3), round(max(0.0, now[1] - before[1]) / span_s, 3)
 
 
-def _rates(meter: TierMeter, span_s: float, now: float) -> TierStats:
+def _rates(demand_meter: TierMeter, span_s: float, now: float) -> TierStats:
     """A tier's counts as rates a second."""
-    rates = Counts(*(round(count / span_s, 3) for count in meter.close()))
-    p50_ms, p95_ms, p99_ms = meter.latency.percentiles_ms(PERCENTILES, now)
+    rates = DemandCounts(*(round(count / span_s, 3) for count in demand_meter.close()))
+    p50_ms, p95_ms, p99_ms = demand_meter.latency.percentiles_ms(PERCENTILES, now)
     return TierStats(
         demand_rps=round(rates.demand + min(rates.guessed, rates.arrived), 3),
         shed_per_second=rates.shed,

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import msgspec
 
 from gateway.catalog import IdentityView
-from gateway.http.errors import Refusal
+from gateway.http.errors import RejectionError
 from ratelimit.capacity import MOST_MS, retry_after_ms
-from ratelimit.effective import Effective, effective
+from ratelimit.effective import EffectiveLimits, effective
 from ratelimit.headers import CONCURRENCY, REQUESTS, TOKENS, quota_name
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.limits import MAX_A_BEAT
-from scheduler.protocol.limits import Refusal as RefusalRecord
+from scheduler.protocol.limits import RejectionRecord as RefusalRecord
 from scheduler.states import Admission
 
 _CODES = {
@@ -75,11 +75,11 @@ def refusal(
     verdict: Verdict,
     *,
     base_limit_allows: bool,
-    limits: Effective | None = None,
+    limits: EffectiveLimits | None = None,
     factor: float = 1.0,
     drain_rps: float = 0.0,
     pressure: float = 1.0,
-) -> Refusal:
+) -> RejectionError:
     """The error for a verdict that refuses under `limits`, which are `factor` of the base; the tier drains at `drain_rps`.
 
     `pressure` is how many times its part of the capacity the tier asks for.
@@ -91,11 +91,11 @@ def refusal(
     if factor < 1 and verdict.outcome in LOWERED:
         retry_ms = min(retry_ms, _MOST_WHERE_LOWERED_MS)
     if verdict.outcome is Admission.WAIT:
-        return Refusal(code, "The predicted wait is longer than this request may take.", retry_ms)
+        return RejectionError(code, "The predicted wait is longer than this request may take.", retry_ms)
     if limits is None or verdict.outcome not in OWN_LIMITS:
-        return Refusal(code, retry_after_ms=retry_ms)
+        return RejectionError(code, retry_after_ms=retry_ms)
     message = _words(verdict, limits) + (" It is lowered while less capacity is available." if lowered else "")
-    return Refusal(code, message, retry_ms, _policies(verdict, limits))
+    return RejectionError(code, message, retry_ms, _policies(verdict, limits))
 
 
 def for_want_of_capacity(code: ErrorCode) -> bool:
@@ -114,7 +114,7 @@ def _retry_ms(verdict: Verdict, drain_rps: float, pressure: float) -> int:
     return max(wait_ms, least_ms)
 
 
-def _words(verdict: Verdict, limits: Effective) -> str:
+def _words(verdict: Verdict, limits: EffectiveLimits) -> str:
     """Which limit it was, with its number as it is now."""
     match verdict.outcome:
         case Admission.KEY_LIMIT if limits.key_rate > 0:
@@ -138,16 +138,16 @@ def _number(value: float) -> str:
     return digits.rstrip("0").rstrip(".")
 
 
-def _quotas(verdict: Verdict, limits: Effective) -> str:
+def _quotas(verdict: Verdict, limits: EffectiveLimits) -> str:
     named = _spent(verdict, limits) or limits.quotas
     return " and ".join(f"{amount} requests per {quota_name(period)}" for period, amount in named)
 
 
-def _spent(verdict: Verdict, limits: Effective) -> list[tuple[str, int]]:
+def _spent(verdict: Verdict, limits: EffectiveLimits) -> list[tuple[str, int]]:
     return [quota for quota, (left, _) in zip(limits.quotas, verdict.quotas, strict=False) if left < 1]
 
 
-def _policies(verdict: Verdict, limits: Effective) -> tuple[str, ...]:
+def _policies(verdict: Verdict, limits: EffectiveLimits) -> tuple[str, ...]:
     """The names, as in RateLimit-Policy, of what stood in the way."""
     if verdict.outcome is Admission.QUOTA:
         return tuple(quota_name(period) for period, _ in _spent(verdict, limits))
@@ -168,7 +168,7 @@ SAME_A_BEAT = 8
 _Group = tuple[str, str, str]  # Customer, code and outcome.
 
 
-class Refusals:
+class RejectionLog:
     """The buffer. Each call is O(1), as it happens while requests are refused by the thousand."""
 
     def __init__(self, most: int = MAX_A_BEAT, same: int = SAME_A_BEAT) -> None:
@@ -241,7 +241,7 @@ def _refusal(
         max_concurrency=now.max_concurrency,
         key_rate=round(now.key_rate, 4),
         key_burst=round(now.key_burst, 4),
-        retry_after_ms=(error.retry_after_ms or 0) if isinstance(error, Refusal) else 0,
+        retry_after_ms=(error.retry_after_ms or 0) if isinstance(error, RejectionError) else 0,
     )
     return limits if verdict is None else _with(limits, identity, verdict)
 
@@ -298,7 +298,7 @@ def _limit_of(outcome: Admission, asked: Submission) -> tuple[Values, int] | Non
     return None
 
 
-class Rejections:
+class RejectionCache:
     """What is remembered in one pool. `draw` gives a number from 0 to 1."""
 
     def __init__(self, draw: Callable[[], float] = random.random) -> None:

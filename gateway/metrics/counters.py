@@ -69,7 +69,7 @@ class Times:
         return [*self.counts, self.sum_us]
 
 
-class TierTally:
+class TierCounters:
     """One tier's counters. Keys of `refused` are a metric's name and the value of its second label."""
 
     __slots__ = ("completed", "durations", "ended", "refused", "retries", "waits")
@@ -83,7 +83,7 @@ class TierTally:
         self.waits = Times()
 
 
-class ModelTally:
+class ModelCounters:
     """One model's: batch sizes, and how long the runs were. `full` is its largest batch, 0 while that is not known."""
 
     __slots__ = ("full", "runs", "sizes")
@@ -94,12 +94,12 @@ class ModelTally:
         self.runs = Times()
 
 
-class Tally:
+class Counters:
     """All counters of a process."""
 
     def __init__(self) -> None:
-        self._tiers: dict[str, TierTally] = {}
-        self._models: dict[tuple[str, str], ModelTally] = {}
+        self._tiers: dict[str, TierCounters] = {}
+        self._models: dict[tuple[str, str], ModelCounters] = {}
         self._calls: dict[str, Times] = {}
         self._run_again = 0
 
@@ -163,18 +163,18 @@ class Tally:
         ]
         return sum(count / size for _, size, count in rows), sum(count / max(full, size) for full, size, count in rows)
 
-    def _tier(self, name: str) -> TierTally:
+    def _tier(self, name: str) -> TierCounters:
         tier = self._tiers.get(name)
         if tier is None:
             name = name if len(self._tiers) < MOST_TIERS else OTHER
-            tier = self._tiers.setdefault(name, TierTally())
+            tier = self._tiers.setdefault(name, TierCounters())
         return tier
 
-    def _model(self, pool: str, name: str) -> ModelTally:
+    def _model(self, pool: str, name: str) -> ModelCounters:
         model = self._models.get((pool, name))
         if model is None:
             key = (pool, name) if len(self._models) < MOST_MODELS else (OTHER, OTHER)
-            model = self._models.setdefault(key, ModelTally())
+            model = self._models.setdefault(key, ModelCounters())
         return model
 
     def series(self) -> Series:

@@ -18,12 +18,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from gateway.circuit_breaker import BreakerState
-from gateway.http.response import Answer
-from gateway.http.router import Call
-from gateway.metrics.counters import BATCHES, BOUNDS_US, Series, Tally
+from gateway.http.response import HttpResponse
+from gateway.http.router import RoutedRequest
+from gateway.metrics.counters import BATCHES, BOUNDS_US, Counters, Series
 from gateway.metrics.definitions import COUNTED, SEEN
 from gateway.metrics.definitions import Metric as Definition
-from gateway.metrics.shared_counters import Shelf, Sum
+from gateway.metrics.shared_counters import SharedCounters, Sum
 from gateway.operations.health_collector import audit_lag_ms
 from gateway.pool import PoolParts
 from scheduler.protocol.pool_view import Observation, WorkerView
@@ -42,7 +42,7 @@ Gauge = tuple[str, tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLook:
+class PoolFigures:
     """Everything that is told of one pool. `factors`: tier -> part of its limits in force; `demand`: requests/s."""
 
     pool: str
@@ -57,7 +57,7 @@ class PoolLook:
     breakers: Mapping[str, str] = field(default_factory=dict)
 
 
-def gauges(look: PoolLook) -> Iterator[Gauge]:
+def gauges(look: PoolFigures) -> Iterator[Gauge]:
     """All of one pool."""
     pool = look.pool
     yield "tierlane_capacity_requests_per_second", (pool,), look.capacity_rps
@@ -77,7 +77,7 @@ def gauges(look: PoolLook) -> Iterator[Gauge]:
         yield from _workers(pool, look.observation.workers[:MOST_WORKERS])
 
 
-def _queues(look: PoolLook, seen: Observation) -> Iterator[Gauge]:
+def _queues(look: PoolFigures, seen: Observation) -> Iterator[Gauge]:
     pool = look.pool
     for name, tier in seen.tiers.items():
         yield "tierlane_queue_depth", (pool, name), tier.depth
@@ -116,11 +116,11 @@ Histogram = tuple[tuple[str, ...], Buckets, float]
 def exposition(series: Series, gauges: Iterable[Gauge]) -> bytes:
     """The whole page. Metrics of which there is nothing yet are named all the same."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Page(series, list(gauges)))
+    registry.register(MetricsPage(series, list(gauges)))
     return generate_latest(registry)
 
 
-class Page(Collector):
+class MetricsPage(Collector):
     """One scrape's figures as prometheus_client wants them."""
 
     def __init__(self, series: Series, gauges: Sequence[Gauge]) -> None:
@@ -202,58 +202,58 @@ class Metrics:
 
     def __init__(
         self,
-        tally: Tally,
+        counters: Counters,
         directory: Path | None,
         gateway_id: str,
         pools: Callable[[], Sequence[PoolParts]],
         named: Callable[[], Sequence[PoolParts]],
     ) -> None:
-        self._tally = tally
-        self._shelf = Shelf(directory, gateway_id) if directory is not None else None
+        self._counters = counters
+        self._shared_counters = SharedCounters(directory, gateway_id) if directory is not None else None
         self._pools = pools
         self._named = named
         self._number = 0
         self._problem: str | None = None
         self._version = _version()
 
-    async def __call__(self, call: Call) -> Answer:
+    async def __call__(self, call: RoutedRequest) -> HttpResponse:
         """Answer a scrape."""
         total = await self._total()
         seen = [gauge for parts in self._named() for gauge in gauges(await pool_look(parts))]
         body = await asyncio.to_thread(exposition, total.series, [*seen, *self._own(total)])
         headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
-        return Answer(200, body, headers, CONTENT_TYPE)
+        return HttpResponse(200, body, headers, CONTENT_TYPE)
 
     async def run(self) -> None:
         """Write this gateway's file about once a second; never ends by itself."""
         while True:
             await asyncio.sleep(WRITE_EVERY_S)
-            self._tally.full_batches(self._full_batches())
+            self._counters.full_batches(self._full_batches())
             await self._write()
 
     def close(self) -> None:
         """The last words, once nothing is served any more."""
-        if self._shelf is not None:
+        if self._shared_counters is not None:
             try:
-                self._shelf.write(self._series(), self._next())
+                self._shared_counters.write(self._series(), self._next())
             except OSError as error:
                 self._cannot(error)
-            self._shelf.close()
+            self._shared_counters.close()
 
     async def _total(self) -> Sum:
         """What all gateways counted; this one alone where the directory cannot be used."""
-        if self._shelf is not None and await self._write():
+        if self._shared_counters is not None and await self._write():
             try:
-                return await asyncio.to_thread(self._shelf.sum)
+                return await asyncio.to_thread(self._shared_counters.sum)
             except OSError as error:
                 self._cannot(error)
         return Sum(self._series(), 1)
 
     async def _write(self) -> bool:
-        if self._shelf is None:
+        if self._shared_counters is None:
             return False
         try:
-            await asyncio.to_thread(self._shelf.write, self._series(), self._next())
+            await asyncio.to_thread(self._shared_counters.write, self._series(), self._next())
         except OSError as error:
             self._cannot(error)
             return False
@@ -271,8 +271,8 @@ class Metrics:
         return self._number
 
     def _series(self) -> Series:
-        again = sum(parts.witness.submitted_again for parts in self._pools())
-        return self._tally.series() | {("tierlane_retries_total", "redis"): [again]}
+        again = sum(parts.recovery.submitted_again for parts in self._pools())
+        return self._counters.series() | {("tierlane_retries_total", "redis"): [again]}
 
     def _full_batches(self) -> dict[tuple[str, str], int]:
         snapshots = [parts.snapshot for parts in self._pools()[:1]]
@@ -280,7 +280,7 @@ class Metrics:
         return {(row.pool, name): row.max_batch_size for rows in models for name, row in rows.items()}
 
     def _own(self, total: Sum) -> Iterable[Gauge]:
-        shared = self._shelf is not None and self._problem is None
+        shared = self._shared_counters is not None and self._problem is None
         return (
             ("tierlane_metrics_directory_usable", (), int(shared)),
             ("tierlane_metrics_processes", (), total.processes),
@@ -288,14 +288,14 @@ class Metrics:
         )
 
 
-async def pool_look(parts: PoolParts) -> PoolLook:
+async def pool_look(parts: PoolParts) -> PoolFigures:
     """What there is to tell of one pool now."""
     snapshot, limits = parts.snapshot, parts.limits
     tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
-    return PoolLook(
+    return PoolFigures(
         pool=parts.config.pool,
-        observation=parts.beat.observation,
-        age_s=parts.beat.age_s(),
+        observation=parts.heartbeat.observation,
+        age_s=parts.heartbeat.age_s(),
         capacity_rps=limits.capacity_rps,
         factors={name: limits.factor(name) for name in tiers},
         demand={name: limits.demand(name) for name in tiers},

@@ -49,7 +49,7 @@ class Sum:
     processes: int
 
 
-class Shelf:
+class SharedCounters:
     """One gateway's place in the directory. Every call raises OSError where the directory cannot be used, and blocks."""
 
     def __init__(self, directory: Path, name: str) -> None:

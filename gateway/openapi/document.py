@@ -13,7 +13,16 @@ import msgspec
 
 from gateway.http.errors import PROBLEM_JSON, TRY_LATER, ErrorBody, Problem
 from gateway.http.response import JSON
-from gateway.openapi.model import EVENT_STREAM, LIMITS, SOMETIMES, TOKEN_LIMITS, Door, Says, Schema, header_component
+from gateway.openapi.model import (
+    EVENT_STREAM,
+    LIMITS,
+    SOMETIMES,
+    TOKEN_LIMITS,
+    ApiEndpoint,
+    EndpointTexts,
+    Schema,
+    header_component,
+)
 from scheduler.errors import HTTP, ErrorCode
 
 
@@ -92,13 +101,13 @@ BEFORE_IDENTITY = frozenset(
 """Codes that can come before it is known whose limits there are to tell."""
 
 
-def openapi(doors: Sequence[Door], version: str) -> dict[str, Any]:
+def openapi(drain_state: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     """The document. Raises KeyError for a header that is not in the table of headers."""
-    kinds = [ErrorBody, Problem, *(kind for door in doors for kind in door.types())]
+    kinds = [ErrorBody, Problem, *(kind for door in drain_state for kind in door.types())]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     known = dict(zip(kinds, schemas, strict=True))
-    _narrow(components, doors)
-    paths = {door.template: _path(door, known) for door in doors}
+    _narrow(components, drain_state)
+    paths = {door.template: _path(door, known) for door in drain_state}
     return {
         "openapi": DIALECT,
         "info": {"title": "Tierlane", "version": version, "description": ABOUT},
@@ -114,9 +123,9 @@ def openapi(doors: Sequence[Door], version: str) -> dict[str, Any]:
     }
 
 
-def _narrow(components: dict[str, Any], doors: Iterable[Door]) -> None:
+def _narrow(components: dict[str, Any], drain_state: Iterable[ApiEndpoint]) -> None:
     """Say in the schemas what is checked after decoding, and what each error code means."""
-    for door in doors:
+    for door in drain_state:
         if door.body is not None:
             schema = components[door.body.__name__]
             schema["properties"].update(door.rules)
@@ -125,11 +134,11 @@ def _narrow(components: dict[str, Any], doors: Iterable[Door]) -> None:
     components["ErrorCode"]["description"] = f"Why a request was refused or failed, with its status.\n\n{rows}"
 
 
-def _path(door: Door, known: Mapping[Any, Schema]) -> Schema:
+def _path(door: ApiEndpoint, known: Mapping[Any, Schema]) -> Schema:
     return {method.lower(): _operation(door, method, known) for method in door.methods}
 
 
-def _operation(door: Door, method: str, known: Mapping[Any, Schema]) -> Schema:
+def _operation(door: ApiEndpoint, method: str, known: Mapping[Any, Schema]) -> Schema:
     name = door.template.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_")
     operation: Schema = {
         "operationId": f"{method.lower()}_{name or 'landing'}",
@@ -149,11 +158,11 @@ def _operation(door: Door, method: str, known: Mapping[Any, Schema]) -> Schema:
     return operation
 
 
-def _statuses(door: Door) -> list[int]:
+def _statuses(door: ApiEndpoint) -> list[int]:
     return sorted({*door.answers, *(HTTP[code].status for code in door.errors)})
 
 
-def _response(door: Door, status: int, known: Mapping[Any, Schema], method: str) -> Schema:
+def _response(door: ApiEndpoint, status: int, known: Mapping[Any, Schema], method: str) -> Schema:
     """One status of one door: its own answer, its errors, or either."""
     says = door.answers.get(status)
     codes = sorted(code for code in door.errors if HTTP[code].status == status)
@@ -186,7 +195,7 @@ def _events(schema: Schema, known: Mapping[Any, Schema]) -> Schema:
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
-def _says_errors(door: Door, codes: Sequence[ErrorCode]) -> Says:
+def _says_errors(door: ApiEndpoint, codes: Sequence[ErrorCode]) -> EndpointTexts:
     """The headers of these errors, of one status: as gateway/http/errors.py writes them."""
     status = HTTP[codes[0]].status
     headers: list[str] = ["x-request-id"]
@@ -203,7 +212,7 @@ def _says_errors(door: Door, codes: Sequence[ErrorCode]) -> Says:
         sometimes.append("Idempotent-Replayed")
     sentence = " ".join(f"`{code}`: {HTTP[code].message}" for code in codes)
     content = {JSON: ErrorBody, PROBLEM_JSON: Problem}
-    return Says(sentence=sentence, content=content, headers=tuple(headers), sometimes=tuple(sometimes))
+    return EndpointTexts(sentence=sentence, content=content, headers=tuple(headers), sometimes=tuple(sometimes))
 
 
 def _error_schema(kind: Any, codes: Sequence[ErrorCode], known: Mapping[Any, Schema]) -> Schema:
@@ -218,7 +227,7 @@ def _either(schemas: Sequence[Schema]) -> Schema:
     return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
 
 
-def _header_references(told: Sequence[Says]) -> Schema:
+def _header_references(told: Sequence[EndpointTexts]) -> Schema:
     """Every header of these answers: required where each of them always has it."""
     names = dict.fromkeys(name for each in told for name in (*each.headers, *each.sometimes))
     always = [name for name in names if all(name in each.headers for each in told)]

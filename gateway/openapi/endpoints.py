@@ -1,4 +1,4 @@
-"""What every endpoint of a gateway takes and returns: one `Door` for each route of `build_routes` (gateway/wiring.py).
+"""What every endpoint of a gateway takes and returns: one `ApiEndpoint` for each route of `build_routes` (gateway/wiring.py).
 
 Inference in any API format is made by `asks`: behind it is one request, with the same errors.
 tests/architecture/test_openapi.py compares this table with the routes, both ways.
@@ -32,9 +32,9 @@ from gateway.openapi.model import (
     REQUEST_ID,
     SERVICE,
     TOKEN_LIMITS,
-    Door,
+    ApiEndpoint,
+    EndpointTexts,
     Parameter,
-    Says,
     Schema,
     asks,
     constant,
@@ -56,13 +56,13 @@ from gateway.operations.action_requests import (
 from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
 from gateway.operations.endpoints import Story
 from gateway.operations.health_model import Alive, HealthNow, Readiness
-from gateway.operations.state import State
+from gateway.operations.state import DashboardState
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS
 
 PAGE_HEADERS = ("x-request-id", *(name for name, _ in html_headers()))
-SESSION = Says(
+SESSION = EndpointTexts(
     sentence="The browser has it, or has it no more.",
     content=in_json(Session),
     headers=("x-request-id", "Cache-Control", "Set-Cookie"),
@@ -74,20 +74,20 @@ WATCHED = (
 ASSET = Parameter(name="id", place="path", sentence="Its name.", schema=only(*ASSETS))
 _FILE = constant("/internal/dashboard/assets/{id}", "A file of the page", {SCRIPT: str})
 
-DASHBOARD_DOORS: tuple[Door, ...] = (
-    Door(
+DASHBOARD_DOORS: tuple[ApiEndpoint, ...] = (
+    ApiEndpoint(
         path="/internal/dashboard",
         methods=("GET",),
         tag="operations",
         summary="The page for on-call",
         wants="service",
         answers={
-            200: Says(sentence="The page.", content={HTML: str}, headers=PAGE_HEADERS),
-            401: Says(sentence="The page where a browser logs in.", content={HTML: str}, headers=PAGE_HEADERS),
+            200: EndpointTexts(sentence="The page.", content={HTML: str}, headers=PAGE_HEADERS),
+            401: EndpointTexts(sentence="The page where a browser logs in.", content={HTML: str}, headers=PAGE_HEADERS),
         },
         errors=SERVICE,
     ),
-    Door(
+    ApiEndpoint(
         path="/internal/dashboard/session",
         methods=("POST", "DELETE"),
         tag="operations",
@@ -97,12 +97,12 @@ DASHBOARD_DOORS: tuple[Door, ...] = (
         errors=SERVICE,
     ),
     replace(
-        inside("/internal/dashboard/events", "What the page shows, live", {200: ("The latest.", State)}),
+        inside("/internal/dashboard/events", "What the page shows, live", {200: ("The latest.", DashboardState)}),
         text=WATCHED,
         answers={
-            200: Says(
+            200: EndpointTexts(
                 sentence="The latest, or the stream.",
-                content={JSON: State, EVENTS: State},
+                content={JSON: DashboardState, EVENTS: DashboardState},
                 headers=("x-request-id", "Cache-Control"),
             )
         },
@@ -134,7 +134,7 @@ LETTER: Mapping[str, Any] = {"up_to": 41, "tier": "paid", "model": "tiny", "erro
 
 def _acts(
     path: str, summary: str, body: type, says: tuple[str, Any], example: Mapping[str, Any], *more: ErrorCode
-) -> Door:
+) -> ApiEndpoint:
     return replace(
         inside(path, summary, {200: says}, *REFUSED, *more),
         methods=("POST",),
@@ -144,7 +144,7 @@ def _acts(
     )
 
 
-ACTION_DOORS: tuple[Door, ...] = (
+ACTION_DOORS: tuple[ApiEndpoint, ...] = (
     _acts(
         f"{WORKERS}/cordon",
         "No new work for a worker",
@@ -220,7 +220,7 @@ PREFER = Parameter(
     name="Prefer", place="header", sentence="`respond-async`: a job instead of an answer. Anything else is passed over."
 )
 TASK_ID = Parameter(name="id", place="path", sentence="A job's id, as `task_id` told it.", schema=NOT_EMPTY)
-PROMISED = Says(
+PROMISED = EndpointTexts(
     sentence="A job was taken; its result will be at `Location`.",
     content={JSON: Promise},
     headers=("x-request-id", "Location", "Preference-Applied", *LIMITS),
@@ -232,7 +232,7 @@ JOBS = (
 )
 
 
-DOORS: tuple[Door, ...] = (
+DOORS: tuple[ApiEndpoint, ...] = (
     replace(
         asks(
             "/v1/inference",
@@ -320,12 +320,16 @@ DOORS: tuple[Door, ...] = (
     *ACTION_DOORS,
     probe("/livez", "Whether the process lives", {200: ("It does.", Alive)}),
     probe("/readyz", "Whether to send traffic here", {200: ("Yes.", Readiness), 503: ("Not now, and why.", Readiness)}),
-    Door(
+    ApiEndpoint(
         path="/metrics",
         methods=READ,
         tag="operations",
         summary="What Prometheus reads",
-        answers={200: Says(sentence="All figures.", content={METRICS: str}, headers=("x-request-id", "Cache-Control"))},
+        answers={
+            200: EndpointTexts(
+                sentence="All figures.", content={METRICS: str}, headers=("x-request-id", "Cache-Control")
+            )
+        },
         errors=ANYWHERE,
     ),
     constant("/", "What this is, and how to begin", {HTML: str}),

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from gateway.http.response import JSON, encode_json
-from gateway.http.static import HTML, STYLE, Page
+from gateway.http.static import HTML, STYLE, StaticPage
 from gateway.openapi.document import openapi
 from gateway.openapi.endpoints import DOORS
 from gateway.openapi.model import SOMETIMES
@@ -175,13 +175,13 @@ class Pages:
 
     def __init__(self) -> None:
         document = openapi(DOORS, _version())
-        self.description = Page(encode_json(document), JSON)
+        self.description = StaticPage(encode_json(document), JSON)
         self.landing = _html(files("gateway").joinpath("static", "landing.html").read_text("utf-8"))
         self.reference = _html(reference(document))
 
 
-def _html(text: str) -> Page:
-    return Page(text.replace("/* style */", STYLE).encode(), HTML)
+def _html(text: str) -> StaticPage:
+    return StaticPage(text.replace("/* style */", STYLE).encode(), HTML)
 
 
 def _version() -> str:

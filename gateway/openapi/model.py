@@ -31,7 +31,7 @@ TOKEN_LIMITS = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Says:
+class EndpointTexts:
     """An answer that is no error. `content`: media type -> the type of the body; `headers` always, `sometimes` not always."""
 
     sentence: str
@@ -56,7 +56,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class ApiEndpoint:
     """One address. `methods` that are told apart by nothing but the body (GET and HEAD) share a description.
 
     `body` is the struct that decodes; `rules` narrows its fields to what is checked after decoding,
@@ -68,7 +68,7 @@ class Door:
     methods: tuple[str, ...]
     tag: str
     summary: str
-    answers: Mapping[int, Says]
+    answers: Mapping[int, EndpointTexts]
     errors: frozenset[ErrorCode]
     wants: Token | None = None
     body: type | None = None
@@ -157,17 +157,17 @@ def asks(
     conditions: tuple[Schema, ...] = (),
     events: Any = None,
     parameters: tuple[Parameter, ...] = (),
-    also: Mapping[int, Says] = {},
-) -> Door:
+    also: Mapping[int, EndpointTexts] = {},
+) -> ApiEndpoint:
     """A door for inference. `events`: the type of an event, where it can stream; `also`: its answers beside the 200."""
     content = in_json(answer) if events is None else in_json(answer) | {EVENT_STREAM: events}
-    completed = Says(
+    completed = EndpointTexts(
         sentence="Completed.",
         content=content,
         headers=("x-request-id", *LIMITS) if events else ("x-request-id", "Server-Timing", *LIMITS),
         sometimes=(*TOKEN_LIMITS, "Idempotent-Replayed", "Cache-Status", *(OF_EITHER if events else ())),
     )
-    return Door(
+    return ApiEndpoint(
         path=path,
         methods=("POST",),
         tag="inference",
@@ -183,16 +183,18 @@ def asks(
     )
 
 
-def looks(path: str, summary: str, kind: Any, *more: ErrorCode, headers: tuple[str, ...] = (), **changes: Any) -> Door:
+def looks(
+    path: str, summary: str, kind: Any, *more: ErrorCode, headers: tuple[str, ...] = (), **changes: Any
+) -> ApiEndpoint:
     """A door where a customer looks at something, which spends nothing."""
-    says = Says(
+    says = EndpointTexts(
         sentence="Found.",
         content=in_json(kind),
         headers=("x-request-id", *headers, *LIMITS),
         sometimes=TOKEN_LIMITS,
     )
     errors = CUSTOMER | set(more)
-    return Door(
+    return ApiEndpoint(
         path=path,
         methods=READ,
         tag="account",
@@ -204,14 +206,14 @@ def looks(path: str, summary: str, kind: Any, *more: ErrorCode, headers: tuple[s
     )
 
 
-def constant(path: str, summary: str, content: Mapping[str, Any]) -> Door:
+def constant(path: str, summary: str, content: Mapping[str, Any]) -> ApiEndpoint:
     """A page that is the same for everybody."""
     headers = ("x-request-id", "ETag", *(name for name, _ in page_headers(*content)))
     answers = {
-        200: Says(sentence="The page.", content=content, headers=headers),
-        304: Says(sentence="It is what If-None-Match names.", headers=headers),
+        200: EndpointTexts(sentence="The page.", content=content, headers=headers),
+        304: EndpointTexts(sentence="It is what If-None-Match names.", headers=headers),
     }
-    return Door(
+    return ApiEndpoint(
         path=path,
         methods=READ,
         tag="pages",
@@ -222,22 +224,22 @@ def constant(path: str, summary: str, content: Mapping[str, Any]) -> Door:
     )
 
 
-def probe(path: str, summary: str, answers: Mapping[int, Any]) -> Door:
+def probe(path: str, summary: str, answers: Mapping[int, Any]) -> ApiEndpoint:
     """A page for load balancers."""
     told = {
-        status: Says(sentence=sentence, content=in_json(kind), headers=("x-request-id",))
+        status: EndpointTexts(sentence=sentence, content=in_json(kind), headers=("x-request-id",))
         for status, (sentence, kind) in answers.items()
     }
-    return Door(path=path, methods=READ, tag="operations", summary=summary, answers=told, errors=ANYWHERE)
+    return ApiEndpoint(path=path, methods=READ, tag="operations", summary=summary, answers=told, errors=ANYWHERE)
 
 
-def inside(path: str, summary: str, answers: Mapping[int, Any], *more: ErrorCode, **changes: Any) -> Door:
+def inside(path: str, summary: str, answers: Mapping[int, Any], *more: ErrorCode, **changes: Any) -> ApiEndpoint:
     """A page for operators, behind the service token."""
     told = {
-        status: Says(sentence=sentence, content=in_json(kind), headers=("x-request-id", "Cache-Control"))
+        status: EndpointTexts(sentence=sentence, content=in_json(kind), headers=("x-request-id", "Cache-Control"))
         for status, (sentence, kind) in answers.items()
     }
-    return Door(
+    return ApiEndpoint(
         path=path,
         methods=("GET",),
         tag="operations",

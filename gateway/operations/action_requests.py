@@ -14,13 +14,13 @@ import msgspec
 from asyncpg import DataError, IntegrityConstraintViolationError
 from msgspec import Meta
 
-from gateway.http.errors import Refusal
+from gateway.http.errors import RejectionError
 from gateway.http.request import check_duplicates, check_media, decode, read_body
-from gateway.http.response import Answer
-from gateway.http.router import Call
-from gateway.operations.session import LoggedIn, check_same_site
+from gateway.http.response import HttpResponse
+from gateway.http.router import RoutedRequest
+from gateway.operations.session import SessionAuth, check_same_site
 from ledger.admin.transaction import as_actor
-from ledger.dead_letters import Seen
+from ledger.dead_letters import LetterSelection
 from ledger.postgres import AWAY, Connection, reason
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.tasks import end_all
@@ -76,9 +76,9 @@ class PurgeBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     model: Name | None = None
     error_code: Name | None = None
 
-    def seen(self) -> Seen:
+    def seen(self) -> LetterSelection:
         """Which letters these are."""
-        return Seen(self.tier, self.model, self.error_code, self.up_to)
+        return LetterSelection(self.tier, self.model, self.error_code, self.up_to)
 
 
 class RequeueBody(PurgeBody, forbid_unknown_fields=True, frozen=True):
@@ -118,20 +118,20 @@ LAST_S = 2.0
 """A gateway that stops gives so long to what is under way."""
 
 
-class ActionDoor:
+class ActionGuard:
     """One for all actions of a gateway."""
 
-    def __init__(self, logged_in: LoggedIn) -> None:
-        self._logged_in = logged_in
+    def __init__(self, session_auth: SessionAuth) -> None:
+        self._session_auth = session_auth
         self._under_way: set[asyncio.Task[Any]] = set()
 
-    def check(self, call: Call) -> None:
+    def check(self, call: RoutedRequest) -> None:
         """Raises RequestError for who is not logged in."""
-        self._logged_in.check(call)
+        self._session_auth.check(call)
 
-    async def read(self, call: Call, decoder: "msgspec.json.Decoder[T]") -> T:
+    async def read(self, call: RoutedRequest, decoder: "msgspec.json.Decoder[T]") -> T:
         """What is to be done. Raises RequestError for who may not, and for what cannot be meant so."""
-        self._logged_in.check(call)
+        self._session_auth.check(call)
         check_same_site(call.headers)
         if "Content-Type" not in call.headers:  # A form of another page could come without one, and without asking.
             message = "Content-Type must be application/json."
@@ -165,12 +165,12 @@ class ActionDoor:
             task.exception()  # Nobody may be there any more to be told.
 
 
-def said(call: Call, document: object) -> Answer:
+def said(call: RoutedRequest, document: object) -> HttpResponse:
     """An answer that nobody keeps."""
-    return Answer.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+    return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
 
-def actor(call: Call) -> str:
+def actor(call: RoutedRequest) -> str:
     """Whom `config_changes` names. Everybody has the same token, so the address is all that is known of them."""
     return f"dashboard ({call.remote})" if call.remote else "dashboard"
 
@@ -185,7 +185,7 @@ _BAD_VALUE = (DataError, IntegrityConstraintViolationError)
 UNKNOWN = "and whether anything was changed is not known: look again"
 
 
-class Desk:
+class AuditedTransaction:
     """Without `connect` there is no PostgreSQL here, and nothing can be done."""
 
     def __init__(self, connect: Connect | None) -> None:
@@ -225,5 +225,5 @@ def _bad_value(error: BaseException) -> RequestError:
     return RequestError(ErrorCode.INVALID_REQUEST, f"PostgreSQL does not take this ({reason(error)}), {NOTHING}.")
 
 
-def _away(error: BaseException, outcome: str) -> Refusal:
-    return Refusal(ErrorCode.CATALOG_UNAVAILABLE, f"PostgreSQL cannot be used ({reason(error)}), {outcome}.")
+def _away(error: BaseException, outcome: str) -> RejectionError:
+    return RejectionError(ErrorCode.CATALOG_UNAVAILABLE, f"PostgreSQL cannot be used ({reason(error)}), {outcome}.")

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from gateway.http.response import Answer
-from gateway.http.router import Call
+from gateway.http.response import HttpResponse
+from gateway.http.router import RoutedRequest
 from gateway.operations.action_requests import (
-    ActionDoor,
+    ActionGuard,
+    AuditedTransaction,
     Connect,
     CordonBody,
     Cordoned,
-    Desk,
     PurgeBody,
     Purged,
     RequeueBody,
@@ -23,8 +23,8 @@ from gateway.operations.action_requests import (
     actor,
     said,
 )
-from gateway.operations.requeue import Requeuing, differs
-from gateway.operations.session import LoggedIn
+from gateway.operations.requeue import DeadLetterRequeue, differs
+from gateway.operations.session import SessionAuth
 from gateway.pools import Pools
 from ledger.admin.transaction import cordon_worker, uncordon_worker
 from ledger.dead_letters import CountDiffers, letter_groups, purge_seen
@@ -38,29 +38,29 @@ _uncordon = msgspec.json.Decoder(UncordonBody)
 class CordonActions:
     """The handlers."""
 
-    def __init__(self, door: ActionDoor, desk: Desk, pools: Pools) -> None:
+    def __init__(self, door: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
         self._door = door
-        self._desk = desk
+        self._transaction = transaction
         self._pools = pools
 
-    async def cordon(self, call: Call) -> Answer:
+    async def cordon(self, call: RoutedRequest) -> HttpResponse:
         """No new work for a worker, as long as its pool is left with as many healthy ones as was confirmed."""
         body = await self._door.read(call, _cordon)
         check_left(body, list(self._looks()))
         return said(call, await self._door.carry_out(self._cordoned(body, actor(call))))
 
-    async def uncordon(self, call: Call) -> Answer:
+    async def uncordon(self, call: RoutedRequest) -> HttpResponse:
         """It may claim again."""
         body = await self._door.read(call, _uncordon)
         return said(call, await self._door.carry_out(self._uncordoned(body, actor(call))))
 
     async def _cordoned(self, body: CordonBody, by: str) -> Cordoned:
-        async with self._desk.acting(by) as connection:
+        async with self._transaction.acting(by) as connection:
             changed = await cordon_worker(connection, body.worker, body.reason)
         return Cordoned(body.worker, cordoned=True, changed=changed)
 
     async def _uncordoned(self, body: UncordonBody, by: str) -> Cordoned:
-        async with self._desk.acting(by) as connection:
+        async with self._transaction.acting(by) as connection:
             changed = await uncordon_worker(connection, body.worker)
         if not changed:
             _pool_of(body.worker, list(self._looks()))
@@ -68,8 +68,8 @@ class CordonActions:
 
     def _looks(self) -> Iterator[Observation]:
         for parts in self._pools.all:
-            if parts.beat.observation is not None:
-                yield parts.beat.observation
+            if parts.heartbeat.observation is not None:
+                yield parts.heartbeat.observation
 
 
 def check_left(body: CordonBody, looks: list[Observation]) -> None:
@@ -96,34 +96,34 @@ _requeue = msgspec.json.Decoder(RequeueBody)
 STILL_COUNTED = "Redis does not answer, so health still counts them."
 
 
-class LetterActions:
+class DeadLetterActions:
     """The handlers."""
 
-    def __init__(self, door: ActionDoor, desk: Desk, pools: Pools) -> None:
+    def __init__(self, door: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
         self._door = door
-        self._desk = desk
+        self._transaction = transaction
         self._pools = pools
-        self._requeuing = Requeuing(desk, pools)
+        self._requeuing = DeadLetterRequeue(transaction, pools)
 
-    async def groups(self, call: Call) -> Answer:
+    async def groups(self, call: RoutedRequest) -> HttpResponse:
         """How many there are, by tier, model and cause."""
         self._door.check(call)
-        async with self._desk.looking() as connection:
+        async with self._transaction.looking() as connection:
             found = await letter_groups(connection, [parts.config.pool for parts in self._pools.all])
         return said(call, found)
 
-    async def purge(self, call: Call) -> Answer:
+    async def purge(self, call: RoutedRequest) -> HttpResponse:
         """Delete them for good, inputs included."""
         body = await self._door.read(call, _purge)
         return said(call, await self._door.carry_out(self._purged(body, actor(call))))
 
-    async def requeue(self, call: Call) -> Answer:
+    async def requeue(self, call: RoutedRequest) -> HttpResponse:
         """Run the oldest 32 of them again now, and tell how each ended."""
         body = await self._door.read(call, _requeue)
         return said(call, await self._door.carry_out(self._requeuing.requeue(body, actor(call))))
 
     async def _purged(self, body: PurgeBody, by: str) -> Purged:
-        async with self._desk.acting(by) as connection:
+        async with self._transaction.acting(by) as connection:
             try:
                 ids = await purge_seen(connection, body.seen(), body.count)
             except CountDiffers as error:
@@ -143,11 +143,11 @@ class LetterActions:
 class Actions:
     """Those of one gateway; without `connect` all are refused."""
 
-    def __init__(self, logged_in: LoggedIn, connect: Connect | None, pools: Pools) -> None:
-        self._door = ActionDoor(logged_in)
-        desk = Desk(connect)
-        self.cordons = CordonActions(self._door, desk, pools)
-        self.letters = LetterActions(self._door, desk, pools)
+    def __init__(self, session_auth: SessionAuth, connect: Connect | None, pools: Pools) -> None:
+        self._door = ActionGuard(session_auth)
+        transaction = AuditedTransaction(connect)
+        self.cordons = CordonActions(self._door, transaction, pools)
+        self.letters = DeadLetterActions(self._door, transaction, pools)
 
     async def close(self) -> None:
         """Let what is under way end, but not for long."""

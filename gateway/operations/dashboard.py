@@ -9,12 +9,12 @@ alone.
 from importlib.resources import files
 from typing import TypedDict
 
-from gateway.http.response import Answer, Headers
-from gateway.http.router import Call
+from gateway.http.response import Headers, HttpResponse
+from gateway.http.router import RoutedRequest
 from gateway.http.sse import EVENTS, EventStream
-from gateway.http.static import HTML, Page
-from gateway.operations.session import LASTS_S, LoggedIn, set_cookie
-from gateway.operations.snapshots import Snapshots
+from gateway.http.static import HTML, StaticPage
+from gateway.operations.session import LASTS_S, SessionAuth, set_cookie
+from gateway.operations.snapshots import DashboardSnapshots
 from scheduler.errors import ErrorCode, RequestError
 
 CSS = "text/css; charset=utf-8"
@@ -38,9 +38,9 @@ ASSETS = {
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
 
 
-def asset_pages() -> dict[str, Page]:
+def asset_pages() -> dict[str, StaticPage]:
     """Every file by name, ready to be sent."""
-    return {name: Page(_content(name), kind) for name, kind in ASSETS.items() if _is_there(name)}
+    return {name: StaticPage(_content(name), kind) for name, kind in ASSETS.items() if _is_there(name)}
 
 
 def html(name: str) -> bytes:
@@ -75,55 +75,57 @@ class Session(TypedDict):
 class Dashboard:
     """The handlers."""
 
-    def __init__(self, logged_in: LoggedIn, snapshots: Snapshots) -> None:
-        self._logged_in = logged_in
+    def __init__(self, session_auth: SessionAuth, snapshots: DashboardSnapshots) -> None:
+        self._session_auth = session_auth
         self._snapshots = snapshots
         self._page, self._login = html("page.html"), html("login.html")
         self._assets = asset_pages()
 
-    async def page(self, call: Call) -> Answer:
+    async def page(self, call: RoutedRequest) -> HttpResponse:
         """The page; for a browser that has not logged in the one where it can, which is no failed attempt."""
-        if "Authorization" not in call.headers and not self._logged_in.left_s(call) and _is_browser(call):
+        if "Authorization" not in call.headers and not self._session_auth.left_s(call) and _is_browser(call):
             return self._html(call, 401, self._login)
-        self._logged_in.check(call)
+        self._session_auth.check(call)
         return self._html(call, 200, self._page)
 
-    async def log_in(self, call: Call) -> Answer:
+    async def log_in(self, call: RoutedRequest) -> HttpResponse:
         """A cookie for the service token. Wrong tokens have to wait as at every door."""
-        return self._session(call, self._logged_in.issue(call), LASTS_S)
+        return self._session(call, self._session_auth.issue(call), LASTS_S)
 
-    async def log_out(self, call: Call) -> Answer:
+    async def log_out(self, call: RoutedRequest) -> HttpResponse:
         """The browser forgets its cookie."""
-        self._logged_in.check(call)
+        self._session_auth.check(call)
         return self._session(call, "", 0)
 
-    async def events(self, call: Call) -> Answer:
+    async def events(self, call: RoutedRequest) -> HttpResponse:
         """The stream, for who accepts one; for others the latest document alone."""
-        lasts_s = self._logged_in.check(call)
+        lasts_s = self._session_auth.check(call)
         latest = await self._snapshots.current()
         if EVENTS not in call.headers.get("Accept", ""):
-            return Answer.of(200, latest.state, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+            return HttpResponse.of(
+                200, latest.state, [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
+            )
         readers = self._snapshots.readers
         readers.check_room()
         stream = EventStream(lambda stream: readers.play(stream, self._snapshots.opening(), lasts_s))
         stream.headers.append(("x-request-id", call.request_id))
         return stream
 
-    async def asset(self, call: Call) -> Answer:
+    async def asset(self, call: RoutedRequest) -> HttpResponse:
         """A file of the page. They say nothing, and need no token. Raises RequestError `not_found`."""
         found = self._assets.get(call.tail)
         if found is None:
             raise RequestError(ErrorCode.NOT_FOUND)
         return await found(call)
 
-    def _session(self, call: Call, value: str, lasts_s: int) -> Answer:
+    def _session(self, call: RoutedRequest, value: str, lasts_s: int) -> HttpResponse:
         cookie = set_cookie(value, lasts_s=lasts_s, secure=call.headers.get("X-Forwarded-Proto") == "https")
         headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store"), ("Set-Cookie", cookie)]
-        return Answer.of(200, Session(lasts_s=lasts_s), headers)
+        return HttpResponse.of(200, Session(lasts_s=lasts_s), headers)
 
-    def _html(self, call: Call, status: int, body: bytes) -> Answer:
-        return Answer(status, body, [("x-request-id", call.request_id), *html_headers()], HTML)
+    def _html(self, call: RoutedRequest, status: int, body: bytes) -> HttpResponse:
+        return HttpResponse(status, body, [("x-request-id", call.request_id), *html_headers()], HTML)
 
 
-def _is_browser(call: Call) -> bool:
+def _is_browser(call: RoutedRequest) -> bool:
     return "text/html" in call.headers.get("Accept", "")

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypedDict
 
-from gateway.auth.authenticator import Doorman
+from gateway.auth.authenticator import Authenticator
 from gateway.autoscale import scale_document
 from gateway.catalog import CatalogView
-from gateway.http.errors import Refusal
-from gateway.http.response import Answer
-from gateway.http.router import Call, Doors
+from gateway.http.errors import RejectionError
+from gateway.http.response import HttpResponse
+from gateway.http.router import DrainState, RoutedRequest
 from gateway.operations.health_model import Alive, HealthNow, Readiness
-from gateway.operations.snapshots import Snapshots
+from gateway.operations.snapshots import DashboardSnapshots
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
@@ -96,9 +96,9 @@ class InternalParts:
     service_token: str
     catalog: CatalogView
     pools: Pools
-    doors: Doors
-    doorman: Doorman
-    snapshots: Snapshots
+    drain_state: DrainState
+    authenticator: Authenticator
+    snapshots: DashboardSnapshots
     find_stored: FindStored | None = None
 
 
@@ -108,44 +108,46 @@ class Internal:
     def __init__(self, parts: InternalParts) -> None:
         self._parts = parts
 
-    async def livez(self, call: Call) -> Answer:
+    async def livez(self, call: RoutedRequest) -> HttpResponse:
         """The event loop turns; nothing else is asked."""
-        return Answer.of(200, Alive(status="ok"), [("x-request-id", call.request_id)])
+        return HttpResponse.of(200, Alive(status="ok"), [("x-request-id", call.request_id)])
 
-    async def readyz(self, call: Call) -> Answer:
+    async def readyz(self, call: RoutedRequest) -> HttpResponse:
         """Whether to send traffic here. Losing Redis later keeps it ready: else it would take every gateway away."""
         missing = self.not_ready()
         body: Readiness = {"status": "not ready", "waiting_for": missing} if missing else {"status": "ready"}
-        return Answer.of(503 if missing else 200, body, [("x-request-id", call.request_id)])
+        return HttpResponse.of(503 if missing else 200, body, [("x-request-id", call.request_id)])
 
     def not_ready(self) -> str | None:
         """What is missing before traffic may come, or None."""
-        if self._parts.doors.leaving:
+        if self._parts.drain_state.leaving:
             return "restart"
         if self._parts.catalog.snapshot is None:
             return "catalog"
         return None if self._parts.pools.subscribed else "subscription"
 
-    async def health(self, call: Call) -> Answer:
+    async def health(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/health`, from the snapshot of this second."""
-        self._parts.doorman.check_service(call, self._parts.service_token)
+        self._parts.authenticator.check_service(call, self._parts.service_token)
         latest = await self._parts.snapshots.current()
         document: HealthNow = {**latest.health, "age_s": self._parts.snapshots.age_s(latest)}
-        return Answer.of(latest.status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+        return HttpResponse.of(
+            latest.status, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
+        )
 
-    async def autoscale(self, call: Call) -> Answer:
+    async def autoscale(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/autoscale`."""
-        self._parts.doorman.check_service(call, self._parts.service_token)
+        self._parts.authenticator.check_service(call, self._parts.service_token)
         document = scale_document({parts.config.pool: parts.scale.document() for parts in self._parts.pools.named})
-        return Answer.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+        return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
-    async def request(self, call: Call) -> Answer:
+    async def request(self, call: RoutedRequest) -> HttpResponse:
         """`GET /internal/requests/{id}`: Redis while it still knows the request, the audit afterwards."""
-        self._parts.doorman.check_service(call, self._parts.service_token)
+        self._parts.authenticator.check_service(call, self._parts.service_token)
         document = await self._document(call.tail)
         if document is None:
             raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
-        return Answer.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
+        return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
     async def _document(self, request_id: str) -> Story | None:
         try:
@@ -166,5 +168,7 @@ class Internal:
             row = await self._parts.find_stored(request_id)
         except Exception as error:  # asyncpg has no one base for all that can go wrong on the way.
             log_fault("the audit cannot be read", error)
-            raise Refusal(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read right now; try again.") from error
+            raise RejectionError(
+                ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read right now; try again."
+            ) from error
         return None if row is None else from_audit(row)

@@ -24,8 +24,8 @@ from gateway.operations.health_losses import (
     restarted,
     scheduling,
 )
-from gateway.operations.health_model import LEVELS, Finding, Health, HealthFigures, Status, TierHealth
-from ratelimit.capacity import Evidence
+from gateway.operations.health_model import LEVELS, Health, HealthFigures, HealthFinding, Status, TierHealth
+from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation, TierDepth, TierStats, WorkerView
 from scheduler.tasks import EndedTask
 
@@ -53,36 +53,36 @@ def tier_figures(name: str, part: float, seen: Observation | None) -> TierHealth
     }
 
 
-def lowered_limits(factors: Mapping[str, float]) -> Finding:
+def lowered_limits(factors: Mapping[str, float]) -> HealthFinding:
     """Whether every tier has its base limits."""
     lowered = {name: part for name, part in factors.items() if part < NEARLY_WHOLE}
     if not lowered:
-        return Finding("limits:lowest", "component", "healthy", 1.0, "ratio")
+        return HealthFinding("limits:lowest", "component", "healthy", 1.0, "ratio")
     named = ", ".join(f"{name} to {part:.0%}" for name, part in lowered.items())
     lowest = round(min(lowered.values()), 4)
-    return Finding("limits:lowest", "component", "degraded", lowest, "ratio", f"Limits are lowered: {named}.")
+    return HealthFinding("limits:lowest", "component", "degraded", lowest, "ratio", f"Limits are lowered: {named}.")
 
 
-def paused_tiers(names: Collection[str], seen: Observation | None) -> Finding:
+def paused_tiers(names: Collection[str], seen: Observation | None) -> HealthFinding:
     """Whether somebody has paused a tier, and how many wait there."""
     if not names:
-        return Finding("tiers:paused", "component", "healthy", 0, "tiers")
+        return HealthFinding("tiers:paused", "component", "healthy", 0, "tiers")
     depths = {name: seen.tiers[name].depth for name in names if seen and name in seen.tiers}
     named = ", ".join(f"{name} ({depths[name]:,} waiting)" if name in depths else name for name in sorted(names))
-    return Finding(
+    return HealthFinding(
         "tiers:paused", "component", "degraded", len(names), "tiers", f"No batches are formed of {named}: paused."
     )
 
 
-def amplified_load(names: Sequence[str], seen: Observation | None) -> Finding:
+def amplified_load(names: Sequence[str], seen: Observation | None) -> HealthFinding:
     """Whether clients' retries multiply the load of a tier."""
     stats = {name: _stats(name, seen) for name in names}
     highest = round(max((_amplification(each) for each in stats.values()), default=1.0), 4)
     named = [f"{name} {_amplification(each):.1f}-fold" for name, each in stats.items() if _is_amplified(each)]
     if not named:
-        return Finding("retries:amplification", "component", "healthy", highest, "ratio")
+        return HealthFinding("retries:amplification", "component", "healthy", highest, "ratio")
     reason = f"Clients' retries multiply the load: {', '.join(named)}."
-    return Finding("retries:amplification", "component", "degraded", highest, "ratio", reason)
+    return HealthFinding("retries:amplification", "component", "degraded", highest, "ratio", reason)
 
 
 def _stats(name: str, seen: Observation | None) -> list[TierStats]:
@@ -131,18 +131,18 @@ def flows(names: Sequence[str], seen: Observation | None) -> dict[str, Flow]:
 
 def shedding(
     tiers: Mapping[str, Flow], capacity_rps: float, losses: Sequence[Loss], in_the_way: str | None = None
-) -> Finding:
+) -> HealthFinding:
     """Whether any tier is refused for want of capacity, and the sentence that says why: what is `in_the_way` of all
     requests, where something is, else capacity or what waits.
     """
     shed = {name: _share(flow) for name, flow in tiers.items() if _is_worth_telling(flow)}
     worst = round(max(shed.values(), default=0.0), 4)
     if not shed:
-        return Finding("capacity:shed", "component", "healthy", worst, "ratio")
+        return HealthFinding("capacity:shed", "component", "healthy", worst, "ratio")
     said = ", ".join(f"{name} is shed {share:.0%}" for name, share in shed.items())
     why = in_the_way or _why(sum(flow.demand for flow in tiers.values()), capacity_rps)
     reason = f"{said}: {why}{_since(losses)}."
-    return Finding("capacity:shed", "component", "degraded", worst, "ratio", reason)
+    return HealthFinding("capacity:shed", "component", "degraded", worst, "ratio", reason)
 
 
 def _is_worth_telling(flow: Flow) -> bool:
@@ -189,7 +189,7 @@ class HealthInputs:
     subscribed: bool
     leaving: bool
     capacity_rps: float
-    capacity_evidence: Evidence = Evidence.PRIOR
+    capacity_evidence: CapacityEvidence = CapacityEvidence.PRIOR
     capacity_confidence: float = 0.0
     memory_share: float = 0.0  # Of Redis' memory limit, 0..1.
     short_of_memory: bool = False  # New requests are refused for it.
@@ -229,12 +229,12 @@ def health(inputs: HealthInputs) -> tuple[int, Health]:
         paused_tiers(inputs.paused, inputs.observation),
     ]
     if inputs.tokens_problem:
-        findings.append(Finding("jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
+        findings.append(HealthFinding("jwks:age", "component", "degraded", "old", "", inputs.tokens_problem))
     if inputs.direct is not None:
         findings += [_spool(inputs.direct), _endpoints(inputs.direct), *_breakers(inputs.direct)]
     if inputs.leaving:
         findings.append(
-            Finding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
+            HealthFinding("gateway:leaving", "component", "degraded", "yes", "", "This gateway is shutting down.")
         )
     if _served_past_redis(inputs.direct):
         findings = [replace(f, level="degraded") if f.level == "down" and f.name in _OF_QUEUES else f for f in findings]
@@ -273,7 +273,7 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _gpus(inputs: HealthInputs) -> Finding:
+def _gpus(inputs: HealthInputs) -> HealthFinding:
     seen = inputs.observation
     total = seen.total_gpus if seen else 0
     ill = [worker for worker in seen.workers if not worker.healthy] if seen else []
@@ -288,7 +288,7 @@ def _gpus(inputs: HealthInputs) -> Finding:
         named = "; ".join(_illness(worker) for worker in ill[:NAMED_WORKERS])
         more = f"; and {len(ill) - NAMED_WORKERS} more" if len(ill) > NAMED_WORKERS else ""
         reason = f"{len(ill)} of {total} GPUs {verb} not healthy: {named}{more}."
-    return Finding("gpus:healthy", "component", level, total - len(ill), "gpus", reason)
+    return HealthFinding("gpus:healthy", "component", level, total - len(ill), "gpus", reason)
 
 
 def _illness(worker: WorkerView) -> str:
@@ -300,18 +300,20 @@ def _illness(worker: WorkerView) -> str:
     return f"{worker.id} is {worker.status}{fault}, last seen {worker.age_ms / 1000:.1f} s ago"
 
 
-def _redis(inputs: HealthInputs) -> Finding:
+def _redis(inputs: HealthInputs) -> HealthFinding:
     age_s, direct = inputs.look_age_s, inputs.direct
     fresh = inputs.redis_problem is None and age_s is not None and age_s <= STALE_LOOK_S
     if direct is not None and _served_past_redis(direct):
-        return Finding("redis:look_age", "datastore", "degraded", age_s, "s", _served_directly(direct, fresh=fresh))
+        return HealthFinding(
+            "redis:look_age", "datastore", "degraded", age_s, "s", _served_directly(direct, fresh=fresh)
+        )
     if fresh:
-        return Finding("redis:look_age", "datastore", "healthy", round(age_s or 0.0, 2), "s")
+        return HealthFinding("redis:look_age", "datastore", "healthy", round(age_s or 0.0, 2), "s")
     since = "has not been looked at yet" if age_s is None else f"was last looked at {age_s:.1f} s ago"
     reason = f"Redis {since}: {_clause(inputs.redis_problem, 'this gateway has just begun')}."
     # A single missed look is no outage; two seconds of them are.
     level: Status = "degraded" if age_s is not None and age_s <= STALE_LOOK_S else "down"
-    return Finding("redis:look_age", "datastore", level, age_s, "s", reason)
+    return HealthFinding("redis:look_age", "datastore", level, age_s, "s", reason)
 
 
 def _served_past_redis(direct: DirectView | None) -> bool:
@@ -336,57 +338,59 @@ def _served_directly(direct: DirectView, *, fresh: bool) -> str:
     return f"{redis}; requests are served by direct calls to {workers} since {direct.for_s:.1f} s."
 
 
-def _spool(direct: DirectView) -> Finding:
+def _spool(direct: DirectView) -> HealthFinding:
     """A spool that cannot be written means no direct mode when Redis goes, and refusals while it is away."""
     level: Status = "degraded" if direct.spool_problem else "healthy"
-    return Finding("direct:spool", "datastore", level, direct.spool_bytes, "bytes", direct.spool_problem)
+    return HealthFinding("direct:spool", "datastore", level, direct.spool_bytes, "bytes", direct.spool_problem)
 
 
-def _endpoints(direct: DirectView) -> Finding:
+def _endpoints(direct: DirectView) -> HealthFinding:
     """A worker that cannot be called now will not serve in an outage of Redis either."""
     ill = direct.unreachable
     if not ill:
-        return Finding("direct:endpoints", "component", "healthy", 0, "workers")
+        return HealthFinding("direct:endpoints", "component", "healthy", 0, "workers")
     named = " ".join(f"{each.worker_id}: {each.why}" for each in ill[:NAMED_WORKERS])
     reason = (
         f"This gateway cannot call {len(ill)} of the workers directly, which it needs while Redis is away. {named} "
         "Set TIERLANE_DIRECT_ADVERTISE of the worker to an address that gateways reach, open its port to them, or switch "
         "its endpoint off with TIERLANE_DIRECT_HOST=off."
     )
-    return Finding("direct:endpoints", "component", "degraded", len(ill), "workers", reason)
+    return HealthFinding("direct:endpoints", "component", "degraded", len(ill), "workers", reason)
 
 
-def _breakers(direct: DirectView) -> list[Finding]:
+def _breakers(direct: DirectView) -> list[HealthFinding]:
     """Why one is open is said by the check of what it guards; a worker has none, so its own breaker says it."""
-    findings: list[Finding] = []
+    findings: list[HealthFinding] = []
     for name, state in direct.breakers.items():
         well = state == BreakerState.CLOSED
         reason = None if well or name == "redis" else f"Direct calls to {name} fail; they are tried again soon."
-        findings.append(Finding(f"breaker:{name}", "component", "healthy" if well else "degraded", state, "", reason))
+        findings.append(
+            HealthFinding(f"breaker:{name}", "component", "healthy" if well else "degraded", state, "", reason)
+        )
     return findings
 
 
-def _catalog(inputs: HealthInputs) -> Finding:
+def _catalog(inputs: HealthInputs) -> HealthFinding:
     age_s = round(inputs.catalog_age_s, 1)
     problem = inputs.catalog_problem
     if not inputs.catalog_loaded:
         reason = f"The catalog was never loaded: {_clause(problem, 'PostgreSQL has not answered yet')}."
-        return Finding("catalog:age", "datastore", "down", None, "s", reason)
+        return HealthFinding("catalog:age", "datastore", "down", None, "s", reason)
     if problem or not inputs.catalog_fresh:
         reason = f"The catalog is {age_s} s old: {_clause(problem, 'PostgreSQL does not answer')}."
-        return Finding("catalog:age", "datastore", "degraded", age_s, "s", reason)
-    return Finding("catalog:age", "datastore", "healthy", age_s, "s")
+        return HealthFinding("catalog:age", "datastore", "degraded", age_s, "s", reason)
+    return HealthFinding("catalog:age", "datastore", "healthy", age_s, "s")
 
 
-def _models(inputs: HealthInputs) -> Finding:
+def _models(inputs: HealthInputs) -> HealthFinding:
     """Without an enabled model there is nothing that a request could name."""
     if not inputs.no_model:
-        return Finding("models:enabled", "component", "healthy", "yes", "")
+        return HealthFinding("models:enabled", "component", "healthy", "yes", "")
     reason = (
         "No model is enabled, so every request is answered 404 model_not_found: enable one with "
         "`tierlane model set NAME --enabled on`, or add its row with `tierlane model create NAME`."
     )
-    return Finding("models:enabled", "component", "down", "no", "", reason)
+    return HealthFinding("models:enabled", "component", "down", "no", "", reason)
 
 
 def _clause(problem: str | None, otherwise: str) -> str:
@@ -394,39 +398,39 @@ def _clause(problem: str | None, otherwise: str) -> str:
     return (problem or otherwise).rstrip(".")
 
 
-def _subscriber(inputs: HealthInputs) -> Finding:
+def _subscriber(inputs: HealthInputs) -> HealthFinding:
     if inputs.subscribed:
-        return Finding("responses:subscribed", "component", "healthy", "yes", "")
+        return HealthFinding("responses:subscribed", "component", "healthy", "yes", "")
     reason = "This gateway is not subscribed to its answers; they come late, by reading the stored results."
-    return Finding("responses:subscribed", "component", "degraded", "no", "", reason)
+    return HealthFinding("responses:subscribed", "component", "degraded", "no", "", reason)
 
 
-def _audit(inputs: HealthInputs) -> Finding:
+def _audit(inputs: HealthInputs) -> HealthFinding:
     lag_ms = inputs.audit_lag_ms
     if lag_ms is not None and lag_ms <= STALE_AUDIT_MS:
-        return Finding("audit:lag", "datastore", "healthy", lag_ms, "ms")
+        return HealthFinding("audit:lag", "datastore", "healthy", lag_ms, "ms")
     why = "is not known" if lag_ms is None else f"is {lag_ms / 1000:.1f} s: entries wait in Redis for PostgreSQL"
-    return Finding("audit:lag", "datastore", "degraded", lag_ms, "ms", f"The audit's lag {why}.")
+    return HealthFinding("audit:lag", "datastore", "degraded", lag_ms, "ms", f"The audit's lag {why}.")
 
 
-def _memory(inputs: HealthInputs) -> Finding:
+def _memory(inputs: HealthInputs) -> HealthFinding:
     share = round(inputs.memory_share, 4)
     if not inputs.short_of_memory:
-        return Finding("redis:memory", "datastore", "healthy", share, "ratio")
+        return HealthFinding("redis:memory", "datastore", "healthy", share, "ratio")
     reason = (
         f"Redis uses {share:.0%} of its memory limit: new requests are refused with 429 until it is under "
         f"{MEMORY_EASED:.0%}."
     )
-    return Finding("redis:memory", "datastore", "degraded", share, "ratio", reason)
+    return HealthFinding("redis:memory", "datastore", "degraded", share, "ratio", reason)
 
 
-def _eviction(inputs: HealthInputs) -> Finding:
+def _eviction(inputs: HealthInputs) -> HealthFinding:
     """A role refuses to start on such a Redis; it can be changed while they run."""
     policy = inputs.eviction_policy
     if policy in ("", "noeviction"):
-        return Finding("redis:eviction", "datastore", "healthy", policy, "")
+        return HealthFinding("redis:eviction", "datastore", "healthy", policy, "")
     reason = (
         f"Redis has maxmemory-policy {policy}, which can evict queued work: `CONFIG SET maxmemory-policy noeviction`, and set "
         "it in the server's configuration."
     )
-    return Finding("redis:eviction", "datastore", "degraded", policy, "", reason)
+    return HealthFinding("redis:eviction", "datastore", "degraded", policy, "", reason)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.auth.authenticator import Identities
 from gateway.catalog import CatalogView
-from gateway.http.router import Doors
+from gateway.http.router import DrainState
 from gateway.operations.health_checks import HealthInputs, health
 from gateway.operations.health_losses import GatewayLosses, Losses, Restarts, scheduling_level, silent
 from gateway.operations.health_model import (
@@ -26,11 +26,11 @@ from gateway.operations.health_model import (
 )
 from gateway.pool import PoolParts
 from gateway.pools import Pools
-from ratelimit.capacity import Evidence
+from ratelimit.capacity import CapacityEvidence
 from scheduler.errors import RedisUnavailable
 
 
-class Judged(NamedTuple):
+class CollectedHealth(NamedTuple):
     """One pool: what was known of it, the HTTP status and the document."""
 
     inputs: HealthInputs
@@ -46,30 +46,30 @@ class Memory(NamedTuple):
     restarts: Restarts
 
 
-class Judging:
+class HealthCollector:
     """Gathers and judges. `wall` is seconds since the epoch."""
 
     def __init__(
         self,
         catalog: CatalogView,
         pools: Pools,
-        doors: Doors,
+        drain_state: DrainState,
         identities: Identities,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._catalog = catalog
         self._pools = pools
-        self._doors = doors
+        self._drain_state = drain_state
         self._identities = identities
         self._wall = wall
         self._memories: dict[str, Memory] = {}
 
-    async def judge(self) -> dict[str, Judged]:
+    async def judge(self) -> dict[str, CollectedHealth]:
         """Every pool that a model names, by name; the gateway's own first."""
-        found: dict[str, Judged] = {}
+        found: dict[str, CollectedHealth] = {}
         for parts in self._pools.named:
             inputs = await self._inputs(parts)
-            found[parts.config.pool] = Judged(inputs, *health(inputs))
+            found[parts.config.pool] = CollectedHealth(inputs, *health(inputs))
         return found
 
     def facts(self) -> object:
@@ -79,7 +79,7 @@ class Judging:
             [
                 (
                     parts.config.pool,
-                    parts.beat.redis_problem is None,
+                    parts.heartbeat.redis_problem is None,
                     _healthy(parts),
                     _roles(parts),
                     parts.direct.active,
@@ -88,7 +88,7 @@ class Judging:
                 for parts in self._pools.named
             ],
             catalog.snapshot.cordoned if catalog.snapshot is not None else None,
-            (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._doors.leaving, self._paused()),
+            (catalog.snapshot is not None, catalog.fresh, catalog.problem, self._drain_state.leaving, self._paused()),
             [each[:3] for parts in self._pools.named for each in parts.ended_tasks],
         )
 
@@ -98,8 +98,8 @@ class Judging:
 
     def _remembered(self, parts: PoolParts) -> Memory:
         memory = self._memories.setdefault(parts.config.pool, Memory(Losses(), GatewayLosses(), Restarts()))
-        seen = parts.beat.observation
-        if seen is not None and parts.beat.redis_problem is None:
+        seen = parts.heartbeat.observation
+        if seen is not None and parts.heartbeat.redis_problem is None:
             memory.losses.note(seen.workers, seen.now_ms)
             memory.gateways.note(seen.gateway_ages_ms, seen.now_ms)
             memory.restarts.note(seen.workers, seen.now_ms)
@@ -110,21 +110,21 @@ class Judging:
         snapshot = catalog.snapshot
         memory = self._remembered(parts)
         return HealthInputs(
-            observation=parts.beat.observation,
-            look_age_s=parts.beat.age_s(),
-            redis_problem=parts.beat.redis_problem,
+            observation=parts.heartbeat.observation,
+            look_age_s=parts.heartbeat.age_s(),
+            redis_problem=parts.heartbeat.redis_problem,
             catalog_loaded=snapshot is not None,
             catalog_fresh=catalog.fresh,
             catalog_age_s=catalog.age_s(),
             catalog_problem=catalog.problem,
             subscribed=parts.subscriber.subscribed.is_set(),
-            leaving=self._doors.leaving,
+            leaving=self._drain_state.leaving,
             capacity_rps=parts.limits.capacity_rps,
             capacity_evidence=parts.limits.estimate.evidence,
             capacity_confidence=parts.limits.estimate.confidence,
             memory_share=parts.limits.memory_share,
             short_of_memory=parts.limits.short_of_memory,
-            eviction_policy=parts.beat.eviction_policy,
+            eviction_policy=parts.heartbeat.eviction_policy,
             no_model=snapshot is not None and not any(model.enabled for model in snapshot.models.values()),
             factors={tier.name: parts.limits.factor(tier.name) for tier in snapshot.tiers} if snapshot else {},
             paused=self._paused(),
@@ -142,7 +142,7 @@ class Judging:
 
 async def audit_lag_ms(parts: PoolParts) -> int | None:
     """How far the pool's audit is behind; None where it cannot be read."""
-    if parts.beat.redis_problem is not None:
+    if parts.heartbeat.redis_problem is not None:
         return None
     try:
         oldest_ms = await parts.audit_lag.oldest_ms()
@@ -153,7 +153,7 @@ async def audit_lag_ms(parts: PoolParts) -> int | None:
 
 def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
     """Who is, with which model process."""
-    seen = parts.beat.observation
+    seen = parts.heartbeat.observation
     return (
         frozenset((worker.id, worker.model_pid) for worker in seen.workers if worker.healthy) if seen else frozenset()
     )
@@ -161,7 +161,7 @@ def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
 
 def _roles(parts: PoolParts) -> object:
     """Whether schedulers pass, and which gateways are silent."""
-    seen = parts.beat.observation
+    seen = parts.heartbeat.observation
     return (scheduling_level(seen), silent(seen.gateway_ages_ms)) if seen else None
 
 
@@ -223,7 +223,7 @@ def _figures(documents: Sequence[Health]) -> HealthFigures:
         "healthy_gpus": gpus,
         "total_gpus": sum(each["total_gpus"] for each in documents),
         "capacity_rps": round(sum(each["capacity_rps"] for each in documents), 3),
-        "capacity_evidence": max((each["capacity_evidence"] for each in documents), key=list(Evidence).index),
+        "capacity_evidence": max((each["capacity_evidence"] for each in documents), key=list(CapacityEvidence).index),
         "capacity_confidence": min(each["capacity_confidence"] for each in documents),
         # Each was made at a moment of its own: a tier that came or went in between is not in all.
         "tiers": {name: _tier([each["tiers"][name] for each in documents if name in each["tiers"]]) for name in names},

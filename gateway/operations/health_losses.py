@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.heartbeat import BEAT_S
-from gateway.operations.health_model import Finding, Status, clock, first_of
+from gateway.operations.health_model import HealthFinding, Status, clock, first_of
 from scheduler.protocol.index_repair import REPAIRED
 from scheduler.protocol.pool_view import Observation, WorkerView
 from scheduler.tasks import EndedTask
@@ -151,13 +151,13 @@ class Restarts:
         return tuple(sorted(self._latest.values(), key=lambda each: each.at_ms, reverse=True))
 
 
-def restarted(latest: Sequence[Restart]) -> Finding:
+def restarted(latest: Sequence[Restart]) -> HealthFinding:
     """Whether any model process was replaced just now."""
     if not latest:
-        return Finding("models:restarted", "component", "healthy", 0, "workers")
+        return HealthFinding("models:restarted", "component", "healthy", 0, "workers")
     named = first_of([f"{each.worker} (at {clock(each.at_ms)})" for each in latest], MOST_RESTARTS_NAMED)
     reason = f"Another model process than before: {named}."
-    return Finding("models:restarted", "component", "degraded", len(latest), "workers", reason)
+    return HealthFinding("models:restarted", "component", "degraded", len(latest), "workers", reason)
 
 
 SCHEDULER_SILENT_MS = 1000.0
@@ -169,19 +169,19 @@ STOPPED_MS = 2000.0
 MOST_ROLES_NAMED = 3
 
 
-def scheduling(seen: Observation | None) -> Finding:
+def scheduling(seen: Observation | None) -> HealthFinding:
     """Whether any scheduler still passes: without one no batch is formed, and nothing that is accepted is served."""
     if seen is None:  # That nothing is seen is said by the check of Redis.
-        return Finding("scheduler:pass_age", "component", "healthy", None, "ms")
+        return HealthFinding("scheduler:pass_age", "component", "healthy", None, "ms")
     age_ms, level = seen.scheduler_age_ms, scheduling_level(seen)
     if level == "healthy":
-        return Finding("scheduler:pass_age", "component", level, round(age_ms or 0.0), "ms")
+        return HealthFinding("scheduler:pass_age", "component", level, round(age_ms or 0.0), "ms")
     since = "No scheduler is known" if age_ms is None else f"No scheduler has passed for {age_ms / 1000:.1f} s"
     if _stood_in(seen):
         reason = f"{since}: gateways form the batches and write the audit meanwhile; start a scheduler."
     else:
         reason = f"{since}: no batches are formed, and requests wait until their time is up."
-    return Finding("scheduler:pass_age", "component", level, age_ms, "ms", reason)
+    return HealthFinding("scheduler:pass_age", "component", level, age_ms, "ms", reason)
 
 
 def scheduling_level(seen: Observation) -> Status:
@@ -197,19 +197,19 @@ def _stood_in(seen: Observation) -> bool:
     return seen.pass_age_ms is not None and seen.pass_age_ms < SCHEDULER_SILENT_MS
 
 
-def other_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> Finding:
+def other_gateways(seen: Observation | None, lost: Sequence[LostGateway]) -> HealthFinding:
     """Whether all gateways beat that did before."""
     missing = {each.gateway for each in lost}
     beating = len([each for each in seen.gateways if each.gateway_id not in missing]) if seen else 0
     if not lost:
-        return Finding("gateways:beating", "component", "healthy", beating, "gateways")
+        return HealthFinding("gateways:beating", "component", "healthy", beating, "gateways")
     named = first_of([f"{each.gateway} (last heard at {clock(each.at_ms)})" for each in lost], MOST_ROLES_NAMED)
     verb = "gateway is" if len(lost) == 1 else "gateways are"
     reason = f"{len(lost)} {verb} lost: {named}; {beating} beat."
-    return Finding("gateways:beating", "component", "degraded", beating, "gateways", reason)
+    return HealthFinding("gateways:beating", "component", "degraded", beating, "gateways", reason)
 
 
-def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: str) -> Finding:
+def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: str) -> HealthFinding:
     """Whether an endless task of any process ended, and was started again. `gateway_id` is this gateway's."""
     told = [f"this gateway: {ended.sentence()}" for ended in own]
     if seen:
@@ -221,20 +221,20 @@ def ended_tasks(own: Sequence[EndedTask], seen: Observation | None, gateway_id: 
         ]
         told += [notice for notice in seen.notices if not notice.startswith(REPAIRED)]
     if not told:
-        return Finding("tasks:ended", "component", "healthy", 0, "tasks")
+        return HealthFinding("tasks:ended", "component", "healthy", 0, "tasks")
     verb = "A background task" if len(told) == 1 else f"{len(told)} background tasks"
     reason = (
         f"{verb} ended unexpectedly and {'was' if len(told) == 1 else 'were'} started again: {'; '.join(told[:MOST_ROLES_NAMED])}. "
         "The log of that process has the place of the fault in its line `task_ended`: report it, and restart the process "
         "if this does not end."
     )
-    return Finding("tasks:ended", "component", "degraded", len(told), "tasks", reason)
+    return HealthFinding("tasks:ended", "component", "degraded", len(told), "tasks", reason)
 
 
-def repaired_keys(seen: Observation | None) -> Finding:
+def repaired_keys(seen: Observation | None) -> HealthFinding:
     """Whether schedulers had to repair an index in Redis."""
     told = [notice for notice in seen.notices if notice.startswith(REPAIRED)] if seen else []
     if not told:
-        return Finding("redis:repaired", "datastore", "healthy", 0, "keys")
+        return HealthFinding("redis:repaired", "datastore", "healthy", 0, "keys")
     reason = f"{'; '.join(told[:MOST_ROLES_NAMED])}: find out who else writes to this Redis, and keep it out."
-    return Finding("redis:repaired", "datastore", "degraded", len(told), "keys", reason)
+    return HealthFinding("redis:repaired", "datastore", "degraded", len(told), "keys", reason)

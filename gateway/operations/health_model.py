@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, NotRequired, TypedDict
 
-from ratelimit.capacity import Evidence
+from ratelimit.capacity import CapacityEvidence
 
 Status = Literal["healthy", "degraded", "down"]
 
@@ -26,7 +26,7 @@ class Check(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthFinding:
     """One check: its name in the health+json draft's form, how bad it is, what was seen, and why it is not healthy."""
 
     name: str
@@ -89,7 +89,7 @@ class HealthFigures(TypedDict):
     healthy_gpus: int
     total_gpus: int
     capacity_rps: float
-    capacity_evidence: Evidence
+    capacity_evidence: CapacityEvidence
     capacity_confidence: float
     tiers: dict[str, TierHealth]
     dlq: int

@@ -8,17 +8,25 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.dead_letter_rerun import AT_ONCE, Candidate, NotRerun, Reruns, candidate, named
-from gateway.http.errors import Refusal
-from gateway.operations.action_requests import Desk, RequeueBody, Requeued, Rerun
+from gateway.dead_letter_rerun import AT_ONCE, Candidate, DeadLetterReruns, NotRerun, candidate, named
+from gateway.http.errors import RejectionError
+from gateway.operations.action_requests import AuditedTransaction, RequeueBody, Requeued, Rerun
 from gateway.pools import Pools
-from ledger.dead_letters import CountDiffers, Requeueable, Seen, mark_requeued, note, seen_to_requeue, unmark_requeued
+from ledger.dead_letters import (
+    CountDiffers,
+    LetterSelection,
+    Requeueable,
+    mark_requeued,
+    note,
+    seen_to_requeue,
+    unmark_requeued,
+)
 from ledger.postgres import Connection
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.states import State
 
 
-class Begun(NamedTuple):
+class RequeueStarted(NamedTuple):
     """What was noted: the candidates by pool, how many are left for the next time, and the number of the last one."""
 
     by_pool: Mapping[str, Sequence[Candidate]]
@@ -33,27 +41,29 @@ class Queued(NamedTuple):
     warning: str
 
 
-class Requeuing:
+class DeadLetterRequeue:
     """One for a gateway. All that is raised is RequestError."""
 
-    def __init__(self, desk: Desk, pools: Pools) -> None:
-        self._desk = desk
+    def __init__(self, transaction: AuditedTransaction, pools: Pools) -> None:
+        self._transaction = transaction
         self._pools = pools
 
     async def requeue(self, body: RequeueBody, by: str) -> Requeued:
         """The oldest of those that are meant, to their end."""
         reruns = {parts.config.pool: parts.reruns for parts in self._pools.all}
         totals = {parts.config.pool: parts.config.total_ms for parts in self._pools.all}
-        async with self._desk.acting(by) as connection:
+        async with self._transaction.acting(by) as connection:
             begun = await _begin(connection, body, totals, reruns)
         queued = {pool: await self._queue(reruns[pool], each, body.seen(), by) for pool, each in begun.by_pool.items()}
         warning = " ".join(each.warning for each in queued.values() if each.warning)
         if not any(each.running for each in queued.values()):
-            raise Refusal(ErrorCode.NO_CAPACITY, warning)
+            raise RejectionError(ErrorCode.NO_CAPACITY, warning)
         ends = await asyncio.gather(*(_ends(reruns[pool], each.running) for pool, each in queued.items()))
         return Requeued([rerun for several in ends for rerun in several], begun.left, begun.after, warning)
 
-    async def _queue(self, reruns: Reruns, candidates: Sequence[Candidate], seen: Seen, by: str) -> Queued:
+    async def _queue(
+        self, reruns: DeadLetterReruns, candidates: Sequence[Candidate], seen: LetterSelection, by: str
+    ) -> Queued:
         try:
             entered = await reruns.submit([each.submission for each in candidates])
         except RedisUnavailable as error:
@@ -69,11 +79,11 @@ class Requeuing:
             warning = f"{warning} {_away(error)}, so health still counts them.".lstrip()
         return Queued(running, warning)
 
-    async def _take_back(self, refused: Sequence[Candidate], seen: Seen, by: str) -> str:
+    async def _take_back(self, refused: Sequence[Candidate], seen: LetterSelection, by: str) -> str:
         """The note in letters for which Redis had no room; what is to be said of it."""
         full = f"Redis has no memory left for {len(refused)} of them"
         try:
-            async with self._desk.acting(by) as connection:
+            async with self._transaction.acting(by) as connection:
                 for each in refused:
                     await unmark_requeued(connection, each.letter, each.submission.id)
                 await note(connection, seen.words(), {"requeued_as": named(refused)}, {"requeued_as": None})
@@ -90,8 +100,8 @@ def differs(count: int, found: int, done: str) -> RequestError:
 
 
 async def _begin(
-    connection: Connection, body: RequeueBody, totals: Mapping[str, int], reruns: Mapping[str, Reruns]
-) -> Begun:
+    connection: Connection, body: RequeueBody, totals: Mapping[str, int], reruns: Mapping[str, DeadLetterReruns]
+) -> RequeueStarted:
     """Choose and note them. Raises RequestError, which has to undo the transaction."""
     try:
         rows = await seen_to_requeue(connection, body.seen(), body.count, list(totals), body.after)
@@ -105,7 +115,7 @@ async def _begin(
     chosen = [each for several in by_pool.values() for each in several]
     told = {"count": len(chosen), "requeued_as": named(chosen)}
     await note(connection, body.seen().words(), {"count": len(chosen), "requeued_as": None}, told)
-    return Begun(by_pool, len(rows) - len(picked), picked[-1].number)
+    return RequeueStarted(by_pool, len(rows) - len(picked), picked[-1].number)
 
 
 async def _noted(connection: Connection, row: Requeueable, total_ms: int) -> Candidate:
@@ -120,16 +130,16 @@ async def _noted(connection: Connection, row: Requeueable, total_ms: int) -> Can
     return found
 
 
-async def _check_workers(several: Sequence[Reruns]) -> None:
+async def _check_workers(several: Sequence[DeadLetterReruns]) -> None:
     try:
         await asyncio.gather(*(reruns.check_workers() for reruns in several))
     except NotRerun as error:
-        raise Refusal(ErrorCode.NO_CAPACITY, str(error)) from error
+        raise RejectionError(ErrorCode.NO_CAPACITY, str(error)) from error
     except RedisUnavailable as error:
-        raise Refusal(ErrorCode.NO_CAPACITY, f"{_away(error)}, so nothing was requeued.") from error
+        raise RejectionError(ErrorCode.NO_CAPACITY, f"{_away(error)}, so nothing was requeued.") from error
 
 
-async def _ends(reruns: Reruns, running: Sequence[Candidate]) -> list[Rerun]:
+async def _ends(reruns: DeadLetterReruns, running: Sequence[Candidate]) -> list[Rerun]:
     old = {each.submission.id: each.letter.request_id for each in running}
     ends = []
     async for new_id, reply in reruns.replies(list(old)):

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from multidict import CIMultiDictProxy
 
-from gateway.auth.authenticator import Doorman
-from gateway.http.router import Call
+from gateway.auth.authenticator import Authenticator
+from gateway.http.router import RoutedRequest
 from scheduler.errors import ErrorCode, RequestError
 
 COOKIE = "tierlane_session"
@@ -63,27 +63,27 @@ def _signature(service_token: str, until: str) -> str:
     return hmac.new(key, until.encode(), sha256).hexdigest()
 
 
-class LoggedIn:
+class SessionAuth:
     """The check of one gateway. `wall` is seconds since the epoch."""
 
-    def __init__(self, service_token: str, doorman: Doorman, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, service_token: str, authenticator: Authenticator, wall: Callable[[], float] = time.time) -> None:
         self._token = service_token
-        self._doorman = doorman
+        self._authenticator = authenticator
         self._wall = wall
 
-    def check(self, call: Call) -> float:
+    def check(self, call: RoutedRequest) -> float:
         """Seconds that the caller may look. Raises RequestError for who has neither cookie nor token."""
         left = self.left_s(call)
         if not left:
-            self._doorman.check_service(call, self._token)
+            self._authenticator.check_service(call, self._token)
         return left or LASTS_S
 
-    def issue(self, call: Call) -> str:
+    def issue(self, call: RoutedRequest) -> str:
         """A cookie's value for who sends the token. Raises RequestError; wrong tokens have to wait as at every door."""
-        self._doorman.check_service(call, self._token)
+        self._authenticator.check_service(call, self._token)
         return issue(self._token, self._wall())
 
-    def left_s(self, call: Call) -> float:
+    def left_s(self, call: RoutedRequest) -> float:
         """Seconds that the caller's cookie holds still; 0 without one."""
         return left_s(self._token, presented(call.headers.get("Cookie", "")), self._wall())
 

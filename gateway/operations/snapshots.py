@@ -18,15 +18,15 @@ import msgspec
 from gateway.catalog import CatalogView
 from gateway.http.response import encode_json
 from gateway.http.sse import EventStream
-from gateway.operations.health_collector import Judging, together
+from gateway.operations.health_collector import HealthCollector, together
 from gateway.operations.health_model import Health
-from gateway.operations.state import Event, State, changes, state
+from gateway.operations.state import DashboardEvent, DashboardState, changes, state
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.history import MOMENTS, STEP_MS, History
+from scheduler.protocol.history import MOMENTS, STEP_MS, HistoryStore
 
 
-class TierMoment(msgspec.Struct, frozen=True, array_like=True):
+class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """One tier: as `TierState`."""
 
     name: str
@@ -42,25 +42,25 @@ class TierMoment(msgspec.Struct, frozen=True, array_like=True):
     failed_rps: float = 0.0  # Older gateways keep none.
 
 
-class Moment(msgspec.Struct, frozen=True, array_like=True):
+class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     """What the charts draw, and what happened since the moment before."""
 
     at_ms: int
     status: str
     demand_rps: float
     capacity_rps: float
-    tiers: list[TierMoment]
-    events: list[Event]
+    tiers: list[TierHistoryPoint]
+    events: list[DashboardEvent]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Moment).decode
+_decode = msgspec.msgpack.Decoder(HistoryPoint).decode
 
 
-def moment(state: State, events: list[Event]) -> Moment:
+def moment(state: DashboardState, events: list[DashboardEvent]) -> HistoryPoint:
     """What is kept of a document of state."""
     tiers = [
-        TierMoment(
+        TierHistoryPoint(
             tier.name,
             tier.depth,
             tier.oldest_ms,
@@ -75,24 +75,24 @@ def moment(state: State, events: list[Event]) -> Moment:
         )
         for tier in state.tiers
     ]
-    return Moment(state.at_ms, state.status, state.demand_rps, state.capacity_rps, tiers, events)
+    return HistoryPoint(state.at_ms, state.status, state.demand_rps, state.capacity_rps, tiers, events)
 
 
-class Moments:
+class DashboardHistory:
     """The ring. `note` is called with every new document."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: HistoryStore) -> None:
         self._history = history
-        self._ring: deque[Moment] = deque(maxlen=MOMENTS)
-        self._since: list[Event] = []
+        self._ring: deque[HistoryPoint] = deque(maxlen=MOMENTS)
+        self._since: list[DashboardEvent] = []
         self._known = False  # What others kept was read.
 
     @property
-    def all(self) -> list[Moment]:
+    def all(self) -> list[HistoryPoint]:
         """All of them, the oldest first."""
         return list(self._ring)
 
-    async def note(self, state: State) -> None:
+    async def note(self, state: DashboardState) -> None:
         """Keep a moment where the last one is two seconds old. Never raises for a Redis that is away."""
         self._since += state.events
         if self._has(state):
@@ -105,10 +105,10 @@ class Moments:
         if not self._has(state):  # As others may have told just now.
             await self._write(self._take(state))
 
-    def _has(self, state: State) -> bool:
+    def _has(self, state: DashboardState) -> bool:
         return bool(self._ring) and state.at_ms // STEP_MS <= self._ring[-1].at_ms // STEP_MS
 
-    def _take(self, state: State) -> Moment:
+    def _take(self, state: DashboardState) -> HistoryPoint:
         taken, self._since = moment(state, self._since), []
         self._ring.append(taken)
         return taken
@@ -123,7 +123,7 @@ class Moments:
         self._ring = deque([*before, *self._ring], maxlen=MOMENTS)
         self._known = True
 
-    async def _write(self, newest: Moment) -> None:
+    async def _write(self, newest: HistoryPoint) -> None:
         try:
             if not await self._history.has_turn():
                 return
@@ -141,7 +141,7 @@ class Moments:
             return  # The turn runs out by itself.
 
 
-def _read(packed: bytes) -> Moment | None:
+def _read(packed: bytes) -> HistoryPoint | None:
     """None for what another version wrote in another form."""
     try:
         return _decode(packed)
@@ -159,7 +159,7 @@ def message(kind: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-class Readers:
+class Subscribers:
     """All open streams. `missed` counts documents that a reader was too slow for."""
 
     def __init__(self, most: int = MAX_READERS) -> None:
@@ -209,24 +209,24 @@ EVENTS = 50
 """The newest that a document brings along."""
 
 
-class Snapshot(NamedTuple):
+class DashboardSnapshot(NamedTuple):
     """One picture. `at` is monotonic seconds; `state.events` are those since the picture before."""
 
     at: float
     facts: object
     status: int
     health: Health
-    state: State
+    state: DashboardState
 
 
-class Snapshots:
+class DashboardSnapshots:
     """Takes them. `clock` is monotonic seconds, `wall` seconds since the epoch."""
 
     def __init__(
         self,
-        judging: Judging,
+        judging: HealthCollector,
         catalog: CatalogView,
-        moments: Moments,
+        moments: DashboardHistory,
         gateway_id: str,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -237,13 +237,13 @@ class Snapshots:
         self._gateway_id = gateway_id
         self._clock = clock
         self._wall = wall
-        self._latest: Snapshot | None = None
+        self._latest: DashboardSnapshot | None = None
         self._taking = asyncio.Lock()
-        self._untold: deque[Event] = deque(maxlen=EVENTS)
+        self._untold: deque[DashboardEvent] = deque(maxlen=EVENTS)
         self.moments = moments
-        self.readers = Readers()
+        self.readers = Subscribers()
 
-    async def current(self) -> Snapshot:
+    async def current(self) -> DashboardSnapshot:
         """The latest, which is at most a second old."""
         async with self._taking:
             latest = self._latest
@@ -251,13 +251,13 @@ class Snapshots:
                 latest = await self._take(latest)
             return latest
 
-    def age_s(self, snapshot: Snapshot) -> float:
+    def age_s(self, snapshot: DashboardSnapshot) -> float:
         """Seconds since it was taken."""
         return round(max(0.0, self._clock() - snapshot.at), 3)
 
     async def run(self) -> None:
         """Take, tell and keep, forever."""
-        told: Snapshot | None = None
+        told: DashboardSnapshot | None = None
         while True:
             try:
                 latest = await self.current()
@@ -273,21 +273,21 @@ class Snapshots:
         told = message("history", encode_json(self.moments.all))
         return told if self._latest is None else told + message("state", encode_json(self._latest.state))
 
-    async def _tell(self, latest: Snapshot) -> None:
+    async def _tell(self, latest: DashboardSnapshot) -> None:
         told = msgspec.structs.replace(latest.state, events=self._events())
         self.readers.publish(message("state", encode_json(told)))
         await self.moments.note(told)
 
-    def _events(self) -> list[Event]:
+    def _events(self) -> list[DashboardEvent]:
         """What nobody was told yet; a picture that was taken for health alone has its events told with the next one."""
         told = list(self._untold)
         self._untold.clear()
         return told
 
-    def _is_old(self, latest: Snapshot) -> bool:
+    def _is_old(self, latest: DashboardSnapshot) -> bool:
         return self._clock() - latest.at >= EVERY_S or self._judging.facts() != latest.facts
 
-    async def _take(self, before: Snapshot | None) -> Snapshot:
+    async def _take(self, before: DashboardSnapshot | None) -> DashboardSnapshot:
         facts, at = self._judging.facts(), self._clock()
         judged = await self._judging.judge()
         status, document = together({pool: (each.status, each.document) for pool, each in judged.items()})
@@ -298,5 +298,5 @@ class Snapshots:
         now = state(judged, document, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned)
         if before is not None:
             self._untold += changes(before.state, now)
-        self._latest = Snapshot(at, facts, status, document, now)
+        self._latest = DashboardSnapshot(at, facts, status, document, now)
         return self._latest

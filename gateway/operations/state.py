@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from gateway.catalog import TierRow
-from gateway.operations.health_collector import Judged
+from gateway.operations.health_collector import CollectedHealth
 from gateway.operations.health_losses import ON_PURPOSE, SILENT
 from gateway.operations.health_model import Health, Status
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
@@ -98,7 +98,7 @@ class WorkerState(msgspec.Struct, frozen=True):
     model_pid: int = 0
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
+class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):
     """Something changed. `level`: `good`, `bad` or `news`."""
 
     at_ms: int
@@ -106,7 +106,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class DashboardState(msgspec.Struct, frozen=True, kw_only=True):
     """The whole. `look_age_s`: how old what was seen in Redis is, null where nothing ever was. `batch_fill`: how full batches
     are, 0..1, null where none ran.
     """
@@ -136,18 +136,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerState]
     customers: list[CustomerState]
     gateways: list[str]
-    events: list[Event]
+    events: list[DashboardEvent]
 
 
 def state(
-    judged: Mapping[str, Judged],
+    judged: Mapping[str, CollectedHealth],
     whole: Health,
     rows: Sequence[TierRow],
     *,
     at_ms: int,
     gateway: str,
     cordoned: Collection[str] = (),
-) -> State:
+) -> DashboardState:
     """The document, without events. `whole` is the health of all pools together, `rows` the catalog's tiers."""
     seen = {pool: each.inputs.observation for pool, each in judged.items()}
     gateways = [gateway for look in seen.values() if look for gateway in look.gateways]
@@ -155,7 +155,7 @@ def state(
     answered = sum(each.answered_rps for several in stats.values() for each in several)
     tiers = [_tier(row, stats[row.name], whole, answered) for row in rows]
     problems = [each.inputs.redis_problem for each in judged.values() if each.inputs.redis_problem is not None]
-    return State(
+    return DashboardState(
         at_ms=at_ms,
         gateway=gateway,
         status=whole["status"],
@@ -217,7 +217,7 @@ def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps:
     )
 
 
-def _workers(pool: str, judged: Judged, cordoned: Collection[str]) -> list[WorkerState]:
+def _workers(pool: str, judged: CollectedHealth, cordoned: Collection[str]) -> list[WorkerState]:
     look = judged.inputs.observation
     workers = sorted(look.workers, key=lambda worker: worker.id) if look else []
     parts = parts_of(judged.inputs.capacity_rps, workers)
@@ -261,7 +261,7 @@ def _gpu(gpu: GpuReading) -> GpuState:
 LEAST_STEP = 0.1  # A tier's limits move all the time under load: told is where they begin and end to be lowered.
 
 
-def changes(before: State, now: State) -> list[Event]:
+def changes(before: DashboardState, now: DashboardState) -> list[DashboardEvent]:
     """The events, none where nothing is different. Workers and gateways are compared only where Redis told of both."""
     events = [*_status(before, now), *_redis(before, now), *_limits(before, now), *_letters(before, now)]
     if before.redis_problem is None and now.redis_problem is None:
@@ -269,63 +269,65 @@ def changes(before: State, now: State) -> list[Event]:
     return events
 
 
-def _status(before: State, now: State) -> Iterator[Event]:
+def _status(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     if before.status == now.status:
         return
     why = f": {now.reasons[0]}" if now.reasons else "."
-    yield Event(now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{why}")
+    yield DashboardEvent(now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{why}")
 
 
-def _redis(before: State, now: State) -> Iterator[Event]:
+def _redis(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     if before.redis_problem is None and now.redis_problem is not None:
-        yield Event(now.at_ms, "bad", f"Redis is away: {now.redis_problem.rstrip('.')}.")
+        yield DashboardEvent(now.at_ms, "bad", f"Redis is away: {now.redis_problem.rstrip('.')}.")
     elif before.redis_problem is not None and now.redis_problem is None:
-        yield Event(now.at_ms, "good", "Redis is back.")
+        yield DashboardEvent(now.at_ms, "good", "Redis is back.")
 
 
-def _limits(before: State, now: State) -> Iterator[Event]:
+def _limits(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     earlier = {tier.name: tier for tier in before.tiers}
     for tier in now.tiers:
         was = earlier.get(tier.name)
         if was is not None and _is_lowered(was) != _is_lowered(tier):
             lowered = _is_lowered(tier)
             said = f"lowered to {tier.limit_ratio:.0%}" if lowered else "nearly whole again"
-            yield Event(now.at_ms, "bad" if lowered else "good", f"Limits of {tier.name} are {said}.")
+            yield DashboardEvent(now.at_ms, "bad" if lowered else "good", f"Limits of {tier.name} are {said}.")
 
 
 def _is_lowered(tier: TierState) -> bool:
     return tier.limit_ratio < 1 - LEAST_STEP
 
 
-def _letters(before: State, now: State) -> Iterator[Event]:
+def _letters(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     if now.dlq > before.dlq:
-        yield Event(now.at_ms, "bad", f"{now.dlq - before.dlq} more dead letters: {now.dlq} in all.")
+        yield DashboardEvent(now.at_ms, "bad", f"{now.dlq - before.dlq} more dead letters: {now.dlq} in all.")
     elif now.dlq < before.dlq:
-        yield Event(now.at_ms, "news", f"{before.dlq - now.dlq} dead letters fewer: {now.dlq} are left.")
+        yield DashboardEvent(now.at_ms, "news", f"{before.dlq - now.dlq} dead letters fewer: {now.dlq} are left.")
 
 
-def _worker_events(before: State, now: State) -> Iterator[Event]:
+def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     earlier = {(worker.pool, worker.id): worker for worker in before.workers}
     later = {(worker.pool, worker.id): worker for worker in now.workers}
     for key, worker in later.items():
         yield from _events_of_worker(earlier.get(key), worker, now.at_ms)
     for key, worker in earlier.items():
         if key not in later:
-            yield Event(now.at_ms, "news", f"{worker.id} {'left' if _serves(worker) else 'is forgotten'}.")
+            yield DashboardEvent(now.at_ms, "news", f"{worker.id} {'left' if _serves(worker) else 'is forgotten'}.")
 
 
-def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterator[Event]:
+def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterator[DashboardEvent]:
     if was is None:
-        yield Event(at_ms, "news", f"{worker.id} is here: {worker.status}.")
+        yield DashboardEvent(at_ms, "news", f"{worker.id} is here: {worker.status}.")
     elif _serves(was) and not _serves(worker) and worker.status in SILENT:
-        yield Event(at_ms - worker.age_ms, "bad", f"{worker.id} was lost: its last heartbeat.")
+        yield DashboardEvent(at_ms - worker.age_ms, "bad", f"{worker.id} was lost: its last heartbeat.")
     elif _serves(was) and not _serves(worker):
         fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
-        yield Event(at_ms, "news" if worker.status in ON_PURPOSE else "bad", f"{worker.id} is {worker.status}{fault}.")
+        yield DashboardEvent(
+            at_ms, "news" if worker.status in ON_PURPOSE else "bad", f"{worker.id} is {worker.status}{fault}."
+        )
     elif _serves(worker) and not _serves(was):
-        yield Event(at_ms, "good", f"{worker.id} serves.")
+        yield DashboardEvent(at_ms, "good", f"{worker.id} serves.")
     elif worker.healthy and was.model_pid and worker.model_pid not in (0, was.model_pid):
-        yield Event(at_ms, "bad", f"{worker.id} has another model process: the one before was lost.")
+        yield DashboardEvent(at_ms, "bad", f"{worker.id} has another model process: the one before was lost.")
 
 
 def _serves(worker: WorkerState) -> bool:
@@ -333,8 +335,8 @@ def _serves(worker: WorkerState) -> bool:
     return worker.healthy or worker.pausing
 
 
-def _gateways(before: State, now: State) -> Iterator[Event]:
+def _gateways(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     for gateway in sorted(set(now.gateways) - set(before.gateways)):
-        yield Event(now.at_ms, "news", f"Gateway {gateway} is here.")
+        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} is here.")
     for gateway in sorted(set(before.gateways) - set(now.gateways)):
-        yield Event(now.at_ms, "news", f"Gateway {gateway} is gone.")
+        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} is gone.")

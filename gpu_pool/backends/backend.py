@@ -22,7 +22,7 @@ from scheduler.payload import Task
 from scheduler.tracing import Context
 
 
-class Listener(Protocol):
+class OutputListener(Protocol):
     """Whoever wants one item's output as it grows. A backend that makes it in one step leaves it alone.
 
     `gone`: nobody wants it any more, so the item may be ended as it is; to be asked while the item has no end.
@@ -55,7 +55,7 @@ class Item:
     input: str
     parameters: dict[str, Any] = field(default_factory=dict)
     task: Task = Task.COMPLETE
-    listener: Listener | None = None
+    listener: OutputListener | None = None
     until: float = math.inf
     priority: int = 0
     trace: Context | None = None

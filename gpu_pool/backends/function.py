@@ -22,7 +22,7 @@ from typing import Any
 from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult, Unwell, by_task
 from gpu_pool.backends.generation import named_turns, prompt_of
 from scheduler.errors import ErrorCode, StartError
-from scheduler.payload import Message, write_vector
+from scheduler.payload import PromptMessage, write_vector
 
 Tell = Callable[[Sequence[str]], list[bool]]
 
@@ -158,7 +158,7 @@ class FunctionBackend:
             return [NO_EMBEDDINGS] * len(items)
         return as_vectors(self._finished(embed([item.input for item in items])), len(items))
 
-    def _template(self, messages: Sequence[Message]) -> str:
+    def _template(self, messages: Sequence[PromptMessage]) -> str:
         own = getattr(self._target, "chat_template", None)
         if not callable(own):
             return named_turns(messages)

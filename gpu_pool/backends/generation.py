@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from gpu_pool.backends.backend import Item, ItemResult
 from scheduler.errors import ErrorCode
-from scheduler.payload import Message, Task, decode_messages
+from scheduler.payload import PromptMessage, Task, decode_messages
 
 MAX_TEMPERATURE: Final = 2.0
 MAX_TOKENS: Final = 256
@@ -173,7 +173,7 @@ def as_result(generation: Generation) -> ItemResult:
     return ItemResult(generation.text, tokens, "", generation.tokens_out, generation.finish_reason)
 
 
-Template = Callable[[Sequence[Message]], str]
+Template = Callable[[Sequence[PromptMessage]], str]
 
 
 def prompt_of(item: Item, template: Template) -> str:
@@ -181,16 +181,16 @@ def prompt_of(item: Item, template: Template) -> str:
     return template(decode_messages(item.input)) if item.task is Task.CHAT else item.input
 
 
-def named_turns(messages: Sequence[Message]) -> str:
+def named_turns(messages: Sequence[PromptMessage]) -> str:
     """The template of a model that has none: who says what, a turn a line, and then it is the assistant's turn."""
     return "".join(f"{message.role}: {message.content}\n" for message in messages) + "assistant:"
 
 
-def running_text(messages: Sequence[Message]) -> str:
+def running_text(messages: Sequence[PromptMessage]) -> str:
     """The template of a model that only goes on from a text: all that was said, a turn a line."""
     return "\n".join(message.content for message in messages)
 
 
-def last_turn(messages: Sequence[Message]) -> str:
+def last_turn(messages: Sequence[PromptMessage]) -> str:
     """The template of a model that looks at the last message alone."""
     return messages[-1].content

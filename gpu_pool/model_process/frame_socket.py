@@ -12,7 +12,7 @@ from gpu_pool.model_process.messages import HEADER, FrameError, body_length
 Message = TypeVar("Message")
 
 
-class FrameLine(asyncio.Protocol, Generic[Message]):
+class FrameConnection(asyncio.Protocol, Generic[Message]):
     """Hands each message to `take` as it comes, and calls `ended` once: at the end of the connection or a broken frame.
 
     `read` decodes a message, and raises FrameError.

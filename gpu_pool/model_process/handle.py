@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from gpu_pool.model_process.frame_socket import FrameLine
+from gpu_pool.model_process.frame_socket import FrameConnection
 from gpu_pool.model_process.messages import (
     Available,
     Done,
@@ -114,7 +114,7 @@ class ModelProcess:
 
     def __init__(self, process: asyncio.subprocess.Process, availability: Callable[[], None]) -> None:
         self._process = process
-        self._line = FrameLine(self._take, self._line_ended, read_said)
+        self._line = FrameConnection(self._take, self._line_ended, read_said)
         self._availability = availability
         self.unavailable = ""
         """Why it wants no batch now; "": it wants them."""
@@ -303,7 +303,7 @@ DOUBT_S = 0.1
 """What was in the socket is read within so long of going on."""
 
 
-class Standstill:
+class StallDetector:
     """`in_doubt()` while it stands still or has just gone on. `clock` is monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from gpu_pool.backends.backend import Item, ItemResult, Listener
+from gpu_pool.backends.backend import Item, ItemResult, OutputListener
 from gpu_pool.model_process.messages import Piece, Pieces, Run
 from scheduler.errors import ErrorCode
 from scheduler.payload import context_in, decode_payload
@@ -58,7 +58,7 @@ class StreamListener:
         return self.left or self.late
 
     def say(self, offset: int, text: str) -> None:
-        """As `Listener` says."""
+        """As `OutputListener` says."""
         if offset != self._end or not offset:  # It is run again.
             self._offset, self._unsent = offset, []
             self._lately.clear()
@@ -123,7 +123,7 @@ class Listeners:
 UNREADABLE = ItemResult("The stored request cannot be read.", 0, ErrorCode.INVALID_REQUEST)
 
 
-Listen = Callable[[int, str, float], Listener]
+Listen = Callable[[int, str, float], OutputListener]
 """Makes the listener of the item at a place, from where its output is wanted, and until when."""
 
 OUT_OF_TIME = "The time of this stream was over before its end."

@@ -58,7 +58,7 @@ STRIKES = 3
 FIRST_QUARANTINE_S, LONGEST_QUARANTINE_S = 5.0, 60.0
 
 
-class Verdict(Enum):
+class BatchVerdict(Enum):
     """What one batch says of its model."""
 
     GOOD = "good"  # It answered.
@@ -66,12 +66,12 @@ class Verdict(Enum):
     NEITHER = "neither"  # The inputs may be to blame, or nothing ran.
 
 
-def judge(results: Sequence[ItemResult]) -> Verdict:
+def judge(results: Sequence[ItemResult]) -> BatchVerdict:
     """One odd input among good ones is no model's fault, and one lucky answer among many bad ones is no proof."""
     nonsense = sum(result.error_code == ErrorCode.INVALID_OUTPUT for result in results)
     if nonsense and 2 * nonsense >= len(results):
-        return Verdict.NONSENSE
-    return Verdict.GOOD if any(not result.error_code for result in results) else Verdict.NEITHER
+        return BatchVerdict.NONSENSE
+    return BatchVerdict.GOOD if any(not result.error_code for result in results) else BatchVerdict.NEITHER
 
 
 class Quarantine:
@@ -82,11 +82,11 @@ class Quarantine:
         self._allowed = STRIKES
         self._next_s = FIRST_QUARANTINE_S
 
-    def after(self, verdict: Verdict) -> float:
+    def after(self, verdict: BatchVerdict) -> float:
         """Seconds for which the model must be put aside after this batch; 0: it may go on."""
-        if verdict is Verdict.GOOD:
+        if verdict is BatchVerdict.GOOD:
             self._in_a_row, self._allowed, self._next_s = 0, STRIKES, FIRST_QUARANTINE_S
-        if verdict is not Verdict.NONSENSE:
+        if verdict is not BatchVerdict.NONSENSE:
             return 0.0
         self._in_a_row += 1
         if self._in_a_row < self._allowed:
@@ -103,7 +103,7 @@ _LOADED = ("ready", "paused", "away")
 log = structlog.get_logger()
 
 
-class ModelKeeper:
+class ModelSupervisor:
     """Owner of the model process. `changed` is called whenever `status` or `start_error` changed."""
 
     def __init__(self, launch: ModelLaunch, load_timeout_s: float, changed: Callable[[], None]) -> None:
@@ -138,9 +138,9 @@ class ModelKeeper:
         self._task = asyncio.create_task(self._keep(), name="model-keeper")
         return self._task
 
-    def batch_ended(self, verdict: Verdict) -> None:
+    def batch_ended(self, verdict: BatchVerdict) -> None:
         """A batch was answered; a model that answers nonsense ends here."""
-        self._good_batches += verdict is Verdict.GOOD
+        self._good_batches += verdict is BatchVerdict.GOOD
         self._aside_s = self._quarantine.after(verdict)
         if self._aside_s and self._process is not None:
             log.error("model answers nonsense; it is put into quarantine", seconds=self._aside_s)

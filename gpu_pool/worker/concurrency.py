@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 
 
-class Turns(asyncio.Semaphore):
+class ConcurrencyLimit(asyncio.Semaphore):
     """A semaphore whose size may change. Made smaller, it takes back turns as they end: none is cut short."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ LESS = 0.75
 _FORGETS = 1.01  # With each batch: a server that became slower for good is not held to its youth.
 
 
-class Width:
+class AimdWidth:
     """`now` batches at a time, from 1 to `most`. Judged once a round, of as many batches as may run at a time."""
 
     def __init__(self, most: int) -> None:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from gpu_pool.config import WorkerConfig
-from gpu_pool.model_process.handle import ModelHung, ModelLost, RunRefused, Standstill
-from gpu_pool.model_process.supervisor import ModelKeeper
+from gpu_pool.model_process.handle import ModelHung, ModelLost, RunRefused, StallDetector
+from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.worker.execution import Execution, NotStarted, not_run
 from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, StartError, TierlaneError
@@ -55,10 +55,10 @@ class DirectBatches:
     """Runs direct batches of all connections; at most MOST_WAITING wait for the model."""
 
     def __init__(
-        self, execution: Execution, keeper: ModelKeeper, draining: Callable[[], bool], traces: BatchTraces
+        self, execution: Execution, supervisor: ModelSupervisor, draining: Callable[[], bool], traces: BatchTraces
     ) -> None:
         self._execution = execution
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._draining = draining
         self._traces = traces
         self._waiting = 0
@@ -93,7 +93,7 @@ class DirectBatches:
     def _check(self) -> None:
         if self._draining():
             raise NotTaken("This worker is shutting down.")
-        if self._keeper.model is None:
+        if self._supervisor.model is None:
             raise NotTaken("The model of this worker is not ready.")
         if self._waiting >= MOST_WAITING:
             raise NotTaken("Too many direct batches wait for this worker.")
@@ -159,7 +159,7 @@ class DirectBatches:
         until = read_at + max(request.ms_left for request in requests) / 1000
         try:
             async with asyncio.timeout(until - time.monotonic()):
-                return await self._keeper.ready.wait()
+                return await self._supervisor.ready.wait()
         except TimeoutError:
             return False
 
@@ -209,7 +209,7 @@ class DirectEndpoint:
         self._connections: set[asyncio.Task[None]] = set()
         self._answering: set[asyncio.Task[None]] = set()
         self._draining = False
-        self._standstill = Standstill()
+        self._standstill = StallDetector()
         self._local_host = local_host
         self._tokens = accepted_tokens(config)
         self._port = 0

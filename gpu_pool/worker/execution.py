@@ -25,8 +25,8 @@ from gpu_pool.model_process.handle import (
     unheard,
 )
 from gpu_pool.model_process.messages import Done, FrameTooLarge
-from gpu_pool.model_process.supervisor import ModelKeeper, Verdict, judge
-from gpu_pool.worker.concurrency import BusyShare, ServedRate, Turns, Width
+from gpu_pool.model_process.supervisor import BatchVerdict, ModelSupervisor, judge
+from gpu_pool.worker.concurrency import AimdWidth, BusyShare, ConcurrencyLimit, ServedRate
 from gpu_pool.worker.service_time import ServiceTime, cap_ms
 from gpu_pool.worker.streams import BatchStreams
 from scheduler.errors import ErrorCode
@@ -34,7 +34,7 @@ from scheduler.protocol.batches import ClaimedRequest, Outcome
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """What of a batch runs, and what ends without running. `longest_ms` is the most time that any member has left.
 
     `left_ms`: the time that each has left that runs.
@@ -47,13 +47,13 @@ class Plan:
     left_ms: list[int]
 
 
-def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: float) -> Plan:
+def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: float) -> BatchPlan:
     """`needed_ms`: what a run takes; `gone_ms`: how long ago the requests' time left was read."""
     least_ms = needed_ms + gone_ms
     early = [_unfit(request, least_ms) for request in requests if request.ms_left <= least_ms or not request.body]
     fit = [request for request in requests if request.ms_left > least_ms and request.body] if early else requests
     longest_ms = max((request.ms_left for request in requests), default=0) - gone_ms
-    return Plan(
+    return BatchPlan(
         [request.id for request in fit],
         [request.body for request in fit],
         early,
@@ -62,7 +62,7 @@ def make_plan(requests: Sequence[ClaimedRequest], needed_ms: float, gone_ms: flo
     )
 
 
-def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version: str) -> list[Outcome]:
+def completed(plan: BatchPlan, results: Sequence[ItemResult], gpu_ms: float, version: str) -> list[Outcome]:
     """The outcomes of the whole batch; `results` are those of the plan's bodies, in order."""
     ran = [
         Outcome(request_id, r.error_code, gpu_ms, r.tokens_used, version, r.output, r.output_tokens, r.finish_reason)
@@ -71,7 +71,7 @@ def completed(plan: Plan, results: Sequence[ItemResult], gpu_ms: float, version:
     return plan.early + ran if plan.early else ran
 
 
-def refused(plan: Plan, code: ErrorCode, sentence: str) -> list[Outcome]:
+def refused(plan: BatchPlan, code: ErrorCode, sentence: str) -> list[Outcome]:
     """The outcomes of a batch that the model cannot be given."""
     return plan.early + [not_run(request_id, code, sentence) for request_id in plan.ids]
 
@@ -100,11 +100,11 @@ class NotStarted(ModelLost):
 class Execution:
     """Batches on the keeper's model. `resized` is told how many may run at a time, whenever that changes."""
 
-    def __init__(self, config: WorkerConfig, keeper: ModelKeeper) -> None:
+    def __init__(self, config: WorkerConfig, supervisor: ModelSupervisor) -> None:
         self._config = config
-        self._keeper = keeper
-        self._turns = Turns()
-        self._width: Width | None = None
+        self._supervisor = supervisor
+        self._turns = ConcurrencyLimit()
+        self._width: AimdWidth | None = None
         self.resized: Callable[[int], None] = lambda _: None
         self._last_size = 1
         self._largest = 0
@@ -165,22 +165,22 @@ class Execution:
     def stop(self) -> None:
         """End what runs and start nothing more: the time for draining is up."""
         self.stopped = True
-        model = self._keeper.model
+        model = self._supervisor.model
         if self.running and model is not None:
             model.kill()
 
-    def _outcomes(self, requests: Sequence[ClaimedRequest], plan: Plan, done: Done | None) -> list[Outcome]:
+    def _outcomes(self, requests: Sequence[ClaimedRequest], plan: BatchPlan, done: Done | None) -> list[Outcome]:
         if done is not None:
-            return completed(plan, done.results, done.gpu_ms, self._keeper.version)
+            return completed(plan, done.results, done.gpu_ms, self._supervisor.version)
         if plan.bodies:
             return refused(plan, ErrorCode.REQUEST_TOO_LARGE, "The batch of this request is too large to be run.")
         if plan.longest_ms > 0:  # Not the wait for the model, but what a run needs, refused somebody.
             self.service.forget(len(requests))
         return plan.early
 
-    async def _done(self, plan: Plan, streams: BatchStreams | None) -> Done | None:
+    async def _done(self, plan: BatchPlan, streams: BatchStreams | None) -> Done | None:
         """The model's answer; None where the batch cannot be sent to it."""
-        model = self._keeper.model
+        model = self._supervisor.model
         if model is None or self.stopped:
             raise NotStarted("The model process was gone before the batch began.")
         try:
@@ -194,7 +194,7 @@ class Execution:
             if streams is not None:
                 streams.end()
 
-    async def _watched(self, model: ModelProcess, plan: Plan, streams: BatchStreams | None) -> Done:
+    async def _watched(self, model: ModelProcess, plan: BatchPlan, streams: BatchStreams | None) -> Done:
         size, timeout_ms = len(plan.bodies), self._config.gpu_timeout_ms
         cap = cap_ms(self.service.p99(size), timeout_ms)
         budget_ms = min(timeout_ms, plan.longest_ms)
@@ -215,10 +215,10 @@ class Execution:
             return done
         except ModelHung:
             self.service.forget(size)
-            self._keeper.given_up()
+            self._supervisor.given_up()
             raise
         except ModelLost:
-            self._keeper.given_up()
+            self._supervisor.given_up()
             raise
         finally:
             self.running -= 1
@@ -235,7 +235,7 @@ class Execution:
         """After a batch; None: it was refused. How many may run at a time is learnt for models that take several."""
         if model.most == 1:
             return
-        self._width = width = self._width or Width(model.most)
+        self._width = width = self._width or AimdWidth(model.most)
         if done is None:
             width.refused()
         elif not any(result.error_code for result in done.results):  # Refusals are quick, and no measure.
@@ -255,8 +255,8 @@ class Execution:
             self.service.forget_over(min(filter(None, (self._largest, done.largest))))
             self._largest = done.largest
         if any(result.error_code for result in done.results):  # A batch taken apart says nothing of service time.
-            self._keeper.batch_ended(judge(done.results))
+            self._supervisor.batch_ended(judge(done.results))
             return
         self.service.record(size, done.gpu_ms)
         self.padding_waste += _NEWEST_WEIGHT * (done.padding_waste - self.padding_waste)
-        self._keeper.batch_ended(Verdict.GOOD)
+        self._supervisor.batch_ended(BatchVerdict.GOOD)

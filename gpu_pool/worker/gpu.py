@@ -30,7 +30,7 @@ TO_REMAP = "a row of its memory is remapped at the next reset: it can wait for a
 NOT_REMAPPED = "a row of its memory could not be remapped: have it replaced"
 
 
-class Counts(NamedTuple):
+class FaultCounts(NamedTuple):
     """What the driver says; what a GPU does not have is 0 or False.
 
     `errors`: uncorrectable, since the driver was loaded. `retiring`: a page's retirement waits for a reset. `remapping`,
@@ -43,14 +43,14 @@ class Counts(NamedTuple):
     not_remapped: bool = False
 
 
-def fault_of(began: Counts, now: Counts) -> str:
+def fault_of(began: FaultCounts, now: FaultCounts) -> str:
     """Why the GPU must get no more work from this worker, or ""."""
     if now.errors > began.errors:
         return ECC
     return WANTS_RESET if now.retiring else ""
 
 
-def note_of(now: Counts) -> str:
+def note_of(now: FaultCounts) -> str:
     """What the one who looks after the machine should know, or ""; the most urgent of it."""
     if now.not_remapped:
         return NOT_REMAPPED
@@ -96,7 +96,7 @@ class NvmlGpu:
         self._nvml = nvml
         self._handle = nvml.nvmlDeviceGetHandleByIndex(int(place)) if place.isdigit() else _by_uuid(nvml, place)
         self._fault = ""
-        self._began: Counts | None = None
+        self._began: FaultCounts | None = None
         self._events = self._listen()
 
     def read(self) -> GpuReading:
@@ -118,13 +118,13 @@ class NvmlGpu:
             note=note_of(counts),
         )
 
-    def _counts(self) -> Counts:
+    def _counts(self) -> FaultCounts:
         nvml, handle = self._nvml, self._handle
         kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         errors = self._told(lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since))
         retiring = self._told(lambda: nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
         _, _, pending, failed = self._told(lambda: nvml.nvmlDeviceGetRemappedRows(handle)) or (0, 0, 0, 0)
-        return Counts(errors or 0, bool(retiring), bool(pending), bool(failed))
+        return FaultCounts(errors or 0, bool(retiring), bool(pending), bool(failed))
 
     def wait(self, seconds: float, pause: Callable[[float], object]) -> None:
         """Wait so long, or until the driver says something; where it says nothing at all, by `pause`."""
@@ -200,7 +200,7 @@ def _by_uuid(nvml: Any, place: str) -> Any:
 EVERY_S = 1.0
 
 
-class Changed(Protocol):
+class ReadingListener(Protocol):
     """Called on the event loop with each new reading."""
 
     def __call__(self, *, at_once: bool) -> None: ...
@@ -209,7 +209,7 @@ class Changed(Protocol):
 class GpuWatch:
     """The last reading of the GPU that `find` finds. `changed` is told whether others must know at once."""
 
-    def __init__(self, find: Callable[[], NvmlGpu | None], changed: Changed, every_s: float = EVERY_S) -> None:
+    def __init__(self, find: Callable[[], NvmlGpu | None], changed: ReadingListener, every_s: float = EVERY_S) -> None:
         self._find = find
         self._changed = changed
         self._every_s = every_s

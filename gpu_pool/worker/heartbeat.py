@@ -12,8 +12,8 @@ from contextlib import suppress
 import structlog
 
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.pool_view import WorkerBeat
-from scheduler.protocol.presence import Presence, Standing
+from scheduler.protocol.pool_view import WorkerReport
+from scheduler.protocol.presence import CordonStatus, Presence
 
 SLOTS = 10
 """In so many moments of a period all beats of a machine fall together: processes that wake in turn find the interpreter
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class Heartbeat:
-    """Sends what `beat` returns every `every_s` seconds, and at once when asked. `working`: the last one arrived.
+    """Sends what `heartbeat` returns every `every_s` seconds, and at once when asked. `working`: the last one arrived.
 
     `away` is called with each beat that did not arrive after another one that did not. `free` is set but while the answers
     say that the worker is cordoned; `turned` is called when that changes.
@@ -34,13 +34,13 @@ class Heartbeat:
     def __init__(
         self,
         presence: Presence,
-        beat: Callable[[], WorkerBeat],
+        heartbeat: Callable[[], WorkerReport],
         every_s: float,
         away: Callable[[], None],
         turned: Callable[[], None],
     ) -> None:
         self._presence = presence
-        self._beat = beat
+        self._beat = heartbeat
         self._every_s = every_s
         self._away = away
         self._turned = turned
@@ -63,7 +63,7 @@ class Heartbeat:
         """The next beat is due: something changed that others should know."""
         self._due.set()
 
-    def ride(self) -> None:
+    def fast_path_request(self) -> None:
         """Something is about to be sent to Redis: a beat that is due in half its time goes along, at no extra wake-up."""
         if time.monotonic() - self._beat_at >= self._every_s / 2 and not self._pulse.pending:
             self._tick()
@@ -120,11 +120,11 @@ class Heartbeat:
         self._beat_at = time.monotonic()
         return True
 
-    def _stands(self, standing: Standing) -> None:
+    def _stands(self, customer_limits: CordonStatus) -> None:
         """The answer to a beat; before the first claim there was one."""
-        if standing == Standing.UNKNOWN or (standing == Standing.FREE) == self.free.is_set():
+        if customer_limits == CordonStatus.UNKNOWN or (customer_limits == CordonStatus.FREE) == self.free.is_set():
             return
-        if standing == Standing.CORDONED:
+        if customer_limits == CordonStatus.CORDONED:
             log.warning("cordoned; nothing more is claimed")
             self.free.clear()
         else:

@@ -26,7 +26,7 @@ import structlog
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.handle import ModelHung, ModelLost, RunRefused
 from gpu_pool.worker.execution import Execution, NotStarted
-from gpu_pool.worker.prefetch import Ahead, Place
+from gpu_pool.worker.prefetch import Prefetch, PrefetchSlot
 from gpu_pool.worker.streams import BatchStreams, Outgoing
 from gpu_pool.worker.traces import BatchTrace, BatchTraces
 from scheduler.errors import ErrorCode, RedisUnavailable
@@ -108,7 +108,7 @@ class BatchPipeline:
         self._execution = execution
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling = 0
-        self._ahead = Ahead(self._set_room)
+        self._ahead = Prefetch(self._set_room)
         execution.resized = self._ahead.resize
         self.in_flight = 0
         self.room = asyncio.Event()
@@ -150,13 +150,13 @@ class BatchPipeline:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _traced(
-        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, asked_at: float
+        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: PrefetchSlot, asked_at: float
     ) -> None:
         with self._traces.of(batch.batch_id, batch.requests, asked_at) as trace:
             await self._serve(batch._replace(requests=trace.requests), lease, streams, place, trace)
 
     async def _serve(
-        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, trace: BatchTrace
+        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: PrefetchSlot, trace: BatchTrace
     ) -> None:
         # Renewed from the claim on, so also while another batch or direct batches have the model. Not to claim meanwhile
         # would be no better: a stream of direct batches would shut the queue out. The wait is bounded: turns go by order
@@ -181,7 +181,7 @@ class BatchPipeline:
         await self._settle(self._close(ending, lease))
 
     async def _outcomes(
-        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: Place, trace: BatchTrace
+        self, batch: ClaimedBatch, lease: Lease, streams: BatchStreams, place: PrefetchSlot, trace: BatchTrace
     ) -> list[Outcome]:
         def over() -> None:
             trace.over()

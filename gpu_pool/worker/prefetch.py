@@ -12,10 +12,10 @@ AHEAD_MS = 10.0
 """Before the expected end of the running batch: time for a pop and a claim on a busy machine."""
 
 
-class Place:
+class PrefetchSlot:
     """One claimed batch's place: it waits for `granted`, says when it `begins`, and must say once that it is `over`."""
 
-    def __init__(self, ahead: "Ahead", granted: "asyncio.Future[bool]", pressed: bool) -> None:  # noqa: FBT001
+    def __init__(self, ahead: "Prefetch", granted: "asyncio.Future[bool]", pressed: bool) -> None:  # noqa: FBT001
         self._ahead = ahead
         self._pressed = pressed
         self.granted = granted
@@ -31,13 +31,13 @@ class Place:
         self._ahead.pass_on(self)
 
 
-class Ahead:
+class Prefetch:
     """The places of one worker. `changed` is called whenever `wants_next` may be another."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
-        self._holders: set[Place] = set()
-        self._waiting: Place | None = None
+        self._holders: set[PrefetchSlot] = set()
+        self._waiting: PrefetchSlot | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._near_end = False
         self._stopping = False
@@ -55,9 +55,9 @@ class Ahead:
         self._pass_to_waiting()
         self._changed()
 
-    def place(self, *, ahead: bool) -> Place:
+    def place(self, *, ahead: bool) -> PrefetchSlot:
         """A place for a batch that was just claimed; `ahead`: the next one may be claimed before this one's end."""
-        place = Place(self, asyncio.get_running_loop().create_future(), ahead)
+        place = PrefetchSlot(self, asyncio.get_running_loop().create_future(), ahead)
         if self._stopping:
             place.granted.set_result(False)
         elif len(self._holders) < self.width:
@@ -82,7 +82,7 @@ class Ahead:
         delay_s = max(0.0, expected_ms - AHEAD_MS) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._nears_end)
 
-    def pass_on(self, place: Place) -> None:
+    def pass_on(self, place: PrefetchSlot) -> None:
         """The place is given up; its successor gets the model."""
         if place is self._waiting:
             self._waiting = None
@@ -99,7 +99,7 @@ class Ahead:
             waiting, self._waiting = self._waiting, None
             self._grant(waiting)
 
-    def _grant(self, place: Place) -> None:
+    def _grant(self, place: PrefetchSlot) -> None:
         self._holders.add(place)
         place.granted.set_result(True)
 

@@ -12,7 +12,7 @@ from gpu_pool.model_process.messages import Piece
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import ClaimedRequest
-from scheduler.protocol.replies import LOST, Address, Increment, IncrementChannel, read_address
+from scheduler.protocol.replies import LOST, Increment, IncrementChannel, IncrementTarget, read_address
 
 MOST_CHARACTERS = 1 << 20
 
@@ -27,7 +27,7 @@ class Outgoing:
         self._wake = asyncio.Event()
         self.dropped = 0
 
-    def add(self, address: Address, increment: Increment) -> None:
+    def add(self, address: IncrementTarget, increment: Increment) -> None:
         """Send this soon, or never."""
         if self._characters + len(increment.text) > MOST_CHARACTERS:
             self.dropped += 1
@@ -84,7 +84,7 @@ class BatchStreams:
     def __init__(self, requests: Sequence[ClaimedRequest], outgoing: Outgoing) -> None:
         self._attempts = {request.id: request.attempt for request in requests}
         self._outgoing = outgoing
-        self._begun: dict[str, Address] = {}
+        self._begun: dict[str, IncrementTarget] = {}
         self._ids: Sequence[str] = ()
         self._drop: Drop | None = None
         self._gone: set[str] = set()
@@ -129,6 +129,6 @@ class BatchStreams:
             self._tell(request_id, address, LOST, "")
         self._begun = {}
 
-    def _tell(self, request_id: str, address: Address, offset: int, text: str) -> None:
+    def _tell(self, request_id: str, address: IncrementTarget, offset: int, text: str) -> None:
         increment = Increment(request_id, address.nonce, self._attempts[request_id], offset, text)
         self._outgoing.add(address, increment)

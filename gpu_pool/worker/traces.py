@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from scheduler.errors import ErrorCode
 from scheduler.payload import add_context, context_in
 from scheduler.protocol.batches import ClaimedRequest, Outcome
-from scheduler.tracing import Context, Kind, Span, Spans, new_span_id
+from scheduler.tracing import Context, Span, SpanRole, Spans, new_span_id
 
 MOST_MEMBERS = 128
 """Members of one batch that are followed: no span has more links in OpenTelemetry either."""
@@ -115,7 +115,7 @@ class Sampled(BatchTrace):
         links = [member.request for member in self._members]
         span = Span(
             "batch", batch, first, self.began, self._clock(), self._told,
-            Kind.CONSUMER, links, remote=True, failed=self._failed,
+            SpanRole.CONSUMER, links, remote=True, failed=self._failed,
         )  # fmt: skip
         self._spans([span, *self._runs(batch)])
 

@@ -16,7 +16,7 @@ import structlog
 from gpu_pool.config import WorkerConfig, secrets_of
 from gpu_pool.model_process.backend_registry import check_form
 from gpu_pool.model_process.handle import ModelLaunch
-from gpu_pool.model_process.supervisor import ModelKeeper
+from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.worker.direct_server import DirectBatches, DirectEndpoint
 from gpu_pool.worker.execution import Execution
 from gpu_pool.worker.gpu import GpuWatch, gpu_of
@@ -29,7 +29,7 @@ from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import Batches, ReadyBatches
-from scheduler.protocol.pool_view import GpuReading, WorkerBeat
+from scheduler.protocol.pool_view import GpuReading, WorkerReport
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import IncrementChannel
 from scheduler.redis_client.connections import blocking_client, command_client
@@ -38,7 +38,7 @@ from scheduler.redis_client.pipeline import Backoff
 from scheduler.tracing import Spans
 
 
-class Seen(NamedTuple):
+class WorkerReading(NamedTuple):
     """How a worker is now. `share` (0..1) is how busy its model is, `address` that of its direct endpoint."""
 
     status: str
@@ -50,10 +50,10 @@ class Seen(NamedTuple):
     model_pid: int
 
 
-def worker_beat(config: WorkerConfig, execution: Execution, seen: Seen) -> WorkerBeat:
+def worker_beat(config: WorkerConfig, execution: Execution, seen: WorkerReading) -> WorkerReport:
     """The whole of what is said."""
     item_ms, base_ms = execution.service.fit()
-    return WorkerBeat(
+    return WorkerReport(
         id=config.worker_id,
         status=seen.status,
         utilization=seen.share,
@@ -125,23 +125,23 @@ class Worker:
         self._presence = presence
         self._draining = asyncio.Event()
         self._broken = False  # An endless task has ended.
-        self._said: WorkerBeat | None = None
+        self._said: WorkerReport | None = None
         self._changing: tuple[object, ...] = ()
         self._resting = False
         """Nothing runs, ran lately, or changes before somebody says so: what was said last holds."""
         self._batches_said = 0
         secrets = secrets_of(config.backend, config.endpoint)
         launch = ModelLaunch(config.backend, config.device, config.torch_threads, config.dtype, secrets)
-        self._keeper = ModelKeeper(launch, config.load_timeout_ms / 1000, self._state_changed)
-        self._execution = Execution(config, self._keeper)
+        self._supervisor = ModelSupervisor(launch, config.load_timeout_ms / 1000, self._state_changed)
+        self._execution = Execution(config, self._supervisor)
         self._gpu = GpuWatch(gpu_of(config.backend, config.device), self._state_changed)
         traces = BatchTraces(spans, config.worker_id, config.pool)
-        self._direct = DirectBatches(self._execution, self._keeper, self._takes_nothing, traces)
+        self._direct = DirectBatches(self._execution, self._supervisor, self._takes_nothing, traces)
         self._endpoint = DirectEndpoint(config, self._direct, presence.local_host)
         beat_s = config.heartbeat_ms / 1000
         self._heartbeat = Heartbeat(presence, self._beat, beat_s, ready.hang_up, self._state_changed)
         self._outgoing = Outgoing(increments)
-        sending = self._heartbeat.ride
+        sending = self._heartbeat.fast_path_request
         self._pipeline = BatchPipeline(config, batches, self._execution, self._outgoing, sending, traces=traces)
 
     def drain(self) -> None:
@@ -157,7 +157,7 @@ class Worker:
         await self._endpoint.start()
         self._endless(self._heartbeat.start())
         self._gpu.start()
-        self._endless(self._keeper.start())
+        self._endless(self._supervisor.start())
         outgoing = asyncio.create_task(self._outgoing.run(), name="outgoing")
         pump = asyncio.create_task(self._pump(), name="pump")
         self._endless(outgoing)
@@ -172,8 +172,8 @@ class Worker:
             outgoing.cancel()
             await asyncio.gather(outgoing, return_exceptions=True)
             await self._leave()
-        if self._keeper.start_error is not None:
-            raise self._keeper.start_error
+        if self._supervisor.start_error is not None:
+            raise self._supervisor.start_error
         log.info("worker drained", worker=self._config.worker_id)
         return int(self._broken)
 
@@ -182,7 +182,7 @@ class Worker:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        if self._draining.is_set() or self._keeper.start_error is not None:
+        if self._draining.is_set() or self._supervisor.start_error is not None:
             return
         log_fault("task_ended", None if task.cancelled() else task.exception(), task=task.get_name())
         self._broken = True
@@ -203,7 +203,7 @@ class Worker:
 
     async def _may_claim(self) -> bool:
         conditions = (
-            self._keeper.ready,
+            self._supervisor.ready,
             self._heartbeat.working,
             self._heartbeat.free,
             self._pipeline.room,
@@ -225,7 +225,7 @@ class Worker:
         if batch_id is None:
             return
         failpoint("batch_popped")
-        if self._status() not in ("ready", "busy") or self._keeper.model is None:
+        if self._status() not in ("ready", "busy") or self._supervisor.model is None:
             failpoint("drain_popped")
             await self._batches.push_back(batch_id)  # Should this be lost, the reaper pushes it again.
             return
@@ -235,7 +235,7 @@ class Worker:
 
     async def _finish_what_runs(self, pump: "asyncio.Task[None]") -> None:
         """Leases are renewed and the heartbeat says "draining" until the last batch is settled."""
-        self._keeper.stop()
+        self._supervisor.stop()
         self._endpoint.drain()
         self._resting = False
         self._heartbeat.now()
@@ -264,16 +264,16 @@ class Worker:
                 await self._presence.worker_gone(self._config.worker_id)
         except RedisUnavailable:
             log.warning("redis is away; the worker leaves without a goodbye")
-        await self._keeper.close()
+        await self._supervisor.close()
 
     def _state_changed(self, *, at_once: bool = True) -> None:
-        if self._keeper.start_error is not None:
+        if self._supervisor.start_error is not None:
             self.drain()
         self._resting = False
         if at_once:
             self._heartbeat.now()
 
-    def _beat(self) -> WorkerBeat:
+    def _beat(self) -> WorkerReport:
         """What is said of this worker now; the same object again where nothing has changed."""
         execution = self._execution
         in_flight = self._pipeline.in_flight + self._direct.in_flight
@@ -283,8 +283,10 @@ class Worker:
             return said
         self._batches_said = execution.batches
         share = execution.busy.share(time.monotonic())
-        version = self._keeper.version
-        seen = Seen(self._status(), share, in_flight, version, address, self._gpu.reading, self._keeper.pid)
+        version = self._supervisor.version
+        seen = WorkerReading(
+            self._status(), share, in_flight, version, address, self._gpu.reading, self._supervisor.pid
+        )
         changing = (execution.batches, seen)
         if self._said is None or changing != self._changing:
             self._changing, self._said = changing, worker_beat(self._config, execution, seen)
@@ -299,8 +301,8 @@ class Worker:
             return "draining"
         if not self._gpu.well.is_set():
             return "down"
-        if self._keeper.status != "ready":
-            return self._keeper.status
+        if self._supervisor.status != "ready":
+            return self._supervisor.status
         if not self._heartbeat.free.is_set():
             return "cordoned"
         return "busy" if self._execution.running else "ready"

@@ -13,7 +13,7 @@ from sqlalchemy import Table, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import asyncpg
 from sqlalchemy.sql.expression import ClauseElement
 
-from ledger.admin.errors import THINGS, Refused, check_integers, refusal
+from ledger.admin.errors import THINGS, ChangeRejected, check_integers, refusal
 from ledger.postgres import Connection
 
 Row = dict[str, Any]
@@ -96,10 +96,10 @@ async def remove(connection: Connection, table: Table, old: Row, name: str | Non
     return Change(THINGS[table.name], name or _name(table, old), old, None)
 
 
-def missing(table: Table, key: object) -> Refused:
+def missing(table: Table, key: object) -> ChangeRejected:
     """The sentence for a row that is not there."""
     named = " named" if "name" in table.c and table.name != "api_keys" else ""
-    return Refused(f"There is no {THINGS[table.name]}{named} {key}.")
+    return ChangeRejected(f"There is no {THINGS[table.name]}{named} {key}.")
 
 
 def seen(table: Table) -> list[Any]:
@@ -114,7 +114,7 @@ async def _write(connection: Connection, table: Table, statement: Any, values: R
     except IntegrityConstraintViolationError as error:
         raise refusal(error, table, values) from error
     if row is None:
-        raise Refused(f"The {THINGS[table.name]} was deleted meanwhile.")
+        raise ChangeRejected(f"The {THINGS[table.name]} was deleted meanwhile.")
     return row
 
 

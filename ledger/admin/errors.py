@@ -64,11 +64,11 @@ _MOST_BITS: Mapping[type, int] = {SmallInteger: 15, Integer: 31, BigInteger: 63}
 _KEY = re.compile(r"Key \((.+?)\)=\((.+)\) ")
 
 
-class Refused(TierlaneError):
+class ChangeRejected(TierlaneError):
     """The change cannot be made as things are; the message is one sentence."""
 
 
-class BadValue(Refused):
+class BadValue(ChangeRejected):
     """The change has a value that can never be right; the message is one sentence that names the field."""
 
 
@@ -81,7 +81,7 @@ def check_integers(table: Table, values: Mapping[str, Any]) -> None:
             raise BadValue(_told(table, name, value, words if " to " in words else f"must be below {2**bits:,}"))
 
 
-def refusal(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> Refused:
+def refusal(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> ChangeRejected:
     """What a violated constraint means, where `values` were written into `table`."""
     if isinstance(error, UniqueViolationError):
         return _taken(error)
@@ -111,7 +111,7 @@ def _in_words(condition: str) -> str | None:
     return None
 
 
-def _broken_rule(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> Refused:
+def _broken_rule(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> ChangeRejected:
     constraint = error.constraint_name or ""
     words = rule_in_words(table.name, constraint)
     column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
@@ -121,7 +121,7 @@ def _broken_rule(error: IntegrityConstraintViolationError, table: Table, values:
         return BadValue(f"{THINGS[table.name]}: the rule {constraint} refuses this.")
     # A trigger's own words, which are a sentence.
     text = str(error).partition("\n")[0].rstrip(".")
-    return Refused(f"{text[:1].upper()}{text[1:]}.")
+    return ChangeRejected(f"{text[:1].upper()}{text[1:]}.")
 
 
 def _told(table: Table, column: str, value: object, words: str) -> str:
@@ -141,21 +141,21 @@ def _comment(table: Table, column: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _taken(error: IntegrityConstraintViolationError) -> Refused:
+def _taken(error: IntegrityConstraintViolationError) -> ChangeRejected:
     columns, values = _key_of(error)
     thing = THINGS.get(error.table_name or "", "row")
     if not columns:
-        return Refused(f"There is already such a {thing}.")
+        return ChangeRejected(f"There is already such a {thing}.")
     if columns == "name":
-        return Refused(f"There is already a {thing} named {values}.")
-    return Refused(f"{columns} {values} is that of another {thing}.")
+        return ChangeRejected(f"There is already a {thing} named {values}.")
+    return ChangeRejected(f"{columns} {values} is that of another {thing}.")
 
 
-def _not_related(error: IntegrityConstraintViolationError) -> Refused:
+def _not_related(error: IntegrityConstraintViolationError) -> ChangeRejected:
     columns, values = _key_of(error)
     if columns and "is not present" in (error.detail or ""):
-        return Refused(f"There is no {columns.removesuffix('_id')} named {values}.")
-    return Refused(f"It cannot be deleted: {error.table_name} still refer to it.")
+        return ChangeRejected(f"There is no {columns.removesuffix('_id')} named {values}.")
+    return ChangeRejected(f"It cannot be deleted: {error.table_name} still refer to it.")
 
 
 def _key_of(error: IntegrityConstraintViolationError) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import func, select
 
 from ledger.admin.changes import Change, Row, add, alter, fetch_one, find
-from ledger.admin.errors import Refused
+from ledger.admin.errors import ChangeRejected
 from ledger.admin.rows import find_customer
 from ledger.catalog.api_key import NewKey, mint
 from ledger.postgres import Connection
@@ -69,6 +69,6 @@ async def _now(connection: Connection) -> datetime:
 def _check_lives(key: Row, now: datetime) -> None:
     for ended, how in ((key["revoked_at"], "revoked"), (key["expires_at"], "expired")):
         if ended is not None and ended <= now:
-            raise Refused(
+            raise ChangeRejected(
                 f"Key {key['id']} cannot be rotated: it is {how} since {ended:%Y-%m-%d %H:%M:%S} UTC; create a new one."
             )

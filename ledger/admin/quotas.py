@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select
 
 from ledger.admin.changes import Change, Row, add, alter, fetch, find, remove
-from ledger.admin.errors import BadValue, Refused
+from ledger.admin.errors import BadValue, ChangeRejected
 from ledger.admin.rows import find_customer
 from ledger.catalog.quotas import BadCatalogRow, parse_quota, period_of
 from ledger.catalog.snapshot import Quota
@@ -38,7 +38,7 @@ async def remove_quota(connection: Connection, customer: str | None, tier: str |
     gone = [row for row in have if _period(row["quota"]) == period and (alone or _same(row["quota"], text))]
     if not gone:
         others = ", ".join(row["quota"] for row in have) or "none"
-        raise Refused(f"There is no quota {text} of {name}; it has {others}.")
+        raise ChangeRejected(f"There is no quota {text} of {name}; it has {others}.")
     return [await remove(connection, quotas, row, _named(row["quota"], name)) for row in gone]
 
 

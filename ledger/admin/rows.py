@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import ARRAY, Select, String, Text, and_, case, cast, func, or_, select
 
 from ledger.admin.changes import Change, Row, add, alter, fetch, fetch_one, find, missing, remove, seen
-from ledger.admin.errors import Refused
+from ledger.admin.errors import ChangeRejected
 from ledger.postgres import Connection
 from ledger.schema.catalog import api_keys, cordons, customers, models, quotas, tiers
 
@@ -114,9 +114,11 @@ async def delete_tier(connection: Connection, name: str) -> list[Change]:
     owned = await fetch_one(connection, select(func.count().label("n")).where(customers.c.tier == name))
     count = (owned or {"n": 0})["n"]
     if count:
-        raise Refused(f"Tier {name} cannot be deleted: it has {_counted(count)}; move them to another tier first.")
+        raise ChangeRejected(
+            f"Tier {name} cannot be deleted: it has {_counted(count)}; move them to another tier first."
+        )
     if len(await fetch(connection, select(tiers.c.name))) == 1:
-        raise Refused(f"Tier {name} cannot be deleted: it is the last one, and every customer needs a tier.")
+        raise ChangeRejected(f"Tier {name} cannot be deleted: it is the last one, and every customer needs a tier.")
     held = await fetch(connection, select(quotas).where(quotas.c.tier == name))
     gone = [await remove(connection, quotas, row, f"{row['quota']} of tier {name}") for row in held]
     return [*gone, await remove(connection, tiers, old)]
@@ -126,7 +128,7 @@ async def check_tier(connection: Connection, name: str) -> None:
     """Raises Refused, naming those that there are, for a tier that is not there."""
     names = [row["name"] for row in await fetch(connection, select(tiers.c.name).order_by(tiers.c.priority))]
     if name not in names:
-        raise Refused(f"There is no tier named {name}; there are {', '.join(names)}.")
+        raise ChangeRejected(f"There is no tier named {name}; there are {', '.join(names)}.")
 
 
 def _counted(count: int) -> str:

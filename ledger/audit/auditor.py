@@ -10,20 +10,19 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 
 from ledger.audit import writer
-from ledger.audit.maintenance import ChorePolicy, Chores
+from ledger.audit.maintenance import Maintenance, MaintenancePolicy
 from ledger.audit.rows import Folded
-from ledger.audit.window import HoldPolicy, Window
+from ledger.audit.window import HoldPolicy, OutboxWindow
 from ledger.audit.writer import make_batch
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
-from scheduler.protocol.audit_outbox import Taken
+from scheduler.protocol.audit_outbox import Outbox
 from scheduler.redis_client.pipeline import Backoff
 
 AUDITOR_LOCK = 7_436_002
@@ -32,16 +31,6 @@ CONNECT_TIMEOUT_S = 3.0
 
 # A process that was stopped for longer loses its session and with it the lock, so that another can go on.
 HUNG_SESSION = {"idle_session_timeout": "15s", "idle_in_transaction_session_timeout": "10s"}
-
-
-class Entries(Protocol):
-    """The Redis side, scheduler.protocol.audit_outbox.Outbox: taken entries come back until they are held or dropped."""
-
-    async def take(self, limit: int, held: int = 0, newest: str = "") -> Taken: ...
-
-    async def drop(self, count: int, oldest: str, bad: Sequence[bytes] = ()) -> None: ...
-
-    async def depth(self) -> int: ...
 
 
 class AuditPolicy(msgspec.Struct, frozen=True):
@@ -57,7 +46,7 @@ class AuditPolicy(msgspec.Struct, frozen=True):
     standby_s: float = 1.0
     pool: str = "default"
     statement_timeout_ms: int = 5000
-    chores: ChorePolicy = ChorePolicy()
+    chores: MaintenancePolicy = MaintenancePolicy()
 
 
 class AuditorStats(msgspec.Struct, frozen=True):
@@ -80,7 +69,7 @@ class Auditor:
     def __init__(
         self,
         database_url: str,
-        outbox: Entries,
+        outbox: Outbox,
         policy: AuditPolicy | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -89,8 +78,8 @@ class Auditor:
         self._outbox = outbox
         self._policy = policy or AuditPolicy()
         self._clock = clock
-        self._window = Window(self._policy.hold, clock)
-        self._chores = Chores(self._policy.chores, clock, self._policy.pool)
+        self._window = OutboxWindow(self._policy.hold, clock)
+        self._chores = Maintenance(self._policy.chores, clock, self._policy.pool)
         self._backoff = Backoff(0.05, 2.0)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()

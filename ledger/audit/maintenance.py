@@ -16,7 +16,7 @@ MOST_KEYS_NOTED = 100_000
 RETRY_S = 30.0
 
 
-class ChorePolicy(msgspec.Struct, frozen=True):
+class MaintenancePolicy(msgspec.Struct, frozen=True):
     """When chores are due, in seconds. A row is abandoned when it is open `deadline_s + grace_s` after its creation, that of
     a job `job_deadline_s + grace_s` after it.
     """
@@ -34,10 +34,10 @@ class ChorePolicy(msgspec.Struct, frozen=True):
     letters_limit: int = 1000
 
 
-class Chores:
+class Maintenance:
     """Runs what is due on the connection of a pool's auditor. `clock`: monotonic seconds."""
 
-    def __init__(self, policy: ChorePolicy, clock: Callable[[], float], pool: str = "default") -> None:
+    def __init__(self, policy: MaintenancePolicy, clock: Callable[[], float], pool: str = "default") -> None:
         self._policy = policy
         self._pool = pool
         self._clock = clock

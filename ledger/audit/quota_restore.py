@@ -7,7 +7,6 @@ the last two seconds, and refused ones, which are none of its business.
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
@@ -16,19 +15,11 @@ from ledger.catalog.snapshot import Snapshot
 from ledger.postgres import AWAY, closing, connect, reason
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
-from scheduler.protocol.limits import QuotaSpent
+from scheduler.protocol.limits import QuotaRestore, QuotaSpent
 
 log = structlog.get_logger("scheduler")
 
 CONNECT_TIMEOUT_S = 5.0
-
-
-class Restore(Protocol):
-    """`QuotaRestore`, as far as it is used here."""
-
-    async def wanted(self) -> bool: ...
-
-    async def tell(self, spent: list[QuotaSpent]) -> int: ...
 
 
 class QuotaKeeper:
@@ -37,7 +28,7 @@ class QuotaKeeper:
     def __init__(
         self,
         database_url: str,
-        restore: Restore,
+        restore: QuotaRestore,
         snapshot: Callable[[], Snapshot | None],
         look_s: float = 1.0,
     ) -> None:

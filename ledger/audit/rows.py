@@ -22,7 +22,7 @@ import msgspec
 
 from scheduler.errors import ErrorCode, http_status
 from scheduler.payload import decode_payload
-from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Record
+from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record
 from scheduler.redis_client.scripts import inner
 from scheduler.states import State
 
@@ -137,10 +137,10 @@ class Folded:
     """
 
     def __init__(self) -> None:
-        self.accepted: dict[str, Accepted] = {}
-        self.ended: dict[str, Ended] = {}
-        self.letters: dict[str, DeadLetter] = {}
-        self.told: dict[str, Ended] = {}
+        self.accepted: dict[str, AcceptedRecord] = {}
+        self.ended: dict[str, EndedRecord] = {}
+        self.letters: dict[str, DeadLetterRecord] = {}
+        self.told: dict[str, EndedRecord] = {}
 
     def __bool__(self) -> bool:
         """Whether anything is known."""
@@ -150,16 +150,16 @@ class Folded:
         """Of two records of one kind the first stands, but see `outweighs`."""
         accepted, ended = self.accepted, self.ended
         for record in records:
-            if isinstance(record, Ended):
+            if isinstance(record, EndedRecord):
                 first = ended.setdefault(record.id, record)
                 if first is not record:
                     self._second_end(first, record)
-            elif isinstance(record, Accepted):
+            elif isinstance(record, AcceptedRecord):
                 accepted.setdefault(record.id, record)
             else:
                 self.letters.setdefault(record.id, record)
 
-    def _second_end(self, first: Ended, second: Ended) -> None:
+    def _second_end(self, first: EndedRecord, second: EndedRecord) -> None:
         if outweighs(second, first):
             self.ended[second.id] = second
         elif second.delivered and not first.delivered:
@@ -173,7 +173,7 @@ def fold(records: Iterable[Record]) -> Folded:
     return folded
 
 
-def outweighs(new: Ended, old: Ended) -> bool:
+def outweighs(new: EndedRecord, old: EndedRecord) -> bool:
     """Whether an end replaces an earlier one: a client was given it for an answer, and the other one was noted for nobody.
 
     Of a result and a 504 that were both noted as delivered the 504 is true: direct mode notes a result before it sends it,
@@ -190,7 +190,7 @@ def check_id(request_id: str) -> None:
         raise ValueError(f"{request_id!r} is not a request id")
 
 
-def to_row(request_id: str, accepted: Accepted | None, ended: Ended | None) -> Row:
+def to_row(request_id: str, accepted: AcceptedRecord | None, ended: EndedRecord | None) -> Row:
     """The row of one request, in the order of COLUMNS.
 
     Raises ValueError for an id, a customer or a state that is not ours, and struct.error for what no column can hold.
@@ -214,7 +214,7 @@ def id_of(row: Row) -> str:
     return row[6:42].decode()
 
 
-def _numbers(accepted: Accepted | None, ended: Ended | None) -> bytes:
+def _numbers(accepted: AcceptedRecord | None, ended: EndedRecord | None) -> bytes:
     size = _count(accepted.input_bytes) if accepted else NULL
     if ended is None:
         return size + NULL * 4
@@ -222,7 +222,7 @@ def _numbers(accepted: Accepted | None, ended: Ended | None) -> bytes:
     return size + times + _count(ended.tokens_used) + _count(ended.output_bytes)
 
 
-def _whose_of(record: Accepted | None) -> bytes:
+def _whose_of(record: AcceptedRecord | None) -> bytes:
     if record is None:
         return NULL + _NOBODY
     whose = _whose(record.customer_id, record.api_key_id, record.tier, record.model, record.gateway_id)
@@ -236,7 +236,7 @@ def _whose(customer_id: str, *texts: str) -> bytes:
     return customer + b"".join(map(encode_text, texts))
 
 
-def _run_of(record: Ended | None) -> bytes:
+def _run_of(record: EndedRecord | None) -> bytes:
     if record is None:
         return _NO_RUN
     shared = (
@@ -308,7 +308,7 @@ class LetterRow(NamedTuple):
     body: bytes | None
 
 
-def to_letter_row(letter: DeadLetter, ended: Ended | None) -> LetterRow:
+def to_letter_row(letter: DeadLetterRecord, ended: EndedRecord | None) -> LetterRow:
     """The row of one dead letter; its time is that of the request's end, where that is known.
 
     Raises ValueError for what is not one of ours. Checked here and not left to the table, whose refusal would put a

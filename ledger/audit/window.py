@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from ledger.audit.rows import Folded
-from scheduler.protocol.audit_outbox import Accepted, Taken, decode_entry, name_of
+from scheduler.protocol.audit_outbox import AcceptedRecord, Taken, decode_entry, name_of
 
 LONGEST_S = 60.0
 """However long requests may live: an auditor that takes over reads again all that was held."""
@@ -68,7 +68,7 @@ class Written(NamedTuple):
     bad: list[bytes]
 
 
-class Window:
+class OutboxWindow:
     """Entries that were taken and not dropped, oldest first. `clock`: monotonic seconds."""
 
     def __init__(self, policy: HoldPolicy, clock: Callable[[], float]) -> None:
@@ -77,7 +77,7 @@ class Window:
         self._entries: deque[_Entry] = deque()
         # Requests that have only begun, in the order of entries, and the entry of each. Two dicts and no pairs, for
         # texts and numbers are nothing to Python's garbage collector, which was a third of all this.
-        self._open: dict[str, Accepted] = {}
+        self._open: dict[str, AcceptedRecord] = {}
         self._entry_of: dict[str, int] = {}
         self._bad: deque[tuple[int, bytes]] = deque()  # With the number of the entry that has to go first.
         self._next = self._begun = self._size = 0
@@ -131,7 +131,7 @@ class Window:
             while self._bad and self._bad[0][0] <= number:
                 self._bad.popleft()
 
-    def _lost(self) -> dict[str, Accepted]:
+    def _lost(self) -> dict[str, AcceptedRecord]:
         """What had begun in entries that Redis does not have any more: nobody else may know of it."""
         lost = self._open.copy()
         self.forget()

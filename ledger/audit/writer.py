@@ -16,7 +16,7 @@ import asyncpg
 from ledger.audit.rows import COLUMNS, Folded, LetterRow, Row, id_of, stream, to_letter_row, to_row
 from ledger.postgres import Connection, reason, statement
 from scheduler.failpoints import failpoint
-from scheduler.protocol.audit_outbox import DeadLetter, Ended, Record, encode_records
+from scheduler.protocol.audit_outbox import DeadLetterRecord, EndedRecord, Record, encode_records
 from scheduler.request_id import created_at
 
 ROWS_A_TRANSACTION = 1000
@@ -36,7 +36,7 @@ REFUSALS = (asyncpg.DataError, ValueError, TypeError, OverflowError)
 OTHER_COLUMNS = (asyncpg.InvalidBinaryRepresentationError, asyncpg.BadCopyFileFormatError)
 
 
-class Refused(NamedTuple):
+class RejectedRow(NamedTuple):
     """A row that PostgreSQL will never take, and why."""
 
     row: Row | LetterRow
@@ -50,14 +50,14 @@ async def prepare(connection: Connection) -> None:
 
 async def write_rows(
     connection: Connection, rows: Sequence[Row | LetterRow], timeout_s: float, *, new: bool = False
-) -> list[Refused]:
+) -> list[RejectedRow]:
     """Write all rows but those refused, which come back. When this returns, the others are committed.
 
     Ids must not repeat within the rows of one table. `new`: none is expected to be there; it costs time where that is
     wrong, and nothing else. Raises what asyncpg raises, or TimeoutError after `timeout_s` for a transaction; writing
     the same rows again is then right and changes nothing that was committed.
     """
-    refused: list[Refused] = []
+    refused: list[RejectedRow] = []
     parts = [(part, new) for part in (_slices(rows) if new else _parts(rows))]
     while parts:
         part, new = parts.pop()
@@ -70,7 +70,7 @@ async def write_rows(
             if new:
                 parts.append((part, False))
             elif len(part) == 1:
-                refused.append(Refused(part[0], reason(error)))
+                refused.append(RejectedRow(part[0], reason(error)))
             else:
                 middle = len(part) // 2
                 parts += [(part[middle:], False), (part[:middle], False)]
@@ -167,7 +167,7 @@ class Batch:
         for told in self._folded.told.values():
             self._add_told(told)
 
-    def refuse(self, refused: Sequence[Refused]) -> None:
+    def refuse(self, refused: Sequence[RejectedRow]) -> None:
         """Set rows aside that PostgreSQL did not take."""
         for row, why in refused:
             if isinstance(row, LetterRow):
@@ -202,13 +202,13 @@ class Batch:
         self._unmade.add(request_id)
         self._set_aside(why, self._records(request_id))
 
-    def _add_letter(self, letter: DeadLetter, ended: Ended | None) -> None:
+    def _add_letter(self, letter: DeadLetterRecord, ended: EndedRecord | None) -> None:
         try:
             self.known.append(to_letter_row(letter, ended))
         except _NO_ROW as error:
             self._set_aside(str(error), [letter])
 
-    def _add_told(self, told: Ended) -> None:
+    def _add_told(self, told: EndedRecord) -> None:
         try:
             self.later.append(to_row(told.id, None, told))
         except _NO_ROW as error:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ledger.catalog.loader import (
     PIECE,
-    Picture,
+    LoadedCatalog,
     Row,
     SnapshotBuild,
     feed,
@@ -32,7 +32,7 @@ MOST_CHANGES = 5000
 _TABLES = {"customers", "api_keys", "quotas", "tiers", "models", "cordons"}
 
 
-class Changed(NamedTuple):
+class ChangedIds(NamedTuple):
     """Ids of rows that were added, changed or deleted."""
 
     customers: set[str]
@@ -41,7 +41,7 @@ class Changed(NamedTuple):
     tables: set[str]
 
 
-async def load_changes(connection: Connection, before: Picture) -> Picture | None:
+async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedCatalog | None:
     """The picture of now, made from one that was read over the same connection; None where that cannot be.
 
     Raises BadCatalogRow, and what asyncpg raises.
@@ -50,7 +50,7 @@ async def load_changes(connection: Connection, before: Picture) -> Picture | Non
     async with one_moment(connection):
         state = await read_state(connection)
         if state.same_as(before.state):
-            return Picture(known, state)
+            return LoadedCatalog(known, state)
         if state.version <= known.version or known.version < state.whole_version:
             return None  # Another history, or what rows do not tell.
         changed = changed_by(await connection.fetch(statement("catalog_changes"), before.state.seen, MOST_CHANGES + 1))
@@ -70,12 +70,12 @@ async def load_changes(connection: Connection, before: Picture) -> Picture | Non
     quotas = known.quotas
     if changed.quota_owners:
         quotas = await _quotas_but(quotas, changed.customers, build.quotas)
-    return Picture(build.picture(state.version, models, quotas, cordoned), state)
+    return LoadedCatalog(build.picture(state.version, models, quotas, cordoned), state)
 
 
-def changed_by(rows: Iterable[Row]) -> Changed | None:
+def changed_by(rows: Iterable[Row]) -> ChangedIds | None:
     """What some changes touch; None where they are too many, or touch every customer."""
-    changed = Changed(set(), set(), set(), set())
+    changed = ChangedIds(set(), set(), set(), set())
     for count, (table, old_id, new_id, old_owner, new_owner, of_tier) in enumerate(rows, 1):
         if count > MOST_CHANGES or table not in _TABLES or (table == "quotas" and of_tier):
             return None
@@ -105,7 +105,7 @@ def _inherited(tiers: Iterable[Tier]) -> set[tuple[object, ...]]:
     }
 
 
-async def _feed_changed(connection: Connection, build: SnapshotBuild, changed: Changed) -> None:
+async def _feed_changed(connection: Connection, build: SnapshotBuild, changed: ChangedIds) -> None:
     customers, keys = list(changed.customers), list(changed.keys)
     if customers:
         await feed(connection, build.add_quotas, "catalog_quotas_of", customers)

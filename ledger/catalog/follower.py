@@ -15,7 +15,7 @@ from typing import Any
 
 from ledger.catalog.api_key import parse, verify
 from ledger.catalog.changes import load_changes
-from ledger.catalog.loader import CHANNEL, PIECE, BadCatalogRow, Picture, State, load_whole, read_state
+from ledger.catalog.loader import CHANNEL, PIECE, BadCatalogRow, CatalogState, LoadedCatalog, load_whole, read_state
 from ledger.catalog.snapshot import Identity, Snapshot
 from ledger.postgres import AWAY, Connection, closing, connect, place_of, reason
 from scheduler.errors import ErrorCode, RequestError
@@ -49,12 +49,12 @@ class Catalog:
         self._known_for_s = known_for_s
         self._timeout_s = timeout_s
         self._clock = clock
-        self._picture: Picture | None = None
+        self._picture: LoadedCatalog | None = None
         self._read_here = False  # Whether the picture was read over the present connection.
         self._whole_from = -inf  # When everything may be read again.
         self._remains: list[object] = []
         self._problem: str | None = "The catalog has not been read yet."
-        self._bad: State | None = None
+        self._bad: CatalogState | None = None
         self._answered_at = -inf  # When PostgreSQL last answered.
         self._confirmed_at = -inf  # When it last said that our snapshot is the newest.
         self._wake = asyncio.Event()

@@ -207,7 +207,7 @@ PIECE = 1000
 """Rows read and built before other tasks get a turn: about two milliseconds."""
 
 
-class State(NamedTuple):
+class CatalogState(NamedTuple):
     """Where the catalog stands at one moment."""
 
     version: int
@@ -215,16 +215,16 @@ class State(NamedTuple):
     whole_version: int  # Who has an older version cannot be told row by row what has changed since.
     seen: str  # Name of the snapshot of PostgreSQL in which this was read.
 
-    def same_as(self, other: "State") -> bool:
+    def same_as(self, other: "CatalogState") -> bool:
         """Whether nothing was changed in between."""
         return self.version == other.version and self.changed_at == other.changed_at
 
 
-class Picture(NamedTuple):
+class LoadedCatalog(NamedTuple):
     """A snapshot of the catalog, and the state that it shows."""
 
     snapshot: Snapshot
-    state: State
+    state: CatalogState
 
 
 async def load(connection: Connection) -> Snapshot:
@@ -232,7 +232,7 @@ async def load(connection: Connection) -> Snapshot:
     return (await load_whole(connection)).snapshot
 
 
-async def load_whole(connection: Connection, known: Snapshot | None = None) -> Picture:
+async def load_whole(connection: Connection, known: Snapshot | None = None) -> LoadedCatalog:
     """Read and check everything; what is equal in `known` is shared with it.
 
     Raises BadCatalogRow, and what asyncpg raises.
@@ -244,7 +244,7 @@ async def load_whole(connection: Connection, known: Snapshot | None = None) -> P
         await feed(connection, build.add_quotas, "catalog_quotas")
         await feed(connection, build.add_customers, "catalog_customers")
         await feed(connection, build.add_keys, "catalog_keys")
-    return Picture(build.picture(state.version, models, cordoned=cordoned), state)
+    return LoadedCatalog(build.picture(state.version, models, cordoned=cordoned), state)
 
 
 @asynccontextmanager
@@ -254,12 +254,12 @@ async def one_moment(connection: Connection) -> AsyncIterator[None]:
         yield
 
 
-async def read_state(connection: Connection) -> State:
+async def read_state(connection: Connection) -> CatalogState:
     """Where it stands now. Raises BadCatalogRow where the row is missing, and what asyncpg raises."""
     row = await connection.fetchrow(statement("catalog_state"))
     if row is None:
         raise BadCatalogRow("catalog_version has no row.")
-    return State(*row)
+    return CatalogState(*row)
 
 
 async def read_tiers(connection: Connection) -> tuple[Tier, ...]:

@@ -14,7 +14,7 @@ import structlog
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
-from scheduler.batching.policy import BatchPolicy, Decision, Snapshot, Waiting, Wish, plan
+from scheduler.batching.policy import BatchPolicy, Decision, PoolSnapshot, TierQueue, WakeCondition, plan
 from scheduler.batching.timing import UNKNOWN, ArrivalRate, Service, pool_service
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
@@ -106,7 +106,7 @@ class Dispatcher:
         self._depth_left = 0
         self._workers = 0
         self._ready_limit = 1
-        self._told: tuple[Wish, float] | None = None
+        self._told: tuple[WakeCondition, float] | None = None
         self._due_s = -math.inf
         self._looked_s = 0.0
         self.formed = 0
@@ -184,10 +184,10 @@ class Dispatcher:
 
     async def _refused(self, decision: Decision, names: list[str]) -> float:
         """More stand ready than we knew of: look again when a worker has taken one, or soon."""
-        await self._tell(Wish(0, decision.ready_limit - 1), names)
+        await self._tell(WakeCondition(0, decision.ready_limit - 1), names)
         return REFUSED_LOOK_S
 
-    def _stands(self, wish: Wish) -> bool:
+    def _stands(self, wish: WakeCondition) -> bool:
         """Whether what we were told to be woken for last will do, and for long enough."""
         if self._told is None or self._clock_s() - self._told[1] > WAKE_HOLDS_MS / 2000:
             return False
@@ -196,7 +196,7 @@ class Dispatcher:
         alike = told.ready == wish.ready or (told.ready, wish.ready) == (-1, -2)
         return alike and abs(told.depth - wish.depth) <= WISH_ALIKE * min(told.depth, wish.depth)
 
-    async def _tell(self, wish: Wish, names: list[str]) -> Queues:
+    async def _tell(self, wish: WakeCondition, names: list[str]) -> Queues:
         """Ask to be woken for this; what has come meanwhile is in the reply, since nobody pushes a token for it now."""
         queues = await self._batches.look(names, self._id, wish, WAKE_HOLDS_MS)
         self._told = wish, self._clock_s()
@@ -208,8 +208,8 @@ class Dispatcher:
         self._depth_left = queues.depth
         if queues.healthy_gpus >= 0:  # Nobody counted yet in a Redis that came back empty; the next pass will.
             self._workers = queues.healthy_gpus
-        snapshot = Snapshot(
-            tiers={tier.name: Waiting(tier.depth, tier.oldest_ms) for tier in queues.tiers},
+        snapshot = PoolSnapshot(
+            tiers={tier.name: TierQueue(tier.depth, tier.oldest_ms) for tier in queues.tiers},
             ready_batches=queues.ready_batches,
             leased_batches=queues.leased_batches,
             workers=self._workers,

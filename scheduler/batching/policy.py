@@ -52,7 +52,7 @@ class BatchPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class TierQueue:
     """A tier queue: its length, and how long its oldest member has waited."""
 
     depth: int
@@ -60,13 +60,13 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PoolSnapshot:
     """One look at the pool. A leased batch is ready or running; `workers` counts the healthy ones.
 
     `since_ms`: how long ago the last batch was due to leave.
     """
 
-    tiers: Mapping[str, Waiting]
+    tiers: Mapping[str, TierQueue]
     ready_batches: int
     leased_batches: int
     workers: int
@@ -91,7 +91,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WakeCondition:
     """What is worth waking a dispatcher for.
 
     `depth` waiting requests (0: however many, they change nothing), or a worker that took or ended a batch with at most
@@ -102,7 +102,7 @@ class Wish:
     ready: int = -2
 
 
-NEVER = Wish(0)
+NEVER = WakeCondition(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Decision:
 
     picks: Sequence[tuple[str, int]]
     wait_ms: float | None
-    wish: Wish
+    wish: WakeCondition
     ready_limit: int
     credit: Mapping[str, float]
     since_ms: float = math.inf
@@ -129,7 +129,7 @@ def ready_limit(workers: int, per_workers: int) -> int:
     return max(1, math.ceil(workers / per_workers))
 
 
-def decide(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> Decision:
+def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> Decision:
     """Whether a batch should leave now, and with whom.
 
     `credit` is what the guarantee still owes each tier from earlier batches; the decision carries the new one.
@@ -144,7 +144,7 @@ def decide(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float])
     return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed, since_due_ms(snapshot.since_ms, distance))
 
 
-def plan(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> list[Decision]:
+def plan(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> list[Decision]:
     """The decision for now, and where a batch leaves those behind it that would be made next, if nothing else changed.
 
     Requests come in bursts: made one after another, with a call each, the last batch of a burst would wait for all others.
@@ -159,47 +159,49 @@ def plan(snapshot: Snapshot, policy: BatchPolicy, credit: Mapping[str, float]) -
     return decisions
 
 
-def _after(snapshot: Snapshot, decision: Decision) -> Snapshot:
+def _after(snapshot: PoolSnapshot, decision: Decision) -> PoolSnapshot:
     """What is there once the batch is formed. Who waits longest is not known then, and taken to be as old as before."""
     taken = dict(decision.picks)
-    tiers = {name: Waiting(tier.depth - taken.get(name, 0), tier.oldest_ms) for name, tier in snapshot.tiers.items()}
+    tiers = {name: TierQueue(tier.depth - taken.get(name, 0), tier.oldest_ms) for name, tier in snapshot.tiers.items()}
     ready, leased = snapshot.ready_batches + 1, snapshot.leased_batches + 1
     since_ms = decision.since_ms
     return replace(snapshot, tiers=tiers, ready_batches=ready, leased_batches=leased, since_ms=since_ms)
 
 
-def _waits(snapshot: Snapshot, policy: BatchPolicy, limit: int, distance: float) -> tuple[float | None, Wish] | None:
+def _waits(
+    snapshot: PoolSnapshot, policy: BatchPolicy, limit: int, distance: float
+) -> tuple[float | None, WakeCondition] | None:
     """None where a batch leaves now; else after how many ms to look again, and what would change that."""
     if snapshot.waiting and not snapshot.workers:
         return None, NEVER
     if snapshot.waiting and snapshot.ready_batches >= limit + snapshot.idle:
-        return None, Wish(0, limit // 2)
+        return None, WakeCondition(0, limit // 2)
     saturated = snapshot.waiting >= policy.max_batch_size * (snapshot.idle + 1)
     if saturated and snapshot.since_ms < distance:
-        return distance - snapshot.since_ms, Wish(0, limit // 2)
+        return distance - snapshot.since_ms, WakeCondition(0, limit // 2)
     if snapshot.waiting >= policy.max_batch_size:
         return None
     if snapshot.waiting and not snapshot.idle:
-        return None, Wish(policy.max_batch_size, 0)
+        return None, WakeCondition(policy.max_batch_size, 0)
     return _gathers(snapshot, policy)
 
 
-def _gathers(snapshot: Snapshot, policy: BatchPolicy) -> tuple[float | None, Wish] | None:
+def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> tuple[float | None, WakeCondition] | None:
     """The same, for a worker that is idle and less than a full batch."""
     rate = snapshot.arrivals_per_s
     target = target_size(rate, snapshot.workers, snapshot.service, policy.max_batch_size)
     longest_ms = window_ms(target, rate, policy.max_wait_ms)
     if not snapshot.waiting:
-        return longest_ms or None, Wish(target)
+        return longest_ms or None, WakeCondition(target)
     left_ms = longest_ms - snapshot.oldest_ms
     nothing_runs = not snapshot.leased_batches  # Whoever asks again only once it is answered is here already.
     if nothing_runs or snapshot.waiting >= target or left_ms <= 0 or rate * left_ms < 1000:
         return None
-    return left_ms, Wish(target, -1)
+    return left_ms, WakeCondition(target, -1)
 
 
 def choose(
-    tiers: Mapping[str, Waiting], policy: BatchPolicy, credit: Mapping[str, float]
+    tiers: Mapping[str, TierQueue], policy: BatchPolicy, credit: Mapping[str, float]
 ) -> tuple[list[tuple[str, int]], dict[str, float]]:
     """Fill one batch: (tier, places) in priority order, and the credit that the tiers carry on.
 
@@ -221,7 +223,7 @@ def choose(
     return [(t.name, places[t.name]) for t in order if places[t.name]], rest
 
 
-def _owed(tier: TierPolicy, tiers: Mapping[str, Waiting], credit: Mapping[str, float], policy: BatchPolicy) -> float:
+def _owed(tier: TierPolicy, tiers: Mapping[str, TierQueue], credit: Mapping[str, float], policy: BatchPolicy) -> float:
     waiting = tiers.get(tier.name)
     if waiting is None or not waiting.depth:
         return 0.0

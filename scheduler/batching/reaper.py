@@ -13,7 +13,7 @@ import structlog
 from scheduler.errors import RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.presence import Presence
 
@@ -28,14 +28,14 @@ EMPTY_PASS_S = 0.3
 """Between two passes over a pool in which no worker is known: nothing runs there that could be lost."""
 
 
-class Caretaker:
+class Reaper:
     """Looks after one pool every `pass_ms`; without `repair` no index is repaired. `notices`: what health is to say of this
     process, in sentences. `standing_in`: in a gateway, since no scheduler does.
     """
 
     def __init__(
         self,
-        endings: Endings,
+        terminations: Terminations,
         presence: Presence,
         tiers: Callable[[], Sequence[str]],
         min_left_ms: Callable[[], int],
@@ -46,7 +46,7 @@ class Caretaker:
         repair: IndexRepair | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._endings = endings
+        self._terminations = terminations
         self._presence = presence
         self._tiers = tiers
         self._min_left_ms = min_left_ms
@@ -95,7 +95,7 @@ class Caretaker:
         return [*self._notices(), *self._repaired]
 
     async def _reap(self) -> None:
-        reaped = await self._endings.reap(
+        reaped = await self._terminations.reap(
             self._min_left_ms(), round(self._pass_s * 1000), standing_in=self._standing_in
         )
         if reaped.pushed_again or reaped.retried or reaped.unknown:
@@ -103,10 +103,10 @@ class Caretaker:
             log.warning("reaped", pushed_again=reaped.pushed_again, retried=reaped.retried, unknown=reaped.unknown)
 
     async def _expire(self) -> None:
-        ended, _ = await self._endings.expire(self._tiers())
-        if self._endings.damaged > self._damaged:
-            log.error("damaged_rows", noted=self._endings.damaged, key="damaged")
-        self._damaged = self._endings.damaged
+        ended, _ = await self._terminations.expire(self._tiers())
+        if self._terminations.damaged > self._damaged:
+            log.error("damaged_rows", noted=self._terminations.damaged, key="damaged")
+        self._damaged = self._terminations.damaged
         if ended:
             log.info("expired", ended=ended)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.protocol.audit_outbox import Accepted, Ended, encode_records
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
 from scheduler.states import Admission
@@ -27,7 +27,7 @@ PASS_MS = 100
 DAY_MS = 86_400_000
 
 
-class Replays(NamedTuple):
+class ReplayLimits(NamedTuple):
     """How long the answers of requests with an Idempotency-Key are kept in Redis, and how many for one customer and pool.
 
     The oldest leave first; `size` is in bytes of Redis' memory.
@@ -116,7 +116,7 @@ class Verdict(msgspec.Struct, array_like=True, frozen=True):
     reply: bytes = b""  # The stored reply, where it has ended already: an answer that was kept is this one's.
 
 
-REPLAYS = Replays()
+REPLAYS = ReplayLimits()
 _encode = msgspec.msgpack.Encoder().encode
 _verdicts = msgspec.msgpack.Decoder(list[Verdict])
 
@@ -135,7 +135,7 @@ class Admissions:
         gateway_id: str,
         keep_ms: int = KEEP_MS,
         *,
-        replays: Replays = REPLAYS,
+        replays: ReplayLimits = REPLAYS,
         pass_ms: int = PASS_MS,
     ) -> None:
         self._script = Script("admit", client, keys)
@@ -241,7 +241,7 @@ class Adoption:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._script = Script("adopt", client, keys)
 
-    async def adopt(self, pairs: Sequence[tuple[Accepted, Ended | None]]) -> int:
+    async def adopt(self, pairs: Sequence[tuple[AcceptedRecord, EndedRecord | None]]) -> int:
         """Tell again how these requests began and ended; returns how many of them were still open in Redis.
 
         Those end as told, and no worker's late result changes that; a beginning without an end ends nothing. The

@@ -22,7 +22,7 @@ from scheduler.redis_client.scripts import Script
 from scheduler.request_id import created_ms
 
 
-class Accepted(msgspec.Struct, array_like=True, frozen=True, tag="a"):
+class AcceptedRecord(msgspec.Struct, array_like=True, frozen=True, tag="a"):
     """A request was admitted. Written by `admit`."""
 
     id: str
@@ -35,7 +35,7 @@ class Accepted(msgspec.Struct, array_like=True, frozen=True, tag="a"):
     trace_id: str
 
 
-class Ended(msgspec.Struct, array_like=True, frozen=True, tag="e"):
+class EndedRecord(msgspec.Struct, array_like=True, frozen=True, tag="e"):
     """A request reached its terminal state. Times are milliseconds; `ended_at_ms` is Redis TIME."""
 
     id: str
@@ -58,7 +58,7 @@ class Ended(msgspec.Struct, array_like=True, frozen=True, tag="e"):
     )
 
 
-class DeadLetter(msgspec.Struct, array_like=True, frozen=True, tag="d"):
+class DeadLetterRecord(msgspec.Struct, array_like=True, frozen=True, tag="d"):
     """A request was given up for good. `body` is its packed payload as Lua packs a string; see packed.inner."""
 
     id: str
@@ -83,7 +83,7 @@ class Entered(msgspec.Struct, array_like=True, frozen=True, tag="c"):
         each = iter(self.each)
         for request_id, number, size, trace in zip(each, each, each, each, strict=True):
             tier, customer, key, model, *_ = self.groups[number - 1]
-            found.append(Accepted(request_id, customer, key, tier, model, self.gateway_id, size, trace))
+            found.append(AcceptedRecord(request_id, customer, key, tier, model, self.gateway_id, size, trace))
         return found
 
 
@@ -107,14 +107,14 @@ class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
         each = iter(self.each)
         more = ("queue", False, self.served_from) if self.served_from else ()
         return [
-            Ended(request_id, state, code, at_ms, latency, queue, gpu, *batch, attempts, tokens, size, *more)
+            EndedRecord(request_id, state, code, at_ms, latency, queue, gpu, *batch, attempts, tokens, size, *more)
             for request_id, latency, queue, gpu, tokens, size in zip(each, each, each, each, each, each, strict=True)
         ]
 
 
-Record = Accepted | Ended | DeadLetter
+Record = AcceptedRecord | EndedRecord | DeadLetterRecord
 
-_Known = Accepted | Ended | DeadLetter | Entered | Closed
+_Known = AcceptedRecord | EndedRecord | DeadLetterRecord | Entered | Closed
 _all = msgspec.msgpack.Decoder(list[_Known])
 _one = msgspec.msgpack.Decoder(_Known)
 _many = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -248,7 +248,7 @@ class AuditLag:
 def written_ms(entry: bytes) -> int | None:
     """When an outbox entry was written, by its first record; None for one that cannot be read."""
     for record in decode_entry(entry)[0]:
-        if isinstance(record, Ended):
+        if isinstance(record, EndedRecord):
             return record.ended_at_ms
         try:
             return created_ms(record.id)

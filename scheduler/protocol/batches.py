@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
-from scheduler.batching.policy import Wish
+from scheduler.batching.policy import WakeCondition
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.protocol.pool_view import Queues
@@ -23,7 +23,7 @@ MOST_CALLS = 64
 """What one may do in a row: four thousand riders. The rest is the caretaker's, which comes again soon."""
 
 
-class Riders:
+class Followers:
     """The share script on one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
@@ -117,9 +117,11 @@ class Batches:
         self._fail = Script("fail", client, keys)
         self._release = Script("release", client, keys)
         self._push_back = Script("push_back", client, keys)
-        self._riders = Riders(client, keys)
+        self._followers = Followers(client, keys)
 
-    async def look(self, tiers: Sequence[str], sleeper: str = "", wish: Wish | None = None, hold_ms: int = 0) -> Queues:
+    async def look(
+        self, tiers: Sequence[str], sleeper: str = "", wish: WakeCondition | None = None, hold_ms: int = 0
+    ) -> Queues:
         """What waits in these tiers, and what runs.
 
         With a wish, dispatcher `sleeper` is woken for that, for `hold_ms`, from here on: what the reply shows already
@@ -206,7 +208,7 @@ class Batches:
             stale, riders_left = stale + late, riders_left + untold
         if riders_left:
             failpoint("riders_untold")
-            await self._riders.share_all()
+            await self._followers.share_all()
         return int(stale)
 
     async def fail(self, batch_id: str, token: str, cause: ErrorCode, min_left_ms: int) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from scheduler.errors import ErrorCode
-from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET, Riders
+from scheduler.protocol.batches import BATCH_KEEP_MS, LEASE_MS, RETRY_BUDGET, Followers
 from scheduler.protocol.replies import Reply, readable
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
@@ -55,7 +55,7 @@ class Reaped(NamedTuple):
     unknown: int
 
 
-class Endings:
+class Terminations:
     """cancel, expire and reap on one pool."""
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
@@ -63,7 +63,7 @@ class Endings:
         self._expire = Script("expire", client, keys)
         self._reap = Script("reap", client, keys)
         self._stored = Script("stored", client, keys)
-        self._riders = Riders(client, keys)
+        self._followers = Followers(client, keys)
         self._lease_ms = lease_ms
         self.damaged = 0  # Rows that no script could read, as `expire` last saw them noted: the newest 1,000.
 
@@ -88,7 +88,7 @@ class Endings:
         """End what waited longer than its queue age: (ended, dead entries swept). Riders left untold are told on the way."""
         ended, swept, riders_left, self.damaged = await self._expire(_encode(tiers), EXPIRE_LIMIT)
         if riders_left:
-            await self._riders.share_all()
+            await self._followers.share_all()
         return ended, swept
 
     async def reap(self, min_left_ms: int, pass_ms: int = 100, *, standing_in: bool = False) -> Reaped:
@@ -107,7 +107,7 @@ IDS_A_CALL = 20
 """Each costs a walk over a list of up to ten thousand, a quarter of a millisecond in which Redis serves nobody else."""
 
 
-class DeadList:
+class DeadLetterList:
     """The list of one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:

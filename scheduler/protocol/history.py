@@ -19,7 +19,7 @@ MOMENTS = KEEP_MS // STEP_MS
 TURN_MS = 5000
 
 
-class History:
+class HistoryStore:
     """The history of one pool's Redis. All raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, gateway_id: str) -> None:

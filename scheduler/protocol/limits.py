@@ -31,7 +31,7 @@ _PAGE = 500
 _PAGES_FOR_RECENT = 10
 
 
-class Refusal(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+class RejectionRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """One request that was not let in, with the limits that were in force for it then.
 
     `outcome` is what admission said, "" where it was not asked. Rates are requests/s; 0 in a limit means that there is no
@@ -66,10 +66,10 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         return created_ms(self.id)
 
 
-_refusal = msgspec.msgpack.Decoder(Refusal)
+_refusal = msgspec.msgpack.Decoder(RejectionRecord)
 
 
-async def find_refusal(client: Redis, keys: Keys, request_id: str) -> Refusal | None:
+async def find_refusal(client: Redis, keys: Keys, request_id: str) -> RejectionRecord | None:
     """The refusal of a request; None where none is kept. Reads every kept one at the worst. Raises RedisUnavailable."""
     wanted = request_id.encode()
     for name in await _lists(client, keys):
@@ -80,10 +80,10 @@ async def find_refusal(client: Redis, keys: Keys, request_id: str) -> Refusal | 
     return None
 
 
-async def recent_refusals(client: Redis, keys: Keys, customer_id: str, limit: int) -> list[Refusal]:
+async def recent_refusals(client: Redis, keys: Keys, customer_id: str, limit: int) -> list[RejectionRecord]:
     """The newest refusals of a customer, newest first, among the newest 5,000 of each gateway. Raises RedisUnavailable."""
     wanted = customer_id.encode()
-    found: dict[str, Refusal] = {}  # By id: a beat whose outcome was not known may have been written twice.
+    found: dict[str, RejectionRecord] = {}  # By id: a beat whose outcome was not known may have been written twice.
     for name in await _lists(client, keys):
         here = 0
         async for packed in _entries(client, name, _PAGE * _PAGES_FOR_RECENT):
@@ -113,7 +113,7 @@ async def _entries(client: Redis, name: str, most: int) -> AsyncIterator[bytes]:
             return
 
 
-def _readable(packed: bytes) -> Refusal | None:
+def _readable(packed: bytes) -> RejectionRecord | None:
     try:
         return _refusal.decode(packed)
     except msgspec.MsgspecError:  # Written by a newer version.

@@ -54,7 +54,7 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
     note: str = ""
 
 
-class WorkerBeat(msgspec.Struct, array_like=True, frozen=True):
+class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     """What a worker says of itself. `rps` is its measured rate at the largest batch it takes (0: not measured yet).
 
     A batch of n takes about `base_ms` + n x `item_ms`, which was measured up to batches of `seen_batch` (0: not at all).

@@ -24,8 +24,8 @@ from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.batches import GATEWAY_GONE_MS
 from scheduler.protocol.limits import KEEP_MS as KEEP_REFUSALS_MS
-from scheduler.protocol.limits import KEPT_A_GATEWAY, MAX_A_BEAT, Refusal
-from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerBeat, WorkerView
+from scheduler.protocol.limits import KEPT_A_GATEWAY, MAX_A_BEAT, RejectionRecord
+from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerReport, WorkerView
 from scheduler.redis_client.connections import bounded, line_of
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Argument
@@ -40,7 +40,7 @@ AGAIN_S = 1.0
 log = structlog.get_logger("scheduler")
 
 
-class Standing(IntEnum):
+class CordonStatus(IntEnum):
     """What Redis says of a worker in the answer to its heartbeat (`worker_beat.lua`)."""
 
     FREE = 0
@@ -60,7 +60,7 @@ class Cordons:
         return int(await self._script(msgspec.msgpack.encode(sorted(workers))))
 
 
-class CordonKeeper:
+class CordonSync:
     """Tells Redis when `wanted` gives another answer than before, and each second; None is for not knowing.
 
     `clock_s` is monotonic seconds.
@@ -106,17 +106,24 @@ _UNKNOWN = -1
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def beat_words(beat: WorkerBeat) -> tuple[Argument, ...]:
+def beat_words(heartbeat: WorkerReport) -> tuple[Argument, ...]:
     """What the script `worker_beat` is told of a worker."""
-    return beat.id, beat.status, round(beat.utilization, 4), beat.in_flight, _encode(beat), _KEEP_MS
+    return (
+        heartbeat.id,
+        heartbeat.status,
+        round(heartbeat.utilization, 4),
+        heartbeat.in_flight,
+        _encode(heartbeat),
+        _KEEP_MS,
+    )
 
 
-class _Heard:
+class _HeartbeatReply:
     """The answer to one pulse, in a future's place on the line."""
 
     __slots__ = ("_stands", "_wrong", "pending")
 
-    def __init__(self, wrong: Callable[[], None], stands: Callable[[Standing], None]) -> None:
+    def __init__(self, wrong: Callable[[], None], stands: Callable[[CordonStatus], None]) -> None:
         self._wrong = wrong
         self._stands = stands
         self.pending = False
@@ -139,7 +146,7 @@ class _Heard:
         self._wrong()
 
 
-class Pulse:
+class AsyncHeartbeat:
     """The pulses of one worker. `wrong` is called when one came to nothing: a beat that is awaited must follow.
 
     `clock` is monotonic seconds. `stands` is told what the answer says of the worker.
@@ -151,15 +158,15 @@ class Pulse:
         keys: Keys,
         wrong: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        stands: Callable[[Standing], None] = lambda _: None,
+        stands: Callable[[CordonStatus], None] = lambda _: None,
     ) -> None:
         self._line = line_of(client)
         self._script = Script("worker_beat", client, keys)
         self._wrong = wrong
         self._clock = clock
         self._stands = stands
-        self._heard = _Heard(wrong, stands)
-        self._said: WorkerBeat | None = None
+        self._heard = _HeartbeatReply(wrong, stands)
+        self._said: WorkerReport | None = None
         self._as_before = b""
         self._whole_at = 0.0
 
@@ -168,12 +175,12 @@ class Pulse:
         """Whether the answer to the last one is not here yet."""
         return self._heard.pending
 
-    def send(self, beat: WorkerBeat) -> bool:
+    def send(self, heartbeat: WorkerReport) -> bool:
         """Send one; the same object again says that nothing has changed. False without a connection, or while one is
         pending.
         """
         heard = self._heard
-        if heard.pending or not self._line.tell(self._command(beat), heard):
+        if heard.pending or not self._line.tell(self._command(heartbeat), heard):
             return False
         heard.pending = True
         return True
@@ -185,19 +192,19 @@ class Pulse:
     def give_up(self) -> None:
         """Wait no more for the answer: the connection is taken for dead."""
         self._heard.pending = False
-        self._heard = _Heard(
+        self._heard = _HeartbeatReply(
             self._wrong, self._stands
         )  # The old one may still have its place in the order of the old connection.
         self._line.retire()
 
-    def _command(self, beat: WorkerBeat) -> bytes:
+    def _command(self, heartbeat: WorkerReport) -> bytes:
         now = self._clock()
-        if beat is self._said and now - self._whole_at < WHOLE_EVERY_S:
+        if heartbeat is self._said and now - self._whole_at < WHOLE_EVERY_S:
             return self._as_before
-        if self._said is None or beat.id != self._said.id:
-            self._as_before = self._script.packed(beat.id)
-        self._said, self._whole_at = beat, now
-        return self._script.packed(*beat_words(beat))
+        if self._said is None or heartbeat.id != self._said.id:
+            self._as_before = self._script.packed(heartbeat.id)
+        self._said, self._whole_at = heartbeat, now
+        return self._script.packed(*beat_words(heartbeat))
 
 
 GONE_MS = 1000
@@ -211,7 +218,7 @@ NOTICE_MS = 5000
 COUNT_OUTLIVES_S = 10.0
 """How long the count that was made before Redis went away is believed when Redis comes back empty."""
 
-_beat = msgspec.msgpack.Decoder(WorkerBeat)
+_beat = msgspec.msgpack.Decoder(WorkerReport)
 _stats = msgspec.msgpack.Decoder(GatewayStats)
 _observed = msgspec.msgpack.Decoder(
     tuple[
@@ -239,21 +246,21 @@ class BeatReply(NamedTuple):
     policy: str = ""
 
 
-class _Counted(NamedTuple):
+class _Census(NamedTuple):
     """The last count made of heartbeats alone, in which epoch, and until when it stands (seconds of the clock)."""
 
     healthy: int
     epoch: bytes
     until_s: float
 
-    def later(self, now_s: float, epoch: bytes, healthy: int, gone_s: float) -> "_Counted":
+    def later(self, now_s: float, epoch: bytes, healthy: int, gone_s: float) -> "_Census":
         """After another count: in a new epoch this one stands until every worker that lives must have beaten."""
         if epoch == self.epoch or now_s >= self.until_s:
-            return _Counted(healthy, epoch, now_s + COUNT_OUTLIVES_S)
+            return _Census(healthy, epoch, now_s + COUNT_OUTLIVES_S)
         return self._replace(until_s=min(self.until_s, now_s + gone_s))
 
 
-_NEVER_COUNTED = _Counted(0, b"", -math.inf)
+_NEVER_COUNTED = _Census(0, b"", -math.inf)
 
 
 class Presence:
@@ -272,13 +279,15 @@ class Presence:
         self._census = Script("census", client, keys)
         self._observe = Script("observe", client, keys)
 
-    async def worker_beat(self, beat: WorkerBeat) -> Standing:
+    async def worker_beat(self, heartbeat: WorkerReport) -> CordonStatus:
         """Register or refresh a worker; must come before its first claim, which the answer may forbid."""
-        return Standing(await self._worker_beat(*beat_words(beat)))
+        return CordonStatus(await self._worker_beat(*beat_words(heartbeat)))
 
-    def pulse(self, wrong: Callable[[], None], stands: Callable[[Standing], None] = lambda _: None) -> Pulse:
+    def pulse(
+        self, wrong: Callable[[], None], stands: Callable[[CordonStatus], None] = lambda _: None
+    ) -> AsyncHeartbeat:
         """For a worker that beats again and again, once it has registered."""
-        return Pulse(self._client, self._keys, wrong, stands=stands)
+        return AsyncHeartbeat(self._client, self._keys, wrong, stands=stands)
 
     def local_host(self) -> str:
         """The address of this machine from which Redis is reached; "" where there is no connection over TCP."""
@@ -288,7 +297,7 @@ class Presence:
         """A graceful leave: the worker is forgotten, not counted as lost."""
         await self._forget(self._keys.gpus, worker_id, self._keys.gpu(worker_id))
 
-    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply:
+    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[RejectionRecord] = ()) -> BeatReply:
         """Register or refresh a gateway, and keep what it refused since its last beat: the oldest 256, oldest first."""
         refused = [_encode(refusal) for refusal in refusals[:MAX_A_BEAT]]
         epoch_us, share, policy = await self._gateway_beat(
@@ -348,32 +357,32 @@ def decode_observation(packed: bytes) -> Observation:
 
 def _view(row: tuple[str, float, bool, bool, msgspec.Raw]) -> WorkerView:
     worker_id, age_ms, healthy, pausing, raw = row
-    beat = _unpacked(_beat, raw)
-    if beat is None:
-        beat = WorkerBeat(worker_id, "unknown", 0.0, 0, 0.0, 0.0, "", "")
+    heartbeat = _unpacked(_beat, raw)
+    if heartbeat is None:
+        heartbeat = WorkerReport(worker_id, "unknown", 0.0, 0, 0.0, 0.0, "", "")
         healthy = pausing = False
     return WorkerView(
         id=worker_id,
-        status=beat.status,
-        utilization=beat.utilization,
-        in_flight=beat.in_flight,
+        status=heartbeat.status,
+        utilization=heartbeat.utilization,
+        in_flight=heartbeat.in_flight,
         age_ms=age_ms,
         healthy=healthy,
-        rps=beat.rps,
-        service_p95_ms=beat.service_p95_ms,
-        backend=beat.backend,
-        model_version=beat.model_version,
-        direct=beat.direct,
-        base_ms=beat.base_ms,
-        item_ms=beat.item_ms,
-        seen_batch=beat.seen_batch,
-        gpu=beat.gpu,
-        padding_waste=beat.padding_waste,
+        rps=heartbeat.rps,
+        service_p95_ms=heartbeat.service_p95_ms,
+        backend=heartbeat.backend,
+        model_version=heartbeat.model_version,
+        direct=heartbeat.direct,
+        base_ms=heartbeat.base_ms,
+        item_ms=heartbeat.item_ms,
+        seen_batch=heartbeat.seen_batch,
+        gpu=heartbeat.gpu,
+        padding_waste=heartbeat.padding_waste,
         pausing=pausing,
-        model_pid=beat.model_pid,
-        width=beat.width,
-        fresh_batch=beat.fresh_batch,
-        served_rps=beat.served_rps,
+        model_pid=heartbeat.model_pid,
+        width=heartbeat.width,
+        fresh_batch=heartbeat.fresh_batch,
+        served_rps=heartbeat.served_rps,
     )
 
 

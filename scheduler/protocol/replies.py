@@ -140,7 +140,7 @@ REPLIES_SIZE = 32
 """A call: outputs may be large, and an answer too large for the call's time would never be had."""
 
 
-class Stand(NamedTuple):
+class RequestStatus(NamedTuple):
     """What Redis knows of one request; an empty `state` is that it knows nothing of it."""
 
     state: str
@@ -153,7 +153,7 @@ class Stand(NamedTuple):
         return self.state in (State.COMPLETED, State.FAILED)
 
 
-class Stands:
+class RequestStatuses:
     """Looks on one pool. Raises RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
@@ -165,9 +165,9 @@ class Stands:
         async with bounded():
             return cast("bytes | None", await self._client.get(self._keys.epoch)) or b""
 
-    async def fetch(self, ids: Sequence[str]) -> list[Stand]:
+    async def fetch(self, ids: Sequence[str]) -> list[RequestStatus]:
         """Each request's, in order."""
-        found: list[Stand] = []
+        found: list[RequestStatus] = []
         for start in range(0, len(ids), LOOK_SIZE):
             found += await self._look(ids[start : start + LOOK_SIZE])
         ended = [at for at, stand in enumerate(found) if stand.ended]
@@ -178,9 +178,9 @@ class Stands:
                 found[at] = found[at]._replace(reply=readable(reply))
         return found
 
-    async def _look(self, ids: Sequence[str]) -> list[Stand]:
+    async def _look(self, ids: Sequence[str]) -> list[RequestStatus]:
         rows = await self._pipelined([(self._keys.request(request_id), "state", "code") for request_id in ids])
-        return [Stand((state or b"").decode(), (code or b"").decode()) for state, code in rows]
+        return [RequestStatus((state or b"").decode(), (code or b"").decode()) for state, code in rows]
 
     async def _pipelined(self, asked: Sequence[tuple[str, ...]]) -> list[Any]:
         async with bounded():
@@ -210,7 +210,7 @@ class Increment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     text: str
 
 
-class Address(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class IncrementTarget(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where the increments of one request go, and by which nonce they are known there."""
 
     gateway_id: str
@@ -221,10 +221,10 @@ class Address(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return f"{self.gateway_id} {self.nonce}"
 
 
-def read_address(text: str) -> Address | None:
+def read_address(text: str) -> IncrementTarget | None:
     """What `written` wrote; None for anything else."""
     gateway_id, space, nonce = text.partition(" ")
-    return Address(gateway_id, nonce) if gateway_id and space and nonce else None
+    return IncrementTarget(gateway_id, nonce) if gateway_id and space and nonce else None
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -8,7 +8,7 @@ The timeouts are ours, around each call, not redis-py's `socket_timeout`: that o
 which on Python 3.11 starts a task for every command and can swallow a cancel (CPython gh-86296), after which a role
 would not stop.
 
-Beside redis-py's commands each client has a `Line`, for scripts and blocking reads: what is called many times a second.
+Beside redis-py's commands each client has a `PipelinedClient`, for scripts and blocking reads: what is called many times a second.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.redis_client.keys import PROTOCOL
-from scheduler.redis_client.pipeline import Argument, Line
+from scheduler.redis_client.pipeline import Argument, PipelinedClient
 from scheduler.redis_client.sentinel import SCHEMES, PrimaryPool, SharedSSLConnection, parse, prepare
 
 COMMAND_TIMEOUT_S = 0.25
@@ -41,12 +41,12 @@ NO_CLUSTER = (
 _POOL_SIZE = 16
 
 
-class LineRedis(Redis):
+class PipelinedRedis(Redis):
     """A client of redis-py, and a line that makes its connections as this client's pool does."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.line = Line(self.connection_pool.make_connection, COMMAND_TIMEOUT_S)
+        self.line = PipelinedClient(self.connection_pool.make_connection, COMMAND_TIMEOUT_S)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
         """Close the line, too."""
@@ -54,9 +54,9 @@ class LineRedis(Redis):
         await super().aclose(close_connection_pool)
 
 
-def line_of(client: Redis) -> Line:
+def line_of(client: Redis) -> PipelinedClient:
     """The line of a client that was made here."""
-    if not isinstance(client, LineRedis):
+    if not isinstance(client, PipelinedRedis):
         raise TypeError("Scripts and blocking reads need a client of scheduler.redis_client.connections.")
     return client.line
 
@@ -78,12 +78,12 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         "driver_info": None,  # Else it sends CLIENT SETINFO, which Redis 7.0 does not know and our ACL does not allow.
     }
     if url.startswith(SCHEMES):
-        client = LineRedis.from_pool(PrimaryPool(parse(url), **options))
+        client = PipelinedRedis.from_pool(PrimaryPool(parse(url), **options))
     else:
         pool = BlockingConnectionPool.from_url(url, **options)
         if pool.connection_class is SSLConnection:
             pool.connection_class = SharedSSLConnection
-        client = LineRedis.from_pool(pool)
+        client = PipelinedRedis.from_pool(pool)
     line_of(client).timeout_s = timeout_s
     prepare(client.connection_pool.make_connection())  # type: ignore[no-untyped-call]
     return client

@@ -123,7 +123,7 @@ class Keys:
         """Which request runs for all that are equal to it, or its answer; `value` is what `Submission.same` says."""
         return f"{self.prefix}same:{value}"
 
-    def riders(self, request_id: str) -> str:
+    def followers(self, request_id: str) -> str:
         """Who waits for the run of this request."""
         return f"{self.prefix}riders:{request_id}"
 

@@ -70,7 +70,7 @@ _ERRORS: dict[str, type[RedisError]] = {
 _WRONG_SERVER = (ReadOnlyError, BusyLoadingError)  # A new connection may find a better one.
 
 
-class Answer(Protocol):
+class ReplySink(Protocol):
     """Who is told of the one answer to a call: a future, or something lighter. `done`: it is not waited for any more."""
 
     def done(self) -> bool: ...
@@ -86,7 +86,7 @@ def _error(text: str) -> RedisError:
     return kind(rest) if kind else ResponseError(text)
 
 
-class Wire(asyncio.Protocol):
+class PipelinedConnection(asyncio.Protocol):
     """One connection, from its login to its end, which Redis knows as `client_id`. `usable`: it takes new calls."""
 
     def __init__(self, connection: AbstractConnection, client_id: int) -> None:
@@ -95,7 +95,7 @@ class Wire(asyncio.Protocol):
             raise ConnectionError("The connection ended at once.")
         self._hang_up: Callable[[], None] = connection._close  # noqa: SLF001 - the only close that is no coroutine
         self._transport: Any = writer.transport
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[ReplySink] = deque()
         self._unsent: list[bytes] = []
         self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
         self._loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ class Wire(asyncio.Protocol):
             self._loop.call_soon(self._flush)  # What is called in the same turn of the loop goes out in one write.
         return answer
 
-    def tell(self, command: bytes, answer: Answer) -> None:
+    def tell(self, command: bytes, answer: ReplySink) -> None:
         """Send one command now; `answer` is told."""
         if self._unsent:
             self._flush()
@@ -184,13 +184,13 @@ class Wire(asyncio.Protocol):
                 answer.set_exception(error)
 
 
-class Line:
+class PipelinedClient:
     """The calls of one client. `make` gives connections that are not connected yet; a call may take `timeout_s`."""
 
     def __init__(self, make: Callable[[], AbstractConnection], timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._make = make
-        self._wire: Wire | None = None
+        self._wire: PipelinedConnection | None = None
         self._turn = asyncio.Lock()
         self._failures = 0  # Attempts to connect that failed, in all.
         self._failure = ""  # What the last one said; empty after a success.
@@ -211,7 +211,7 @@ class Line:
         finally:
             timer.cancel()
 
-    def tell(self, packed: bytes, answer: Answer) -> bool:
+    def tell(self, packed: bytes, answer: ReplySink) -> bool:
         """Send a command that nobody awaits: no task, no timer. False where there is no connection to send it on.
 
         Whoever told sees to it that the answer comes in time, and else has the line `retire` its connection.
@@ -250,7 +250,7 @@ class Line:
             self._wire.close()
             self._wire = None
 
-    async def _connected(self) -> Wire:
+    async def _connected(self) -> PipelinedConnection:
         failures = self._failures
         async with self._turn:
             if self._wire is not None and self._wire.usable:
@@ -258,7 +258,7 @@ class Line:
             if self._failure and self._failures > failures:  # An attempt that this call waited for failed.
                 raise ConnectionError(self._failure)
             await self._attempt()
-            return cast("Wire", self._wire)
+            return cast("PipelinedConnection", self._wire)
 
     async def _attempt(self) -> None:
         loop = asyncio.get_running_loop()
@@ -276,12 +276,12 @@ class Line:
         self._backoff.reset()
 
 
-async def _connect(connection: AbstractConnection) -> Wire:
+async def _connect(connection: AbstractConnection) -> PipelinedConnection:
     connect: Callable[[], Awaitable[None]] = connection.connect
     try:
         await connect()
         await connection.send_command("CLIENT", "ID")
-        return Wire(connection, int(await connection.read_response()))
+        return PipelinedConnection(connection, int(await connection.read_response()))
     except BaseException:
         with suppress(RedisError, OSError):
             await connection.disconnect(nowait=True)

@@ -13,7 +13,7 @@ from gateway.config import GatewayConfig
 from gateway.http.errors import TRY_LATER
 from gateway.openapi.document import openapi
 from gateway.openapi.endpoints import DOORS
-from gateway.openapi.model import NOT_TOLD, SOMETIMES, Door
+from gateway.openapi.model import NOT_TOLD, SOMETIMES, ApiEndpoint
 from integration.gateway_fixtures import LiteralCatalog
 from scheduler.errors import HTTP, ErrorCode
 
@@ -62,11 +62,11 @@ def test_it_is_valid(document: dict[str, Any]) -> None:
 
 def test_every_route_is_described(routes: dict[str, set[str]]) -> None:
     """A route without a door, or with other methods than its door has, is named with what to do."""
-    doors = {door.path: set(door.methods) for door in DOORS}
+    drain_state = {door.path: set(door.methods) for door in DOORS}
     bare = [
         f"{', '.join(sorted(methods))} {path} is not described: add a Door for it in gateway/openapi/endpoints.py"
         for path, methods in routes.items()
-        if doors.get(path) != methods
+        if drain_state.get(path) != methods
     ]
 
     assert bare == []
@@ -89,7 +89,7 @@ def test_every_error_code_has_a_door() -> None:
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.path)
-def test_every_error_of_a_door_is_under_its_status(document: dict[str, Any], door: Door) -> None:
+def test_every_error_of_a_door_is_under_its_status(document: dict[str, Any], door: ApiEndpoint) -> None:
     """With its sentence, both forms, a closed list of codes, the request's id, and when to come back."""
     described = Described(document)
     for method in door.methods:

@@ -16,8 +16,8 @@ from integration.dlq_bench import customer, letter
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.follower import Catalog
-from scheduler.protocol.pool_view import WorkerBeat
-from scheduler.protocol.presence import CordonKeeper, Cordons, Presence, Standing
+from scheduler.protocol.pool_view import WorkerReport
+from scheduler.protocol.presence import Cordons, CordonStatus, CordonSync, Presence
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
 
@@ -44,14 +44,14 @@ async def obedient_worker(client: Redis, name: str) -> AsyncIterator[None]:
     """One that beats as a real one does, and says what Redis told it: that it is cordoned."""
     presence = Presence(client, Keys())
 
-    async def beat() -> None:
+    async def heartbeat() -> None:
         status = "ready"
         while True:
-            said = await presence.worker_beat(WorkerBeat(name, status, 0.5, 0, 100.0, 5.0, "simulated", "v1"))
-            status = "cordoned" if said is Standing.CORDONED else "ready"
+            said = await presence.worker_beat(WorkerReport(name, status, 0.5, 0, 100.0, 5.0, "simulated", "v1"))
+            status = "cordoned" if said is CordonStatus.CORDONED else "ready"
             await asyncio.sleep(0.1)
 
-    task = asyncio.create_task(beat())
+    task = asyncio.create_task(heartbeat())
     try:
         yield
     finally:
@@ -64,8 +64,8 @@ async def stack(client: Redis, redis_url: str, database_url: str, db: Connection
     await customer(db, "other")
     catalog: Any = Catalog(database_url)
     await catalog.start()
-    keeper = CordonKeeper(Cordons(client, Keys()), lambda: catalog.snapshot.cordoned, time.monotonic)
-    telling = asyncio.create_task(keeper.run())
+    supervisor = CordonSync(Cordons(client, Keys()), lambda: catalog.snapshot.cordoned, time.monotonic)
+    telling = asyncio.create_task(supervisor.run())
     try:
         async with (
             obedient_worker(client, "gpu-1"),

@@ -40,14 +40,14 @@ async def log_in(tab: Tab, token: str = SERVICE_TOKEN) -> None:
 
 async def test_from_the_form_to_a_lost_worker(stack: Stack, tmp_path: Path) -> None:
     """Wrong token, right token, a picture without a fault, charts drawn, a silent worker in red within three seconds."""
-    await stack.worker.beat("worker-2")
+    await stack.worker.heartbeat("worker-2")
     async with chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab:
         await log_in(tab, "wrong")
         await tab.until("document.getElementById('fault').textContent", "the fault is told")
         tab.faults.clear()  # A browser counts every 401 as one; the first page was one, too.
         await log_in(tab)
         await tab.until(f"{LEVEL} === 'healthy' || {LEVEL} === 'degraded'", "a first picture")
-        await stack.worker.beat("worker-2")
+        await stack.worker.heartbeat("worker-2")
         await tab.until(
             f"{ILL} === '' && document.querySelectorAll('.worker').length === 2", "two workers, both well", 3.0
         )
@@ -89,7 +89,7 @@ async def test_with_redis_away_the_last_picture_stays_and_says_its_age(tmp_path:
     client = command_client(server.url)
     try:
         async with running_stack(client, server.url, worker=False) as stack:
-            await stack.worker.beat()
+            await stack.worker.heartbeat()
             async with chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab:
                 await log_in(tab)
                 await tab.until("document.querySelectorAll('.worker').length === 1", "the worker")

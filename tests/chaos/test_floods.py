@@ -49,7 +49,7 @@ async def measured(stack: Stack, streams: dict[str, Stream], seed: int) -> Stret
 
 def served(stretch: Stretch) -> float:
     """200s a second, over all streams."""
-    return sum(tally.ok for tally in stretch.values()) / MEASURED_S
+    return sum(counters.ok for counters in stretch.values()) / MEASURED_S
 
 
 async def test_a_flood_of_free_leaves_enterprise_as_it_was(eight_gpus: Stack) -> None:

@@ -122,6 +122,6 @@ async def test_half_of_eight_gpus_lost_at_90_percent(eight_gpus: Stack) -> None:
     assert ratio <= 1.5
     for stretch in (whole, half):
         assert (stretch["enterprise"].failures, stretch["enterprise"].missing) == (0, 0)
-    assert sum(tally.failures for tally in half.values()) > 0  # There was too much for four.
-    assert sum(tally.ok for tally in half.values()) / STRETCH_S > 0.9 * rate / 2
+    assert sum(counters.failures for counters in half.values()) > 0  # There was too much for four.
+    assert sum(counters.ok for counters in half.values()) / STRETCH_S > 0.9 * rate / 2
     await stack.healthy(8, timeout_s=40.0)

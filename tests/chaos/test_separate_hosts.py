@@ -18,7 +18,7 @@ from certificates import certificates
 from deploy_files import DEPLOY
 from eventually import eventually
 from separate_hosts import NETWORK, Host, Hosts, Typist, separate_hosts
-from tierlane.check.system import Item
+from tierlane.check.system import CheckItem
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
 
@@ -87,11 +87,11 @@ class Deployment:
             keys[tier] = re.findall(r"\S{30,}", done.stdout)[-1]
         return keys
 
-    def check(self) -> tuple[int, list[Item]]:
+    def check(self) -> tuple[int, list[CheckItem]]:
         """`tierlane check` as the page has it."""
         done = self.operator(self.typist.block("tierlane model create")[-1] + " -o json", "gateway.env")
         assert done.stdout, done.stderr
-        return done.returncode, [Item(**each) for each in json.loads(done.stdout)["checks"]]
+        return done.returncode, [CheckItem(**each) for each in json.loads(done.stdout)["checks"]]
 
     def passes(self) -> bool:
         """Without a warning, too, of one of the gateways, whichever answers."""

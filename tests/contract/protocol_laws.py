@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pool import TIERS, Pool
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Record, decode_entry
+from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
 from scheduler.protocol.batches import RETRY_BUDGET
 from scheduler.states import TERMINAL
 
@@ -52,7 +52,7 @@ class Scan(NamedTuple):
     records: list[Record]
     under_way: set[str]  # Who holds a lease of the customer's concurrency.
     spent: int  # Of the customer's quota.
-    riders: dict[str, list[str]]  # Leader -> who waits for its run.
+    followers: dict[str, list[str]]  # Leader -> who waits for its run.
     sharing: list[str]  # Leaders that have ended, and have not told all of them.
 
     def members(self) -> dict[str, list[str]]:
@@ -82,7 +82,7 @@ return {rows, queues, inflight, leases, batches, line, dead, redis.call('LRANGE'
 
 async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
     found: list[Any] = await pool.client.eval(EVERYTHING, len(TIERS), *TIERS, *ids)
-    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent, riders, sharing = found
+    rows, queues, inflight, leases, batches, line, dead, outbox, under_way, spent, followers, sharing = found
     return Scan(
         rows={i: row_of(values) for i, values in zip(ids, rows, strict=True)},
         queues={tier: texts(queue) for tier, queue in zip(TIERS, queues, strict=True)},
@@ -94,7 +94,7 @@ async def scan(pool: Pool, ids: Sequence[str]) -> Scan:
         records=[record for entry in reversed(outbox) for record in decode_entry(entry)[0]],
         under_way=set(texts(under_way)),
         spent=int(spent),
-        riders={key.decode().removeprefix("riders:"): texts(ids) for key, ids in riders},
+        followers={key.decode().removeprefix("riders:"): texts(ids) for key, ids in followers},
         sharing=texts(sharing),
     )
 
@@ -140,9 +140,9 @@ def check_membership(seen: Scan) -> None:
 def check_riders(seen: Scan) -> None:
     """Who rides does so on one run, which is still to end, or whose riders are being told."""
     riding = {i for i, row in seen.rows.items() if row.state == "riding"}
-    on = Counter(i for ids in seen.riders.values() for i in ids if i in riding)
+    on = Counter(i for ids in seen.followers.values() for i in ids if i in riding)
     assert on == Counter(riding), ("not on one run each", on, riding)
-    for leader, ids in seen.riders.items():
+    for leader, ids in seen.followers.items():
         if riding & set(ids):
             open_ = seen.rows[leader].state in {"queued", "processing"}
             assert open_ or leader in seen.sharing, ("nobody will end them", leader, seen.rows[leader].state)
@@ -153,7 +153,7 @@ def check_budgets(seen: Scan) -> None:
     for i, row in seen.rows.items():
         assert row.losses <= RETRY_BUDGET + 1, ("losses", i, row.losses)
     for end in seen.records:
-        assert not isinstance(end, Ended) or 0 <= end.attempts <= RETRY_BUDGET + 1, ("attempts", end)
+        assert not isinstance(end, EndedRecord) or 0 <= end.attempts <= RETRY_BUDGET + 1, ("attempts", end)
 
 
 def check_suspects(seen: Scan) -> None:
@@ -174,8 +174,8 @@ def check_limits(seen: Scan) -> None:
 
 def check_audit(seen: Scan, life: Life) -> None:
     """I5: a beginning for each accepted request and an end for each that ended, and those that a gateway told again."""
-    begun = Counter(r.id for r in seen.records if isinstance(r, Accepted))
-    ends = [r for r in seen.records if isinstance(r, Ended)]
+    begun = Counter(r.id for r in seen.records if isinstance(r, AcceptedRecord))
+    ends = [r for r in seen.records if isinstance(r, EndedRecord)]
     own = {e.id: (e.state, e.error_code) for e in ends if not e.delivered}
     terminal = {i: (row.state, row.code) for i, row in seen.rows.items() if row.state in TERMINAL}
     assert begun == Counter(list(life.submissions)) + life.pairs, "one accepted record each"
@@ -186,9 +186,9 @@ def check_audit(seen: Scan, life: Life) -> None:
 
 def check_dead_letters(seen: Scan) -> None:
     """One letter, and one id in the list, for each request that was given up for good."""
-    letters = [r for r in seen.records if isinstance(r, DeadLetter)]
+    letters = [r for r in seen.records if isinstance(r, DeadLetterRecord)]
     shared = {
-        r.id for r in seen.records if isinstance(r, Ended) and r.served_from
+        r.id for r in seen.records if isinstance(r, EndedRecord) and r.served_from
     }  # The leader's letter tells of them.
     dead = {i for i, row in seen.rows.items() if row.losses > RETRY_BUDGET or row.code == "poison_request"}
     gone = dead - shared

@@ -12,7 +12,7 @@ from key_leaks import leaked_keys
 from pool import TIERS
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit
-from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET, Riders
+from scheduler.protocol.batches import LEASE_MS, RETRY_BUDGET, Followers
 from scheduler.protocol.replies import decode_reply
 from scheduler.states import TERMINAL, Admission
 
@@ -96,14 +96,14 @@ class Protocol(World):
 
     @rule()
     def share(self) -> None:
-        self.run(Riders(self.client, self.pool.keys).share())
+        self.run(Followers(self.client, self.pool.keys).share())
 
     @precondition(lambda self: self.life.submissions)
     @rule(some=st.lists(ANY, min_size=1, max_size=3), code=st.sampled_from(CODES))
     def cancel(self, some: list[int], code: ErrorCode) -> None:
         ids = list(dict.fromkeys(self.pick(i) for i in some))
         before = {i: row.state for i, row in self.scan().rows.items()}
-        for i, reply in zip(ids, self.run(self.pool.endings.cancel([(i, code) for i in ids])), strict=True):
+        for i, reply in zip(ids, self.run(self.pool.terminations.cancel([(i, code) for i in ids])), strict=True):
             left_running = before[i] == "processing" and code is ErrorCode.CANCELLED
             assert (reply is None) == (left_running or i in self.life.adopted)
             self.life.told[i] += before[i] not in TERMINAL and not left_running
@@ -171,7 +171,7 @@ class Protocol(World):
     def time_is_up(self, some: int, field: str, *, seen: bool) -> None:
         self.run(self.pool.overdue([self.pick(some)], field))
         if seen:
-            self.run(self.pool.endings.expire(TIERS))
+            self.run(self.pool.terminations.expire(TIERS))
 
     @precondition(lambda self: not self.waves)
     @rule(balance=st.integers(0, 3))
@@ -314,7 +314,7 @@ class Protocol(World):
         """Heal, serve what is left, and judge the whole history."""
         assert self.run(leaked_keys(self.client)) == []
         for _ in range(RETRY_BUDGET + 2):
-            self.run(Riders(self.client, self.pool.keys).share_all())
+            self.run(Followers(self.client, self.pool.keys).share_all())
             while any(self.run(self.pool.depth(tier)) for tier in TIERS):
                 self.form((9, 9, 9), 1000, owner=True)
             self.leases_run_out(reaped=True)

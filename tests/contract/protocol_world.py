@@ -11,7 +11,7 @@ from contract.protocol_laws import Life, Scan, scan
 from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Submission
-from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.replies import Reply, decode_replies
 from scheduler.redis_client.connections import command_client, subscriber_client
@@ -103,8 +103,8 @@ class World(RuleBasedStateMachine):
     async def adopt(self, ids: list[str]) -> None:
         pairs = [
             (
-                Accepted(i, "customer", "key", "free", "tiny", "g1", 5, ""),
-                Ended(i, *self.answered[i], 1, 9.0, -1, 9.0, "", 1, "w", 1, 5, 5, "direct", delivered=True),
+                AcceptedRecord(i, "customer", "key", "free", "tiny", "g1", 5, ""),
+                EndedRecord(i, *self.answered[i], 1, 9.0, -1, 9.0, "", 1, "w", 1, 5, 5, "direct", delivered=True),
             )
             for i in ids
         ]

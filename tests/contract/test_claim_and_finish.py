@@ -141,7 +141,7 @@ async def test_a_member_that_ended_meanwhile_stays_as_it_ended(pool: Pool) -> No
     """The first terminal writer wins: a deadline that was answered is not overwritten by a late result."""
     claimed = await pool.running(2)
     first, second = (r.id for r in claimed.requests)
-    await pool.endings.cancel([(first, ErrorCode.DEADLINE_EXCEEDED)])
+    await pool.terminations.cancel([(first, ErrorCode.DEADLINE_EXCEEDED)])
 
     stale = await pool.batches.finish("b1", "token", [done(first), done(second)])
 
@@ -267,7 +267,7 @@ async def test_a_request_that_ends_before_its_body_comes_is_left_out(
     fetched = pool.batches._fetched
 
     async def late(batch_id: str, token: str, ids: Sequence[str]) -> dict[str, bytes] | None:
-        await pool.endings.cancel([(last, ErrorCode.DEADLINE_EXCEEDED)])
+        await pool.terminations.cancel([(last, ErrorCode.DEADLINE_EXCEEDED)])
         return await fetched(batch_id, token, ids)
 
     monkeypatch.setattr(pool.batches, "_fetched", late)

@@ -6,12 +6,12 @@ import pytest
 
 from eventually import eventually
 from pool import Pool
-from scheduler.protocol.pool_view import WorkerBeat
-from scheduler.protocol.presence import AGAIN_S, CordonKeeper, Cordons, Standing
+from scheduler.protocol.pool_view import WorkerReport
+from scheduler.protocol.presence import AGAIN_S, Cordons, CordonStatus, CordonSync
 
 
-def beat(worker: str = "w1", status: str = "ready") -> WorkerBeat:
-    return WorkerBeat(worker, status, 0.5, 1, 100.0, 50.0, "simulated", "v1")
+def heartbeat(worker: str = "w1", status: str = "ready") -> WorkerReport:
+    return WorkerReport(worker, status, 0.5, 1, 100.0, 50.0, "simulated", "v1")
 
 
 @pytest.fixture
@@ -22,28 +22,28 @@ async def cordons(pool: Pool) -> Cordons:
 async def test_a_worker_hears_it_in_the_answer_to_its_beat(pool: Pool, cordons: Cordons) -> None:
     """Whoever is named is cordoned, nobody else; the last word holds."""
     assert await cordons.tell(["w1", "w3"]) == 2
-    assert await pool.presence.worker_beat(beat("w1")) is Standing.CORDONED
-    assert await pool.presence.worker_beat(beat("w2")) is Standing.FREE
+    assert await pool.presence.worker_beat(heartbeat("w1")) is CordonStatus.CORDONED
+    assert await pool.presence.worker_beat(heartbeat("w2")) is CordonStatus.FREE
 
     assert await cordons.tell(["w2", "w3"]) == 2
-    assert await pool.presence.worker_beat(beat("w1")) is Standing.FREE
-    assert await pool.presence.worker_beat(beat("w2")) is Standing.CORDONED
+    assert await pool.presence.worker_beat(heartbeat("w1")) is CordonStatus.FREE
+    assert await pool.presence.worker_beat(heartbeat("w2")) is CordonStatus.CORDONED
 
     assert await cordons.tell(["w2", "w3"]) == 0
 
 
 async def test_a_pulse_hears_it_too(pool: Pool, cordons: Cordons) -> None:
     """An idle worker beats that way."""
-    heard: list[Standing] = []
-    await pool.presence.worker_beat(beat())
+    heard: list[CordonStatus] = []
+    await pool.presence.worker_beat(heartbeat())
     pulse = pool.presence.pulse(lambda: None, heard.append)
 
     for named in (["w1"], []):
         await cordons.tell(named)
-        assert pulse.send(beat())
+        assert pulse.send(heartbeat())
         await eventually(lambda: not pulse.pending, "it is answered")
 
-    assert heard == [Standing.CORDONED, Standing.FREE]
+    assert heard == [CordonStatus.CORDONED, CordonStatus.FREE]
 
 
 async def test_an_emptied_redis_frees_nobody(pool: Pool, cordons: Cordons) -> None:
@@ -51,15 +51,15 @@ async def test_an_emptied_redis_frees_nobody(pool: Pool, cordons: Cordons) -> No
     await cordons.tell(["w1"])
     await pool.client.flushall()
 
-    assert await pool.presence.worker_beat(beat()) is Standing.UNKNOWN
+    assert await pool.presence.worker_beat(heartbeat()) is CordonStatus.UNKNOWN
     await cordons.tell([])
-    assert await pool.presence.worker_beat(beat()) is Standing.FREE
+    assert await pool.presence.worker_beat(heartbeat()) is CordonStatus.FREE
 
 
 async def test_a_cordoned_worker_is_seen_and_not_counted(pool: Pool) -> None:
     """It says so with its next beat; then capacity is that of the others."""
-    await pool.presence.worker_beat(beat("w1", "cordoned"))
-    await pool.presence.worker_beat(beat("w2"))
+    await pool.presence.worker_beat(heartbeat("w1", "cordoned"))
+    await pool.presence.worker_beat(heartbeat("w2"))
 
     seen = await pool.presence.observe([])
 
@@ -84,7 +84,7 @@ class Told(Cordons):
 async def test_the_keeper_tells_changes_at_once_and_all_again_each_second() -> None:
     """What is not known is not told: a scheduler that is cut off from PostgreSQL does not speak against the others."""
     told, now, wanted = Told(), [0.0], [frozenset({"w1"})]
-    keeper = CordonKeeper(told, lambda: wanted[0], lambda: now[0])
+    supervisor = CordonSync(told, lambda: wanted[0], lambda: now[0])
     table: list[tuple[float, frozenset[str] | None, list[list[str]]]] = [
         (0.0, frozenset({"w1"}), [["w1"]]),
         (AGAIN_S / 2, frozenset({"w1"}), []),
@@ -98,5 +98,5 @@ async def test_the_keeper_tells_changes_at_once_and_all_again_each_second() -> N
     for at, known, expected in table:
         told.told.clear()
         now[0], wanted[0] = at, known  # type: ignore[assignment]
-        await keeper.look()
+        await supervisor.look()
         assert told.told == expected, at

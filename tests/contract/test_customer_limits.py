@@ -98,7 +98,7 @@ async def test_concurrency_counts_who_is_under_way(pool: Pool) -> None:
     first = [await enter(pool, max_concurrency=3) for _ in range(3)]
     assert outcomes(await ask(pool, 1, max_concurrency=3)) == ["concurrency"]
 
-    await pool.endings.cancel([(first[0].id, ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(first[0].id, ErrorCode.CANCELLED)])
     (verdict,) = await ask(pool, 1, max_concurrency=3)
 
     assert (verdict.outcome, verdict.in_use) == ("accepted", 3)
@@ -123,7 +123,7 @@ async def test_cancelled_requests_leave_no_counter(pool: Pool) -> None:
     for _ in range(4):
         fresh = [pool.submission(max_concurrency=2000) for _ in range(250)]
         await pool.admit(fresh)
-        await pool.endings.cancel([(s.id, ErrorCode.CANCELLED) for s in fresh])
+        await pool.terminations.cancel([(s.id, ErrorCode.CANCELLED) for s in fresh])
 
     assert await pool.client.exists(LEASES) == 0
 
@@ -178,7 +178,7 @@ async def test_a_failure_of_ours_gives_everything_back(pool: Pool, code: ErrorCo
     limits = {"rate": 1e-6, "burst": 8.0, "tokens_per_minute": 1e-4, "key_rate": 1e-6, "key_burst": 8.0}
     asked = await enter(pool, tokens=7, quotas=[("1year", 10)], **limits)
 
-    await pool.endings.cancel([(asked.id, code)])
+    await pool.terminations.cancel([(asked.id, code)])
 
     hash_ = {k.decode(): v.decode() for k, v in (await pool.client.hgetall(HASH)).items()}
     key_tokens = float(await pool.client.hget("rl:key:key", "tokens"))
@@ -203,7 +203,7 @@ async def test_a_refund_makes_no_bucket(pool: Pool) -> None:
     asked = await enter(pool, tokens=5, tokens_per_minute=1e6, quotas=[("1year", 10)])
     await pool.client.delete(HASH, LEASES)
 
-    await pool.endings.cancel([(asked.id, ErrorCode.WORKER_LOST)])
+    await pool.terminations.cancel([(asked.id, ErrorCode.WORKER_LOST)])
 
     assert await pool.client.exists(HASH, LEASES) == 0
 

@@ -52,9 +52,9 @@ async def test_expire_goes_on(pool: Pool, how: str) -> None:
     ids = await pool.overdue(await pool.queue(3))
     await damage(pool, ids[1], how)
 
-    assert (await pool.endings.expire(TIERS))[0] == 2
+    assert (await pool.terminations.expire(TIERS))[0] == 2
     assert await pool.depth("free") == 0
-    assert await pool.endings.expire(TIERS) == (0, 0)
+    assert await pool.terminations.expire(TIERS) == (0, 0)
     await check_aside(pool, ids[1], how)
 
 
@@ -130,7 +130,7 @@ async def test_cancel_ends_the_others(pool: Pool, how: str) -> None:
     ids = await pool.queue(3)
     await damage(pool, ids[1], how)
 
-    replies = await pool.endings.cancel([(i, ErrorCode.DEADLINE_EXCEEDED) for i in ids])
+    replies = await pool.terminations.cancel([(i, ErrorCode.DEADLINE_EXCEEDED) for i in ids])
 
     assert [reply.id if reply else None for reply in replies] == [ids[0], None, ids[2]]
     assert await noted(pool) == [ids[1]]

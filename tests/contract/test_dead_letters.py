@@ -6,7 +6,7 @@ import pytest
 from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, decode_payload, encode_payload
-from scheduler.protocol.audit_outbox import DeadLetter, Ended, decode_entry
+from scheduler.protocol.audit_outbox import DeadLetterRecord, EndedRecord, decode_entry
 from scheduler.protocol.batches import Outcome
 from scheduler.redis_client.scripts import inner
 
@@ -78,7 +78,7 @@ async def test_a_request_that_ended_meanwhile_leaves_none(pool: Pool) -> None:
     """The first terminal writer wins here as well."""
     claimed = await pool.running(1)
     request_id = claimed.requests[0].id
-    await pool.endings.cancel([(request_id, ErrorCode.DEADLINE_EXCEEDED)])
+    await pool.terminations.cancel([(request_id, ErrorCode.DEADLINE_EXCEEDED)])
 
     await pool.batches.finish("b1", "token", [Outcome(request_id, "poison_request", 3.0, 0, "v1", "")])
 
@@ -96,7 +96,9 @@ async def test_each_letter_is_an_entry_of_its_own(pool: Pool) -> None:
 
     entries = await pool.client.lrange(pool.keys.outbox, 0, -1)
 
-    assert [[type(r) for r in decode_entry(e)[0]] for e in reversed(entries)] == [[Ended] * 3] + [[DeadLetter]] * 3
+    assert [[type(r) for r in decode_entry(e)[0]] for e in reversed(entries)] == [[EndedRecord] * 3] + [
+        [DeadLetterRecord]
+    ] * 3
 
 
 async def test_the_list_of_dead_letters_is_bounded(pool: Pool) -> None:

@@ -10,10 +10,10 @@ from scheduler.protocol.cancellation import STORED_KEEP_MS
 async def test_stored_leaves_what_has_not_ended(pool: Pool) -> None:
     """Only a row that has ended is kept for less; one that waits, is unknown or is of another type stays as it is."""
     waits, damaged, ended = await pool.queue(3, total_ms=600_000)
-    await pool.endings.cancel([(ended, ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(ended, ErrorCode.CANCELLED)])
     await pool.client.set(pool.keys.request(damaged), "text", px=600_000)
 
-    assert await pool.endings.stored([waits, damaged, ended, "req_unknown"]) == 1
+    assert await pool.terminations.stored([waits, damaged, ended, "req_unknown"]) == 1
     lives = [await pool.client.pttl(pool.keys.request(each)) for each in (waits, damaged, ended)]
     assert min(lives[:2]) > 590_000
     assert 0 < lives[2] <= STORED_KEEP_MS
@@ -23,7 +23,7 @@ async def test_cancel_ends_what_is_queued(pool: Pool) -> None:
     """The client left before the batch: failed, noted, and the reply that stands is returned."""
     (request_id,) = await pool.queue(1)
 
-    (reply,) = await pool.endings.cancel([(request_id, ErrorCode.CANCELLED)])
+    (reply,) = await pool.terminations.cancel([(request_id, ErrorCode.CANCELLED)])
 
     assert reply is not None
     assert (reply.state, reply.error_code) == ("failed", "cancelled")
@@ -36,7 +36,7 @@ async def test_cancel_leaves_a_running_request_alone(pool: Pool) -> None:
     claimed = await pool.running(1)
     request_id = claimed.requests[0].id
 
-    assert await pool.endings.cancel([(request_id, ErrorCode.CANCELLED)]) == [None]
+    assert await pool.terminations.cancel([(request_id, ErrorCode.CANCELLED)]) == [None]
     assert await pool.batches.finish("b1", "token", [done(request_id)]) == 0
 
 
@@ -45,7 +45,7 @@ async def test_a_deadline_ends_a_running_request(pool: Pool) -> None:
     claimed = await pool.running(2)
     first, second = (r.id for r in claimed.requests)
 
-    (reply,) = await pool.endings.cancel([(first, ErrorCode.DEADLINE_EXCEEDED)])
+    (reply,) = await pool.terminations.cancel([(first, ErrorCode.DEADLINE_EXCEEDED)])
 
     assert reply is not None
     assert reply.error_code == "deadline_exceeded"
@@ -58,7 +58,7 @@ async def test_a_result_that_is_there_wins_over_the_deadline(pool: Pool) -> None
     request_id = claimed.requests[0].id
     await pool.batches.finish("b1", "token", [done(request_id, "there")])
 
-    (reply,) = await pool.endings.cancel([(request_id, ErrorCode.DEADLINE_EXCEEDED)])
+    (reply,) = await pool.terminations.cancel([(request_id, ErrorCode.DEADLINE_EXCEEDED)])
 
     assert reply is not None
     assert (reply.state, reply.output) == ("completed", "there")
@@ -66,8 +66,8 @@ async def test_a_result_that_is_there_wins_over_the_deadline(pool: Pool) -> None
 
 async def test_an_unknown_id_is_none(pool: Pool) -> None:
     """Redis may have come back empty: nothing is made up."""
-    assert await pool.endings.cancel([("req_unknown", ErrorCode.DEADLINE_EXCEEDED)]) == [None]
-    assert await pool.endings.cancel([]) == []
+    assert await pool.terminations.cancel([("req_unknown", ErrorCode.DEADLINE_EXCEEDED)]) == [None]
+    assert await pool.terminations.cancel([]) == []
 
 
 async def test_expire_ends_the_oldest_first_and_stops_at_the_living(pool: Pool) -> None:
@@ -75,7 +75,7 @@ async def test_expire_ends_the_oldest_first_and_stops_at_the_living(pool: Pool) 
     old = await pool.overdue(await pool.queue(2))
     live = await pool.queue(2)
 
-    assert await pool.endings.expire(TIERS) == (2, 0)
+    assert await pool.terminations.expire(TIERS) == (2, 0)
 
     assert await pool.states([*old, *live]) == ["failed", "failed", "queued", "queued"]
     assert await pool.depth("free") == 2
@@ -86,7 +86,7 @@ async def test_expire_looks_behind_one_that_may_wait_longer(pool: Pool) -> None:
     (patient,) = await pool.queue(1)
     hasty = await pool.overdue(await pool.queue(2))
 
-    assert await pool.endings.expire(TIERS) == (2, 0)
+    assert await pool.terminations.expire(TIERS) == (2, 0)
 
     assert await pool.states([patient, *hasty]) == ["queued", "failed", "failed"]
     assert await pool.depth("free") == 3  # dead entries, until they are the oldest
@@ -95,7 +95,7 @@ async def test_expire_looks_behind_one_that_may_wait_longer(pool: Pool) -> None:
 async def test_an_admission_after_its_end_does_nothing(pool: Pool) -> None:
     """The client was answered while the call was on its way: what arrives late must not run for nobody."""
     submission = pool.submission()
-    assert await pool.endings.cancel([(submission.id, ErrorCode.NO_CAPACITY)]) == [None]
+    assert await pool.terminations.cancel([(submission.id, ErrorCode.NO_CAPACITY)]) == [None]
 
     (verdict,) = await pool.admit([submission])
 
@@ -119,9 +119,9 @@ async def test_an_unreadable_reply_costs_only_itself(pool: Pool) -> None:
 async def test_expire_sweeps_entries_that_ended_in_the_queue(pool: Pool) -> None:
     """A cancelled id at the head of the queue is removed without being ended twice."""
     ids = await pool.queue(2)
-    await pool.endings.cancel([(ids[0], ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(ids[0], ErrorCode.CANCELLED)])
 
-    assert await pool.endings.expire(TIERS) == (0, 1)
+    assert await pool.terminations.expire(TIERS) == (0, 1)
     _, ended = await pool.audit()
     assert len(ended) == 1
 
@@ -132,9 +132,9 @@ async def test_every_end_at_once_makes_one_end(pool: Pool) -> None:
     await pool.overdue(ids[::2])
 
     await asyncio.gather(
-        *(pool.endings.cancel([(i, ErrorCode.CANCELLED)]) for i in ids),
-        *(pool.endings.cancel([(i, ErrorCode.DEADLINE_EXCEEDED)]) for i in ids),
-        *(pool.endings.expire(TIERS) for _ in range(5)),
+        *(pool.terminations.cancel([(i, ErrorCode.CANCELLED)]) for i in ids),
+        *(pool.terminations.cancel([(i, ErrorCode.DEADLINE_EXCEEDED)]) for i in ids),
+        *(pool.terminations.expire(TIERS) for _ in range(5)),
         *(pool.form([("free", 5)]) for _ in range(5)),
     )
 

@@ -102,12 +102,12 @@ async def test_after_a_standstill_gateways_have_time_to_beat(pool: Pool) -> None
     """Redis stood still and heartbeats ran out meanwhile: nobody counts as dead before, and a second after, it is noted."""
     ids = await pool.queue(3)
     await pool.aged(ids, 2500)
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     await pool.client.decrby(pool.keys.reaped_at, 2400)
     await pool.client.delete(pool.keys.gateway("g1"))
 
     assert (await pool.batches.form("b1", [("free", 1)], 9, TIERS)).dropped == 0
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     assert (await pool.batches.form("b2", [("free", 1)], 9, TIERS)).dropped == 0
     await pool.client.delete(pool.keys.resumed_at)
     assert (await pool.batches.form("b3", [("free", 1)], 9, TIERS)).dropped == 1
@@ -126,7 +126,7 @@ async def test_a_young_request_shows_that_its_gateway_lives(pool: Pool) -> None:
 async def test_dead_entries_are_skipped(pool: Pool) -> None:
     """Cancelled ids that still stand in the list take no place in a batch."""
     ids = await pool.queue(3)
-    await pool.endings.cancel([(ids[0], ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(ids[0], ErrorCode.CANCELLED)])
 
     await pool.form([("free", 2)])
 

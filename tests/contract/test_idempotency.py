@@ -7,7 +7,7 @@ from redis.asyncio import Redis
 
 from pool import WIDE, Pool, done
 from scheduler.errors import ErrorCode
-from scheduler.protocol.admission import Admissions, Replays, Submission, Verdict
+from scheduler.protocol.admission import Admissions, ReplayLimits, Submission, Verdict
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.cancellation import STORED_KEEP_MS
 from scheduler.states import Admission
@@ -58,7 +58,7 @@ async def test_nothing_shortens_the_life_of_the_answer(pool: Pool) -> None:
     batch = await pool.claim_next()
     await pool.batches.renew(batch.batch_id, batch.token)
     await pool.batches.finish(batch.batch_id, batch.token, [done(first.id)])
-    await pool.endings.cancel([(first.id, ErrorCode.DEADLINE_EXCEEDED)])
+    await pool.terminations.cancel([(first.id, ErrorCode.DEADLINE_EXCEEDED)])
 
     assert await pool.client.pttl(pool.keys.request(first.id)) > DAY_MS - 5000
     assert await pool.client.hget(pool.keys.request(first.id), "idem") == b"customer:k1"
@@ -206,7 +206,7 @@ async def kept(pool: Pool, customer: str = "customer") -> list[str]:
 
 def small(pool: Pool, **limits: int) -> Admissions:
     """Admission with a budget for answers."""
-    return Admissions(pool.client, pool.keys, "g1", replays=Replays(**limits))
+    return Admissions(pool.client, pool.keys, "g1", replays=ReplayLimits(**limits))
 
 
 async def answered(pool: Pool, admissions: Admissions, submission: Submission, output: str = "text") -> None:
@@ -270,12 +270,12 @@ async def test_what_every_row_has_is_not_taken_by_the_budget(pool: Pool) -> None
 
 async def test_an_evicted_job_goes_once_its_end_is_stored(pool: Pool) -> None:
     """A job's row lives for an outage of PostgreSQL; when its end is there, an answer that is evicted need not."""
-    admissions = Admissions(pool.client, pool.keys, "jobs", 600_000, replays=Replays(rows=1))
+    admissions = Admissions(pool.client, pool.keys, "jobs", 600_000, replays=ReplayLimits(rows=1))
     asked = [keyed(pool, f"customer:k{i}", total_ms=600_000) for i in range(4)]
     for each in asked[:2]:
         await answered(pool, admissions, each)
 
-    assert await pool.endings.stored([asked[0].id]) == 1
+    assert await pool.terminations.stored([asked[0].id]) == 1
     assert await pool.client.pttl(pool.keys.request(asked[0].id)) > DAY_MS - 60_000  # It answers its key still.
     for each in asked[2:]:
         await answered(pool, admissions, each)

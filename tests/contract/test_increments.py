@@ -7,9 +7,9 @@ from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.replies import (
     LOST,
-    Address,
     Increment,
     IncrementChannel,
+    IncrementTarget,
     decode_increments,
     decode_replies,
     encode_increments,
@@ -38,9 +38,9 @@ def test_no_message_is_taken_for_the_other_kind() -> None:
 
 @pytest.mark.parametrize(
     ("text", "address"),
-    [("gw-1 abc", Address("gw-1", "abc")), ("", None), ("gw-1", None), ("gw-1 ", None), (" abc", None)],
+    [("gw-1 abc", IncrementTarget("gw-1", "abc")), ("", None), ("gw-1", None), ("gw-1 ", None), (" abc", None)],
 )
-def test_an_address_is_one_text(text: str, address: Address | None) -> None:
+def test_an_address_is_one_text(text: str, address: IncrementTarget | None) -> None:
     """As the stored request carries it; what is none sends nothing."""
     assert read_address(text) == address
     assert address is None or address.written() == text
@@ -70,7 +70,7 @@ async def test_a_stream_is_cancelled_while_it_runs(pool: Pool) -> None:
     first, second, third = (request.id for request in claimed.requests)
     assert await pool.batches.renew("b1", "token", 3) is True
 
-    await pool.endings.cancel([(second, ErrorCode.CANCELLED, True)])
+    await pool.terminations.cancel([(second, ErrorCode.CANCELLED, True)])
 
     assert await pool.batches.renew("b1", "token", 3) == {first, third}
     assert await pool.batches.renew("b1", "token", 2) is True
@@ -85,7 +85,7 @@ async def test_a_stream_is_cancelled_while_it_runs(pool: Pool) -> None:
 async def test_the_last_one_may_leave(pool: Pool) -> None:
     """A batch of which nobody is left is told so, and closed as usual."""
     claimed = await pool.running(1)
-    await pool.endings.cancel([(claimed.requests[0].id, ErrorCode.CANCELLED, True)])
+    await pool.terminations.cancel([(claimed.requests[0].id, ErrorCode.CANCELLED, True)])
 
     assert await pool.batches.renew("b1", "token", 1) == frozenset()
     assert await pool.batches.finish("b1", "token", []) == 0
@@ -96,7 +96,7 @@ async def test_who_left_is_not_run_again(pool: Pool) -> None:
     """The worker is lost with a batch that one member has left: the others alone are retried."""
     claimed = await pool.running(2)
     gone, stays = (request.id for request in claimed.requests)
-    await pool.endings.cancel([(gone, ErrorCode.CANCELLED, True)])
+    await pool.terminations.cancel([(gone, ErrorCode.CANCELLED, True)])
 
     await pool.reaped()
 

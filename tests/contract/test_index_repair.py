@@ -4,18 +4,18 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool, done
-from scheduler.batching.reaper import Caretaker
+from scheduler.batching.reaper import Reaper
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.index_repair import IndexRepair
 
 LEASE_MS = 40
 
 
-def caretaker_of(pool: Pool) -> Caretaker:
-    endings = Endings(pool.client, pool.keys, lease_ms=LEASE_MS)
+def caretaker_of(pool: Pool) -> Reaper:
+    terminations = Terminations(pool.client, pool.keys, lease_ms=LEASE_MS)
     repair = IndexRepair(pool.client, pool.keys, lease_ms=LEASE_MS)
-    return Caretaker(endings, pool.presence, lambda: TIERS, lambda: 0, 100, repair=repair)
+    return Reaper(terminations, pool.presence, lambda: TIERS, lambda: 0, 100, repair=repair)
 
 
 async def told(pool: Pool) -> list[str]:
@@ -38,8 +38,8 @@ async def test_lost_leases_are_found_again(pool: Pool) -> None:
     await pool.client.set(pool.keys.leases, "somebody else's")
     with pytest.raises(RedisUnavailable, match="WRONGTYPE"):
         await pool.form([("free", 1)])
-    caretaker = caretaker_of(pool)
-    await caretaker.look_after()
+    reaper = caretaker_of(pool)
+    await reaper.look_after()
 
     assert await pool.client.zrange(pool.keys.leases, 0, -1) == [b"b1", b"b2", b"b3"]
     assert await set_aside(pool) == ["leases"]
@@ -48,14 +48,14 @@ async def test_lost_leases_are_found_again(pool: Pool) -> None:
     assert notice.startswith(f"Redis key {pool.keys.prefix}leases had another type: it was set aside as ")
     await pool.batches.finish(running.batch_id, running.token, [done(running.requests[0].id)])
     for _ in range(2):
-        await eventually(lambda: ready_after(pool, caretaker), "a batch stands ready")
+        await eventually(lambda: ready_after(pool, reaper), "a batch stands ready")
         claimed = await pool.claim_next()
         await pool.batches.finish(claimed.batch_id, claimed.token, [done(claimed.requests[0].id)])
     assert [reply.state for reply in await pool.results.fetch(ids) if reply] == ["completed"] * 3
 
 
-async def ready_after(pool: Pool, caretaker: Caretaker) -> int:
-    await caretaker.look_after()
+async def ready_after(pool: Pool, reaper: Reaper) -> int:
+    await reaper.look_after()
     return await pool.client.llen(pool.keys.batch_queue)
 
 

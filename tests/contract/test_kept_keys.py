@@ -59,7 +59,7 @@ async def test_the_reaper_keeps_a_running_batch_when_redis_stood_still(pool: Poo
     await almost_out(pool, "batch:*", "inflight:*")
     await pool.expire_leases()
 
-    assert (await pool.endings.reap(0)).renewed == 1
+    assert (await pool.terminations.reap(0)).renewed == 1
 
     assert await batch_keys(pool) >= BATCH_KEEP_MS - 1000
 
@@ -106,7 +106,7 @@ async def test_the_batch_of_an_heir_outlives_it(pool: Pool) -> None:
     await batch_of_all(pool)
     await pool.batches.fail("b1", "token", ErrorCode.WORKER_LOST, 0)
 
-    await pool.endings.cancel([(first.id, ErrorCode.DEADLINE_EXCEEDED)])
+    await pool.terminations.cancel([(first.id, ErrorCode.DEADLINE_EXCEEDED)])
 
     assert f"inflight:free:{rider.id[4:]}" in await pool.inflight()
     assert await shortest(pool, f"batch:{rider.id[4:]}", f"inflight:free:{rider.id[4:]}") > JOB_MS
@@ -117,7 +117,7 @@ async def test_a_late_rider_does_not_shorten_the_list(pool: Pool) -> None:
     leader, *_ = await ask(pool, 2, **LONG)
     await ask(pool, 1)
 
-    assert await pool.client.pttl(pool.keys.riders(leader.id)) > JOB_MS
+    assert await pool.client.pttl(pool.keys.followers(leader.id)) > JOB_MS
 
 
 async def test_a_leader_that_is_overtaken_is_kept_in_the_list(pool: Pool) -> None:
@@ -125,14 +125,14 @@ async def test_a_leader_that_is_overtaken_is_kept_in_the_list(pool: Pool) -> Non
     await ask(pool, 1, **LONG)
     (lifted,) = await ask(pool, 1, "enterprise")
 
-    assert await pool.client.pttl(pool.keys.riders(lifted.id)) > JOB_MS
+    assert await pool.client.pttl(pool.keys.followers(lifted.id)) > JOB_MS
 
 
 async def test_what_riders_are_owed_is_kept_as_long_as_they(pool: Pool) -> None:
     """The answer for riders that were not told yet waits for a scheduler for as long as they may."""
     asked = await untold(pool, **LONG)
     leader = asked[0].id
-    kept_ms = await pool.client.pttl(pool.keys.riders(leader))
+    kept_ms = await pool.client.pttl(pool.keys.followers(leader))
     for key in (pool.keys.sharing, pool.keys.request(leader)):
         assert await pool.client.pttl(key) >= kept_ms - 1000
 

@@ -167,7 +167,7 @@ async def test_a_refund_keeps_quotas_that_were_told(pool: Pool) -> None:
     await pool.client.delete(HASH)
     await QuotaRestore(pool.client, pool.keys).tell([QuotaSpent("customer", "1year", await pool.now_ms(), 8)])
 
-    await pool.endings.cancel([(asked.id, ErrorCode.WORKER_LOST)])
+    await pool.terminations.cancel([(asked.id, ErrorCode.WORKER_LOST)])
 
     fields = await pool.client.hgetall(HASH)
     assert list(fields) == [b"q:1year"]
@@ -201,7 +201,7 @@ async def test_many_ends_of_one_customer_in_one_call(pool: Pool) -> None:
         pipe.copy(pool.keys.request(asked), pool.keys.request(request_id))
     await pipe.execute()
 
-    await pool.endings.cancel([(request_id, ErrorCode.CANCELLED) for request_id in ids])
+    await pool.terminations.cancel([(request_id, ErrorCode.CANCELLED) for request_id in ids])
 
     assert await pool.client.zrange(LEASES, 0, -1) == [asked.encode()]
 

@@ -58,7 +58,7 @@ async def lose(pool: Pool, batch_id: str, times: int) -> None:
     """Let a claimed batch be lost and claimed again, `times` times."""
     for i in range(times):
         await pool.expire_leases()
-        await pool.endings.reap(0)
+        await pool.terminations.reap(0)
         if i < times - 1:
             assert await pool.pop() == batch_id
             assert await pool.batches.claim(batch_id, "w", f"t{i}") is not None
@@ -101,7 +101,7 @@ async def test_an_unclaimed_batch_in_line_is_renewed(pool: Pool) -> None:
     await pool.form([("free", 1)])
     await pool.expire_leases()
 
-    assert await pool.endings.reap(0) == Reaped(1, 0, 0, 0)
+    assert await pool.terminations.reap(0) == Reaped(1, 0, 0, 0)
 
     assert [await pool.pop(), await pool.pop()] == ["b1", None]
     claimed = await pool.batches.claim("b1", "w", "t")
@@ -116,7 +116,7 @@ async def test_a_batch_popped_and_never_claimed_is_pushed_again(pool: Pool) -> N
     await pool.pop()
     await pool.expire_leases()
 
-    assert await pool.endings.reap(0) == Reaped(0, 1, 0, 0)
+    assert await pool.terminations.reap(0) == Reaped(0, 1, 0, 0)
 
     assert await pool.pop() == "b1"
     claimed = await pool.batches.claim("b1", "w", "t")
@@ -126,15 +126,15 @@ async def test_a_batch_popped_and_never_claimed_is_pushed_again(pool: Pool) -> N
 
 async def test_a_standstill_is_nobodys_fault(pool: Pool) -> None:
     """After Redis stood still no worker could renew: running batches get one more lease instead of a lost attempt."""
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     await pool.running(2)
     await pool.expire_leases()
     await pool.client.decrby(pool.keys.reaped_at, 700)
 
-    assert await pool.endings.reap(0) == Reaped(1, 0, 0, 0)
+    assert await pool.terminations.reap(0) == Reaped(1, 0, 0, 0)
 
     await pool.expire_leases()
-    assert await pool.endings.reap(0) == Reaped(0, 0, 1, 0)
+    assert await pool.terminations.reap(0) == Reaped(0, 0, 1, 0)
 
 
 async def test_a_batch_that_nobody_will_claim_ends_in_time(pool: Pool) -> None:
@@ -144,7 +144,7 @@ async def test_a_batch_that_nobody_will_claim_ends_in_time(pool: Pool) -> None:
     await pool.overdue(ids, "dl")
     await pool.expire_leases()
 
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
 
     assert [r.error_code for r in await pool.results.fetch(ids) if r] == ["deadline_exceeded"] * 2
     assert await pool.inflight() == {}
@@ -167,7 +167,7 @@ async def test_two_reapers_at_once_are_harmless(pool: Pool) -> None:
     claimed = [(await pool.running(2, token=f"t{i}")) for i in range(5)]
     await pool.expire_leases()
 
-    passes = await asyncio.gather(*(pool.endings.reap(0) for _ in range(4)))
+    passes = await asyncio.gather(*(pool.terminations.reap(0) for _ in range(4)))
 
     assert sum(p.retried for p in passes) == 5
     assert sorted([await pool.pop() for _ in range(6)], key=str) == sorted(
@@ -179,7 +179,7 @@ async def test_a_lease_without_a_batch_is_forgotten(pool: Pool) -> None:
     """A trace that leads nowhere is counted and removed."""
     await pool.client.zadd(pool.keys.leases, {"ghost": 1})
 
-    assert await pool.endings.reap(0) == Reaped(0, 0, 0, 1)
+    assert await pool.terminations.reap(0) == Reaped(0, 0, 0, 1)
     assert await pool.client.zcard(pool.keys.leases) == 0
 
 
@@ -223,7 +223,7 @@ async def test_a_clock_that_went_back_makes_no_lease_longer(pool: Pool) -> None:
     await pool.client.zadd(pool.keys.leases, {claimed.batch_id: ahead_ms})
     await pool.client.set(pool.keys.reaped_at, ahead_ms)
 
-    assert await pool.endings.reap(0) == Reaped(0, 0, 0, 0)
+    assert await pool.terminations.reap(0) == Reaped(0, 0, 0, 0)
     assert await pool.client.zscore(pool.keys.leases, claimed.batch_id) <= await pool.now_ms() + LEASE_MS
 
     await pool.reaped()

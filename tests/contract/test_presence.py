@@ -150,7 +150,7 @@ async def test_observe_shows_everything_in_one_look(pool: Pool) -> None:
 async def test_observe_tells_how_long_schedulers_and_gateways_are_silent(pool: Pool) -> None:
     """By Redis' own clock; a scheduler that never passed, or not for a minute, is not known."""
     assert (await pool.presence.observe(TIERS)).scheduler_age_ms is None
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     now_ms = await pool.now_ms()
     await pool.client.zadd(pool.keys.gateways, {"g1": now_ms - 1500})
     await pool.client.set(pool.keys.scheduled_at, now_ms - 2500, px=1000)
@@ -165,17 +165,17 @@ async def test_observe_tells_how_long_schedulers_and_gateways_are_silent(pool: P
 
 async def test_who_stands_in_for_schedulers_is_none(pool: Pool) -> None:
     """Its passes keep up what the reaper knows of standstills; the age of schedulers goes on growing, or is unknown."""
-    await pool.endings.reap(0, standing_in=True)
+    await pool.terminations.reap(0, standing_in=True)
     seen = await pool.presence.observe(TIERS)
     assert seen.scheduler_age_ms is None
     assert seen.pass_age_ms is not None
     assert seen.pass_age_ms < 10_000
 
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     await pool.client.decrby(pool.keys.scheduled_at, 60_000)
     await pool.client.decrby(pool.keys.reaped_at, 60_000)
     await pool.client.pexpire(pool.keys.scheduled_at, 5000)
-    await pool.endings.reap(0, standing_in=True)
+    await pool.terminations.reap(0, standing_in=True)
 
     seen = await pool.presence.observe(TIERS)
     assert seen.scheduler_age_ms is not None

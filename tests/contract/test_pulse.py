@@ -5,11 +5,11 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from pool import Pool
-from scheduler.protocol.pool_view import WorkerBeat
-from scheduler.protocol.presence import WHOLE_EVERY_S, Pulse
+from scheduler.protocol.pool_view import WorkerReport
+from scheduler.protocol.presence import WHOLE_EVERY_S, AsyncHeartbeat
 from scheduler.redis_client.connections import line_of
 
-BEAT = WorkerBeat("w1", "ready", 0.5, 1, 100.0, 50.0, "simulated", "v1")
+BEAT = WorkerReport("w1", "ready", 0.5, 1, 100.0, 50.0, "simulated", "v1")
 
 
 class Wrongs:
@@ -28,15 +28,15 @@ def wrongs() -> Wrongs:
 
 
 @pytest.fixture
-async def pulse(pool: Pool, wrongs: Wrongs) -> Pulse:
+async def pulse(pool: Pool, wrongs: Wrongs) -> AsyncHeartbeat:
     """Of a worker that is registered, with a connection."""
     await pool.presence.worker_beat(BEAT)
     return pool.presence.pulse(wrongs)
 
 
-async def sent(pulse: Pulse, beat: WorkerBeat = BEAT) -> None:
+async def sent(pulse: AsyncHeartbeat, heartbeat: WorkerReport = BEAT) -> None:
     """Send one, and wait for its answer."""
-    assert pulse.send(beat)
+    assert pulse.send(heartbeat)
     await eventually(lambda: not pulse.pending, "it is answered")
 
 
@@ -45,7 +45,7 @@ async def heard_at(pool: Pool) -> int:
     return int(await pool.client.hget(pool.keys.gpu("w1"), "last_heartbeat"))
 
 
-async def test_a_worker_that_says_nothing_new_stays_known(pool: Pool, pulse: Pulse, wrongs: Wrongs) -> None:
+async def test_a_worker_that_says_nothing_new_stays_known(pool: Pool, pulse: AsyncHeartbeat, wrongs: Wrongs) -> None:
     """Its time moves on, in the row and in the index; all else stands."""
     await sent(pulse)
     before, at = await pool.client.hgetall(pool.keys.gpu("w1")), await heard_at(pool)
@@ -65,10 +65,10 @@ async def _later(pool: Pool, than_ms: int) -> bool:
     return bool(seconds * 1000 + microseconds // 1000 > than_ms)
 
 
-async def test_what_is_new_is_said(pool: Pool, pulse: Pulse) -> None:
+async def test_what_is_new_is_said(pool: Pool, pulse: AsyncHeartbeat) -> None:
     """Another beat goes whole, and the census counts by it."""
     await sent(pulse)
-    await sent(pulse, WorkerBeat("w1", "draining", 0.0, 0, 100.0, 50.0, "simulated", "v1"))
+    await sent(pulse, WorkerReport("w1", "draining", 0.0, 0, 100.0, 50.0, "simulated", "v1"))
 
     assert await pool.client.hget(pool.keys.gpu("w1"), "status") == b"draining"
     assert await pool.presence.census() == (0, 1)
@@ -78,7 +78,7 @@ async def test_what_is_new_is_said(pool: Pool, pulse: Pulse) -> None:
 async def test_the_row_keeps_its_time_to_live(pool: Pool, wrongs: Wrongs) -> None:
     """Every so often all is said again, so that the row of a living worker never expires."""
     now = [1000.0]
-    pulse = Pulse(pool.client, pool.keys, wrongs, lambda: now[0])
+    pulse = AsyncHeartbeat(pool.client, pool.keys, wrongs, lambda: now[0])
     await sent(pulse)
     await pool.client.pexpire(pool.keys.gpu("w1"), 60_000)
     now[0] += WHOLE_EVERY_S - 0.1
@@ -91,7 +91,7 @@ async def test_the_row_keeps_its_time_to_live(pool: Pool, wrongs: Wrongs) -> Non
     assert await pool.client.pttl(pool.keys.gpu("w1")) > 300_000
 
 
-async def test_a_redis_that_came_back_empty_is_told_all(pool: Pool, pulse: Pulse, wrongs: Wrongs) -> None:
+async def test_a_redis_that_came_back_empty_is_told_all(pool: Pool, pulse: AsyncHeartbeat, wrongs: Wrongs) -> None:
     """Half a row would be no worker, and would live for ever."""
     await sent(pulse)
     await pool.client.delete(pool.keys.gpu("w1"), pool.keys.gpus)
@@ -105,7 +105,7 @@ async def test_a_redis_that_came_back_empty_is_told_all(pool: Pool, pulse: Pulse
     assert await pool.presence.census() == (1, 1)
 
 
-async def test_a_pulse_does_not_bring_back_who_said_goodbye(pool: Pool, pulse: Pulse) -> None:
+async def test_a_pulse_does_not_bring_back_who_said_goodbye(pool: Pool, pulse: AsyncHeartbeat) -> None:
     """It may arrive later than the goodbye."""
     await sent(pulse)
     await pool.presence.worker_gone("w1")
@@ -116,7 +116,7 @@ async def test_a_pulse_does_not_bring_back_who_said_goodbye(pool: Pool, pulse: P
 
 
 async def test_a_script_that_redis_forgot_calls_for_a_beat_that_is_awaited(
-    pool: Pool, pulse: Pulse, wrongs: Wrongs
+    pool: Pool, pulse: AsyncHeartbeat, wrongs: Wrongs
 ) -> None:
     """That one brings the script; the pulses go on."""
     await pool.client.script_flush()
@@ -129,7 +129,9 @@ async def test_a_script_that_redis_forgot_calls_for_a_beat_that_is_awaited(
     assert wrongs.count == 1
 
 
-async def test_without_a_connection_nothing_is_sent(client: Redis, pool: Pool, pulse: Pulse, wrongs: Wrongs) -> None:
+async def test_without_a_connection_nothing_is_sent(
+    client: Redis, pool: Pool, pulse: AsyncHeartbeat, wrongs: Wrongs
+) -> None:
     """One that is lost under way is told; then there is none to send the next one on."""
     assert pulse.send(BEAT)
     line_of(client).close()
@@ -138,7 +140,7 @@ async def test_without_a_connection_nothing_is_sent(client: Redis, pool: Pool, p
     assert not pulse.send(BEAT)
 
 
-async def test_one_at_a_time_and_a_late_answer_reaches_nobody(pulse: Pulse, wrongs: Wrongs) -> None:
+async def test_one_at_a_time_and_a_late_answer_reaches_nobody(pulse: AsyncHeartbeat, wrongs: Wrongs) -> None:
     """Given up, its connection takes no new calls."""
     assert pulse.send(BEAT)
     assert not pulse.send(BEAT)

@@ -6,18 +6,18 @@ import pytest
 
 import scheduler.protocol.presence
 from pool import Pool
-from scheduler.protocol.limits import KEEP_MS, MAX_A_BEAT, Refusal, find_refusal, recent_refusals
+from scheduler.protocol.limits import KEEP_MS, MAX_A_BEAT, RejectionRecord, find_refusal, recent_refusals
 from scheduler.protocol.pool_view import GatewayStats
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms, new_request_id
 
 
-def refused(customer_id: str = "acme", **fields: Any) -> Refusal:
+def refused(customer_id: str = "acme", **fields: Any) -> RejectionRecord:
     known = {"key_id": "k1", "tier": "free", "code": "rate_limit_exceeded", "outcome": "customer_limit"}
-    return Refusal(id=new_request_id(), customer_id=customer_id, **known | fields)
+    return RejectionRecord(id=new_request_id(), customer_id=customer_id, **known | fields)
 
 
-async def beats(pool: Pool, *refusals: Refusal, gateway: str = "g1") -> None:
+async def beats(pool: Pool, *refusals: RejectionRecord, gateway: str = "g1") -> None:
     await pool.presence.gateway_beat(GatewayStats(gateway, 0.0, {}), refusals)
 
 

@@ -7,17 +7,17 @@ from redis.asyncio import Redis
 from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_PAIRS, TierLimit
-from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.protocol.cancellation import Reaped
 from scheduler.states import Admission
 
 SHUT = [TierLimit("free", 0.0, 0.0, 0, ["free"], 0, 0)]
 
 
-def pair(request_id: str, state: str = "completed", code: str = "") -> tuple[Accepted, Ended]:
+def pair(request_id: str, state: str = "completed", code: str = "") -> tuple[AcceptedRecord, EndedRecord]:
     """What a gateway told its client of a request that a worker ran past Redis."""
-    begun = Accepted(request_id, "customer", "key", "free", "tiny", "g1", 5, "")
-    end = Ended(request_id, state, code, 1, 60.0, -1, 50.0, "", 1, "w1", 1, 5, 5, "direct", delivered=True)
+    begun = AcceptedRecord(request_id, "customer", "key", "free", "tiny", "g1", 5, "")
+    end = EndedRecord(request_id, state, code, 1, 60.0, -1, 50.0, "", 1, "w1", 1, 5, 5, "direct", delivered=True)
     return begun, end
 
 
@@ -59,7 +59,7 @@ async def test_telling_again_what_is_known_changes_nothing(pool: Pool) -> None:
 async def test_what_its_gateway_has_answered_is_not_stored_again(pool: Pool) -> None:
     """The deadline came while Redis was away, so that `cancel` left a stub: the late word does not run for nobody."""
     lost = pool.submission(again=True)
-    await pool.endings.cancel([(lost.id, ErrorCode.DEADLINE_EXCEEDED)])
+    await pool.terminations.cancel([(lost.id, ErrorCode.DEADLINE_EXCEEDED)])
 
     (verdict,) = await pool.admit([lost])
 
@@ -204,7 +204,7 @@ async def test_a_ready_batch_that_is_left_empty_goes(pool: Pool, *, popped: bool
         assert (await pool.claim_next()).requests == []
     else:
         await pool.expire_leases()
-        assert await pool.endings.reap(0) == Reaped(0, 0, 0, 0)
+        assert await pool.terminations.reap(0) == Reaped(0, 0, 0, 0)
 
     assert await pool.client.exists(pool.keys.batch("b1")) == 0
     assert await pool.client.zcard(pool.keys.leases) == 0

@@ -6,33 +6,33 @@ import pytest
 from key_leaks import leaked_keys
 from pool import TIERS, Pool
 from scheduler.errors import ErrorCode
-from scheduler.protocol.audit_outbox import Ended
-from scheduler.protocol.batches import Riders
+from scheduler.protocol.audit_outbox import EndedRecord
+from scheduler.protocol.batches import Followers
 from scheduler.states import Admission
 from sharing_story import KEEP, SHUT, ask, batch_of_all, finish, ids, served_from, stored, untold
 
 
 async def test_a_leader_that_leaves_hands_over(pool: Pool) -> None:
     """Its own end is its own; the oldest rider is first in the queue, and a scheduler is woken for it."""
-    first, *riders = await ask(pool, 3)
+    first, *followers = await ask(pool, 3)
     other = await pool.queue(1)
     await pool.client.delete(pool.keys.wake)
 
-    await pool.endings.cancel([(first.id, ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(first.id, ErrorCode.CANCELLED)])
 
-    assert await pool.states(ids([first, *riders])) == ["failed", "queued", "riding"]
+    assert await pool.states(ids([first, *followers])) == ["failed", "queued", "riding"]
     assert await pool.client.llen(pool.keys.wake) == 1
     batch = await batch_of_all(pool)
-    assert [r.id for r in batch.requests] == [riders[0].id, *other]
+    assert [r.id for r in batch.requests] == [followers[0].id, *other]
     await finish(pool, batch)
-    assert await pool.states(ids(riders)) == ["completed"] * 2
+    assert await pool.states(ids(followers)) == ["completed"] * 2
 
 
 async def test_a_rider_that_leaves_ends_alone(pool: Pool) -> None:
     """Its deadline or its client's leaving is nobody else's."""
     first, gone, stays = await ask(pool, 3)
 
-    (reply,) = await pool.endings.cancel([(gone.id, ErrorCode.DEADLINE_EXCEEDED)])
+    (reply,) = await pool.terminations.cancel([(gone.id, ErrorCode.DEADLINE_EXCEEDED)])
 
     assert reply is not None
     assert reply.error_code == "deadline_exceeded"
@@ -44,7 +44,7 @@ async def test_when_all_have_left_nothing_runs(pool: Pool) -> None:
     """The last one's leaving ends the run."""
     asked = await ask(pool, 3)
     for each in asked:
-        await pool.endings.cancel([(each.id, ErrorCode.CANCELLED)])
+        await pool.terminations.cancel([(each.id, ErrorCode.CANCELLED)])
 
     await pool.form([("free", 9)])
 
@@ -58,7 +58,7 @@ async def test_a_run_goes_on_when_its_leader_leaves(pool: Pool) -> None:
     first, rider = await ask(pool, 2)
     batch = await batch_of_all(pool)
 
-    await pool.endings.cancel([(first.id, ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(first.id, ErrorCode.CANCELLED)])
     await finish(pool, batch)
 
     assert await pool.states([rider.id]) == ["completed"]
@@ -71,7 +71,7 @@ async def test_a_leader_whose_time_is_up_hands_over(pool: Pool, field: str) -> N
     await pool.overdue([first.id], field)
     await pool.overdue([rider.id], "qdl")
 
-    await pool.endings.expire(TIERS)
+    await pool.terminations.expire(TIERS)
 
     assert await pool.states([first.id, rider.id]) == ["failed", "queued"]
     assert [r.id for r in (await batch_of_all(pool)).requests] == [rider.id]
@@ -82,7 +82,7 @@ async def test_riders_whose_time_is_up_are_passed_over(pool: Pool) -> None:
     first, late, heir = await ask(pool, 3)
     await pool.overdue([late.id], "dl")
 
-    await pool.endings.cancel([(first.id, ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(first.id, ErrorCode.CANCELLED)])
 
     assert await pool.states([late.id, heir.id]) == ["failed", "queued"]
     (reply,) = await pool.results.fetch([late.id])
@@ -104,7 +104,7 @@ async def test_a_lifted_one_that_leads_again_runs_once(pool: Pool) -> None:
     """Its old place in the queue goes when it gets a new one."""
     (old,) = await ask(pool)
     (higher,) = await ask(pool, tier="enterprise")
-    await pool.endings.cancel([(higher.id, ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(higher.id, ErrorCode.CANCELLED)])
 
     assert await pool.depth("free") == 1
     assert [r.id for r in (await batch_of_all(pool)).requests] == [old.id]
@@ -166,15 +166,15 @@ async def test_an_heir_inherits_the_losses(pool: Pool) -> None:
 
 async def test_no_heir_where_the_pool_can_afford_no_retry(pool: Pool) -> None:
     """It would be one: a wave of losses is not doubled by riders."""
-    first, *riders = await ask(pool, 3)
+    first, *followers = await ask(pool, 3)
     batch = await batch_of_all(pool)
     await pool.overdue([first.id], "dl")
     at_us = (await pool.now_ms() + 600_000) * 1000
     await pool.client.hset(pool.keys.retry_budget, mapping={"tokens": 0, "at": at_us})
     await pool.batches.fail(batch.batch_id, batch.token, ErrorCode.WORKER_LOST, 0)
 
-    assert await pool.states(ids(riders)) == ["failed"] * 2
-    assert [r.error_code for r in await stored(pool, riders) if r] == ["worker_lost"] * 2
+    assert await pool.states(ids(followers)) == ["failed"] * 2
+    assert [r.error_code for r in await stored(pool, followers) if r] == ["worker_lost"] * 2
 
 
 async def test_a_thousand_riders_are_told_a_few_a_call(pool: Pool) -> None:
@@ -195,7 +195,7 @@ async def test_a_worker_that_dies_on_the_way_is_replaced(pool: Pool) -> None:
     asked = await untold(pool)
     assert (await pool.states(ids(asked))).count("riding") == 135
 
-    await pool.endings.expire(TIERS)
+    await pool.terminations.expire(TIERS)
 
     assert set(await pool.states(ids(asked))) == {"completed"}
 
@@ -203,10 +203,10 @@ async def test_a_worker_that_dies_on_the_way_is_replaced(pool: Pool) -> None:
 async def test_two_who_tell_do_no_harm(pool: Pool) -> None:
     """Each rider is ended once; who left meanwhile has its own end."""
     asked = await untold(pool)
-    await pool.endings.cancel([(asked[-1].id, ErrorCode.CANCELLED)])
-    riders = Riders(pool.client, pool.keys)
+    await pool.terminations.cancel([(asked[-1].id, ErrorCode.CANCELLED)])
+    followers = Followers(pool.client, pool.keys)
 
-    left = [await riders.share() for _ in range(4)]
+    left = [await followers.share() for _ in range(4)]
 
     assert left == [True, True, False, False]
     assert (await pool.states(ids(asked)))[-1] == "failed"
@@ -219,11 +219,11 @@ async def test_many_dead_riders_cost_a_few_a_call(pool: Pool) -> None:
     asked = await ask(pool, 150)
     for start in (1, 75):
         gone = ids(asked)[start : start + 74]
-        await pool.endings.cancel([(i, ErrorCode.CANCELLED) for i in gone])
+        await pool.terminations.cancel([(i, ErrorCode.CANCELLED) for i in gone])
 
-    await pool.endings.cancel([(asked[0].id, ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(asked[0].id, ErrorCode.CANCELLED)])
     assert await pool.states([asked[-1].id]) == ["riding"]
-    await pool.endings.expire(TIERS)
+    await pool.terminations.expire(TIERS)
 
     assert await pool.states([asked[-1].id]) == ["queued"]
 
@@ -244,7 +244,7 @@ async def test_one_that_was_answered_past_redis_hands_over(pool: Pool) -> None:
     """Its answer is not here: a rider runs."""
     first, rider = await ask(pool, 2)
     begun, _ = await pool.audit()
-    end = Ended(first.id, "completed", "", 1, 9.0, -1, 9.0, "", 1, "w", 1, 5, 5, "direct", delivered=True)
+    end = EndedRecord(first.id, "completed", "", 1, 9.0, -1, 9.0, "", 1, "w", 1, 5, 5, "direct", delivered=True)
 
     await pool.adoption.adopt([(begun[0], end)])
 

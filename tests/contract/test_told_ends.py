@@ -8,7 +8,7 @@ import pytest
 
 from pool import Pool, done
 from scheduler.errors import ErrorCode
-from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.protocol.batches import ClaimedBatch, Outcome
 from scheduler.protocol.cancellation import Cancellation
 
@@ -43,14 +43,14 @@ async def running(pool: Pool, count: int = 1) -> ClaimedBatch:
     return await pool.claim_next()
 
 
-async def last_end(pool: Pool, request_id: str) -> Ended:
+async def last_end(pool: Pool, request_id: str) -> EndedRecord:
     """The newest end of a request that the outbox holds."""
     return [end for end in (await pool.audit())[1] if end.id == request_id][-1]
 
 
 async def told(pool: Pool, request_id: str, code: ErrorCode, used: int = 0) -> None:
     """Its gateway has sent this code to the client."""
-    await pool.endings.cancel([Cancellation(request_id, code, told=True, used=used)])
+    await pool.terminations.cancel([Cancellation(request_id, code, told=True, used=used)])
 
 
 @pytest.mark.parametrize("code", [ErrorCode.DEADLINE_EXCEEDED, ErrorCode.WORKER_LOST])
@@ -105,7 +105,7 @@ async def test_no_refund_of_another_request_changes_that(pool: Pool) -> None:
     (other,) = await pool.queue(1, **LIMITS)
     assert await left(pool) == (7, 930, 3)
 
-    await pool.endings.cancel(
+    await pool.terminations.cancel(
         [
             Cancellation(other, ErrorCode.WORKER_LOST, told=True),
             Cancellation(member.id, ErrorCode.POISON_REQUEST, told=True),
@@ -134,7 +134,7 @@ async def test_what_was_not_told_changes_nothing(pool: Pool) -> None:
     (member,) = batch.requests
     await pool.batches.finish(batch.batch_id, batch.token, [done(member.id)])
 
-    (reply,) = await pool.endings.cancel([Cancellation(member.id, ErrorCode.DEADLINE_EXCEEDED)])
+    (reply,) = await pool.terminations.cancel([Cancellation(member.id, ErrorCode.DEADLINE_EXCEEDED)])
 
     assert reply is not None
     assert reply.state == "completed"
@@ -145,8 +145,8 @@ async def test_an_end_that_a_gateway_tells_again_revokes_too(pool: Pool) -> None
     batch = await running(pool)
     (member,) = batch.requests
     await pool.batches.finish(batch.batch_id, batch.token, [Outcome(member.id, "", 50.0, 30, "v1", "text")])
-    begun = Accepted(member.id, "customer", "key", "free", "tiny", "g1", 5, "")
-    end = Ended(member.id, "failed", "no_capacity", 1, 1, -1, -1, "", 0, "", 0, 0, 0, "direct", delivered=True)
+    begun = AcceptedRecord(member.id, "customer", "key", "free", "tiny", "g1", 5, "")
+    end = EndedRecord(member.id, "failed", "no_capacity", 1, 1, -1, -1, "", 0, "", 0, 0, 0, "direct", delivered=True)
 
     for _ in range(2):
         await pool.adoption.adopt([(begun, end)])
@@ -161,7 +161,7 @@ async def test_what_a_stream_delivered_is_charged(pool: Pool, code: ErrorCode) -
     batch = await running(pool)
     (member,) = batch.requests
 
-    await pool.endings.cancel([Cancellation(member.id, code, running=True, used=20)])
+    await pool.terminations.cancel([Cancellation(member.id, code, running=True, used=20)])
 
     assert await left(pool) == (8, 980, 4)
     end = await last_end(pool, member.id)
@@ -186,7 +186,7 @@ async def test_a_stream_that_we_lost_is_free(pool: Pool, code: ErrorCode) -> Non
     batch = await running(pool)
     (member,) = batch.requests
 
-    await pool.endings.cancel([Cancellation(member.id, code, told=True)])
+    await pool.terminations.cancel([Cancellation(member.id, code, told=True)])
 
     assert await left(pool) == (9, 1000, 5)
     assert (await last_end(pool, member.id)).tokens_used == 0

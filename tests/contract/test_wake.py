@@ -3,7 +3,7 @@
 import pytest
 
 from pool import TIERS, Pool, done
-from scheduler.batching.policy import NEVER, Wish
+from scheduler.batching.policy import NEVER, WakeCondition
 
 
 async def tokens(pool: Pool) -> int:
@@ -26,7 +26,7 @@ async def test_an_admission_wakes_at_the_depth_asked_for(
 ) -> None:
     """The dispatcher sleeps through what would not change its mind."""
     if asked is not None:
-        assert (await pool.batches.look(TIERS, "d1", Wish(asked), 2000)).depth == 0
+        assert (await pool.batches.look(TIERS, "d1", WakeCondition(asked), 2000)).depth == 0
 
     await pool.queue(admitted)
 
@@ -38,7 +38,7 @@ async def test_going_to_sleep_shows_what_came_meanwhile(pool: Pool) -> None:
     await pool.batches.look(TIERS, "d1", NEVER, 2000)
     await pool.queue(3)
 
-    assert (await pool.batches.look(TIERS, "d1", Wish(1), 2000)).depth == 3
+    assert (await pool.batches.look(TIERS, "d1", WakeCondition(1), 2000)).depth == 3
     assert await tokens(pool) == 0
 
 
@@ -68,7 +68,7 @@ async def test_a_worker_that_has_nothing_ready_wakes(pool: Pool) -> None:
 
 async def test_each_dispatcher_has_a_wish_of_its_own(pool: Pool) -> None:
     """One that sleeps over a full line does not overwrite the wish of another that waits for the next request."""
-    await pool.batches.look(TIERS, "d1", Wish(1), 2000)
+    await pool.batches.look(TIERS, "d1", WakeCondition(1), 2000)
     await pool.batches.look(TIERS, "d2", NEVER, 2000)
 
     await pool.queue(1)
@@ -92,15 +92,17 @@ async def test_a_refused_claim_wakes(pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("wish", "ready", "running", "woken"),
     [
-        (Wish(0, 1), 2, 3, 0),  # the line is long enough
-        (Wish(0, 1), 1, 3, 1),
-        (Wish(8, -2), 0, 0, 0),  # idle workers there are enough: only what comes counts
-        (Wish(8, -1), 0, 2, 0),
-        (Wish(8, -1), 0, 0, 1),  # nothing runs any more: whoever waits for an answer is here
-        (Wish(32, 0), 0, 2, 1),  # there is an idle worker
+        (WakeCondition(0, 1), 2, 3, 0),  # the line is long enough
+        (WakeCondition(0, 1), 1, 3, 1),
+        (WakeCondition(8, -2), 0, 0, 0),  # idle workers there are enough: only what comes counts
+        (WakeCondition(8, -1), 0, 2, 0),
+        (WakeCondition(8, -1), 0, 0, 1),  # nothing runs any more: whoever waits for an answer is here
+        (WakeCondition(32, 0), 0, 2, 1),  # there is an idle worker
     ],
 )
-async def test_a_worker_wakes_whom_it_helps(pool: Pool, wish: Wish, ready: int, running: int, woken: int) -> None:
+async def test_a_worker_wakes_whom_it_helps(
+    pool: Pool, wish: WakeCondition, ready: int, running: int, woken: int
+) -> None:
     """A finish, with so many batches ready and running after it, wakes a dispatcher that asked for that."""
     claimed = [await pool.running(1) for _ in range(running + 1)]
     await pool.queue(ready)
@@ -128,5 +130,5 @@ async def test_what_is_in_the_reply_wakes_nobody(pool: Pool) -> None:
     assert await tokens(pool) == 0
 
     await pool.queue(1)
-    await pool.batches.look(TIERS, "d1", Wish(9), 2000)
+    await pool.batches.look(TIERS, "d1", WakeCondition(9), 2000)
     assert await tokens(pool) == 0

@@ -182,7 +182,7 @@ class Scene:
         async def all_looked() -> bool:
             beats = [await self.client.hget(f"gateway:{i.decode()}", "last_heartbeat") for i in await self._living()]
             # A look follows each beat; where the second beat has come, the look after the first is over.
-            return bool(beats) and all(beat and float(beat) > (now_s + 1) * 1000 + 500 for beat in beats)
+            return bool(beats) and all(heartbeat and float(heartbeat) > (now_s + 1) * 1000 + 500 for heartbeat in beats)
 
         await eventually(all_looked, "every gateway has looked at the pool")
 

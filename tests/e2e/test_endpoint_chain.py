@@ -9,7 +9,7 @@ from gpu_pool.backends.backend import Item, ItemResult
 from gpu_pool.backends.openai_endpoint.backend import EndpointBackend
 from gpu_pool.backends.tiny.backend import TinyBackend
 from gpu_pool.config import Access
-from scheduler.payload import Message, Task, encode_messages, read_vector
+from scheduler.payload import PromptMessage, Task, encode_messages, read_vector
 from stack import Stack
 
 FEW = {"max_tokens": 16, "temperature": 0}
@@ -39,7 +39,7 @@ async def test_the_model_behind_an_endpoint_answers_as_it_does_here(
     tiny_stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts as a list, a conversation, a stream, vectors, tokens: the same from afar as from the bare model."""
-    said = encode_messages([Message("user", "Once upon a time")])
+    said = encode_messages([PromptMessage("user", "Once upon a time")])
     reader, until = Reader(), time.monotonic() + 30
     items = [
         Item("The sea", FEW, until=until),

@@ -137,11 +137,11 @@ async def waiting(stack: Stack, count: int) -> None:
     """Until so many ride on one run."""
     client = command_client(stack.redis_url)
 
-    async def ride() -> bool:
+    async def fast_path_request() -> bool:
         lists = [key async for key in client.scan_iter("riders:*")]
         return sum([int(await client.llen(key)) for key in lists]) == count  # type: ignore[misc]
 
-    await eventually(ride, f"{count} riders")
+    await eventually(fast_path_request, f"{count} riders")
     await client.aclose()
 
 

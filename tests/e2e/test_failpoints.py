@@ -212,7 +212,7 @@ async def test_a_crash_before_a_draining_worker_hands_back_loses_nothing(
 
     async def given_back() -> str | None:
         await pool.gateway_lives("g1")
-        await pool.endings.reap(0)
+        await pool.terminations.reap(0)
         return await pool.pop()
 
     batch_id = await eventually(given_back, "its lease runs out")

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 from admin import LIMIT, NewCustomer, add_customer, announced, known, sql
 from eventually import eventually
-from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.pool_view import WorkerReport
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
@@ -48,11 +48,14 @@ async def redis(slow_stack: Stack) -> AsyncIterator[Redis]:
 @asynccontextmanager
 async def capacity_on_paper(client: Redis) -> AsyncIterator[None]:
     """A GPU that says it is quick and never takes a batch: so capacity refuses nobody, and the queue still stands."""
-    presence, beat = Presence(client, Keys()), WorkerBeat("paper", "ready", 0.0, 0, 1000.0, 50.0, "simulated", "v1")
+    presence, heartbeat = (
+        Presence(client, Keys()),
+        WorkerReport("paper", "ready", 0.0, 0, 1000.0, 50.0, "simulated", "v1"),
+    )
 
     async def beats() -> None:
         while True:
-            await presence.worker_beat(beat)
+            await presence.worker_beat(heartbeat)
             await asyncio.sleep(0.25)
 
     beating = asyncio.create_task(beats())

@@ -50,8 +50,8 @@ async def answers(pool: Pool, *texts: str) -> list[Reply]:
 
 
 def pid(worker: Worker) -> int:
-    assert worker._keeper.model is not None
-    return worker._keeper.model.pid
+    assert worker._supervisor.model is not None
+    return worker._supervisor.model.pid
 
 
 async def test_an_assert_on_the_device_ends_the_process_and_another_serves(
@@ -65,7 +65,7 @@ async def test_an_assert_on_the_device_ends_the_process_and_another_serves(
     back_s = time.monotonic() - began
 
     assert [reply.error_code for reply in found] == ["", "worker_lost", ""]
-    await eventually(lambda: worker._keeper.model, "a model is ready", BACK_WITHIN_S)
+    await eventually(lambda: worker._supervisor.model, "a model is ready", BACK_WITHIN_S)
     assert pid(worker) != first
     print(f"three device-side asserts, and every request answered: {back_s:.1f} s")
 
@@ -92,8 +92,8 @@ async def test_a_kernel_that_never_ends_is_killed_with_its_process(
     first = pid(worker)
 
     ids = await batch(pool, "bad")
-    await eventually(lambda: worker._keeper.model is None, "its process is gone", BACK_WITHIN_S)
-    await eventually(lambda: worker._keeper.model, "another is ready", BACK_WITHIN_S)
+    await eventually(lambda: worker._supervisor.model is None, "its process is gone", BACK_WITHIN_S)
+    await eventually(lambda: worker._supervisor.model, "another is ready", BACK_WITHIN_S)
 
     assert pid(worker) != first
     assert [reply.error_code for reply in await replies(pool, ids, 3 * BACK_WITHIN_S)] != [""]

@@ -10,10 +10,10 @@ from uuid import UUID
 from msgspec import Raw
 from redis.asyncio import Redis
 
-from ledger.audit.auditor import Auditor, AuditPolicy, Entries
+from ledger.audit.auditor import Auditor, AuditPolicy
 from ledger.audit.window import HoldPolicy
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Outbox, encode_records
+from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Outbox, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms, new_request_id
 
@@ -22,12 +22,12 @@ KEYS = Keys()
 QUICK = AuditPolicy(interval_s=0.01, hold=HoldPolicy(hold_s=0.02), standby_s=0.05)
 
 
-def accepted(request_id: str, **fields: Any) -> Accepted:
+def accepted(request_id: str, **fields: Any) -> AcceptedRecord:
     values = {"customer_id": CUSTOMER, "api_key_id": "k" * 12, "tier": "paid", "model": "tiny", "gateway_id": "g1"}
-    return Accepted(id=request_id, **values | {"input_bytes": 5, "trace_id": ""} | fields)
+    return AcceptedRecord(id=request_id, **values | {"input_bytes": 5, "trace_id": ""} | fields)
 
 
-def ended(request_id: str, **fields: Any) -> Ended:
+def ended(request_id: str, **fields: Any) -> EndedRecord:
     values: dict[str, Any] = {
         "state": "completed",
         "error_code": "",
@@ -42,10 +42,10 @@ def ended(request_id: str, **fields: Any) -> Ended:
         "tokens_used": 5,
         "output_bytes": 5,
     }
-    return Ended(id=request_id, **values | fields)
+    return EndedRecord(id=request_id, **values | fields)
 
 
-def dead(request_id: str, input_: str = "hello", **fields: Any) -> DeadLetter:
+def dead(request_id: str, input_: str = "hello", **fields: Any) -> DeadLetterRecord:
     body = encode_payload(Payload("tiny", input_, {}))
     values: dict[str, Any] = {
         "customer_id": CUSTOMER,
@@ -55,7 +55,7 @@ def dead(request_id: str, input_: str = "hello", **fields: Any) -> DeadLetter:
         "worker_ids": ["w1", "w2", "w3"],
         "body": Raw(b"\xdb" + len(body).to_bytes(4, "big") + body),  # As Lua packs any string.
     }
-    return DeadLetter(id=request_id, **values | fields)
+    return DeadLetterRecord(id=request_id, **values | fields)
 
 
 def new_ids(count: int) -> list[str]:
@@ -79,7 +79,7 @@ def auditor_for(
     url: str,
     client: Redis,
     name: str = "a1",
-    outbox: Entries | None = None,
+    outbox: Outbox | None = None,
     clock: Callable[[], float] = time.monotonic,
     **policy: Any,
 ) -> Auditor:

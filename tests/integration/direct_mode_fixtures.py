@@ -16,7 +16,7 @@ from direct_parts import FakeEndpoint, endpoints
 from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
 from pool import Pool
-from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from tierlane.embedded.redis import EmbeddedRedis
 
 LEAVE_AFTER_S = 0.5
@@ -46,13 +46,13 @@ async def outage(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[O
 
 @asynccontextmanager
 async def direct_stack(
-    client: Redis, redis_url: str, home: Path, doors: list[FakeEndpoint], **changes: Any
+    client: Redis, redis_url: str, home: Path, drain_state: list[FakeEndpoint], **changes: Any
 ) -> AsyncIterator[Stack]:
     """A gateway that knows these doors, and comes back to Redis sooner than in production."""
-    addresses = {door.worker_id: door.address for door in doors}
-    async with running_stack(client, redis_url, worker=False, doors=addresses, data_dir=home, **changes) as stack:
+    addresses = {door.worker_id: door.address for door in drain_state}
+    async with running_stack(client, redis_url, worker=False, drain_state=addresses, data_dir=home, **changes) as stack:
         stack.gateway.direct._policy._leave_after_s = LEAVE_AFTER_S
-        await eventually(lambda: knows(stack, len(doors)), "the gateway has seen the doors")
+        await eventually(lambda: knows(stack, len(drain_state)), "the gateway has seen the doors")
         yield stack
 
 
@@ -61,15 +61,18 @@ async def direct_already(
     client: Redis, redis_url: str, home: Path, outage: Outage, **changes: Any
 ) -> AsyncIterator[tuple[Stack, FakeEndpoint]]:
     """The same with one door, once Redis is away and a first request was served past it."""
-    async with endpoints("serve") as doors, direct_stack(client, redis_url, home, doors, **changes) as stack:
+    async with (
+        endpoints("serve") as drain_state,
+        direct_stack(client, redis_url, home, drain_state, **changes) as stack,
+    ):
         outage.begin()
         await stack.infer(tier_name="enterprise")
-        yield stack, doors[0]
+        yield stack, drain_state[0]
 
 
-def knows(stack: Stack, doors: int) -> bool:
-    seen = stack.gateway.beat.observation
-    return seen is not None and sum(bool(worker.direct) for worker in seen.workers) == doors
+def knows(stack: Stack, drain_state: int) -> bool:
+    seen = stack.gateway.heartbeat.observation
+    return seen is not None and sum(bool(worker.direct) for worker in seen.workers) == drain_state
 
 
 async def back(stack: Stack) -> None:
@@ -78,7 +81,7 @@ async def back(stack: Stack) -> None:
     await eventually(lambda: not direct.view().active and not direct.view().spool_bytes, "Redis is trusted again")
 
 
-async def audit_of(pool: Pool, request_id: str) -> tuple[list[Accepted], list[Ended]]:
+async def audit_of(pool: Pool, request_id: str) -> tuple[list[AcceptedRecord], list[EndedRecord]]:
     accepted, ended = await pool.audit()
     return [each for each in accepted if each.id == request_id], [each for each in ended if each.id == request_id]
 
@@ -90,7 +93,7 @@ async def told_at_last(pool: Pool, stack: Stack, request_id: str) -> set[tuple[s
     return told(ended)
 
 
-def told(ended: list[Ended]) -> set[tuple[str, str, str, bool]]:
+def told(ended: list[EndedRecord]) -> set[tuple[str, str, str, bool]]:
     """Each pair may be there twice: Redis is told again what it may have lost."""
     return {(each.state, each.error_code, each.mode, each.delivered) for each in ended}
 

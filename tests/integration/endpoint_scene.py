@@ -11,7 +11,7 @@ from gpu_pool.backends.openai_endpoint.backend import Endpoint
 from gpu_pool.backends.openai_endpoint.requests import HandBack
 from gpu_pool.backends.openai_endpoint.settings import read_address
 from gpu_pool.config import Access
-from scheduler.payload import Message, Task, encode_messages
+from scheduler.payload import PromptMessage, Task, encode_messages
 
 
 class Reader:
@@ -44,7 +44,7 @@ def items(*texts: str, seconds: float = 10.0, **parameters: object) -> list[Item
 
 
 def chat(text: str, listener: Reader | None = None, seconds: float = 10.0) -> Item:
-    said = encode_messages([Message("user", text)])
+    said = encode_messages([PromptMessage("user", text)])
     return Item(said, {}, Task.CHAT, listener, time.monotonic() + seconds)
 
 

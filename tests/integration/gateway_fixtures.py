@@ -24,7 +24,7 @@ from ledger.postgres import Connection, closing, connect
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Task, decode_payload, write_vector
 from scheduler.protocol.batches import Batches, ClaimedRequest, Outcome
-from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.pool_view import WorkerReport
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
@@ -150,16 +150,16 @@ class TestWorker:
         self._keys = keys
         self._count = 0
 
-    async def beat(self, worker_id: str = "worker-1", status: str = "ready") -> None:
+    async def heartbeat(self, worker_id: str = "worker-1", status: str = "ready") -> None:
         """Say that a worker lives."""
-        beat = WorkerBeat(worker_id, status, 0.5, 0, 1000.0, 5.0, "simulated", "v1", self.direct)
-        await self.presence.worker_beat(beat)
+        heartbeat = WorkerReport(worker_id, status, 0.5, 0, 1000.0, 5.0, "simulated", "v1", self.direct)
+        await self.presence.worker_beat(heartbeat)
         with contextlib.suppress(OutOfMemoryError):  # The script of a scheduler may write that to a full Redis.
             await self._client.set(self._keys.reaped_at, now_ms(), px=60_000)  # As if one had just passed.
 
     async def run(self) -> None:
         while True:
-            await self.beat()
+            await self.heartbeat()
             if not self.hold:
                 await self.turn()
             await asyncio.sleep(0.005)
@@ -238,13 +238,13 @@ async def running_stack(
     redis_url: str,
     *,
     worker: bool = True,
-    doors: Mapping[str, str] = {},
+    drain_state: Mapping[str, str] = {},
     catalog: LiteralCatalog | None = None,
     database_url: str = "",
     traces: RequestTraces | None = None,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
-    """A ready gateway; `changes` go into its configuration, `doors` are workers with a direct endpoint.
+    """A ready gateway; `changes` go into its configuration, `drain_state` are workers with a direct endpoint.
 
     `database_url` is where the actions of the page for on-call are done.
     """
@@ -259,18 +259,18 @@ async def running_stack(
     keys = Keys()
     catalog = catalog or LiteralCatalog()
     hands = TestWorker(client, keys)
-    await hands.beat()
-    for worker_id, address in doors.items():
+    await hands.heartbeat()
+    for worker_id, address in drain_state.items():
         hands.direct = address
-        await hands.beat(worker_id)
-    hands.direct = doors.get("worker-1", "")
+        await hands.heartbeat(worker_id)
+    hands.direct = drain_state.get("worker-1", "")
     stored: dict[str, RequestRow] = {}
 
     async def find_stored(request_id: str) -> RequestRow | None:
         return stored.get(request_id)
 
-    desk = partial(connected, database_url) if database_url else None
-    gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored, connect=desk, traces=traces)
+    transaction = partial(connected, database_url) if database_url else None
+    gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored, connect=transaction, traces=traces)
     await gateway.start()
     tasks = [asyncio.create_task(hands.run())] if worker else []
     try:

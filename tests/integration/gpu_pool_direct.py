@@ -54,7 +54,9 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
         batches, presence = Batches(commands, keys), Presence(commands, keys)
         worker = Worker(config, batches, ready, presence, IncrementChannel(commands, keys), spans=spans)
         running = asyncio.create_task(worker.run())
-        await eventually(lambda: running.done() or worker._keeper.ready.is_set() or not loads, "the model loads", 30.0)
+        await eventually(
+            lambda: running.done() or worker._supervisor.ready.is_set() or not loads, "the model loads", 30.0
+        )
         if running.done():
             running.result()  # It refuses to start.
         started.append((worker, running))

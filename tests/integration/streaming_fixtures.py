@@ -17,7 +17,7 @@ from integration.gpu_pool_fixtures import RunningWorker, StartWorker
 from pool import Pool
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import Batches
-from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.cancellation import Terminations
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
 
@@ -49,14 +49,14 @@ async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
 @asynccontextmanager
 async def scheduling(client: Redis, fewest: int = 1) -> AsyncIterator[None]:
     """As a scheduler would: whatever waits becomes a batch once there are so many, and lost batches are found."""
-    batches, endings = Batches(client, Keys()), Endings(client, Keys())
+    batches, terminations = Batches(client, Keys()), Terminations(client, Keys())
 
     async def schedule() -> None:
         count = 0
         while True:
             await asyncio.sleep(EVERY_S)
             with contextlib.suppress(RedisUnavailable):
-                await endings.reap(0)
+                await terminations.reap(0)
                 if await client.llen("queue:free") >= fewest:
                     count += 1
                     await batches.form(f"formed-{count}", [(name, 32) for name in TIERS], 1, TIERS)

@@ -12,7 +12,7 @@ from eventually import eventually
 from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dead, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit import writer
-from ledger.audit.maintenance import ChorePolicy
+from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.rows import fold
 from ledger.audit.writer import make_batch
 from scheduler.protocol.audit_outbox import Record, decode_entry
@@ -58,7 +58,7 @@ def splits(kinds: Sequence[str]) -> Iterator[list[Sequence[str]]]:
         yield list(parts)
 
 
-def standing(kinds: Sequence[str]) -> str | None:
+def customer_limits(kinds: Sequence[str]) -> str | None:
     """The rule, in words: the first end stands, but another one that a client was told beats one that nobody was told.
 
     A 504 that was told beats a result that was noted to be told.
@@ -104,7 +104,7 @@ async def test_every_order_and_split_ends_the_same(db: Connection) -> None:
     assert len(rows) == len(cases) > 300
     wrong = {}
     for request_id, (kinds, parts) in zip(ids, cases, strict=True):
-        kind = standing(kinds)
+        kind = customer_limits(kinds)
         end = ENDS[kind] if kind else {}
         failed = "error_code" in end
         expected = (
@@ -229,7 +229,7 @@ async def test_old_dead_letters_are_deleted(client: Redis, database_url: str, db
             new_ids(1)[0],
             days * 86_400 + n,
         )
-    async with running(auditor_for(database_url, client, chores=ChorePolicy(letters_limit=1))):
+    async with running(auditor_for(database_url, client, chores=MaintenancePolicy(letters_limit=1))):
 
         async def left() -> bool:
             return bool(await db.fetchval("SELECT count(*) = 1 FROM dead_letters"))

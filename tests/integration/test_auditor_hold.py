@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
-from ledger.audit.maintenance import ChorePolicy
+from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import count_requests
 from ledger.audit.window import HoldPolicy
 from scheduler.errors import RedisUnavailable
@@ -195,7 +195,7 @@ async def test_what_is_held_is_not_abandoned_and_what_never_ends_is(
         client,
         clock=lambda: time.monotonic() + passed_s,
         hold=DEEP,
-        chores=ChorePolicy(close_every_s=0.01),
+        chores=MaintenancePolicy(close_every_s=0.01),
     )
     async with running(auditor):
         await put(client, [accepted(i) for i in ids])

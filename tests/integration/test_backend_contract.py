@@ -8,7 +8,7 @@ import pytest
 
 from gpu_pool.backends.backend import Backend, Item, ItemResult
 from integration.backend_cases import CASES, Case
-from scheduler.payload import Message, Task, encode_messages, read_vector
+from scheduler.payload import PromptMessage, Task, encode_messages, read_vector
 
 TEXTS = ["Once upon a time", "The sea is deep.", "x", "two words"]
 ODD = ["", " ", "\n", "日本語のテキスト", "👩‍🔬 é", "\x00", "a" * 150]
@@ -120,7 +120,7 @@ def test_any_text_is_answered(subject: Subject) -> None:
 @over()
 def test_conversations_are_answered(subject: Subject) -> None:
     """Beside plain texts, in one batch."""
-    said = [Message("system", "Be brief."), Message("user", "Hello.")]
+    said = [PromptMessage("system", "Be brief."), PromptMessage("user", "Hello.")]
 
     chat, text = subject.run([subject.item(encode_messages(said), task=Task.CHAT), subject.item("plain")])
 

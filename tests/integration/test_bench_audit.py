@@ -10,8 +10,8 @@ import pytest
 from eventually import eventually
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at, new_request_id
-from tierlane.bench.resources import Span, read_batches
-from tierlane.bench.verification import AnswerIds, AuditResult, Fate, Window, check_audit
+from tierlane.bench.resources import MeasuredRows, read_batches
+from tierlane.bench.verification import AnswerIds, AuditResult, AuditWindow, Fate, check_audit
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -37,7 +37,7 @@ def answered(completed: list[str], failed: list[str]) -> AnswerIds:
 
 async def check(url: str, ids: AnswerIds, patience_s: float = 0.0) -> AuditResult:
     now = datetime.now(UTC)
-    window = Window(now - timedelta(seconds=30), now + timedelta(seconds=30), ("mine",))
+    window = AuditWindow(now - timedelta(seconds=30), now + timedelta(seconds=30), ("mine",))
     return await check_audit(url, window, ids, patience_s)
 
 
@@ -114,7 +114,7 @@ async def test_batches_are_counted_once_and_only_in_the_window(database_url: str
         name = new_request_id()
         await db.execute(RAN, name, created_at(name), key, uuid4(), ended, batch, size, worker)
     second = timedelta(seconds=1)
-    span = Span(now - 30 * second, now + 30 * second, ("mine",), now - second, now + second)
+    span = MeasuredRows(now - 30 * second, now + 30 * second, ("mine",), now - second, now + second)
 
     use = await read_batches(database_url, span, "", 4)
 
@@ -129,5 +129,6 @@ async def test_batches_of_a_database_that_is_away_are_not_told(postgres_server: 
     now = datetime.now(UTC)
 
     assert (
-        await read_batches("postgresql+asyncpg://nobody@/nowhere?host=/x", Span(now, now, (), now, now), "", 1) is None
+        await read_batches("postgresql+asyncpg://nobody@/nowhere?host=/x", MeasuredRows(now, now, (), now, now), "", 1)
+        is None
     )

@@ -21,7 +21,7 @@ from bench_stand_in import (
     stand_in,
     write_stack,
 )
-from tierlane.bench.statistics import Silence
+from tierlane.bench.statistics import UnansweredCause
 
 __all__ = ["stack_file", "stand_in"]
 
@@ -103,7 +103,7 @@ async def test_a_request_without_an_answer_is_a_timeout(stand_in: StandIn, stack
     release.set()
 
     assert (result["completed"], result["unanswered"], result["passed"]) == (99, 1, False)
-    assert result["unanswered_by_cause"] == {Silence.TIMEOUT: 1}
+    assert result["unanswered_by_cause"] == {UnansweredCause.TIMEOUT: 1}
     assert result["faults"] == ["1 requests got no answer (1 timeout)."]
 
 
@@ -119,7 +119,7 @@ async def test_a_closed_connection_costs_its_request_alone(stand_in: StandIn, st
     result = await bench(stand_in, stack_file, connections="1")
 
     assert (result["completed"], result["unanswered"]) == (98, 2)
-    assert result["unanswered_by_cause"] == {Silence.CLOSED: 2}
+    assert result["unanswered_by_cause"] == {UnansweredCause.CLOSED: 2}
     assert len(stand_in.connections) == 3
 
 
@@ -189,7 +189,7 @@ async def test_a_chunked_answer_is_told(stand_in: StandIn, stack_file: Path) -> 
     stand_in.behaviour = behave
     result = await bench(stand_in, stack_file)
 
-    assert result["unanswered_by_cause"] == {Silence.MALFORMED: 1}
+    assert result["unanswered_by_cause"] == {UnansweredCause.MALFORMED: 1}
     assert any("chunked" in fault for fault in result["faults"])
 
 
@@ -238,9 +238,14 @@ async def test_what_never_finds_a_connection_was_not_sent(stand_in: StandIn, sta
     release.set()
     causes = result["unanswered_by_cause"]
 
-    assert set(causes) == {Silence.NOT_SENT, Silence.TIMEOUT}
-    assert causes[Silence.NOT_SENT] + causes[Silence.TIMEOUT] == result["scheduled"] == result["unanswered"] == 100
-    assert causes[Silence.TIMEOUT] == result["sent"] >= 4
+    assert set(causes) == {UnansweredCause.NOT_SENT, UnansweredCause.TIMEOUT}
+    assert (
+        causes[UnansweredCause.NOT_SENT] + causes[UnansweredCause.TIMEOUT]
+        == result["scheduled"]
+        == result["unanswered"]
+        == 100
+    )
+    assert causes[UnansweredCause.TIMEOUT] == result["sent"] >= 4
 
 
 async def test_nobody_listens(stand_in: StandIn, stack_file: Path) -> None:
@@ -249,7 +254,7 @@ async def test_nobody_listens(stand_in: StandIn, stack_file: Path) -> None:
     result = await bench(stand_in, stack_file)
 
     assert (result["scheduled"], result["sent"], result["completed"], result["unanswered"]) == (100, 0, 0, 100)
-    assert result["unanswered_by_cause"] == {Silence.CONNECT: 100}
+    assert result["unanswered_by_cause"] == {UnansweredCause.CONNECT: 100}
     assert any("Cannot connect" in fault for fault in result["faults"])
 
 

@@ -18,10 +18,10 @@ from bench_stand_in import (
     stand_in,
     write_stack,
 )
-from tierlane.bench.plan import UsageError
+from tierlane.bench.plan import BenchUsageError
 from tierlane.bench.plots import write_report
 from tierlane.bench.report import Document
-from tierlane.bench.statistics import Silence
+from tierlane.bench.statistics import UnansweredCause
 
 __all__ = ["stack_file", "stand_in"]
 
@@ -62,7 +62,7 @@ async def test_a_closed_loop_goes_on_after_a_closed_connection(stand_in: StandIn
     stand_in.behaviour = behave
     result = await bench(stand_in, stack_file, mode="closed", connections="1")
 
-    assert result["unanswered_by_cause"] == {Silence.CLOSED: 1}
+    assert result["unanswered_by_cause"] == {UnansweredCause.CLOSED: 1}
     assert len(stand_in.connections) == 2
     assert stand_in.number > 10
 
@@ -74,7 +74,7 @@ async def test_a_closed_loop_on_nobody_does_not_spin(stand_in: StandIn, stack_fi
 
     # Half a second, and a tenth of one after each refusal.
     assert 4 <= result["unanswered"] <= 4 * 6
-    assert result["unanswered_by_cause"] == {Silence.CONNECT: result["unanswered"]}
+    assert result["unanswered_by_cause"] == {UnansweredCause.CONNECT: result["unanswered"]}
 
 
 async def test_a_closed_loop_ends_at_its_time_though_an_answer_is_late(stand_in: StandIn, stack_file: Path) -> None:
@@ -113,7 +113,7 @@ async def test_a_key_that_cannot_be_sent_is_told(stand_in: StandIn, stack_file: 
     keys = tmp_path / "keys"
     keys.write_text("paid,with spaces in it\n")
 
-    with pytest.raises(UsageError, match="A key cannot be used: An API key may"):
+    with pytest.raises(BenchUsageError, match="A key cannot be used: An API key may"):
         await bench(stand_in, stack_file, mix="paid=1", keys=str(keys))
     assert stand_in.number == 0
 

@@ -13,11 +13,11 @@ from redis.asyncio import Redis
 from integration.ledger_fixtures import database_url, db, postgres_server
 from scheduler.request_id import created_at, new_request_id
 from tierlane.chaos.checker.evidence import collect, compared, open_files
-from tierlane.chaos.history import Customer, Sources
+from tierlane.chaos.history import LoadCustomer, Sources
 
 __all__ = ["database_url", "db", "postgres_server"]
 
-OURS = Customer(tier="free", id=str(uuid4()), name="ours", key="k")
+OURS = LoadCustomer(tier="free", id=str(uuid4()), name="ours", key="k")
 THEIRS = str(uuid4())
 INSERT = """
 INSERT INTO requests (id, created_at, customer_id, tier, status, completed_at, http_status, attempts, trace_id, worker_id)

@@ -16,7 +16,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from eventually import eventually
 from tierlane.chaos.faults.actions import DOING
-from tierlane.chaos.faults.catalogue import BY_NAME, Place, Planned
+from tierlane.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
 from tierlane.chaos.faults.hostile_client import CONNECTIONS_OF_A_SORT, SORTS
 from tierlane.chaos.faults.proxy import FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
@@ -41,38 +41,40 @@ class Servers:
         self.redis_clock = ServerClock(Path())
 
     @property
-    def targets(self) -> Mapping[Place, int]:
-        return dict.fromkeys(Place, 1)
+    def targets(self) -> Mapping[FaultTarget, int]:
+        return dict.fromkeys(FaultTarget, 1)
 
     @property
     def database_url(self) -> str:
         assert self.postgres
         return self.postgres.url
 
-    def name(self, place: Place, index: int) -> str:
+    def name(self, place: FaultTarget, index: int) -> str:
         return f"{place}-{index + 1}"
 
-    def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
-        if place is Place.POSTGRES and self.postgres:
+    def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
+        if place is FaultTarget.POSTGRES and self.postgres:
             return family(self.postgres.pid)
-        if place is Place.REDIS and self.redis:
+        if place is FaultTarget.REDIS and self.redis:
             return family(self.redis.pid)
         return [one for one in family(self._sleeper) if one.status() != psutil.STATUS_ZOMBIE]
 
     def stranger(self, index: int) -> Stranger:
         return Stranger("127.0.0.1", self.http_port, "key", "model")
 
-    def proxy(self, place: Place, index: int) -> FaultProxy:
+    def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
         raise LookupError
 
-    def redis_proxy_of(self, place: Place, index: int) -> FaultProxy:
+    def redis_proxy_of(self, place: FaultTarget, index: int) -> FaultProxy:
         raise LookupError
 
 
 class Doing:
     """One fault under way: `events` is what was told; `end` ends its length early, as a cancel does."""
 
-    def __init__(self, ground: Servers, name: str, place: Place, length_s: float = 30.0, **parameters: float) -> None:
+    def __init__(
+        self, ground: Servers, name: str, place: FaultTarget, length_s: float = 30.0, **parameters: float
+    ) -> None:
         self.events: list[FaultEvent] = []
         planned = Planned(0.0, BY_NAME[name], place, 0, length_s, parameters)
         self._task = asyncio.create_task(do_fault(ground, planned, DOING, self.events.append))
@@ -143,9 +145,9 @@ async def _fails(server: EmbeddedPostgres, statement: str) -> bool:
 
 async def test_a_stopped_process_goes_on_afterwards(ground: Servers) -> None:
     """Also when the run is interrupted in the middle."""
-    doing = Doing(ground, "stop-worker", Place.WORKER)
+    doing = Doing(ground, "stop-worker", FaultTarget.WORKER)
     await doing.begun()
-    (process,) = ground.processes(Place.WORKER, 0)
+    (process,) = ground.processes(FaultTarget.WORKER, 0)
     await eventually(lambda: process.status() == psutil.STATUS_STOPPED, "it is stopped")
     await doing.end()
     assert process.status() != psutil.STATUS_STOPPED
@@ -153,17 +155,17 @@ async def test_a_stopped_process_goes_on_afterwards(ground: Servers) -> None:
 
 async def test_a_killed_process_is_gone_and_cannot_be_killed_again(ground: Servers) -> None:
     """What cannot be done is told, and is no fault."""
-    await Doing(ground, "kill-worker", Place.WORKER, 0.0).begun()
-    await eventually(lambda: not ground.processes(Place.WORKER, 0), "it is gone")
+    await Doing(ground, "kill-worker", FaultTarget.WORKER, 0.0).begun()
+    await eventually(lambda: not ground.processes(FaultTarget.WORKER, 0), "it is gone")
 
-    again = await Doing(ground, "kill-worker", Place.WORKER, 0.0).begun()
+    again = await Doing(ground, "kill-worker", FaultTarget.WORKER, 0.0).begun()
     assert (again.what, again.error) == (What.START, "FaultImpossible: It is down already.")
 
 
 async def test_memory_is_short_and_then_not(ground: Servers, redis: Redis) -> None:
     """A write that needs more than what is spare is refused; afterwards the old limit is back."""
     before = (await redis.config_get("maxmemory"))["maxmemory"]
-    doing = Doing(ground, "maxmemory", Place.REDIS, spare_kib=0.0)
+    doing = Doing(ground, "maxmemory", FaultTarget.REDIS, spare_kib=0.0)
     await doing.begun()
     with pytest.raises(OutOfMemoryError):
         await redis.mset({f"key-{number}": "x" * 10_000 for number in range(10)})
@@ -176,8 +178,8 @@ async def test_redis_forgets_data_and_scripts(ground: Servers, redis: Redis) -> 
     """FLUSHALL and SCRIPT FLUSH."""
     await redis.set("key", "value")
     script = await redis.script_load("return 1")
-    assert (await Doing(ground, "flushall", Place.REDIS, 0.0).begun()).details == "1 keys"
-    await Doing(ground, "script-flush", Place.REDIS, 0.0).begun()
+    assert (await Doing(ground, "flushall", FaultTarget.REDIS, 0.0).begun()).details == "1 keys"
+    await Doing(ground, "script-flush", FaultTarget.REDIS, 0.0).begun()
     assert await redis.dbsize() == 0
     assert await redis.script_exists(script) == [False]
 
@@ -189,10 +191,10 @@ async def test_clients_of_redis_are_cut_off(ground: Servers, redis: Redis) -> No
     await subscription.get_message(timeout=1)
     before = await redis.client_id()
 
-    assert (await Doing(ground, "client-kill-pubsub", Place.REDIS, 0.0).begun()).details == "1 connections"
+    assert (await Doing(ground, "client-kill-pubsub", FaultTarget.REDIS, 0.0).begun()).details == "1 connections"
     with pytest.raises(RedisConnectionError):
         await subscription.connection.read_response()
-    await Doing(ground, "client-kill-normal", Place.REDIS, 0.0).begun()
+    await Doing(ground, "client-kill-normal", FaultTarget.REDIS, 0.0).begun()
     assert await redis.client_id() != before
     await subscription.aclose()
 
@@ -202,7 +204,7 @@ async def test_the_clock_of_redis_steps_and_comes_back(ground: Servers, redis: R
     """TIME, and with it what is left of a key's life; at the end all is as before. Also after a restart of the server."""
     assert not ground.redis_clock.why_not
     await redis.set("key", "value", px=60_000)
-    doing = Doing(ground, name, Place.REDIS, step_s=5.0)
+    doing = Doing(ground, name, FaultTarget.REDIS, step_s=5.0)
     assert (await doing.begun()).details == f"{step_s:+.3f} s"
     await _stepped_to(redis, step_s)
     assert await redis.pttl("key") == pytest.approx(60_000 - step_s * 1000, abs=2000)
@@ -232,14 +234,14 @@ async def _ahead_s(redis: Redis) -> float:
 async def test_a_clock_that_cannot_be_moved_is_no_fault(ground: Servers) -> None:
     """Where there is no compiler, say: the event tells why."""
     ground.redis_clock.why_not = "There is no C compiler."
-    told = await Doing(ground, "clock-forward", Place.REDIS, step_s=5.0).begun()
+    told = await Doing(ground, "clock-forward", FaultTarget.REDIS, step_s=5.0).begun()
     assert (told.what, told.error) == (What.START, "FaultImpossible: There is no C compiler.")
 
 
 async def test_redis_can_write_nothing_and_then_goes_on(ground: Servers, redis: Redis) -> None:
     """While the disk of its append-only file is full every write is refused; with room again it recovers by itself."""
     await redis.set("key", "before")
-    doing = Doing(ground, "redis-disk-full", Place.REDIS)
+    doing = Doing(ground, "redis-disk-full", FaultTarget.REDIS)
     await doing.begun()
 
     await eventually(lambda: _refused(redis), "a write that is refused")
@@ -260,7 +262,7 @@ async def _refused(redis: Redis) -> bool:
 async def test_redis_pauses(ground: Servers, redis: Redis) -> None:
     """Commands wait until the pause is over."""
     loop = asyncio.get_running_loop()
-    await Doing(ground, "client-pause", Place.REDIS, 0.4).begun()
+    await Doing(ground, "client-pause", FaultTarget.REDIS, 0.4).begun()
     began = loop.time()
     await redis.ping()
     assert 0.2 <= loop.time() - began < 2.0
@@ -269,11 +271,11 @@ async def test_redis_pauses(ground: Servers, redis: Redis) -> None:
 async def test_sessions_are_terminated_and_the_table_is_locked(ground: Servers, postgres: EmbeddedPostgres) -> None:
     """pg_terminate_backend of everybody; LOCK TABLE until the heal."""
     connection = await asyncpg.connect(postgres.dsn)
-    assert (await Doing(ground, "pg-terminate", Place.POSTGRES, 0.0).begun()).details == "1 backends"
+    assert (await Doing(ground, "pg-terminate", FaultTarget.POSTGRES, 0.0).begun()).details == "1 backends"
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
         await connection.fetchval("SELECT 1")
 
-    doing = Doing(ground, "pg-lock", Place.POSTGRES)
+    doing = Doing(ground, "pg-lock", FaultTarget.POSTGRES)
     await doing.begun()
     with pytest.raises(asyncpg.LockNotAvailableError):
         await _execute(postgres, *LOCKED)
@@ -284,7 +286,7 @@ async def test_sessions_are_terminated_and_the_table_is_locked(ground: Servers, 
 async def test_postgres_can_write_nothing_and_then_goes_on(ground: Servers, postgres: EmbeddedPostgres) -> None:
     """Commits fail while the disk is full, by an error or by a crash; what was committed before is there afterwards."""
     await _execute(postgres, "INSERT INTO requests VALUES ('before')")
-    doing = Doing(ground, "pg-disk-full", Place.POSTGRES)
+    doing = Doing(ground, "pg-disk-full", FaultTarget.POSTGRES)
     await doing.begun()
 
     await eventually(lambda: _fails(postgres, "INSERT INTO requests VALUES ('meanwhile')"), "a commit that fails")
@@ -314,7 +316,7 @@ async def test_a_hostile_client_comes_again_and_goes_at_the_end(ground: Servers)
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         ground.http_port = server.sockets[0].getsockname()[1]
-        doing = Doing(ground, "hostile-client", Place.GATEWAY)
+        doing = Doing(ground, "hostile-client", FaultTarget.GATEWAY)
         told = await doing.begun()
         assert told.details == f"{len(SORTS) * CONNECTIONS_OF_A_SORT} connections"
         await eventually(lambda: came > len(SORTS) * CONNECTIONS_OF_A_SORT, "some came again")

@@ -9,11 +9,11 @@ from aiohttp import web
 from bench_stand_in import StandIn, error_answer, reversed_answer
 from eventually import eventually
 from tierlane.chaos import load, scenario
-from tierlane.chaos.history import Answered, Customer, History, Invoked, Stray, Target, Unanswered
-from tierlane.chaos.load import Load
+from tierlane.chaos.history import Answered, History, Invoked, LoadCustomer, Stray, Target, Unanswered
+from tierlane.chaos.load import ChaosLoad
 
 CUSTOMERS = tuple(
-    Customer(tier=tier, id=f"{tier}-{number}", name=f"{tier}-{number}", key=f"tl_{tier}{number}_x")
+    LoadCustomer(tier=tier, id=f"{tier}-{number}", name=f"{tier}-{number}", key=f"tl_{tier}{number}_x")
     for tier in ("enterprise", "free")
     for number in range(2)
 )
@@ -41,7 +41,7 @@ async def gateways() -> AsyncIterator[list[StandIn]]:
 
 async def loaded(gateways: list[StandIn], rate: float = 200.0, seconds: float = 0.5, seed: int = 1) -> History:
     history = History()
-    await Load(Target(tuple(g.url for g in gateways), CUSTOMERS), rate, seconds, seed, history).run()
+    await ChaosLoad(Target(tuple(g.url for g in gateways), CUSTOMERS), rate, seconds, seed, history).run()
     return history
 
 
@@ -220,7 +220,7 @@ async def test_stopped_early(gateways: list[StandIn]) -> None:
 
     gateways[0].behaviour = hang
     history = History()
-    load = Load(Target((gateways[0].url,), CUSTOMERS), 100.0, 60.0, 1, history)
+    load = ChaosLoad(Target((gateways[0].url,), CUSTOMERS), 100.0, 60.0, 1, history)
     running = asyncio.create_task(load.run())
     await eventually(lambda: gateways[0].number, "a request is under way")
     load.stop()

@@ -130,7 +130,7 @@ class Reader:
 
 async def test_all_readers_are_told_the_same_once_a_second(stack: Stack) -> None:
     """History first, then documents; a worker that falls silent is there within two seconds, with its event."""
-    await stack.worker.beat("worker-2")
+    await stack.worker.heartbeat("worker-2")
     pair = await cookie(stack)
     url = f"{stack.url}{BASE}/events"
     async with aiohttp.ClientSession(headers=STREAM | {"Cookie": pair}) as http:

@@ -57,7 +57,7 @@ async def test_it_is_done_once_and_recorded(stack: Stack, db: Connection) -> Non
 
 async def test_the_page_shows_whom_postgresql_has_cordoned(stack: Stack) -> None:
     """At once, with each worker's part of the capacity, by which the page says what an action means."""
-    await stack.worker.beat("worker-2")
+    await stack.worker.heartbeat("worker-2")
     snapshot = stack.catalog.snapshot
     assert snapshot is not None
     stack.catalog.snapshot = type(snapshot)(

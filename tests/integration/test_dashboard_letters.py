@@ -146,7 +146,7 @@ async def test_requeue_runs_the_confirmed_ones_again(stack: Stack, db: Connectio
     ]  # fmt: skip
     again, refused = await act(stack, REQUEUE, body)
     assert (again, refused["error"]["code"]) == (409, "changed_meanwhile")
-    assert stack.gateway.waiters.refused_replies == 0
+    assert stack.gateway.pending_requests.refused_replies == 0
 
 
 async def test_many_are_requeued_by_and_by(stack: Stack, db: Connection) -> None:
@@ -172,7 +172,7 @@ async def test_without_a_healthy_worker_nothing_is_requeued(
     await letter(db, customer_id=await customer(db))
     async with acting_stack(client, redis_url, database_url, worker=False) as stack:
         body = await seen(stack)
-        await stack.worker.beat(status="down")
+        await stack.worker.heartbeat(status="down")
         status, said = await act(stack, REQUEUE, body)
 
     assert (status, said["error"]["code"]) == (503, "no_capacity")

@@ -12,10 +12,10 @@ from eventually import eventually
 from pool import TIERS, Pool, done
 from scheduler.batching.dispatcher import IDLE_LOOK_S, Dispatcher, ServiceWatch, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
-from scheduler.batching.reaper import Caretaker
+from scheduler.batching.reaper import Reaper
 from scheduler.batching.timing import UNKNOWN, Service
 from scheduler.errors import ErrorCode, RedisUnavailable
-from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.pool_view import WorkerReport
 from scheduler.redis_client.connections import blocking_client
 from tierlane.roles.scheduler import without_paused
 
@@ -34,8 +34,8 @@ async def running(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def caretaker_of(pool: Pool) -> Caretaker:
-    return Caretaker(pool.endings, pool.presence, lambda: TIERS, lambda: 0, 100)
+def caretaker_of(pool: Pool) -> Reaper:
+    return Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 0, 100)
 
 
 @pytest.fixture
@@ -153,8 +153,10 @@ async def test_service_times_are_learnt_from_the_workers(pool: Pool) -> None:
     await watch.look()
     assert watch.service == UNKNOWN
 
-    beat = WorkerBeat("w1", "busy", 0.5, 1, 100.0, 50.0, "simulated", "v1", base_ms=48.0, item_ms=0.25, seen_batch=9.0)
-    await pool.presence.worker_beat(beat)
+    heartbeat = WorkerReport(
+        "w1", "busy", 0.5, 1, 100.0, 50.0, "simulated", "v1", base_ms=48.0, item_ms=0.25, seen_batch=9.0
+    )
+    await pool.presence.worker_beat(heartbeat)
     await watch.look()
     await pool.presence.worker_gone("w1")
     await watch.look()
@@ -215,22 +217,22 @@ async def test_the_caretaker_ends_what_waited_too_long(pool: Pool) -> None:
 
 async def test_the_caretaker_outlives_a_redis_that_does_not_answer(pool: Pool) -> None:
     """A pass that finds Redis silent ends in bounded time, and the next one works."""
-    caretaker = caretaker_of(pool)
+    reaper = caretaker_of(pool)
     await pool.worker_beats("w1")
     await pool.client.client_pause(1000, all=True)
     began = time.monotonic()
 
-    await caretaker.look_after()
+    await reaper.look_after()
 
     assert time.monotonic() - began < 3 * 0.25 + 0.5
-    await eventually(lambda: _counted(pool, caretaker), "a later pass counts the worker")
+    await eventually(lambda: _counted(pool, reaper), "a later pass counts the worker")
 
 
-async def _counted(pool: Pool, caretaker: Caretaker) -> bool:
+async def _counted(pool: Pool, reaper: Reaper) -> bool:
     with suppress(RedisUnavailable):
         await pool.worker_beats("w1")
-    await caretaker.look_after()
-    return caretaker.healthy == 1
+    await reaper.look_after()
+    return reaper.healthy == 1
 
 
 async def test_a_fault_that_nobody_thought_of_ends_no_loop(pool: Pool, redis_url: str) -> None:
@@ -250,8 +252,8 @@ async def test_a_fault_that_nobody_thought_of_ends_no_loop(pool: Pool, redis_url
     blocking = blocking_client(redis_url)
     waker = Waker(blocking, pool.keys)
     dispatcher = Dispatcher(pool.batches, waker, policy, time.monotonic)
-    caretaker = Caretaker(pool.endings, pool.presence, tiers, lambda: 0, 20)
-    async with running(waker.run(), dispatcher.run(), caretaker.run()):
+    reaper = Reaper(pool.terminations, pool.presence, tiers, lambda: 0, 20)
+    async with running(waker.run(), dispatcher.run(), reaper.run()):
         await eventually(lambda: ready(pool), "a batch is formed all the same")
     await blocking.aclose()
     assert next(faults, None) is None

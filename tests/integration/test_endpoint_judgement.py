@@ -9,7 +9,7 @@ import pytest
 from endpoint_stand_in import StandIn, serving
 from eventually import eventually
 from gpu_pool.backends.backend import Item
-from gpu_pool.backends.openai_endpoint.availability import Door
+from gpu_pool.backends.openai_endpoint.availability import EndpointAvailability
 from gpu_pool.backends.openai_endpoint.backend import Endpoint
 from gpu_pool.backends.openai_endpoint.requests import HandBack
 from gpu_pool.backends.openai_endpoint.settings import read_address
@@ -93,7 +93,7 @@ async def test_a_look_that_raises_does_not_leave_the_door_shut() -> None:
         return found
 
     told: list[bool] = []
-    door = Door(look)
+    door = EndpointAvailability(look)
     door.tell = lambda wanted, why, brief: told.append(wanted)
     door.broken("away")
     await eventually(lambda: told == [False, True], "the door is open")

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from typer.testing import CliRunner, Result
 
 from eventually import eventually
-from gateway.limits.rejections import Refusals
+from gateway.limits.rejections import RejectionLog
 from integration.auditor_bench import auditor_for, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Identity
@@ -77,7 +77,7 @@ def submission(pool: Pool, customer_id: str, **changes: Any) -> Submission:
 async def refuse(pool: Pool, customer_id: str, *codes: ErrorCode) -> list[str]:
     """As a gateway that refused these, and beats; their ids."""
     identity = Identity("k1", customer_id, "acme", "free", 100.0, 10.0, 50, 60_000, 2000)
-    refusals, ids = Refusals(), [new_request_id() for _ in codes]
+    refusals, ids = RejectionLog(), [new_request_id() for _ in codes]
     for request_id, code in zip(ids, codes, strict=True):
         (verdict,) = await pool.admit([submission(pool, customer_id, rate=1e-9, burst=1e-9)])
         refusals.note(request_id, identity, RequestError(code), verdict, 0.4)

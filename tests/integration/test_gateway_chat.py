@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from integration.gateway_fixtures import Stack
 from integration.openai_fixtures import caller, stack
-from scheduler.payload import Message, Payload, Task, decode_messages, decode_payload
+from scheduler.payload import Payload, PromptMessage, Task, decode_messages, decode_payload
 from scheduler.protocol.batches import ClaimedRequest, Outcome
 
 __all__ = ["caller", "stack"]
@@ -53,10 +53,10 @@ async def test_a_conversation_goes_on(stack: Stack, caller: openai.AsyncOpenAI, 
     (payload,) = asked
     assert (payload.task, payload.parameters) == (Task.CHAT, {"max_tokens": 3, "temperature": 0.5})
     assert decode_messages(payload.input) == [
-        Message("system", "Be brief."),
-        Message("user", "hello"),
-        Message("assistant", "hi"),
-        Message("developer", "briefer"),
+        PromptMessage("system", "Be brief."),
+        PromptMessage("user", "hello"),
+        PromptMessage("assistant", "hi"),
+        PromptMessage("developer", "briefer"),
     ]
 
 

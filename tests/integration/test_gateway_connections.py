@@ -167,7 +167,7 @@ async def test_half_a_head_behind_a_whole_request_has_the_deadline_of_any_head(
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
     writer.write(whole)
     if first != "handler":
-        await eventually(lambda: len(stack.gateway.waiters) == 1, "it waits")
+        await eventually(lambda: len(stack.gateway.pending_requests) == 1, "it waits")
     writer.write(HALF_A_HEAD)
     stack.worker.hold = False
     async with asyncio.timeout(3.0):
@@ -219,7 +219,7 @@ async def test_a_half_closed_client_gets_a_late_answer_too(stack: Stack) -> None
     """It is sent interim answers meanwhile, by which one that has left is found out; clients of HTTP/1.1 skip them."""
     stack.worker.hold = True
     waiting = asyncio.create_task(half_closed(stack, post(stack)))
-    await eventually(lambda: len(stack.gateway.waiters) == 1, "it waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 1, "it waits")
     await eventually(lambda: len(edge_of(stack).left_watch) == 1, "its end is seen")
     await eventually(lambda: len(edge_of(stack).left_watch) == 0, "it was looked after")
     stack.worker.hold = False
@@ -235,10 +235,10 @@ async def test_a_client_that_closes_its_connection_is_found_out(stack: Stack, li
     stack.worker.hold = True
     _, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
     writer.write(post(stack, *lines))
-    await eventually(lambda: len(stack.gateway.waiters) == 1, "it waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 1, "it waits")
     writer.close()
 
-    await eventually(lambda: len(stack.gateway.waiters) == 0, "nobody waits", timeout_s=2.0)
+    await eventually(lambda: len(stack.gateway.pending_requests) == 0, "nobody waits", timeout_s=2.0)
     assert edge_of(stack).open_connections == 0
 
 
@@ -319,7 +319,7 @@ async def test_bodies_behind_a_request_that_is_being_answered_are_not_taken_in(s
     large = post(stack, b"Idempotency-Key: %d", body=b'{"input":"' + b"x" * 100_000 + b'"}')
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
     writer.write(post(stack, b"Idempotency-Key: first") + b"".join(large % number for number in range(40)))
-    await eventually(lambda: len(stack.gateway.waiters) == 1, "the first waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 1, "the first waits")
     (connection,) = edge_of(stack).connections
     await eventually(lambda: connection._buffer_paused, "it is not read on")
     assert sum(body.total_bytes for _, body in connection._messages) < 600_000

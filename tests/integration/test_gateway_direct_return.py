@@ -17,7 +17,7 @@ async def test_a_redis_that_comes_and_goes_does_not_change_the_way(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Back for less than the time of trust: requests stay on their way, and are answered without a pause."""
-    async with endpoints("serve") as doors, direct_stack(client, redis_url, tmp_path, doors) as stack:
+    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
         stack.gateway.direct._policy._leave_after_s = 2.0
         outage.begin()
         assert (await stack.infer(tier_name="enterprise"))[0] == 200
@@ -60,7 +60,7 @@ async def test_what_went_to_redis_before_it_was_trusted_is_taken_over_too(
         outage.end()
         await eventually(lambda: stack.gateway.watch.answers, "Redis answers")
         asking = asyncio.create_task(stack.infer({"input": "abc"}, "paid", **{"Idempotency-Key": "k"}))
-        await eventually(lambda: [w.accepted for w in stack.gateway.waiters.all()] == [True], "it is accepted")
+        await eventually(lambda: [w.accepted for w in stack.gateway.pending_requests.all()] == [True], "it is accepted")
         outage.begin()
         status, document, _ = await asking
         assert (status, document["output"]) == (200, "cba")

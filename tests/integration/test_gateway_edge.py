@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.config import GatewayConfig
-from gateway.http.errors import Faults
-from gateway.http.response import Answer
-from gateway.http.router import Call, Doors, Routes
+from gateway.http.errors import ErrorResponses
+from gateway.http.response import HttpResponse
+from gateway.http.router import DrainState, RoutedRequest, Router
 from gateway.http.server import EdgeServer, serve
 from integration.gateway_fixtures import Stack, head_of, running_stack
 
@@ -105,7 +105,7 @@ async def test_a_body_that_does_not_come_gets_408_and_is_never_admitted(stack: S
     status, headers, document = head_of(await stack.raw(post(stack, body=b'{"inp', length=17)))
 
     assert (status, document["error"]["code"], headers["connection"]) == (408, "request_timeout", "close")
-    assert (headers["x-should-retry"], stack.gateway.admitter.calls) == ("false", 0)
+    assert (headers["x-should-retry"], stack.gateway.admission.calls) == ("false", 0)
 
 
 async def test_slow_clients_do_not_slow_others(stack: Stack) -> None:
@@ -119,7 +119,7 @@ async def test_slow_clients_do_not_slow_others(stack: Stack) -> None:
 
 async def test_answers_of_a_leaving_gateway_end_their_connections(stack: Stack) -> None:
     """Served still, but sent elsewhere for the next request."""
-    stack.gateway.doors.leaving = True
+    stack.gateway.drain_state.leaving = True
     status, headers, _ = head_of(await stack.raw(post(stack)))
 
     assert (status, headers["connection"]) == (200, "close")
@@ -230,7 +230,7 @@ async def test_a_key_revoked_while_its_body_comes_is_refused(stack: Stack) -> No
     head = await reader.readuntil(b"\r\n\r\n")
     writer.close()
 
-    assert (head.startswith(b"HTTP/1.1 401 "), stack.gateway.admitter.calls) == (True, 0)
+    assert (head.startswith(b"HTTP/1.1 401 "), stack.gateway.admission.calls) == (True, 0)
 
 
 async def test_a_large_body_is_refused_before_it_is_sent(stack: Stack) -> None:
@@ -317,17 +317,17 @@ async def test_more_connections_than_the_cap_are_turned_away(stack: Stack) -> No
     await eventually(room, "there is room again")
 
 
-async def ok(call: Call) -> Answer:
-    return Answer(200, b"{}", [("x-request-id", call.request_id)])
+async def ok(call: RoutedRequest) -> HttpResponse:
+    return HttpResponse(200, b"{}", [("x-request-id", call.request_id)])
 
 
 @pytest.mark.parametrize("turns", range(5))
 async def test_what_was_just_read_when_the_gateway_leaves_is_answered(turns: int) -> None:
     """Between reading a request and running its handler the loop turns a few times; leaving at any of them is safe."""
-    routes = Routes()
+    routes = Router()
     routes.add("GET", "/ok", ok)
     config = GatewayConfig(gateway_id="g1", redis_url="", service_token="", port=0, reuse_port=False)
-    server = EdgeServer(routes, Faults(lambda: 0.0), Doors(), config)
+    server = EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), config)
     runner, port = await serve(server, config)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = b"GET /ok HTTP/1.1\r\nHost: a\r\n\r\n"

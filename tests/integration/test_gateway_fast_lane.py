@@ -73,7 +73,7 @@ async def test_a_plain_request_rides_and_the_next_one_too(stack: Stack) -> None:
         assert headers["x-request-id"] == document["request_id"]
     client.writer.close()
 
-    assert (handled(stack.gateway), len(stack.gateway.waiters)) == (0, 0)
+    assert (handled(stack.gateway), len(stack.gateway.pending_requests)) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +141,18 @@ async def test_a_client_that_leaves_is_forgotten_and_its_request_cancelled(stack
     stack.worker.hold = True
     client = await Client.of(stack)
     client.writer.write(request(stack))
-    await eventually(lambda: any(waiter.accepted for waiter in stack.gateway.waiters.all()), "it is accepted")
-    (waiter,) = stack.gateway.waiters.all()
+    await eventually(
+        lambda: any(pending.accepted for pending in stack.gateway.pending_requests.all()), "it is accepted"
+    )
+    (pending,) = stack.gateway.pending_requests.all()
     client.writer.transport.abort()
 
     async def cancelled() -> bool:
-        _, document = await stack.internal(f"/internal/requests/{waiter.id}")
+        _, document = await stack.internal(f"/internal/requests/{pending.id}")
         return document.get("status") == "failed" and document["error"] == "cancelled"
 
     await eventually(cancelled, "it is cancelled")
-    assert (len(stack.gateway.waiters), waiter.gone) == (0, True)
+    assert (len(stack.gateway.pending_requests), pending.gone) == (0, True)
 
 
 async def test_what_comes_during_a_ride_is_answered_after_it(stack: Stack) -> None:
@@ -158,7 +160,7 @@ async def test_what_comes_during_a_ride_is_answered_after_it(stack: Stack) -> No
     stack.worker.hold = True
     client = await Client.of(stack)
     client.writer.write(request(stack))
-    await eventually(lambda: len(stack.gateway.waiters) == 1, "the first waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 1, "the first waits")
     second = request(stack, body=b'{"input":"second"}')
     client.writer.write(second[:40])
     await client.writer.drain()
@@ -191,9 +193,9 @@ async def test_a_leaving_gateway_answers_its_rides_and_closes(stack: Stack) -> N
     stack.worker.hold = True
     client = await Client.of(stack)
     client.writer.write(request(stack))
-    await eventually(lambda: len(stack.gateway.waiters) == 1, "it waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 1, "it waits")
     drained = asyncio.create_task(stack.gateway.drain())
-    await eventually(lambda: stack.gateway.doors.closed, "the doors are closed")
+    await eventually(lambda: stack.gateway.drain_state.closed, "the doors are closed")
     stack.worker.hold = False
     status, headers, _ = await client.answer()
     await drained
@@ -227,9 +229,9 @@ async def test_rides_leave_no_rings_behind(stack: Stack) -> None:
         for _ in range(20):
             client.writer.write(request(stack))
             await client.answer()
-        from gateway.inference.fast_path import Ride  # noqa: PLC0415
+        from gateway.inference.fast_path import FastPathRequest  # noqa: PLC0415
 
-        assert not [found for found in gc.get_objects() if type(found) is Ride]
+        assert not [found for found in gc.get_objects() if type(found) is FastPathRequest]
     finally:
         gc.enable()
         client.writer.close()

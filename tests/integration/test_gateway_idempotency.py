@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.gateway_fixtures import Stack, running_stack
-from scheduler.protocol.audit_outbox import Accepted, decode_entry
+from scheduler.protocol.audit_outbox import AcceptedRecord, decode_entry
 from scheduler.protocol.batches import Outcome
 from scheduler.redis_client.keys import Keys
 from tierlane.embedded.redis import EmbeddedRedis
@@ -31,7 +31,7 @@ async def accepted(stack: Stack) -> list[str]:
     """The ids that have an audit row."""
     entries = await stack.redis.lrange(Keys().outbox, 0, -1)
     records = [record for entry in reversed(entries) for record in decode_entry(entry)[0]]
-    return [record.id for record in records if isinstance(record, Accepted)]
+    return [record.id for record in records if isinstance(record, AcceptedRecord)]
 
 
 def code_of(document: dict[str, Any]) -> str:
@@ -68,7 +68,7 @@ async def test_while_the_first_runs_the_second_has_to_wait(stack: Stack) -> None
     """409 with Retry-After, and the answer once it is there."""
     stack.worker.hold = True
     asking = asyncio.create_task(stack.infer(BODY, **KEY))
-    await eventually(lambda: any(w.accepted for w in stack.gateway.waiters.all()), "the first is accepted")
+    await eventually(lambda: any(w.accepted for w in stack.gateway.pending_requests.all()), "the first is accepted")
     status, document, headers = await stack.infer(BODY, **KEY)
     assert (status, code_of(document)) == (409, "idempotency_in_progress")
     assert int(headers["retry-after-ms"]) >= 500
@@ -130,17 +130,17 @@ async def test_a_header_that_is_no_key_is_named(stack: Stack, value: str) -> Non
 
     assert (status, code_of(document), document["error"]["param"]) == (400, "invalid_request", "Idempotency-Key")
     assert "ratelimit" in headers
-    assert stack.gateway.admitter.calls == 0
+    assert stack.gateway.admission.calls == 0
 
 
 async def test_the_key_survives_the_loss_of_redis(client: Redis, redis_url: str) -> None:
     """What is submitted again takes its key along: a repetition is told to wait, then gets the one answer."""
     async with running_stack(client, redis_url, worker=False) as stack:
         asking = asyncio.create_task(stack.infer(BODY, **KEY))
-        await eventually(lambda: any(w.accepted for w in stack.gateway.waiters.all()), "it is accepted")
+        await eventually(lambda: any(w.accepted for w in stack.gateway.pending_requests.all()), "it is accepted")
         await client.flushall()
-        await stack.worker.beat()
-        await eventually(lambda: stack.gateway.witness.submitted_again == 1, "it is submitted again", 2.0)
+        await stack.worker.heartbeat()
+        await eventually(lambda: stack.gateway.recovery.submitted_again == 1, "it is submitted again", 2.0)
         assert code_of((await stack.infer(BODY, **KEY))[1]) == "idempotency_in_progress"
         await stack.worker.turn()
         first = await asking

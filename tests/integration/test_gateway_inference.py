@@ -11,9 +11,9 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.gateway_fixtures import TIERS, Stack, running_stack, tier
 from ledger.catalog.api_key import mint
-from scheduler.protocol.audit_outbox import Accepted, decode_entry
+from scheduler.protocol.audit_outbox import AcceptedRecord, decode_entry
 from scheduler.protocol.batches import Outcome
-from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.cancellation import Terminations
 from scheduler.redis_client.keys import Keys
 
 
@@ -54,13 +54,13 @@ async def test_the_tier_comes_from_the_key_and_the_first_fresh_bucket_is_spent(s
 
 async def test_many_at_once_get_their_own_outputs(stack: Stack) -> None:
     """No answer is mixed up, and all share far fewer admission calls."""
-    before = stack.gateway.admitter.calls
+    before = stack.gateway.admission.calls
     texts = [f"text-{index}" for index in range(100)]
     answers = await asyncio.gather(*(stack.infer({"input": text}) for text in texts))
 
     assert [document["output"] for _, document, _ in answers] == [text[::-1] for text in texts]
-    assert stack.gateway.admitter.calls - before < 60
-    assert len(stack.gateway.waiters) == 0
+    assert stack.gateway.admission.calls - before < 60
+    assert len(stack.gateway.pending_requests) == 0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_bad_requests_are_named_and_spend_nothing(
     error = document["error"]
     assert (answered, error["code"], error["param"]) == (status, code, param)
     assert sent["x-request-id"] == error["request_id"]
-    assert stack.gateway.admitter.calls == 0
+    assert stack.gateway.admission.calls == 0
     authenticated = status != 401
     assert ("x-ratelimit-limit-requests" in sent) == ("ratelimit" in sent) == authenticated
     assert (sent.get("www-authenticate") == "Bearer") == (status == 401)
@@ -150,8 +150,8 @@ async def test_a_long_queue_refuses(stack: Stack, changes: dict[str, Any], code:
     stack.worker.hold = True
     stack.catalog.set(tiers=(tier("free", 3, 0.1, **changes),))
     inside = [asyncio.create_task(stack.infer()) for _ in range(2)]
-    await eventually(lambda: stack.gateway.admitter.calls and len(stack.gateway.waiters) == 2, "two wait")
-    await eventually(lambda: all(w.verdict for w in stack.gateway.waiters.all()), "both are admitted")
+    await eventually(lambda: stack.gateway.admission.calls and len(stack.gateway.pending_requests) == 2, "two wait")
+    await eventually(lambda: all(w.verdict for w in stack.gateway.pending_requests.all()), "both are admitted")
 
     status, document, headers = await stack.infer()
 
@@ -164,7 +164,7 @@ async def test_a_long_queue_refuses(stack: Stack, changes: dict[str, Any], code:
 async def test_no_gpu_is_said_after_the_waiting_room(client: Redis, redis_url: str) -> None:
     """With every worker gone for two seconds a request is refused at once and health is down."""
     async with running_stack(client, redis_url, worker=False) as stack:
-        await stack.worker.beat(status="down")
+        await stack.worker.heartbeat(status="down")
         await eventually(lambda: stack.gateway.limits.no_gpu(time.monotonic()), "no GPU for two seconds", 5.0)
         status, document, headers = await stack.infer()
         assert (status, code_of(document)) == (503, "no_capacity")
@@ -211,15 +211,15 @@ async def test_a_request_that_waits_too_long_in_its_queue(stack: Stack) -> None:
     stack.worker.hold = True
     stack.catalog.set(tiers=(tier("free", 3, 0.1, max_queue_ms=50),))
     asking = asyncio.create_task(stack.infer())
-    endings = Endings(stack.redis, Keys())
-    await eventually(lambda: _expired(endings), "the queue age has passed")
+    terminations = Terminations(stack.redis, Keys())
+    await eventually(lambda: _expired(terminations), "the queue age has passed")
     status, document, headers = await asking
 
     assert (status, code_of(document), headers["x-should-retry"]) == (504, "queue_timeout", "false")
 
 
-async def _expired(endings: Endings) -> bool:
-    ended, _ = await endings.expire(TIERS)
+async def _expired(terminations: Terminations) -> bool:
+    ended, _ = await terminations.expire(TIERS)
     return ended == 1
 
 
@@ -228,7 +228,7 @@ async def test_trace_and_key_reach_the_audit(stack: Stack) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     await stack.infer({"input": "a"}, "paid", traceparent=f"00-{trace}-00f067aa0ba902b7-01")
     entries = await stack.redis.lrange(Keys().outbox, 0, -1)
-    records = [record for entry in entries for record in decode_entry(entry)[0] if isinstance(record, Accepted)]
+    records = [record for entry in entries for record in decode_entry(entry)[0] if isinstance(record, AcceptedRecord)]
 
     assert [(r.customer_id, r.api_key_id, r.tier, r.model, r.gateway_id, r.trace_id) for r in records] == [
         ("customer-paid", stack.catalog.keys["paid"].id, "paid", "tiny", "g1", trace)

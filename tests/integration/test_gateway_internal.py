@@ -32,12 +32,12 @@ async def test_internal_pages_need_the_service_token(stack: Stack, path: str, to
 
 async def test_health_shows_the_truth(stack: Stack) -> None:
     """All well at first; a worker that falls silent is named within two seconds, and again healthy when it is back."""
-    await stack.worker.beat("worker-2")
+    await stack.worker.heartbeat("worker-2")
     await _until_health(stack, "healthy", 2)
     document = await _until_health(stack, "degraded", 1)
     assert document["total_gpus"] == 2
     assert document["reasons"][0].startswith("1 of 2 GPUs is not healthy: worker-2 was last seen 1.")
-    await stack.worker.beat("worker-2")
+    await stack.worker.heartbeat("worker-2")
     document = await _until_health(stack, "healthy", 2)
     assert 0 <= document["gpu_utilization"] <= 1
     assert set(document["tiers"]) == {"enterprise", "paid", "free"}
@@ -45,7 +45,7 @@ async def test_health_shows_the_truth(stack: Stack) -> None:
 
 async def test_the_size_of_the_pool_is_advised(stack: Stack) -> None:
     """Healthy workers, how many there should be, why, and from what; one that comes is counted within two seconds."""
-    await stack.worker.beat("worker-2")
+    await stack.worker.heartbeat("worker-2")
 
     async def counted() -> dict[str, Any] | None:
         status, document = await stack.internal("/internal/autoscale")
@@ -93,8 +93,8 @@ async def test_a_requests_story_is_told_from_redis(stack: Stack) -> None:
     """Queued with one event, completed with three; times are counted from acceptance."""
     stack.worker.hold = True
     asking = asyncio.create_task(stack.infer())
-    await eventually(lambda: [w for w in stack.gateway.waiters.all() if w.verdict], "it is admitted")
-    (waiting,) = stack.gateway.waiters.all()
+    await eventually(lambda: [w for w in stack.gateway.pending_requests.all() if w.verdict], "it is admitted")
+    (waiting,) = stack.gateway.pending_requests.all()
     status, document = await stack.internal(f"/internal/requests/{waiting.id}")
     assert (status, document["status"], document["latency_ms"], document["error"]) == (200, "queued", None, None)
     assert [event["event"] for event in document["timeline"]] == ["accepted"]
@@ -139,9 +139,9 @@ async def test_liveness_and_readiness_need_no_token_and_say_no_secret(stack: Sta
     """Live is the loop alone; ready wants a catalog, and not to be leaving."""
     assert await _get(stack, "/livez") == (200, {"status": "ok"})
     assert await _get(stack, "/readyz") == (200, {"status": "ready"})
-    stack.gateway.doors.leaving = True
+    stack.gateway.drain_state.leaving = True
     assert await _get(stack, "/readyz") == (503, {"status": "not ready", "waiting_for": "restart"})
-    stack.gateway.doors.leaving = False
+    stack.gateway.drain_state.leaving = False
     stack.catalog.snapshot = None
     assert await _get(stack, "/readyz") == (503, {"status": "not ready", "waiting_for": "catalog"})
     status, document, _ = await stack.infer()

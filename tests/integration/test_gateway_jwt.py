@@ -14,14 +14,14 @@ import pytest
 from aiohttp import web
 
 from eventually import eventually
-from gateway.auth.authenticator import Doorman, Identities
+from gateway.auth.authenticator import Authenticator, Identities
 from gateway.auth.jwks import JwksSource
 from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.throttle import AuthThrottle
 from gateway.config import GatewayConfig
-from gateway.http.errors import Faults
-from gateway.http.response import Answer
-from gateway.http.router import Call, Doors, Routes
+from gateway.http.errors import ErrorResponses
+from gateway.http.response import HttpResponse
+from gateway.http.router import DrainState, RoutedRequest, Router
 from gateway.http.server import EdgeServer, serve
 from jwt_issuer import LiteralCustomers, config, customer, jwk, jwks, token
 from ledger.catalog.api_key import NewKey, mint, verify
@@ -107,16 +107,16 @@ async def open_door(jwks_at: str, **changes: Any) -> AsyncIterator[Door]:
     catalog = CatalogOfBoth()
     settings = config(jwks=jwks_at, **{"refresh_s": 3600.0} | changes)
     tokens = JwtIdentities(catalog, settings, source=JwksSource(settings, least_gap_s=0.05, file_look_s=0.02))
-    doorman = Doorman(Identities(catalog, tokens), AuthThrottle("200/minute"))
+    authenticator = Authenticator(Identities(catalog, tokens), AuthThrottle("200/minute"))
 
-    async def who(call: Call) -> Answer:
-        identity = doorman.identify(call)
-        return Answer.of(200, {"customer": identity.customer_name, "key": identity.key_id, "tier": identity.tier})
+    async def who(call: RoutedRequest) -> HttpResponse:
+        identity = authenticator.identify(call)
+        return HttpResponse.of(200, {"customer": identity.customer_name, "key": identity.key_id, "tier": identity.tier})
 
-    routes = Routes()
+    routes = Router()
     routes.add("GET", "/who", who)
     gateway = GatewayConfig(gateway_id="g1", redis_url="", service_token="", port=0, reuse_port=False)
-    runner, port = await serve(EdgeServer(routes, Faults(lambda: 0.0), Doors(), gateway), gateway)
+    runner, port = await serve(EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), gateway), gateway)
     tasks = [asyncio.create_task(loop()) for loop in tokens.loops().values()]
     try:
         async with aiohttp.ClientSession() as http:

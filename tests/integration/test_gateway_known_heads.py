@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.http.connection import PATIENCE, EdgeConnection
-from gateway.inference.fast_path import FastLane
+from gateway.inference.fast_path import FastPath
 from integration.gateway_fixtures import Stack, head_of, running_stack
 from integration.test_gateway_fast_lane import VARIANTS, VARYING, Client, handled, request
 
@@ -184,7 +184,7 @@ async def test_what_comes_while_the_handler_is_at_work_waits_for_it(stack: Stack
     await asked(client, request(stack))
     stack.worker.hold = True
     client.writer.write(request(stack, b"Idempotency-Key: two", body=b'{"input":"first"}'))
-    await eventually(lambda: len(stack.gateway.waiters) == 1, "the first waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 1, "the first waits")
     client.writer.write(request(stack, body=b'{"input":"second"}'))
     await eventually(lambda: len(parses) == 3, "the second is there")
     stack.worker.hold = False
@@ -201,7 +201,7 @@ async def test_what_was_known_before_an_outage_is_known_after_it(
     client = await Client.of(stack)
     await asked(client, request(stack))
     with monkeypatch.context() as patch:
-        patch.setattr(FastLane, "open", False)
+        patch.setattr(FastPath, "open", False)
         for _ in range(PATIENCE + 1):
             assert (await asked(client, request(stack)))[0] == 200
     await asked(client, request(stack))
@@ -214,7 +214,7 @@ async def test_a_gateway_that_leaves_parses_again(stack: Stack, parses: list[byt
     """What is known rides only while anything rides."""
     client = await Client.of(stack)
     await asked(client, request(stack))
-    stack.gateway.doors.leaving = True
+    stack.gateway.drain_state.leaving = True
     status, headers, _ = await asked(client, request(stack))
 
     assert (status, headers["connection"], len(parses), handled(stack.gateway)) == (200, "close", 2, 1)

@@ -149,4 +149,4 @@ async def test_no_piece_of_anything_is_answered_otherwise(stack: Stack, monkeypa
         assert await answers(stack, seed, known=True) == await answers(stack, seed, known=False), f"seed {seed}"
 
     assert sum(rides) > SEEDS
-    await eventually(lambda: len(stack.gateway.waiters) == 0, "nobody waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 0, "nobody waits")

@@ -96,7 +96,7 @@ async def test_one_that_fails_is_the_answer(stack: Stack, caller: openai.AsyncOp
         await caller.completions.create(model="tiny", prompt=["good", "bad", "good"])
 
     assert caught.value.code == "poison_request"
-    await eventually(lambda: len(stack.gateway.waiters) == 0, "nobody waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 0, "nobody waits")
     assert await client.llen(Keys().queue("free")) == 0
 
 
@@ -130,7 +130,7 @@ async def test_a_list_that_fails_by_our_fault_costs_nothing(
     spent = await client.hget("rl:customer:customer-free", "q:1day")
     assert spent.split()[1] == b"0"
     assert await client.zcard("rl:leases:customer-free") == 0
-    assert len(stack.gateway.waiters) == 0
+    assert len(stack.gateway.pending_requests) == 0
 
 
 async def test_a_client_that_leaves_ends_the_whole_list(
@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_ends_the_whole_list(
 
     with pytest.raises(openai.APITimeoutError):
         await caller.with_options(timeout=0.3).completions.create(model="tiny", prompt=["a", "b", "c"])
-    await eventually(lambda: len(stack.gateway.waiters) == 0, "nobody waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 0, "nobody waits")
     stack.worker.hold = False
     made = await caller.completions.create(model="tiny", prompt="next")
 

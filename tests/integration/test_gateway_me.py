@@ -10,20 +10,20 @@ import aiohttp
 import pytest
 from redis.asyncio import Redis
 
-from gateway.api.account import Me, MeParts
-from gateway.auth.authenticator import Doorman, Identities
+from gateway.api.account import AccountEndpoint, AccountParts
+from gateway.auth.authenticator import Authenticator, Identities
 from gateway.config import GatewayConfig
-from gateway.http.errors import Faults
-from gateway.http.router import Doors, Routes
+from gateway.http.errors import ErrorResponses
+from gateway.http.router import DrainState, Router
 from gateway.http.server import EdgeServer, serve
 from gateway.inference.submission import build_submission
 from gateway.limits.capacity import LiveLimits
-from gateway.limits.customer_limits import Standing
-from gateway.limits.demand import Meter
+from gateway.limits.customer_limits import CustomerLimits
+from gateway.limits.demand import DemandMeter
 from integration.gateway_fixtures import LiteralCatalog
 from ledger.audit.queries import Usage
 from pool import Pool
-from ratelimit.effective import LimitLook, effective
+from ratelimit.effective import LimitReading, effective
 from scheduler.errors import RedisUnavailable
 from scheduler.payload import Payload
 from scheduler.protocol.limits import LimitsInForce, LimitState
@@ -41,8 +41,8 @@ class Page:
     http: aiohttp.ClientSession
     catalog: LiteralCatalog
     limits: LiveLimits
-    standing: Standing
-    me: Me
+    customer_limits: CustomerLimits
+    me: AccountEndpoint
     asked: list[str] = field(default_factory=list)
     usage: Callable[[], Usage] = lambda: USAGE
     redis_away: bool = False
@@ -59,9 +59,9 @@ class Page:
 async def serving(client: Redis) -> AsyncIterator[Page]:
     catalog, limits = LiteralCatalog(), LiveLimits("default")
     state = LimitState(client, Keys())
-    standing = Standing(limits, Meter("g1", 0.0))
+    customer_limits = CustomerLimits(limits, DemandMeter("g1", 0.0))
 
-    async def read(in_force: LimitsInForce) -> LimitLook:
+    async def read(in_force: LimitsInForce) -> LimitReading:
         if page.redis_away:
             raise RedisUnavailable
         return await state.read(in_force)
@@ -70,15 +70,22 @@ async def serving(client: Redis) -> AsyncIterator[Page]:
         page.asked.append(customer_id)
         return page.usage()
 
-    me = Me(MeParts(doorman=Doorman(Identities(catalog)), standing=standing, read_limits=read, find_usage=find_usage))
-    routes = Routes()
+    me = AccountEndpoint(
+        AccountParts(
+            authenticator=Authenticator(Identities(catalog)),
+            customer_limits=customer_limits,
+            read_limits=read,
+            find_usage=find_usage,
+        )
+    )
+    routes = Router()
     for method in ("GET", "HEAD"):
         routes.add(method, "/v1/me", me)
     config = GatewayConfig(gateway_id="g1", redis_url="", service_token="", port=0, reuse_port=False)
-    runner, port = await serve(EdgeServer(routes, Faults(lambda: 0.0), Doors(), config), config)
+    runner, port = await serve(EdgeServer(routes, ErrorResponses(lambda: 0.0), DrainState(), config), config)
     try:
         async with aiohttp.ClientSession() as http:
-            page = Page(f"http://127.0.0.1:{port}", http, catalog, limits, standing, me)
+            page = Page(f"http://127.0.0.1:{port}", http, catalog, limits, customer_limits, me)
             yield page
     finally:
         await me.close()
@@ -104,7 +111,7 @@ async def spend(page: Page, client: Redis, count: int) -> None:
     verdicts = await pool.admit(asked)
     assert {verdict.outcome for verdict in verdicts} == {"accepted"}
     for submission, verdict in zip(asked, verdicts, strict=True):
-        page.standing.judged(identity, submission, verdict)
+        page.customer_limits.judged(identity, submission, verdict)
 
 
 async def test_it_says_who_and_what_is_left(page: Page, client: Redis) -> None:

@@ -33,7 +33,7 @@ async def infer(caller: openai.AsyncOpenAI) -> dict[str, Any]:
 async def test_it_waits_as_long_as_it_is_told_and_succeeds(stack: Stack, caller: openai.AsyncOpenAI) -> None:
     """A spent bucket of one request in two seconds: the second call is refused inside, and answered by its retry."""
     counted: list[str] = []
-    stack.gateway._meter.retried = counted.append  # type: ignore[method-assign]
+    stack.gateway._demand_meter.retried = counted.append  # type: ignore[method-assign]
     stack.catalog.set(key={"requests_per_second": 0.5, "burst": 4.0})  # A new bucket begins with one of the four.
     assert (await infer(caller))["output"] == "olleh"
     began = time.monotonic()
@@ -50,13 +50,13 @@ async def test_it_does_not_ask_again_where_the_quota_is_used_up(stack: Stack, ca
     """x-should-retry: false ends it with the first answer, whose code and wait it hands on."""
     stack.catalog.set(key={"quotas": (("1day", 1),)})
     await infer(caller)
-    calls = stack.gateway.admitter.calls
+    calls = stack.gateway.admission.calls
     with pytest.raises(openai.RateLimitError) as caught:
         await infer(caller)
 
     assert (caught.value.code, caught.value.status_code) == ("quota_exceeded", 429)
     assert caught.value.request_id is not None
-    assert stack.gateway.admitter.calls == calls + 1
+    assert stack.gateway.admission.calls == calls + 1
 
 
 async def test_lowered_limits_are_waited_for_as_well(stack: Stack, caller: openai.AsyncOpenAI) -> None:

@@ -150,11 +150,11 @@ async def test_whom_others_go_before(stack: Stack, caller: openai.AsyncOpenAI) -
     stack.worker.hold = True
     stack.catalog.set(tiers=(tier("free", 3, 0.1, shed_depth=1),))
     waiting = asyncio.create_task(caller.completions.create(model="tiny", prompt="first"))
-    await eventually(lambda: stack.gateway.admitter.calls == 1, "the first has been let in")
+    await eventually(lambda: stack.gateway.admission.calls == 1, "the first has been let in")
     shed = await failure(caller)
     stack.worker.hold = False
     await waiting
-    stack.gateway.doors.closed = True
+    stack.gateway.drain_state.closed = True
     draining = await failure(caller)
 
     assert told(shed)[:2] == (openai.InternalServerError, "shed_for_priority")

@@ -140,7 +140,7 @@ async def test_models_are_listed_as_openai_s_client_expects(stack: Stack) -> Non
 
 async def test_models_are_told_to_customers_only_and_cost_nothing(stack: Stack) -> None:
     """Without a key 401; with one the state of the limits comes along, and none of it is spent."""
-    calls = stack.gateway.admitter.calls
+    calls = stack.gateway.admission.calls
 
     assert (await get(stack, "/v1/models", {}))[0] == 401
     assert (await get(stack, "/v1/models/tiny", {}))[0] == 401
@@ -149,4 +149,4 @@ async def test_models_are_told_to_customers_only_and_cost_nothing(stack: Stack) 
     assert headers["x-ratelimit-limit-requests"] == "1000"
     assert headers["x-request-id"].startswith("req_")
     assert (await get(stack, "/v1/models/"))[0] == 404
-    assert stack.gateway.admitter.calls == calls
+    assert stack.gateway.admission.calls == calls

@@ -29,8 +29,10 @@ def hung(redis_server: EmbeddedRedis) -> Iterator[Any]:
 
 async def admitted(stack: Stack, count: int = 1) -> None:
     """Wait until so many requests are queued."""
-    waiters = stack.gateway.waiters
-    await eventually(lambda: sum(w.verdict is not None for w in waiters.all()) == count, f"{count} are admitted")
+    pending_requests = stack.gateway.pending_requests
+    await eventually(
+        lambda: sum(w.verdict is not None for w in pending_requests.all()) == count, f"{count} are admitted"
+    )
 
 
 async def test_a_client_that_leaves_has_its_queued_request_cancelled(client: Redis, redis_url: str) -> None:
@@ -38,14 +40,14 @@ async def test_a_client_that_leaves_has_its_queued_request_cancelled(client: Red
     async with running_stack(client, redis_url, worker=False) as stack:
         asking = asyncio.create_task(stack.infer())
         await admitted(stack)
-        (waiting,) = stack.gateway.waiters.all()
+        (waiting,) = stack.gateway.pending_requests.all()
         asking.cancel()
 
         async def cancelled() -> bool:
             return await client.hget(Keys().request(waiting.id), "code") == b"cancelled"
 
         await eventually(cancelled, "the request is cancelled", 1.0)
-        assert len(stack.gateway.waiters) == 0
+        assert len(stack.gateway.pending_requests) == 0
 
 
 async def test_a_storm_of_disconnects_leaves_nothing(client: Redis, redis_url: str) -> None:
@@ -53,7 +55,7 @@ async def test_a_storm_of_disconnects_leaves_nothing(client: Redis, redis_url: s
     async with running_stack(client, redis_url, worker=False) as stack:
         asking = [asyncio.create_task(stack.infer()) for _ in range(50)]
         await admitted(stack, 50)
-        ids = [waiting.id for waiting in stack.gateway.waiters.all()]
+        ids = [waiting.id for waiting in stack.gateway.pending_requests.all()]
         for task in asking:
             task.cancel()
 
@@ -61,7 +63,7 @@ async def test_a_storm_of_disconnects_leaves_nothing(client: Redis, redis_url: s
             return all([await client.hget(Keys().request(each), "code") == b"cancelled" for each in ids])
 
         await eventually(all_cancelled, "all are cancelled")
-        assert (len(stack.gateway.waiters), len(stack.gateway.cancels)) == (0, 0)
+        assert (len(stack.gateway.pending_requests), len(stack.gateway.cancellations)) == (0, 0)
 
 
 async def test_the_deadline_is_answered_in_time_and_ends_the_request(client: Redis, redis_url: str) -> None:
@@ -82,15 +84,15 @@ async def test_an_admission_that_redis_takes_up_after_the_deadline_leaves_nothin
 ) -> None:
     """The call lies in the socket of a stopped Redis; when that goes on, the client was answered long ago."""
     async with running_stack(client, redis_url, worker=False, total_ms=400) as stack:
-        await eventually(stack.gateway.beat.redis_ms, "the clock of Redis is known")
+        await eventually(stack.gateway.heartbeat.redis_ms, "the clock of Redis is known")
         await stack.infer()  # So that Redis has the script.
         hung()
         began = time.monotonic()
         status, document, _ = await stack.infer()
         await eventually(lambda: time.monotonic() > began + 0.8, "the time of the request is over")
         os.kill(redis_server.pid, signal.SIGCONT)
-        await eventually(lambda: stack.gateway.beat.redis_problem is None, "Redis is back")
-        await eventually(lambda: not len(stack.gateway.cancels), "the gateway has ended what it refused")
+        await eventually(lambda: stack.gateway.heartbeat.redis_problem is None, "Redis is back")
+        await eventually(lambda: not len(stack.gateway.cancellations), "the gateway has ended what it refused")
 
         assert (status, document["error"]["code"]) in ((503, "no_capacity"), (504, "deadline_exceeded"))
         assert await client.hget(Keys().request(document["error"]["request_id"]), "at") is None
@@ -183,7 +185,7 @@ async def test_after_a_hang_the_gateway_recovers_by_itself(
         os.kill(redis_server.pid, signal.SIGCONT)
         await eventually(stack.gateway.subscriber.subscribed.is_set, "it is subscribed again")
         await eventually(lambda: not stack.gateway.direct.active, "requests go through Redis again")
-        await eventually(lambda: len(stack.gateway.cancels) == 0, "the indeterminate id is ended")
+        await eventually(lambda: len(stack.gateway.cancellations) == 0, "the indeterminate id is ended")
         stored = await client.hgetall(Keys().request(document["error"]["request_id"]))
         assert stored.get(b"state") in (None, b"failed")
         asking = asyncio.create_task(stack.infer())
@@ -228,7 +230,7 @@ class Leaving:
 async def test_sigterm_finishes_what_was_accepted(client: Redis, redis_url: str) -> None:
     """Not ready at once, still serving for a while, accepted requests answered, then gone from Redis."""
     worker = TestWorker(client, Keys())
-    await worker.beat()
+    await worker.heartbeat()
     leaving = Leaving(redis_url)
     async with aiohttp.ClientSession() as http:
         assert await leaving.readyz(http) == 200
@@ -254,7 +256,7 @@ async def test_sigterm_finishes_what_was_accepted(client: Redis, redis_url: str)
 
 async def test_sigterm_answers_the_rest_503(client: Redis, redis_url: str) -> None:
     """What is not done within the drain time is refused as draining, ended in Redis, and the process ends."""
-    await TestWorker(client, Keys()).beat()
+    await TestWorker(client, Keys()).heartbeat()
     leaving = Leaving(redis_url, drain_ms=0, drain_timeout_s=0.3)
     async with aiohttp.ClientSession() as http:
         asking = asyncio.create_task(leaving.infer(http))
@@ -269,7 +271,7 @@ async def test_sigterm_answers_the_rest_503(client: Redis, redis_url: str) -> No
 
 async def test_idle_connections_are_closed_when_the_doors_close(client: Redis, redis_url: str) -> None:
     """A kept-alive connection that asks nothing is not left to hear nothing."""
-    await TestWorker(client, Keys()).beat()
+    await TestWorker(client, Keys()).heartbeat()
     leaving = Leaving(redis_url, drain_ms=0, drain_timeout_s=2.0)
     reader, writer = await asyncio.open_connection("127.0.0.1", await leaving.port)
     writer.write(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -283,7 +285,7 @@ async def test_idle_connections_are_closed_when_the_doors_close(client: Redis, r
 
 async def test_a_body_that_is_on_its_way_when_the_doors_close_is_answered(client: Redis, redis_url: str) -> None:
     """Its rest is not waited for: the client is told to try again, and not cut off."""
-    await TestWorker(client, Keys()).beat()
+    await TestWorker(client, Keys()).heartbeat()
     leaving = Leaving(redis_url, drain_ms=0)
     reader, writer = await asyncio.open_connection("127.0.0.1", await leaving.port)
     lines = [

@@ -17,7 +17,7 @@ async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
     """A gateway whose model keeps answers for a minute, and knows which version its worker runs."""
     async with running_stack(client, redis_url) as stack:
         stack.catalog.set(models=(model(cache_ttl_s=60),))
-        await eventually(lambda: stack.gateway.beat.model_version == "v1", "the version is known")
+        await eventually(lambda: stack.gateway.heartbeat.model_version == "v1", "the version is known")
         yield stack
 
 
@@ -32,14 +32,14 @@ async def test_an_answer_that_was_there_already_says_so(stack: Stack) -> None:
     assert second["metadata"]["gpu_ms"] == second["metadata"]["queue_ms"] == 0
     assert second["request_id"] == said["x-request-id"] != first["request_id"]
     assert stack.worker.seen == [first["request_id"]]
-    assert len(stack.gateway.waiters) == 0
+    assert len(stack.gateway.pending_requests) == 0
 
 
 async def test_those_under_way_are_one_run(stack: Stack) -> None:
     """All but one say that they were collapsed."""
     stack.worker.hold = True
     asked = [asyncio.create_task(stack.infer()) for _ in range(20)]
-    await eventually(lambda: stack.gateway.admitter.calls and not stack.gateway.admitter.pending, "they are admitted")
+    await eventually(lambda: stack.gateway.admission.calls and not stack.gateway.admission.pending, "they are admitted")
     stack.worker.hold = False
     answers = await asyncio.gather(*asked)
 

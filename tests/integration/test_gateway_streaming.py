@@ -59,14 +59,14 @@ class Writer:
         """The one request, once Redis has it."""
 
         def accepted() -> Any:
-            return next((each for each in self._stack.gateway.waiters.all() if each.accepted), None)
+            return next((each for each in self._stack.gateway.pending_requests.all() if each.accepted), None)
 
         return await eventually(accepted, "the request is admitted")
 
     async def write(self, offset: int, text: str, nonce: str | None = None, attempt: int = 1) -> None:
         """One increment; with `nonce` of somebody else."""
-        waiter = await self.waiting()
-        increment = Increment(waiter.id, nonce or waiter.submission.nonce, attempt, offset, text)
+        pending = await self.waiting()
+        increment = Increment(pending.id, nonce or pending.submission.nonce, attempt, offset, text)
         await self._channel.publish("g1", [increment])
 
 
@@ -137,7 +137,7 @@ async def test_refusals_are_answers_like_any_other(stack: Stack, caller: openai.
 
     assert caught.value.code == "rate_limit_exceeded"
     assert "retry-after" in caught.value.response.headers
-    await eventually(lambda: len(stack.gateway.waiters) == 0, "nobody waits")
+    await eventually(lambda: len(stack.gateway.pending_requests) == 0, "nobody waits")
 
 
 async def test_a_queued_stream_is_not_silent(stack: Stack) -> None:
@@ -172,7 +172,7 @@ async def test_only_the_requests_own_increments_are_heard(stack: Stack, caller: 
     stack.worker.hold = False
 
     assert await pieces(stream) == ["he", "llo"]
-    assert stack.gateway.waiters.refused_replies == 1
+    assert stack.gateway.pending_requests.refused_replies == 1
     assert stack.gateway.subscriber.malformed == 1
 
 

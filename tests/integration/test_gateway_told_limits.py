@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.catalog import IdentityView
-from gateway.inference.pipeline import Inference
+from gateway.inference.pipeline import InferencePipeline
 from integration.gateway_fixtures import Stack, running_stack, tier
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict
@@ -97,7 +97,7 @@ async def test_concurrency_is_told_and_free_again_when_the_work_ends(stack: Stac
     stack.worker.hold = True
     stack.catalog.set(key={"max_concurrency": 2})
     inside = [asyncio.create_task(stack.infer()) for _ in range(2)]
-    await eventually(lambda: sum(w.accepted for w in stack.gateway.waiters.all()) == 2, "both are admitted")
+    await eventually(lambda: sum(w.accepted for w in stack.gateway.pending_requests.all()) == 2, "both are admitted")
     refused = await stack.infer()
 
     assert error_of(refused) == (
@@ -178,7 +178,7 @@ async def test_everything_that_has_a_key_is_told_the_limits(stack: Stack, monkey
     stack.catalog.set(key={"tokens_per_minute": 4000, "quotas": (("1day", 100),)})
     stack.worker.answerer = lambda member: Outcome(member.id, "worker_lost", 1.0, 0, "v1", "")
     answers = [await stack.infer(b"{}"), await stack.infer({"input": "a"}), await stack.infer(b"{}")]
-    monkeypatch.setattr(Inference, "waiter", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(InferencePipeline, "pending", lambda *_, **__: 1 / 0)
     answers.append(await stack.infer())
 
     assert [answer[0] for answer in answers] == [400, 503, 400, 500]
@@ -197,7 +197,7 @@ async def test_a_tier_in_shadow_refuses_nobody_and_counts(stack: Stack) -> None:
         key={"requests_per_second": 0.001, "burst": 1.0, "max_queue_ms": 2000},
     )
     counted: list[str] = []
-    stack.gateway._meter.shadowed = counted.append  # type: ignore[method-assign]
+    stack.gateway._demand_meter.shadowed = counted.append  # type: ignore[method-assign]
     answers = [await stack.infer() for _ in range(3)]
 
     assert [answer[0] for answer in answers] == [200, 200, 200]
@@ -207,7 +207,7 @@ async def test_a_tier_in_shadow_refuses_nobody_and_counts(stack: Stack) -> None:
 async def test_retries_are_counted(stack: Stack) -> None:
     """A client of OpenAI's says that it tried before."""
     counted: list[str] = []
-    stack.gateway._meter.retried = counted.append  # type: ignore[method-assign]
+    stack.gateway._demand_meter.retried = counted.append  # type: ignore[method-assign]
     await stack.infer()
     await stack.infer(**{"x-stainless-retry-count": "0"})
     await stack.infer(**{"x-stainless-retry-count": "2"})
@@ -227,7 +227,7 @@ async def test_who_was_refused_and_why_is_noted(stack: Stack) -> None:
 
     handlers = stack.gateway._routes._exact["/v1/inference"]
     inference = handlers["POST"]._inference  # type: ignore[attr-defined]  # of its exchange
-    assert isinstance(inference, Inference)
+    assert isinstance(inference, InferencePipeline)
     inference._parts = replace(inference._parts, note_refusal=note)
     stack.catalog.set(key={"quotas": (("1day", 1),)})
     await stack.infer()

@@ -78,7 +78,7 @@ async def run_slowly(stack: Stack) -> None:
     while True:
         count += 1
         try:
-            await worker.beat()
+            await worker.heartbeat()
             await worker.batches.form(f"slow-{count}", [(name, 32) for name in TIERS], 1, TIERS)
             popped: Any = await stack.redis.lpop(Keys().batch_queue)
             claimed = await worker.batches.claim(popped.decode(), "worker-1", f"token-{count}") if popped else None
@@ -130,9 +130,9 @@ async def test_flushall_under_load_loses_nobody(client: Redis, redis_url: str) -
             await asyncio.sleep(0.6)
             await client.flushall()
         await all_completed(auditor, await asking)
-        assert stack.gateway.witness.submitted_again > 0
-        assert stack.gateway.witness.sent_again > 0
-        assert stack.gateway.witness.recoveries <= 5
+        assert stack.gateway.recovery.submitted_again > 0
+        assert stack.gateway.recovery.sent_again > 0
+        assert stack.gateway.recovery.recoveries <= 5
 
 
 async def test_what_waits_in_the_queue_survives_flushall(client: Redis, redis_url: str) -> None:
@@ -141,8 +141,8 @@ async def test_what_waits_in_the_queue_survives_flushall(client: Redis, redis_ur
         asking = [asyncio.create_task(stack.infer({"input": f"i{n}"}, TIERS[n % 3])) for n in range(30)]
         await eventually(lambda: _accepted(stack) == 30, "all are accepted")
         await client.flushall()
-        await stack.worker.beat()
-        await eventually(lambda: stack.gateway.witness.submitted_again == 30, "all are submitted again", 2.0)
+        await stack.worker.heartbeat()
+        await eventually(lambda: stack.gateway.recovery.submitted_again == 30, "all are submitted again", 2.0)
         assert [await client.llen(Keys().queue(name)) for name in TIERS] == [10, 10, 10]
         async with working(stack) as auditor:
             answers = await asyncio.gather(*asking)
@@ -152,7 +152,7 @@ async def test_what_waits_in_the_queue_survives_flushall(client: Redis, redis_ur
 
 
 def _accepted(stack: Stack) -> int:
-    return sum(waiting.accepted for waiting in stack.gateway.waiters.all())
+    return sum(waiting.accepted for waiting in stack.gateway.pending_requests.all())
 
 
 ALL_BUT_THE_EPOCH = "for _, k in ipairs(redis.call('KEYS', '*')) do if k ~= 'epoch' then redis.call('DEL', k) end end"
@@ -166,7 +166,7 @@ async def test_a_failover_that_lost_the_last_writes(client: Redis, redis_url: st
         await client.eval(ALL_BUT_THE_EPOCH, 0)
         await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         await all_completed(auditor, await asking)
-        assert stack.gateway.witness.submitted_again > 0
+        assert stack.gateway.recovery.submitted_again > 0
 
 
 async def test_redis_killed_and_back_empty(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ async def test_redis_killed_and_back_empty(tmp_path: Path) -> None:
             asking = [asyncio.create_task(stack.infer({"input": f"i{n}"})) for n in range(20)]
             await eventually(lambda: _accepted(stack) == 20, "all are accepted")
             os.kill(server.pid, signal.SIGKILL)
-            await eventually(lambda: stack.gateway.beat.redis_problem, "the gateway misses Redis")
+            await eventually(lambda: stack.gateway.heartbeat.redis_problem, "the gateway misses Redis")
             server.kill()
             await server.start()
             async with working(stack) as auditor:
@@ -199,10 +199,10 @@ async def test_a_hang_submits_again_and_runs_nobody_twice(client: Redis, redis_u
         await eventually(lambda: _accepted(stack) == 5, "all are accepted")
         os.kill(redis_server.pid, signal.SIGSTOP)
         try:
-            await eventually(lambda: stack.gateway.beat.redis_problem, "the gateway misses Redis")
+            await eventually(lambda: stack.gateway.heartbeat.redis_problem, "the gateway misses Redis")
         finally:
             os.kill(redis_server.pid, signal.SIGCONT)
-        await eventually(lambda: stack.gateway.witness.submitted_again == 5, "all are submitted again", 3.0)
+        await eventually(lambda: stack.gateway.recovery.submitted_again == 5, "all are submitted again", 3.0)
         assert await client.llen(Keys().queue("free")) == 5
         async with working(stack) as auditor:
             assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 5
@@ -213,13 +213,13 @@ async def test_a_hang_submits_again_and_runs_nobody_twice(client: Redis, redis_u
 async def test_too_late_to_run_again_still_has_its_row(client: Redis, redis_url: str) -> None:
     """Emptied with less than a run's time left: 504 at the deadline, and the audit hears of both ends."""
     async with running_stack(client, redis_url, worker=False, total_ms=900) as stack:
-        stack.gateway.witness._p95_ms = lambda: 5000.0
+        stack.gateway.recovery._p95_ms = lambda: 5000.0
         asking = asyncio.create_task(stack.infer())
         await eventually(lambda: _accepted(stack) == 1, "it is accepted")
         await client.flushall()
         status, document, _ = await asking
         assert (status, document["error"]["code"]) == (504, "deadline_exceeded")
-        assert stack.gateway.witness.submitted_again == 0
+        assert stack.gateway.recovery.submitted_again == 0
         request_id = document["error"]["request_id"]
         assert await Auditor(client).ended([request_id]) == {request_id: "deadline_exceeded"}
 
@@ -229,9 +229,11 @@ async def test_a_client_that_left_before_the_loss_has_its_row(client: Redis, red
     async with running_stack(client, redis_url, worker=False) as stack:
         asking = asyncio.create_task(stack.infer())
         await eventually(lambda: _accepted(stack) == 1, "it is accepted")
-        (waiting,) = stack.gateway.waiters.all()
+        (waiting,) = stack.gateway.pending_requests.all()
         asking.cancel()
-        await eventually(lambda: not len(stack.gateway.waiters) and not len(stack.gateway.cancels), "it is cancelled")
+        await eventually(
+            lambda: not len(stack.gateway.pending_requests) and not len(stack.gateway.cancellations), "it is cancelled"
+        )
         await client.flushall()
         assert await Auditor(client).ended([waiting.id]) == {waiting.id: "cancelled"}
 
@@ -271,11 +273,11 @@ async def test_backpressure_before_redis_is_full(client: Redis, redis_url: str, 
     async with running_stack(client, redis_url) as stack:
         await memory_limit(0.9)
         await eventually(lambda: stack.gateway.limits.short_of_memory, "the limit is seen", 2.0)
-        before = stack.gateway.admitter.calls
+        before = stack.gateway.admission.calls
         status, document, headers = await stack.infer()
         assert (status, document["error"]["code"]) == (429, "backpressure")
         assert "retry-after" in headers
-        assert stack.gateway.admitter.calls == before
+        assert stack.gateway.admission.calls == before
 
         async def told() -> bool:
             _, health = await stack.internal("/internal/health")

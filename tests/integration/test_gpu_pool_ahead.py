@@ -46,7 +46,7 @@ async def test_a_model_that_is_lost_costs_the_batch_ahead_no_attempt(
 ) -> None:
     """Only the batch that ran is counted; both are answered by the next process."""
     worker, runs, waits = waiting
-    model = worker._keeper.model
+    model = worker._supervisor.model
     assert model is not None
 
     model.kill()

@@ -131,9 +131,9 @@ async def test_a_killed_model_process_costs_a_direct_batch_nothing_but_time(star
     """SIGKILL in the middle of its run: it is run again by the next process."""
     worker = await start_here("simulated:300")
     (asked,) = await line_of(worker, 1)
-    assert worker._keeper.model is not None
+    assert worker._supervisor.model is not None
 
-    os.kill(worker._keeper.model.pid, signal.SIGKILL)
+    os.kill(worker._supervisor.model.pid, signal.SIGKILL)
 
     answer = await asked
     assert isinstance(answer, DirectResults)
@@ -144,9 +144,9 @@ async def test_a_batch_that_waited_behind_a_lost_model_goes_elsewhere(start_here
     """It saw nothing of the model, so another worker may take it at once."""
     worker = await start_here("simulated:500")
     asked = await line_of(worker, 2)
-    assert worker._keeper.model is not None
+    assert worker._supervisor.model is not None
 
-    os.kill(worker._keeper.model.pid, signal.SIGKILL)
+    os.kill(worker._supervisor.model.pid, signal.SIGKILL)
 
     assert await asked[1] == DirectBusy(1, "The model of this worker was lost before the batch began.")
     assert isinstance(await asked[0], DirectResults)
@@ -156,12 +156,12 @@ async def test_a_worker_without_its_model_takes_nothing(start_here: StartHere) -
     """The answer is at once, so that the gateway may ask another."""
     worker = await start_here("simulated:20")
     client = await DirectClient.welcomed(worker)
-    assert worker._keeper.model is not None
-    os.kill(worker._keeper.model.pid, signal.SIGKILL)
-    await eventually(lambda: worker._keeper.model is None, "the model is lost")
+    assert worker._supervisor.model is not None
+    os.kill(worker._supervisor.model.pid, signal.SIGKILL)
+    await eventually(lambda: worker._supervisor.model is None, "the model is lost")
 
     assert await client.ask(item("a")) == DirectBusy(1, "The model of this worker is not ready.")
-    await eventually(worker._keeper.ready.is_set, "the model is back")
+    await eventually(worker._supervisor.ready.is_set, "the model is back")
     assert told(await client.outcomes(item("abc"))) == {"abc": "cba"}
 
 
@@ -171,7 +171,7 @@ async def test_a_hang_is_a_gpu_timeout(start_here: StartHere, faulty_models: Pat
     client = await DirectClient.welcomed(worker)
 
     assert told(await client.outcomes(item("bad"), item("a"))) == {"bad": "gpu_timeout", "a": "gpu_timeout"}
-    await eventually(worker._keeper.ready.is_set, "the model is back")
+    await eventually(worker._supervisor.ready.is_set, "the model is back")
     assert told(await client.outcomes(item("ab"))) == {"ab": "ba"}
 
 
@@ -216,7 +216,7 @@ async def test_a_queued_batch_keeps_its_lease_while_direct_ones_run(
     async def answered() -> bool:
         with contextlib.suppress(RedisUnavailable):  # A machine that stands still for 0.25 s is not the subject.
             await pool.gateway_lives("g1")
-            await pool.endings.reap(0)
+            await pool.terminations.reap(0)
             return await pool.results.fetch(ids) != [None]
         return False
 

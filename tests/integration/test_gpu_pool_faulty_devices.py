@@ -36,8 +36,8 @@ async def told_as(pool: Pool, status: str) -> WorkerView:
 
 
 def pid(worker: Worker) -> int:
-    assert worker._keeper.model is not None
-    return worker._keeper.model.pid
+    assert worker._supervisor.model is not None
+    return worker._supervisor.model.pid
 
 
 async def answers(pool: Pool, *texts: str) -> list[Reply]:
@@ -106,14 +106,14 @@ async def test_a_model_that_answers_nonsense_is_put_aside(
     (faulty_models / "sick").touch()
 
     for strike in range(3):
-        assert worker._keeper.status == "ready", strike
+        assert worker._supervisor.status == "ready", strike
         assert [(r.error_code, r.attempts) for r in await answers(pool, "a", "b")] == [("invalid_output", 1)] * 2
 
     put_aside_at = time.monotonic()
     seen = await told_as(pool, "quarantined")
     assert not seen.healthy
     await eventually(lambda: ended(first), "the model process is gone")
-    assert not worker._keeper.ready.is_set()
+    assert not worker._supervisor.ready.is_set()
 
     waiting = await batch(pool, "c")
     assert await pool.attempts(waiting[0]) == 0  # Nobody claimed it.
@@ -166,6 +166,8 @@ async def test_a_model_that_worked_is_back_at_once_however_often_it_is_killed(st
             assert told(await client.outcomes(item("abc"))) == {"abc": "cba"}
         killed = pid(worker)
         os.kill(killed, signal.SIGKILL)
-        await eventually(lambda killed=killed: worker._keeper.model and pid(worker) != killed, "the next one is ready")
+        await eventually(
+            lambda killed=killed: worker._supervisor.model and pid(worker) != killed, "the next one is ready"
+        )
 
-        assert worker._keeper._respawn._next_s == 2 * supervisor.FIRST_RESPAWN_S
+        assert worker._supervisor._respawn._next_s == 2 * supervisor.FIRST_RESPAWN_S

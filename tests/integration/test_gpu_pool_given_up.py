@@ -9,7 +9,7 @@ import pytest
 from eventually import eventually
 from gpu_pool.config import WorkerConfig
 from gpu_pool.model_process.handle import ModelHung, ModelLaunch
-from gpu_pool.model_process.supervisor import ModelKeeper
+from gpu_pool.model_process.supervisor import ModelSupervisor
 from gpu_pool.worker.execution import Execution, NotStarted
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.batches import ClaimedRequest
@@ -22,18 +22,18 @@ def batch() -> list[ClaimedRequest]:
 
 async def test_a_hung_model_gets_no_other_batch() -> None:
     """The next one is handed back uncounted: on a process that is dying it would cost its requests an attempt."""
-    keeper = ModelKeeper(ModelLaunch("simulated:10"), 10.0, lambda: None)
-    keeper.start()
-    await eventually(keeper.ready.is_set, "the model is ready")
-    execution = Execution(WorkerConfig("unix://none", "w1", gpu_timeout_ms=300), keeper)
-    assert keeper.model is not None
-    os.kill(keeper.model.pid, signal.SIGSTOP)
+    supervisor = ModelSupervisor(ModelLaunch("simulated:10"), 10.0, lambda: None)
+    supervisor.start()
+    await eventually(supervisor.ready.is_set, "the model is ready")
+    execution = Execution(WorkerConfig("unix://none", "w1", gpu_timeout_ms=300), supervisor)
+    assert supervisor.model is not None
+    os.kill(supervisor.model.pid, signal.SIGSTOP)
 
     with pytest.raises(ModelHung):
         await execution.run(batch(), time.monotonic(), lambda: True)
 
-    assert (keeper.status, keeper.model, keeper.ready.is_set()) == ("down", None, False)
+    assert (supervisor.status, supervisor.model, supervisor.ready.is_set()) == ("down", None, False)
     with pytest.raises(NotStarted):
         await execution.run(batch(), time.monotonic(), lambda: True)
-    await eventually(keeper.ready.is_set, "another one is ready")
-    await keeper.close()
+    await eventually(supervisor.ready.is_set, "another one is ready")
+    await supervisor.close()

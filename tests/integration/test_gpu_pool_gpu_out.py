@@ -54,7 +54,7 @@ async def test_a_gpu_with_broken_memory_gets_no_more_work(
     await start_here("faulty_models:reverse", redis_url=redis_url, worker_id="w2", device="cpu")
     assert [reply.output for reply in await replies(pool, waiting)] == ["zyx"]
     assert worker._execution.batches == runs  # It was waiting for a batch when its GPU broke, and gave it back.
-    assert worker._keeper.status == "ready"  # The model is well; it is the GPU that is not.
+    assert worker._supervisor.status == "ready"  # The model is well; it is the GPU that is not.
     client = await DirectClient.welcomed(worker)
     assert not hasattr(await client.ask(item("b")), "outcomes")
 

@@ -38,7 +38,7 @@ async def reaped(pool: Pool, request_id: str) -> None:
 
     async def over() -> bool:
         await pool.gateway_lives("g1")
-        await pool.endings.reap(0)
+        await pool.terminations.reap(0)
         return await pool.results.fetch([request_id]) != [None]
 
     await eventually(over, "the request ended under the reaper's eyes", 20.0)

@@ -16,7 +16,7 @@ from gpu_pool.worker.worker import BLOCK_S, Worker
 from pool import TIERS, Pool
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.batches import Batches, ClaimedBatch, ReadyBatches
-from scheduler.protocol.pool_view import WorkerBeat
+from scheduler.protocol.pool_view import WorkerReport
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import IncrementChannel
 from scheduler.redis_client.connections import blocking_client, command_client
@@ -57,7 +57,7 @@ class Mute(Presence):
 
     tries = 0
 
-    async def worker_beat(self, beat: WorkerBeat) -> None:
+    async def worker_beat(self, heartbeat: WorkerReport) -> None:
         self.tries += 1
         raise RedisUnavailable("the heartbeat did not arrive")
 
@@ -196,7 +196,7 @@ async def test_nothing_is_claimed_before_the_first_heartbeat_arrived(scene: Scen
     assert isinstance(scene.presence, Mute)
     mute = scene.presence
     ids = await scene.formed()
-    await eventually(scene.worker._keeper.ready.is_set, "the model is ready")
+    await eventually(scene.worker._supervisor.ready.is_set, "the model is ready")
 
     before = mute.tries
     await eventually(lambda: mute.tries > before + 2, "more heartbeats failed")

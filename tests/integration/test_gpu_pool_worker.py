@@ -163,7 +163,7 @@ async def test_a_killed_worker_leaves_its_batch_to_the_reaper(pool: Pool, start_
 
     async def reaped() -> bool:
         await pool.gateway_lives("g1")
-        await pool.endings.reap(0)
+        await pool.terminations.reap(0)
         return await pool.results.fetch(ids) != [None]
 
     await eventually(reaped, "the reaped batch ran elsewhere")
@@ -188,7 +188,7 @@ async def test_leases_are_renewed_while_a_batch_runs(pool: Pool, start_worker: S
 
     async def answered() -> bool:
         await pool.gateway_lives("g1")
-        await pool.endings.reap(0)
+        await pool.terminations.reap(0)
         return await pool.results.fetch(ids) != [None]
 
     await eventually(answered, "the batch ended under the reaper's eyes")

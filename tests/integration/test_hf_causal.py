@@ -13,7 +13,7 @@ from gpu_pool.backends.backend import TOO_LATE, InvalidOutput, Item
 from gpu_pool.backends.hf.backend import HfBackend
 from hf_models import CONTEXT, SENTENCES, STRICT, change_config, make_causal
 from scheduler.errors import StartError
-from scheduler.payload import Message, Task, encode_messages
+from scheduler.payload import PromptMessage, Task, encode_messages
 
 MIXED = ["", "Once", "What happens when the queue is full?", SENTENCES[2], "Once upon a time there was a machine " * 2]
 
@@ -198,13 +198,13 @@ def test_scores_that_are_not_finite_are_no_answer(folder: Path) -> None:
         backend.health()
 
 
-def chat(*messages: Message) -> Item:
+def chat(*messages: PromptMessage) -> Item:
     return Item(encode_messages(list(messages)), {"max_tokens": 8}, Task.CHAT)
 
 
 def test_a_conversation_is_put_into_the_tokenizers_template(backend: HfBackend) -> None:
     """`developer` is told as `system`, which templates know."""
-    said = [Message("developer", "Be brief."), Message("user", "Once?")]
+    said = [PromptMessage("developer", "Be brief."), PromptMessage("user", "Once?")]
 
     (answer,) = backend.run([chat(*said)], lambda: None)
 
@@ -215,7 +215,7 @@ def test_without_a_template_turns_are_named(tmp_path: Path) -> None:
     """As for a plain function."""
     backend = backend_of(make_causal(tmp_path, template=None))
 
-    (answer,) = backend.run([chat(Message("user", "Once?"))], lambda: None)
+    (answer,) = backend.run([chat(PromptMessage("user", "Once?"))], lambda: None)
 
     assert [answer.output] == run(backend, "user: Once?\nassistant:", max_tokens=8)
 
@@ -224,7 +224,7 @@ def test_what_a_template_refuses_fails_alone(tmp_path: Path) -> None:
     """Many take no system message, or no two turns of one side."""
     backend = backend_of(make_causal(tmp_path, template=STRICT))
 
-    refused, good = backend.run([chat(Message("system", "x")), chat(Message("user", "x"))], lambda: None)
+    refused, good = backend.run([chat(PromptMessage("system", "x")), chat(PromptMessage("user", "x"))], lambda: None)
 
     assert (refused.error_code, good.error_code) == ("invalid_request", "")
     assert "chat template" in refused.output

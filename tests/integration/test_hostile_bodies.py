@@ -14,7 +14,7 @@ from gateway.wiring import DOORS as SPEAKING
 from integration.gateway_fixtures import Stack, reverse_or_vector, running_stack
 
 ASKED = {door.path: dict(door.example or {}) for door in DOORS if door.body is not None and door.wants == "key"}
-TEXT = {path: dialect.input_field for path, dialect in SPEAKING.items()}
+TEXT = {path: api_format.input_field for path, api_format in SPEAKING.items()}
 WRAPPED = {"messages": '[{"role": "user", "content": "@"}]'}
 """What a text stands in, by the field that is no text itself."""
 

@@ -14,7 +14,7 @@ from integration.jobs_bench import JobBench, JobCatalog, running_jobs
 from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
 from ledger.audit.rows import to_row
 from ledger.audit.writer import prepare, write_rows
-from scheduler.protocol.audit_outbox import Accepted, Ended, decode_entry
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, decode_entry
 from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
 from tierlane.embedded.postgres import EmbeddedPostgres
 
@@ -79,30 +79,30 @@ async def test_another_keeper_goes_on(
     async with second as other:
         serving = other.gateway.jobs.serving
         assert serving is not None
-        keepers = [bench.serving.keeper, serving.keeper]
-        assert [keeper.active for keeper in keepers] == [True, False]
+        keepers = [bench.serving.supervisor, serving.supervisor]
+        assert [supervisor.active for supervisor in keepers] == [True, False]
         await bench.accepted()
         await db.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()"
         )
         await eventually(lambda: not keepers[0].active, "the first keeper has lost its session")
-        await eventually(lambda: sum(keeper.active for keeper in keepers) == 1, "there is a keeper again")
+        await eventually(lambda: sum(supervisor.active for supervisor in keepers) == 1, "there is a keeper again")
 
         task_id = await bench.accepted()
         assert (await bench.ended(task_id))["status"] == "SUCCESS"
 
 
-async def audit_of(bench: JobBench) -> "tuple[dict[str, Accepted], dict[str, Ended]]":
+async def audit_of(bench: JobBench) -> "tuple[dict[str, AcceptedRecord], dict[str, EndedRecord]]":
     """What the auditor would be told now."""
     records = [r for e in await bench.stack.redis.lrange(Keys().outbox, 0, -1) for r in decode_entry(e)[0]]
-    begun = {r.id: r for r in records if isinstance(r, Accepted)}
-    return begun, {r.id: r for r in records if isinstance(r, Ended)}
+    begun = {r.id: r for r in records if isinstance(r, AcceptedRecord)}
+    return begun, {r.id: r for r in records if isinstance(r, EndedRecord)}
 
 
 async def test_the_audit_has_what_redis_lost(bench: JobBench) -> None:
     """A job whose audit entries were lost with Redis gets its row from the job itself; what the auditor wrote stands."""
-    bench.serving.keeper._audit_after_s = 0.0
-    bench.serving.keeper._chores_due = float("inf")
+    bench.serving.supervisor._audit_after_s = 0.0
+    bench.serving.supervisor._chores_due = float("inf")
     lost, guessed, audited = [await bench.accepted() for _ in range(3)]
     for task_id in (lost, guessed, audited):
         await bench.ended(task_id)
@@ -115,8 +115,8 @@ async def test_the_audit_has_what_redis_lost(bench: JobBench) -> None:
     await bench.db.execute(
         "UPDATE requests SET status = 'failed', error_code = 'abandoned', http_status = 504 WHERE id = $1", guessed
     )
-    bench.serving.keeper._chores_due = 0.0
-    await eventually(lambda: bench.serving.keeper.audited >= 2, "two rows are written")
+    bench.serving.supervisor._chores_due = 0.0
+    await eventually(lambda: bench.serving.supervisor.audited >= 2, "two rows are written")
 
     rows = {row["id"]: row for row in await bench.db.fetch("SELECT * FROM requests")}
     assert {task_id: rows[task_id]["status"] for task_id in rows} == dict.fromkeys(

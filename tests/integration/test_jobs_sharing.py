@@ -23,7 +23,7 @@ async def bench(client: Redis, redis_url: str, database_url: str, db: Db) -> Asy
     """A gateway with jobs and a worker, whose model's answers are kept for a minute."""
     async with running_jobs(client, redis_url, database_url, db) as running:
         running.stack.catalog.set(models=(model(cache_ttl_s=60),))
-        await eventually(lambda: running.stack.gateway.beat.model_version, "the version is known")
+        await eventually(lambda: running.stack.gateway.heartbeat.model_version, "the version is known")
         yield running
 
 
@@ -44,7 +44,7 @@ async def test_jobs_and_clients_ride_with_each_other(bench: JobBench) -> None:
     bench.stack.worker.hold = True
     jobs = [await bench.accepted({"input": "hello"}) for _ in range(3)]
     waiting = asyncio.create_task(bench.stack.infer())
-    await eventually(lambda: len(bench.stack.gateway.waiters) == 1, "one waits")
+    await eventually(lambda: len(bench.stack.gateway.pending_requests) == 1, "one waits")
     bench.stack.worker.hold = False
 
     status, document, _ = await waiting

@@ -11,9 +11,9 @@ import pytest
 
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
 from ledger.catalog.changes import MOST_CHANGES, load_changes
-from ledger.catalog.loader import Picture, load, load_whole
+from ledger.catalog.loader import LoadedCatalog, load, load_whole
 from ledger.catalog.snapshot import Snapshot
-from ledger.dead_letters import Seen, note
+from ledger.dead_letters import LetterSelection, note
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -102,7 +102,7 @@ def content(snapshot: Snapshot) -> dict[str, Any]:
 class Follower:
     """Keeps a picture as the catalog does, and counts how."""
 
-    def __init__(self, connection: Connection, picture: Picture) -> None:
+    def __init__(self, connection: Connection, picture: LoadedCatalog) -> None:
         self._connection = connection
         self.picture = picture
         self.ways: Counter[str] = Counter()
@@ -239,7 +239,7 @@ async def test_a_change_that_commits_late_is_not_missed(database_url: str, db: C
 async def test_what_is_done_to_dead_letters_is_no_change_of_the_catalog(db: Connection) -> None:
     """It stands in the same record, and makes nobody read everything anew."""
     before = await load_whole(db)
-    await note(db, Seen(None, None, None, 7).words(), {"count": 1}, None)
+    await note(db, LetterSelection(None, None, None, 7).words(), {"count": 1}, None)
     await db.execute("INSERT INTO models (name) VALUES ('other')")
 
     after = await load_changes(db, before)

@@ -74,7 +74,7 @@ async def test_what_is_named_or_unfinished_is_noted(client: Redis, old: Pool, da
     assert await Unfinished(client).pools() == {"default", "off", "old"}
 
     await old.overdue([(await client.lrange(old.keys.queue("free"), 0, -1))[0].decode()])
-    await old.endings.expire(TIERS)
+    await old.terminations.expire(TIERS)
     taken = await old.outbox.take(10)
     await old.outbox.drop(len(taken.entries), name_of(taken.entries[0]))
     await left.turn()

@@ -12,7 +12,7 @@ import structlog
 from eventually import eventually
 from otlp_receiver import Receiver, receiver
 from scheduler.errors import StartError
-from scheduler.tracing import Context, Kind, Span
+from scheduler.tracing import Context, Span, SpanRole
 from stack import free_port
 from tierlane.roles import tracing
 from tierlane.roles.process import spans_of
@@ -40,7 +40,7 @@ def test_a_span_arrives_as_it_was_told(collector: Receiver) -> None:
     spans = OtlpSpans(collector.url, "gateway", "g1", wall_ns=lambda: 1_700_000_000_000_000_000, clock=lambda: 11.0)
 
     spans([
-        span(parent=OTHER, kind=Kind.SERVER, remote=True, attributes={"a": 1, "b": "x"}),
+        span(parent=OTHER, kind=SpanRole.SERVER, remote=True, attributes={"a": 1, "b": "x"}),
         span(name="batch", context=OTHER, links=[ONE], failed=True),
     ])  # fmt: skip
     spans.close()

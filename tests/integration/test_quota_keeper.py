@@ -66,13 +66,13 @@ async def test_an_emptied_redis_holds_what_the_audit_knows(pool: Pool, database_
     """Eight of ten are spent: two more enter, the third is refused, after every loss of Redis; nothing is told twice."""
     customer = await spent_eight(db)
     restore = Told(pool.client)
-    keeper = QuotaKeeper(database_url, restore, of(await load(db)))
+    supervisor = QuotaKeeper(database_url, restore, of(await load(db)))
 
     for times in (1, 2):
         await pool.client.flushall()
         await pool.gateway_lives("g1")
-        await keeper.look()
-        await keeper.look()
+        await supervisor.look()
+        await supervisor.look()
 
         assert [[(s.customer_id, s.period, s.spent) for s in told] for told in restore.told] == (
             [[(customer, "1year", 8)]] * times

@@ -131,13 +131,13 @@ async def batches_come_back(gateway: Pool, scheduler: Pool, worker: Pool) -> Non
     popped = await worker.pop()
     assert popped is not None
     await worker.batches.push_back(popped)
-    await scheduler.endings.reap(0)
-    await scheduler.endings.expire(TIERS)
+    await scheduler.terminations.reap(0)
+    await scheduler.terminations.expire(TIERS)
 
 
 async def a_gateway_ends_its_own(gateway: Pool) -> None:
     ids = await gateway.queue(2)
-    await gateway.endings.cancel([(ids[0], ErrorCode.CANCELLED)])
+    await gateway.terminations.cancel([(ids[0], ErrorCode.CANCELLED)])
     assert await gateway.outbox.depth() > 0
 
 

@@ -10,7 +10,7 @@ from integration.redis_acl_fixtures import PATIENCE_S, redis_url, refused, socke
 from pool import Pool
 from redis_acl import ROLES
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.cancellation import DeadList
+from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.protocol.limits import recent_refusals
 from scheduler.redis_client.connections import check_server, command_client
 from scheduler.redis_client.keys import Keys
@@ -65,7 +65,7 @@ async def test_admin_looks_and_repairs(client: Redis, users: dict[str, Redis]) -
     await admin.gateway_lives("small")
     await admin.queue(1)
     await recent_refusals(users["admin"], admin.keys, "customer", 10)
-    await DeadList(users["admin"], admin.keys).remove(["req_x"])
+    await DeadLetterList(users["admin"], admin.keys).remove(["req_x"])
     for words in ("SLOWLOG GET", "CLIENT LIST", "INFO", "LLEN queue:free", "ACL LOG", "CONFIG GET maxmemory"):
         await users["admin"].execute_command(*words.split())
 
@@ -78,7 +78,7 @@ async def test_a_gateway_takes_dead_letters_off_their_list_and_puts_none_there(
     """For the page for on-call, in every pool: LREM on this one key is all that its user may write of another's."""
     for keys in (Keys(), Keys("other")):
         await client.lpush(keys.dlq, "req_x", "req_y")
-        await DeadList(users["gateway"], keys).remove(["req_x"])
+        await DeadLetterList(users["gateway"], keys).remove(["req_x"])
         assert await users["gateway"].lrange(keys.dlq, 0, -1) == [b"req_y"]
         for words in ("LPUSH", "RPUSH", "DEL", "LTRIM"):
             with pytest.raises(NoPermissionError):

@@ -16,7 +16,7 @@ from pool import Pool
 from regressions.bad_line import BadLine, bad_line
 from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import blocking_client, blocking_read, command_client, line_of
-from scheduler.redis_client.pipeline import Line
+from scheduler.redis_client.pipeline import PipelinedClient
 from tierlane.embedded.redis import EmbeddedRedis
 
 
@@ -29,19 +29,21 @@ async def bad(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[BadL
 
 
 @pytest.fixture
-async def line(bad: BadLine) -> AsyncIterator[Line]:
+async def line(bad: BadLine) -> AsyncIterator[PipelinedClient]:
     """The line of a client that goes that way."""
     client = command_client(bad.url)
     yield line_of(client)
     await client.aclose()
 
 
-async def echo(line: Line, text: str, timeout_s: float = 5.0) -> str:
+async def echo(line: PipelinedClient, text: str, timeout_s: float = 5.0) -> str:
     answer: bytes = await line.call((b"ECHO", text), timeout_s)
     return answer.decode()
 
 
-async def test_calls_at_once_share_one_connection_and_get_their_own_answers(line: Line, bad: BadLine) -> None:
+async def test_calls_at_once_share_one_connection_and_get_their_own_answers(
+    line: PipelinedClient, bad: BadLine
+) -> None:
     """Small ones, large ones and refused ones, in any mixture."""
     texts = [str(i) * (1 + 30_000 * (i % 7 == 0)) for i in range(200)]
 
@@ -53,7 +55,7 @@ async def test_calls_at_once_share_one_connection_and_get_their_own_answers(line
     assert bad.accepted == 1
 
 
-async def test_the_answer_to_a_call_that_was_given_up_reaches_nobody(line: Line, bad: BadLine) -> None:
+async def test_the_answer_to_a_call_that_was_given_up_reaches_nobody(line: PipelinedClient, bad: BadLine) -> None:
     """Cancelled at any moment, its place in the order is kept, and so is the connection."""
     await echo(line, "first")
     bad.delay_s = 0.002
@@ -68,7 +70,7 @@ async def test_the_answer_to_a_call_that_was_given_up_reaches_nobody(line: Line,
 
 
 async def test_a_call_without_an_answer_ends_in_time_and_the_next_is_on_a_new_connection(
-    line: Line, bad: BadLine
+    line: PipelinedClient, bad: BadLine
 ) -> None:
     """Whoever else waits on the old one keeps its own time."""
     await echo(line, "first")
@@ -86,7 +88,9 @@ async def test_a_call_without_an_answer_ends_in_time_and_the_next_is_on_a_new_co
     assert bad.accepted == 2
 
 
-async def test_a_connection_that_is_cut_fails_whoever_waits_and_is_replaced(line: Line, bad: BadLine) -> None:
+async def test_a_connection_that_is_cut_fails_whoever_waits_and_is_replaced(
+    line: PipelinedClient, bad: BadLine
+) -> None:
     """At once, not at the end of their time; what was sent is not sent again."""
     await echo(line, "first")
     bad.drop_requests = True
@@ -140,7 +144,7 @@ async def test_calls_that_wait_for_a_server_share_the_attempts_to_connect(
         attempts += 1
         return client.connection_pool.make_connection()
 
-    line = Line(make, 0.25)
+    line = PipelinedClient(make, 0.25)
     failed = await asyncio.gather(*(echo(line, "x", 0.25) for _ in range(100)), return_exceptions=True)
     assert [type(error) for error in failed] == [RedisConnectionError] * 100
     assert attempts <= 2  # The first may have failed before the others were made.

@@ -8,8 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from gateway.inference.pending import Waiters
-from gateway.inference.responses import Subscriber
+from gateway.inference.pending import PendingRequests
+from gateway.inference.responses import ResponseSubscriber
 from integration.sentinel_fixtures import Failover, failover, failover_client
 from pool import Pool
 from scheduler.errors import RedisUnavailable, StartError
@@ -83,8 +83,8 @@ async def test_blocking_reads_and_subscriptions_follow(failover: Failover, failo
     """A worker's BLPOP and a gateway's subscription work on the next primary without anybody's help."""
     blocking, listening = blocking_client(failover.url), subscriber_client(failover.url)
     ready = ReadyBatches(blocking, Keys(), 0.2)
-    waiters = Waiters()
-    subscriber = Subscriber(listening, "responses:g1", waiters, Results(failover_client, Keys()))
+    pending_requests = PendingRequests()
+    subscriber = ResponseSubscriber(listening, "responses:g1", pending_requests, Results(failover_client, Keys()))
     loop = asyncio.create_task(subscriber.run())
     await eventually(subscriber.subscribed.is_set, "subscribed to the first primary")
     assert await ready.pop() is None

@@ -105,7 +105,7 @@ async def test_who_leaves_stops_the_model(stack: Stack, scene: Scene, caller: op
 
     assert await scene.end() == ("failed", "cancelled")
     await eventually(lambda: scene.model_was_told, "the model stops", 10.0)
-    assert len(stack.gateway.waiters) == 0
+    assert len(stack.gateway.pending_requests) == 0
 
 
 async def test_only_who_left_is_dropped(client: Redis, redis_url: str, scene: Scene) -> None:

@@ -12,7 +12,7 @@ from redis.crc import key_slot
 from eventually import eventually
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError
 from gateway.direct.spool_tasks import SpoolMerge
-from gateway.inference.deadlines import MAX_IDS, Cancels
+from gateway.inference.deadlines import MAX_IDS, Cancellations
 from integration.auditor_bench import accepted, ended, new_ids
 from integration.gateway_fixtures import Stack, running_stack
 from pool import Pool, done
@@ -26,8 +26,10 @@ OF_ALL_POOLS = (b"rl:customer:customer", b"rl:leases:customer", b"protocol")
 
 
 async def admitted(stack: Stack, count: int = 1) -> None:
-    waiters = stack.gateway.waiters
-    await eventually(lambda: sum(w.verdict is not None for w in waiters.all()) == count, f"{count} are admitted")
+    pending_requests = stack.gateway.pending_requests
+    await eventually(
+        lambda: sum(w.verdict is not None for w in pending_requests.all()) == count, f"{count} are admitted"
+    )
 
 
 async def test_bug_32_keys_of_one_script_in_several_slots(client: Redis) -> None:
@@ -42,7 +44,7 @@ async def test_bug_32_keys_of_one_script_in_several_slots(client: Redis) -> None
     await pool.presence.census()
     lost = await pool.running(2)
     await pool.expire_leases()
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     again = await pool.running(1)
     await pool.batches.finish(again.batch_id, again.token, [done(again.requests[0].id)])
     await pool.outbox.take(1)
@@ -60,7 +62,7 @@ async def test_bug_41_one_dependency_fails_every_health_check(client: Redis, lin
     async with running_stack(client, line.url, worker=False) as stack:
         line.refuse = True
         line.cut()
-        await eventually(lambda: stack.gateway.beat.redis_problem, "the loss is noticed")
+        await eventually(lambda: stack.gateway.heartbeat.redis_problem, "the loss is noticed")
         stack.catalog.fresh = False
         stack.catalog.problem = "PostgreSQL does not answer."
 
@@ -76,20 +78,20 @@ async def test_bug_41_one_dependency_fails_every_health_check(client: Redis, lin
 async def test_bug_42_a_fallback_buffer_that_only_the_next_push_drains(pool: Pool, line: BadLine) -> None:
     """A buffer for bad times was emptied by the next arrival, or never (Sidekiq #5909); here it is bounded and empties itself."""
     (request_id,) = await pool.queue(1)
-    cancels = Cancels(pool.endings)
+    cancellations = Cancellations(pool.terminations)
     for number in range(MAX_IDS + 5):
-        cancels.add(f"req_{number}", ErrorCode.CANCELLED)
-    assert (len(cancels), cancels.dropped) == (MAX_IDS, 5)
+        cancellations.add(f"req_{number}", ErrorCode.CANCELLED)
+    assert (len(cancellations), cancellations.dropped) == (MAX_IDS, 5)
 
     async with running_stack(pool.client, line.url, worker=False) as stack:
         line.refuse = True
         line.cut()
-        stack.gateway.cancels.add(request_id, ErrorCode.CANCELLED)
+        stack.gateway.cancellations.add(request_id, ErrorCode.CANCELLED)
         await eventually(lambda: line.accepted > 5, "it is tried")
-        assert len(stack.gateway.cancels) == 1
+        assert len(stack.gateway.cancellations) == 1
         line.refuse = False
 
-        await eventually(lambda: len(stack.gateway.cancels) == 0, "nobody added anything, and it is empty")
+        await eventually(lambda: len(stack.gateway.cancellations) == 0, "nobody added anything, and it is empty")
     assert await pool.states([request_id]) == ["failed"]
 
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from eventually import eventually
-from gateway.inference.pending import Waiter, Waiters
-from gateway.inference.responses import PING_EVERY_S, PONG_WITHIN_S, Subscriber
+from gateway.inference.pending import PendingRequest, PendingRequests
+from gateway.inference.responses import PING_EVERY_S, PONG_WITHIN_S, ResponseSubscriber
 from pool import Pool, done
 from regressions.bad_line import BadLine
 from scheduler.protocol.admission import Verdict
@@ -28,34 +28,34 @@ class Waiting:
 
     pool: Pool
     batch: ClaimedBatch
-    waiter: Waiter
+    pending: PendingRequest
 
     async def finish(self) -> None:
         """The worker ends it: the reply is stored, then published."""
-        assert await self.pool.batches.finish(self.batch.batch_id, self.batch.token, [done(self.waiter.id)]) == 0
+        assert await self.pool.batches.finish(self.batch.batch_id, self.batch.token, [done(self.pending.id)]) == 0
 
     async def answered(self, timeout_s: float = 5.0) -> Reply:
         async with asyncio.timeout(timeout_s):
-            reply = await self.waiter.future
+            reply = await self.pending.future
         assert isinstance(reply, Reply)
         return reply
 
 
-async def wait_at(waiters: Waiters, pool: Pool) -> Waiting:
+async def wait_at(pending_requests: PendingRequests, pool: Pool) -> Waiting:
     """One running request with a waiter."""
     batch = await pool.running(1)
     submission = pool.submission(id=batch.requests[0].id)
-    waiter = Waiter(submission, time.monotonic(), asyncio.get_running_loop().create_future())
-    waiter.verdict = Verdict(Admission.ACCEPTED, 1.0, 0, 0, 0)
-    waiters.add(waiter)
-    return Waiting(pool, batch, waiter)
+    pending = PendingRequest(submission, time.monotonic(), asyncio.get_running_loop().create_future())
+    pending.verdict = Verdict(Admission.ACCEPTED, 1.0, 0, 0, 0)
+    pending_requests.add(pending)
+    return Waiting(pool, batch, pending)
 
 
 @asynccontextmanager
-async def listening(url: str, pool: Pool, waiters: Waiters) -> AsyncIterator[Subscriber]:
+async def listening(url: str, pool: Pool, pending_requests: PendingRequests) -> AsyncIterator[ResponseSubscriber]:
     """A gateway's subscription that has been acknowledged."""
     client = subscriber_client(url)
-    subscriber = Subscriber(client, CHANNEL, waiters, pool.results)
+    subscriber = ResponseSubscriber(client, CHANNEL, pending_requests, pool.results)
     task = asyncio.create_task(subscriber.run())
     try:
         await eventually(subscriber.subscribed.is_set, "the subscription is acknowledged")
@@ -67,20 +67,20 @@ async def listening(url: str, pool: Pool, waiters: Waiters) -> AsyncIterator[Sub
 
 async def test_bug_01_publish_before_subscribe(pool: Pool, redis_url: str) -> None:
     """A result published before anybody listens is gone; here it was stored first and is read with the subscription."""
-    waiters = Waiters()
-    waiting = await wait_at(waiters, pool)
+    pending_requests = PendingRequests()
+    waiting = await wait_at(pending_requests, pool)
     assert await pool.client.pubsub_numsub(CHANNEL) == [(CHANNEL.encode(), 0)]
     await waiting.finish()
 
-    async with listening(redis_url, pool, waiters):
+    async with listening(redis_url, pool, pending_requests):
         assert (await waiting.answered()).output == "olleh"
 
 
 async def test_bug_02_reconnect_loses_what_came_meanwhile(pool: Pool, line: BadLine) -> None:
     """Messages sent between two connections strand their waiters; here every new subscription reads stored replies."""
-    waiters = Waiters()
-    async with listening(line.url, pool, waiters) as subscriber:
-        waiting = await wait_at(waiters, pool)
+    pending_requests = PendingRequests()
+    async with listening(line.url, pool, pending_requests) as subscriber:
+        waiting = await wait_at(pending_requests, pool)
         line.refuse = True
         line.cut()
         await eventually(lambda: not subscriber.subscribed.is_set(), "the loss is noticed")
@@ -93,9 +93,9 @@ async def test_bug_02_reconnect_loses_what_came_meanwhile(pool: Pool, line: BadL
 
 async def test_bug_03_half_open_subscriber(pool: Pool, line: BadLine) -> None:
     """A connection that died without a word looks alive for ever; here a ping that is not answered ends it."""
-    waiters = Waiters()
-    async with listening(line.url, pool, waiters) as subscriber:
-        waiting = await wait_at(waiters, pool)
+    pending_requests = PendingRequests()
+    async with listening(line.url, pool, pending_requests) as subscriber:
+        waiting = await wait_at(pending_requests, pool)
         line.drop_replies = True
         began = time.monotonic()
         await waiting.finish()
@@ -108,12 +108,12 @@ async def test_bug_03_half_open_subscriber(pool: Pool, line: BadLine) -> None:
 
 async def test_bug_04_output_buffer_overflow_drops_the_subscriber(pool: Pool, line: BadLine) -> None:
     """Redis drops a subscriber that reads too slowly, PUBLISH still says 1; here what was lost is read afterwards."""
-    waiters = Waiters()
+    pending_requests = PendingRequests()
     before = await overflows(pool)
     await pool.client.config_set("client-output-buffer-limit", "pubsub 262144 131072 1")
     try:
-        async with listening(line.url, pool, waiters):
-            waiting = await wait_at(waiters, pool)
+        async with listening(line.url, pool, pending_requests):
+            waiting = await wait_at(pending_requests, pool)
             line.stall()
             sent = 0
 
@@ -141,16 +141,16 @@ async def overflows(pool: Pool) -> int:
 
 async def test_bug_26_late_result_for_a_gone_waiter_kills_the_reader(pool: Pool, redis_url: str) -> None:
     """A reply for somebody who left raised in the reader and ended it; here it is counted, and the next one arrives."""
-    waiters = Waiters()
-    async with listening(redis_url, pool, waiters) as subscriber:
-        gone = await wait_at(waiters, pool)
-        waiters.remove(gone.waiter)
+    pending_requests = PendingRequests()
+    async with listening(redis_url, pool, pending_requests) as subscriber:
+        gone = await wait_at(pending_requests, pool)
+        pending_requests.remove(gone.pending)
         await gone.finish()
         await pool.client.publish(CHANNEL, b"\xc1")
-        await eventually(lambda: waiters.unknown_replies == 1, "the late reply is counted")
+        await eventually(lambda: pending_requests.unknown_replies == 1, "the late reply is counted")
         await eventually(lambda: subscriber.malformed == 1, "the bad message is counted")
 
-        waiting = await wait_at(waiters, pool)
+        waiting = await wait_at(pending_requests, pool)
         await waiting.finish()
         assert (await waiting.answered()).output == "olleh"
         assert subscriber.reconnects == 0

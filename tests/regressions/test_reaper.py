@@ -8,8 +8,8 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool, done
-from scheduler.batching.policy import BatchPolicy, Snapshot, TierPolicy, Waiting, choose, decide
-from scheduler.batching.reaper import Caretaker
+from scheduler.batching.policy import BatchPolicy, PoolSnapshot, TierPolicy, TierQueue, choose, decide
+from scheduler.batching.reaper import Reaper
 from scheduler.errors import ErrorCode
 
 
@@ -24,7 +24,7 @@ async def test_bug_08_slow_is_not_dead(pool: Pool) -> None:
     """A worker that was only slow ran its work beside its heir (Celery #5935); here the late end is stale and counted."""
     first = await pool.running(1, token="slow")
     await pool.expire_leases()
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     batch_id = await pool.pop()
     assert batch_id is not None
     second = await pool.batches.claim(batch_id, "w2", "heir")
@@ -47,7 +47,7 @@ async def test_bug_08_a_worker_that_renews_is_left_alone(pool: Pool) -> None:
     await pool.expire_leases()
     assert await pool.batches.renew(claimed.batch_id, claimed.token)
 
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
 
     assert await pool.pop() is None
     assert await pool.batches.finish(claimed.batch_id, claimed.token, [done(claimed.requests[0].id)]) == 0
@@ -60,7 +60,7 @@ async def test_bug_09_requeue_in_two_steps(pool: Pool, give_back: str) -> None:
     ids = [member.id for member in claimed.requests]
     await pool.expire_leases()
     ways: dict[str, Callable[[], Awaitable[object]]] = {
-        "reap": lambda: pool.endings.reap(0),
+        "reap": lambda: pool.terminations.reap(0),
         "fail": lambda: pool.batches.fail(claimed.batch_id, claimed.token, ErrorCode.WORKER_LOST, 0),
         "release": lambda: pool.batches.release(claimed.batch_id, claimed.token),
     }
@@ -91,7 +91,7 @@ async def test_bug_10_an_entry_without_a_lease(pool: Pool) -> None:
     assert await pool.batches.fail("b1", "token", ErrorCode.WORKER_LOST, 0)
     assert await leased()
     await pool.expire_leases()
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     assert await leased()
 
 
@@ -101,7 +101,7 @@ async def test_bug_11_lrem_is_slow_and_by_value(pool: Pool) -> None:
     assert await pool.client.lrange(pool.keys.queue("free"), 0, -1) == [i.encode() for i in reversed(ids)]
     await pool.client.config_resetstat()
 
-    await pool.endings.cancel([(ids[7], ErrorCode.CANCELLED)])
+    await pool.terminations.cancel([(ids[7], ErrorCode.CANCELLED)])
 
     calls = await pool.client.info("commandstats")
     assert "cmdstat_lrem" not in calls
@@ -126,7 +126,7 @@ async def test_bug_15_requeue_without_a_wake_up(pool: Pool, give_back: str) -> N
         await pool.batches.fail("b1", "token", ErrorCode.WORKER_LOST, 0)
     else:
         await pool.expire_leases()
-        await pool.endings.reap(0)
+        await pool.terminations.reap(0)
 
     assert await pool.client.llen(pool.keys.wake) == 1
 
@@ -137,7 +137,7 @@ POLICY = BatchPolicy(20, 40.0, 4, 1000.0, SHARES)
 
 def test_bug_23_starvation_under_strict_order() -> None:
     """Strict priority starves the last tier for ever (sidekiq #112); here it keeps its share, and has one once it is old."""
-    flood = {"enterprise": Waiting(10_000, 100.0), "paid": Waiting(0, 0.0), "free": Waiting(1000, 100.0)}
+    flood = {"enterprise": TierQueue(10_000, 100.0), "paid": TierQueue(0, 0.0), "free": TierQueue(1000, 100.0)}
     credit: dict[str, float] = {}
     given = 0
     for _ in range(50):
@@ -148,13 +148,15 @@ def test_bug_23_starvation_under_strict_order() -> None:
     promised_nothing = replace(POLICY, tiers=[replace(tier, guaranteed_share=0.0) for tier in POLICY.tiers])
     picks, _ = choose(flood, promised_nothing, {})
     assert "free" not in dict(picks)
-    picks, _ = choose(flood | {"free": Waiting(1000, 1500.0)}, promised_nothing, {})
+    picks, _ = choose(flood | {"free": TierQueue(1000, 1500.0)}, promised_nothing, {})
     assert dict(picks)["free"] == 1  # A twentieth of 20.
 
 
 async def test_bug_24_inversion_by_batches_that_are_formed(pool: Pool) -> None:
     """Formed batches of a low tier stand before a late enterprise request (asynq #314); here what waits can be overtaken."""
-    snapshot = Snapshot({"free": Waiting(1000, 500.0)}, ready_batches=1, leased_batches=3, workers=2, arrivals_per_s=0)
+    snapshot = PoolSnapshot(
+        {"free": TierQueue(1000, 500.0)}, ready_batches=1, leased_batches=3, workers=2, arrivals_per_s=0
+    )
     decision = decide(snapshot, POLICY, {})
     assert not decision.picks
     await pool.queue(9, "free")
@@ -191,8 +193,8 @@ async def test_bug_36_a_poison_entry_at_the_head(pool: Pool) -> None:
     await pool.client.zadd(pool.keys.leases, {"no-such-lease": 1})
 
     await pool.form([("free", 1)])
-    await pool.endings.reap(0)
-    await pool.endings.expire(TIERS)
+    await pool.terminations.reap(0)
+    await pool.terminations.expire(TIERS)
 
     assert await pool.batches.claim(await pool.pop() or "", "w1", "token") is None
     claimed = await pool.batches.claim(await pool.pop() or "", "w1", "token")
@@ -217,8 +219,8 @@ async def test_bug_48_a_dead_letter_list_that_is_never_reached(pool: Pool) -> No
     """With a 1 s lease a deadline of 4 s ended every poison request as a timeout; here three real leases run out before it."""
     (request_id,) = await pool.queue(1)
     await pool.form([("free", 1)])
-    caretaker = Caretaker(pool.endings, pool.presence, lambda: TIERS, lambda: 50)
-    watching = asyncio.create_task(caretaker.run())
+    reaper = Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50)
+    watching = asyncio.create_task(reaper.run())
 
     async def lost_again() -> bool:
         batch_id = await pool.pop()  # A worker takes it and is never heard of again.
@@ -239,7 +241,7 @@ async def test_bug_50_a_holder_that_goes_on_after_its_lock(pool: Pool) -> None:
     """Whoever pauses longer than its lock goes on as if it held it; here every verb asks for the token, and is refused."""
     paused = await pool.running(1, token="paused")
     await pool.expire_leases()
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
     batch_id = await pool.pop()
     assert batch_id is not None
     assert await pool.batches.claim(batch_id, "w2", "owner") is not None

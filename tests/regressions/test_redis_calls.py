@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from eventually import eventually
-from gateway.http.errors import JITTER, Faults
-from gateway.inference.pending import Waiters
-from gateway.inference.responses import Subscriber
+from gateway.http.errors import JITTER, ErrorResponses
+from gateway.inference.pending import PendingRequests
+from gateway.inference.responses import ResponseSubscriber
 from pool import TIERS, WIDE, Pool, done
 from regressions.bad_line import BadLine
 from scheduler.batching.dispatcher import Dispatcher, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
-from scheduler.batching.reaper import Caretaker
+from scheduler.batching.reaper import Reaper
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError, StartError
 from scheduler.protocol.admission import Admissions
 from scheduler.protocol.batches import Batches, ReadyBatches
-from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import Results
 from scheduler.redis_client.connections import (
@@ -46,7 +46,7 @@ async def test_bug_05_a_popped_item_is_lost_with_its_consumer(pool: Pool) -> Non
     assert await pool.pop() == "b1"  # And the worker dies with it.
 
     await pool.expire_leases()
-    await pool.endings.reap(0)
+    await pool.terminations.reap(0)
 
     assert await pool.pop() == "b1"
     claimed = await pool.batches.claim("b1", "w2", "token")
@@ -145,7 +145,8 @@ async def test_bug_18_thundering_herd(pool: Pool, redis_url: str) -> None:
     assert len(delays) > 10
     assert min(delays) < 0.5 < max(delays)
     told = [
-        Faults(draw).answer(RequestError(ErrorCode.NO_CAPACITY), "r").headers for draw in (lambda: 0.0, lambda: 1.0)
+        ErrorResponses(draw).answer(RequestError(ErrorCode.NO_CAPACITY), "r").headers
+        for draw in (lambda: 0.0, lambda: 1.0)
     ]
     early, late = (int(dict(headers)["retry-after-ms"]) for headers in told)
     assert late == round(early * (1 + JITTER))
@@ -162,7 +163,7 @@ async def test_bug_19_layered_retries(pool: Pool, line: BadLine, verb: str) -> N
     calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
         "observe": lambda: Presence(client, KEYS).observe(TIERS),
         "census": Presence(client, KEYS).census,
-        "reap": lambda: Endings(client, KEYS).reap(0),
+        "reap": lambda: Terminations(client, KEYS).reap(0),
     }
     await calls[verb]()
     sent = line.sent(b"EVALSHA")
@@ -208,8 +209,8 @@ async def test_bug_31_scripts_that_redis_forgot(pool: Pool) -> None:
         lambda: pool.batches.claim("b1", "w1", "token"),
         lambda: pool.batches.renew("b1", "token"),
         lambda: pool.batches.finish("b1", "token", [done(request_id)]),
-        lambda: pool.endings.reap(0),
-        lambda: pool.endings.expire(TIERS),
+        lambda: pool.terminations.reap(0),
+        lambda: pool.terminations.expire(TIERS),
         lambda: pool.outbox.take(10),
     ):
         await forgotten()
@@ -253,9 +254,9 @@ async def test_bug_35_a_tight_error_loop_while_redis_is_away(
     """Loops spun, or died, while Redis was down; here each slows down, goes on, and works again when Redis is back."""
     blocking, subscribing, commands = blocking_client(line.url), subscriber_client(line.url), command_client(line.url)
     waker = Waker(blocking, KEYS, block_s=0.2)
-    subscriber = Subscriber(subscribing, KEYS.responses("g1"), Waiters(), Results(commands, KEYS))
-    caretaker = Caretaker(Endings(commands, KEYS), Presence(commands, KEYS), lambda: TIERS, lambda: 0)
-    loops = [waker, subscriber, caretaker, Dispatcher(Batches(commands, KEYS), waker, lambda: POLICY, time.monotonic)]
+    subscriber = ResponseSubscriber(subscribing, KEYS.responses("g1"), PendingRequests(), Results(commands, KEYS))
+    reaper = Reaper(Terminations(commands, KEYS), Presence(commands, KEYS), lambda: TIERS, lambda: 0)
+    loops = [waker, subscriber, reaper, Dispatcher(Batches(commands, KEYS), waker, lambda: POLICY, time.monotonic)]
     line.refuse = True
     tasks = [asyncio.create_task(loop.run()) for loop in loops]
     began = time.monotonic()

@@ -21,7 +21,7 @@ from gpu_pool.worker.worker import BLOCK_S, Worker
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, running, start_worker
 from pool import TIERS, Pool
 from regressions.bad_line import BadLine
-from scheduler.batching.reaper import Caretaker
+from scheduler.batching.reaper import Reaper
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.batches import Batches, ClaimedRequest, ReadyBatches
@@ -43,8 +43,8 @@ def dies_on_bad(texts):
 @asynccontextmanager
 async def cared_for(pool: Pool) -> AsyncIterator[None]:
     """A caretaker passes every 100 ms, as a scheduler's does."""
-    caretaker = Caretaker(pool.endings, pool.presence, lambda: TIERS, lambda: 50)
-    task = asyncio.create_task(caretaker.run())
+    reaper = Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 50)
+    task = asyncio.create_task(reaper.run())
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -58,7 +58,7 @@ async def test_bug_12_a_fetch_before_the_first_heartbeat(pool: Pool, line: BadLi
     config = WorkerConfig(line.url, "w1", "simulated:10", heartbeat_ms=50)
     worker = Worker(config, *parts, IncrementChannel(commands, keys))
     task = asyncio.create_task(worker.run())
-    await eventually(worker._keeper.ready.is_set, "the model is ready")
+    await eventually(worker._supervisor.ready.is_set, "the model is ready")
     tries = line.accepted
     await eventually(lambda: line.accepted >= tries + 3, "three more heartbeats fail")
     line.refuse = False

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from quick_help import shown_by
 from tierlane.admin.keys import key_id
-from tierlane.admin.options import CUSTOMER, TIER, Call
+from tierlane.admin.options import CUSTOMER, TIER, VerbCall
 from tierlane.admin.runner import actor_of
 from tierlane.admin.values import changes_of, new_row, span
 from tierlane.cli import app
@@ -150,7 +150,7 @@ def test_a_whole_key_will_do_for_its_id(text: str) -> None:
 
 def test_the_actor_is_cleaned() -> None:
     """Space around a name is not part of it."""
-    assert actor_of(Call(None, "table", actor=" ann ")) == "ann"  # type: ignore[arg-type]
+    assert actor_of(VerbCall(None, "table", actor=" ann ")) == "ann"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,26 +8,26 @@ import pytest
 from msgspec import Raw
 
 from ledger.audit.rows import LetterRow, fold, id_of, to_letter_row
-from ledger.audit.writer import Batch, Refused, make_batch
+from ledger.audit.writer import Batch, RejectedRow, make_batch
 from scheduler.payload import Payload, encode_payload
-from scheduler.protocol.audit_outbox import Accepted, DeadLetter, Ended, Record, decode_entry
+from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
 from scheduler.request_id import created_at
 
 ID = "req_0199c0de00007000800000000000abcd"
 OTHER = "req_0199c0de00017000800000000000abcd"
 CUSTOMER = "0199c0de-0000-7000-8000-00000000c001"
-ACCEPTED = Accepted(ID, CUSTOMER, "k1", "paid", "tiny", "g1", 12, "trace")
-COMPLETED = Ended(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40)
-EXPIRED = Ended(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, -1.0, "", 0, "", 0, 0, 0)
+ACCEPTED = AcceptedRecord(ID, CUSTOMER, "k1", "paid", "tiny", "g1", 12, "trace")
+COMPLETED = EndedRecord(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40)
+EXPIRED = EndedRecord(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, -1.0, "", 0, "", 0, 0, 0)
 
 
 def changed(record: Any, **fields: Any) -> Any:
     return type(record)(**{name: getattr(record, name) for name in record.__struct_fields__} | fields)
 
 
-def letter(**fields: Any) -> DeadLetter:
+def letter(**fields: Any) -> DeadLetterRecord:
     body = encode_payload(Payload("tiny", "hello", {"n": 1}))
-    whole = DeadLetter(ID, "c1", "paid", "worker_lost", 3, ["w1", "w2", "w3"], as_lua_packs(body))
+    whole = DeadLetterRecord(ID, "c1", "paid", "worker_lost", 3, ["w1", "w2", "w3"], as_lua_packs(body))
     return changed(whole, **fields)
 
 
@@ -108,10 +108,10 @@ async def test_a_refused_row_is_set_aside_without_its_dead_letter() -> None:
     batch = await batch_of(ACCEPTED, EXPIRED, letter())
     row, dead = batch.known
 
-    batch.refuse([Refused(row, "no")])
+    batch.refuse([RejectedRow(row, "no")])
     assert [decode_entry(entry)[0] for entry in batch.bad] == [[ACCEPTED, EXPIRED]]
     assert (batch.requests(), list(batch.key_uses())) == (0, [])
-    batch.refuse([Refused(dead, "no"), Refused(row, "no, again")])
+    batch.refuse([RejectedRow(dead, "no"), RejectedRow(row, "no, again")])
     assert [len(decode_entry(entry)[0]) for entry in batch.bad] == [2, 1]
 
 

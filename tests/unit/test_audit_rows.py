@@ -11,21 +11,21 @@ import pytest
 from copied_rows import read_row
 from ledger.audit.rows import COLUMNS, fold, id_of, outweighs, to_row
 from ledger.schema import requests
-from scheduler.protocol.audit_outbox import Accepted, Ended, Record
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, Record
 
 ID = "req_0199c0de00007000800000000000abcd"
 OTHER = "req_0199c0de00017000800000000000abcd"
 CREATED = datetime.fromtimestamp(0x0199C0DE0000 / 1000, tz=UTC)
 CUSTOMER = "0199c0de-0000-7000-8000-00000000c001"
-ACCEPTED = Accepted(ID, CUSTOMER, "k1", "paid", "tiny", "g1", 12, "trace")
-COMPLETED = Ended(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40)
-EXPIRED = Ended(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, -1.0, "", 0, "", 0, 0, 0)
+ACCEPTED = AcceptedRecord(ID, CUSTOMER, "k1", "paid", "tiny", "g1", 12, "trace")
+COMPLETED = EndedRecord(ID, "completed", "", 1_750_000_000_123, 61.5, 9.25, 50.0, "b1", 32, "w1", 1, 7, 40)
+EXPIRED = EndedRecord(ID, "failed", "queue_timeout", 1_750_000_002_000, 2000.0, -1.0, -1.0, "", 0, "", 0, 0, 0)
 
 
 TYPES = {column.name: type(column.type).__name__ for column in requests.columns}
 
 
-def row(accepted: Accepted | None, ended: Ended | None, request_id: str = ID) -> dict[str, Any]:
+def row(accepted: AcceptedRecord | None, ended: EndedRecord | None, request_id: str = ID) -> dict[str, Any]:
     made = to_row(request_id, accepted, ended)
     assert id_of(made) == request_id
     return read_row(made, COLUMNS, TYPES)
@@ -209,7 +209,7 @@ TOLD_TIMEOUT = changed(EXPIRED, error_code="deadline_exceeded", mode="direct", d
         (TOLD_FAILURE, COMPLETED, TOLD_FAILURE),
     ],
 )
-def test_of_two_ends_the_first_stands(first: Ended, second: Ended, stands: Ended) -> None:
+def test_of_two_ends_the_first_stands(first: EndedRecord, second: EndedRecord, stands: EndedRecord) -> None:
     """Unless the client was given another answer, and the end before it was told to nobody. Replays change nothing."""
     for order in ([ACCEPTED, first, second], [first, ACCEPTED, first, second, first, ACCEPTED]):
         folded = fold(order)
@@ -220,7 +220,7 @@ def test_of_two_ends_the_first_stands(first: Ended, second: Ended, stands: Ended
 def test_a_told_result_behind_a_result_is_kept_for_what_the_table_may_hold() -> None:
     """An earlier batch may have left another end, which only what the client was told outweighs."""
 
-    def told(*records: Record) -> tuple[dict[str, Ended], dict[str, Ended]]:
+    def told(*records: Record) -> tuple[dict[str, EndedRecord], dict[str, EndedRecord]]:
         folded = fold(records)
         return folded.ended, folded.told
 

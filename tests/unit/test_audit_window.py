@@ -2,7 +2,7 @@
 
 from integration.auditor_bench import accepted, dead, ended, new_ids
 from ledger.audit.rows import Folded
-from ledger.audit.window import HoldPolicy, Window
+from ledger.audit.window import HoldPolicy, OutboxWindow
 from scheduler.protocol.audit_outbox import Record, Taken, encode_records, name_of
 
 
@@ -12,7 +12,7 @@ class Redis:
     def __init__(self, limit: int = 100, **policy: float) -> None:
         self.now = 100.0
         self.limit = limit
-        self.window = Window(HoldPolicy(**policy), lambda: self.now)
+        self.window = OutboxWindow(HoldPolicy(**policy), lambda: self.now)
         self.own: list[bytes] = []
         self.dropped: list[bytes] = []
 

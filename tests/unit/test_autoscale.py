@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules, Step, needed
+from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules, ScaleStep, needed
 
 RULES = ScaleRules(least=1, most=20)
 
@@ -23,7 +23,7 @@ def shown(policy: Autoscaler, seen: Sample, seconds: int, start: int = 0) -> lis
     return [policy.look(seen, float(now)) for now in range(start, start + seconds + 1)]
 
 
-def steps(advices: list[Advice]) -> list[Step]:
+def steps(advices: list[Advice]) -> list[ScaleStep]:
     """Every step in a row of advices, once."""
     return list(dict.fromkeys(advice.last for advice in advices if advice.last is not None))
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_seen_changes_nothing() -> None:
     assert held.recommended == 7
 
 
-def simulated(curve: list[float], rules: ScaleRules, start_s: int = 5) -> tuple[list[Step], list[int], float]:
+def simulated(curve: list[float], rules: ScaleRules, start_s: int = 5) -> tuple[list[ScaleStep], list[int], float]:
     """A fleet that obeys: workers of 100 requests/s that take `start_s` to load. Steps, workers by second, the most that waits."""
     policy, workers, waiting, worst = Autoscaler(rules), rules.least, 0.0, 0.0
     coming: list[int] = []
@@ -238,7 +238,7 @@ def simulated(curve: list[float], rules: ScaleRules, start_s: int = 5) -> tuple[
     return steps(advices), counts, worst
 
 
-def turns(found: list[Step]) -> list[float]:
+def turns(found: list[ScaleStep]) -> list[float]:
     """When the direction changed."""
     return [later.at_s for early, later in itertools.pairwise(found) if early.direction != later.direction]
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scheduler.batching.policy import (
     NEVER,
     BatchPolicy,
-    Snapshot,
+    PoolSnapshot,
     TierPolicy,
-    Waiting,
-    Wish,
+    TierQueue,
+    WakeCondition,
     choose,
     decide,
     plan,
@@ -30,9 +30,9 @@ def policy(size: int = 32, window_ms: float = 40.0) -> BatchPolicy:
     return BatchPolicy(size, window_ms, 4, 1000.0, TIERS)
 
 
-def waiting(enterprise: int = 0, paid: int = 0, free: int = 0, oldest_ms: float = 1.0) -> dict[str, Waiting]:
+def waiting(enterprise: int = 0, paid: int = 0, free: int = 0, oldest_ms: float = 1.0) -> dict[str, TierQueue]:
     return {
-        name: Waiting(depth, oldest_ms if depth else 0.0)
+        name: TierQueue(depth, oldest_ms if depth else 0.0)
         for name, depth in (("enterprise", enterprise), ("paid", paid), ("free", free))
     }
 
@@ -44,7 +44,7 @@ MEASURED = Service(base_ms=50.0, item_ms=0.0)
     ("free", "oldest_ms", "rate", "workers", "ready", "leased", "wait_ms", "wish"),
     [
         # waiting, its age, arrivals/s, workers, ready, leased -> look again in, or when; no wish: a batch leaves now
-        (0, 0.0, 0.0, 4, 0, 0, None, Wish(1)),  # nothing waits
+        (0, 0.0, 0.0, 4, 0, 0, None, WakeCondition(1)),  # nothing waits
         (
             0,
             0.0,
@@ -53,25 +53,34 @@ MEASURED = Service(base_ms=50.0, item_ms=0.0)
             0,
             9,
             16.0,
-            Wish(8),
+            WakeCondition(8),
         ),  # nor here, but eight are worth it, or whoever has come in the window
         (32, 1.0, 900.0, 4, 0, 0, None, None),  # full: leaves at once
         (32, 1.0, 900.0, 4, 0, 4, None, None),  # full, all busy: one may stand ready
-        (32, 1.0, 900.0, 4, 1, 5, None, Wish(0, 0)),  # full, all busy, one ready: late binding
-        (99, 1.0, 900.0, 34, 9, 43, None, Wish(0, 4)),  # the line is full: when half of it is gone
-        (99, 1.0, 900.0, 0, 0, 0, None, Wish(0)),  # no worker at all
+        (32, 1.0, 900.0, 4, 1, 5, None, WakeCondition(0, 0)),  # full, all busy, one ready: late binding
+        (99, 1.0, 900.0, 34, 9, 43, None, WakeCondition(0, 4)),  # the line is full: when half of it is gone
+        (99, 1.0, 900.0, 0, 0, 0, None, WakeCondition(0)),  # no worker at all
         (1, 1.0, 0.0, 4, 0, 1, None, None),  # nobody else comes: waiting would not pay
         (1, 1.0, 100.0, 34, 0, 5, None, None),  # a worker is free for each of them
-        (1, 0.0, 100.0, 2, 0, 1, 40.0, Wish(2, -1)),  # two workers bear no single requests, at 5 s of runs a second
+        (
+            1,
+            0.0,
+            100.0,
+            2,
+            0,
+            1,
+            40.0,
+            WakeCondition(2, -1),
+        ),  # two workers bear no single requests, at 5 s of runs a second
         (1, 31.0, 100.0, 2, 0, 1, None, None),  # less than one more is expected in the 9 ms that are left
-        (1, 1.0, 1000.0, 34, 0, 9, 15.0, Wish(8, -1)),  # 8 ms of arrivals, in twice that time
+        (1, 1.0, 1000.0, 34, 0, 9, 15.0, WakeCondition(8, -1)),  # 8 ms of arrivals, in twice that time
         (8, 5.0, 1000.0, 34, 0, 9, None, None),  # and here they are
         (5, 16.0, 1000.0, 34, 0, 9, None, None),  # the window is over
         (5, 1.0, 1000.0, 34, 0, 0, None, None),  # nothing runs: whoever waits for an answer is here
-        (9, 55.0, 900.0, 4, 0, 4, None, Wish(32, 0)),  # part batch, every worker busy: waiting is free
-        (9, 55.0, 900.0, 4, 1, 4, None, Wish(0, 0)),  # the same, and one stands ready
+        (9, 55.0, 900.0, 4, 0, 4, None, WakeCondition(32, 0)),  # part batch, every worker busy: waiting is free
+        (9, 55.0, 900.0, 4, 1, 4, None, WakeCondition(0, 0)),  # the same, and one stands ready
         (32, 1.0, 900.0, 4, 1, 1, None, None),  # idle workers: the one that was formed just now is as good as taken
-        (32, 1.0, 900.0, 4, 3, 3, None, Wish(0, 0)),  # they are said to be idle, but take nothing
+        (32, 1.0, 900.0, 4, 3, 3, None, WakeCondition(0, 0)),  # they are said to be idle, but take nothing
     ],
 )
 def test_full_or_due(
@@ -82,10 +91,10 @@ def test_full_or_due(
     ready: int,
     leased: int,
     wait_ms: float | None,
-    wish: Wish | None,
+    wish: WakeCondition | None,
 ) -> None:
     """A full batch leaves at once, a part batch for an idle worker when waiting would not pay, none beyond need."""
-    snapshot = Snapshot(waiting(free=free, oldest_ms=oldest_ms), ready, leased, workers, rate, MEASURED)
+    snapshot = PoolSnapshot(waiting(free=free, oldest_ms=oldest_ms), ready, leased, workers, rate, MEASURED)
 
     decision = decide(snapshot, policy(), {})
 
@@ -102,7 +111,7 @@ def test_ready_limit(workers: int, limit: int) -> None:
 
 def test_an_idle_worker_may_be_on_its_way() -> None:
     """What `form_batch` is told: one more may stand ready while any worker is idle."""
-    snapshots = [Snapshot(waiting(free=99), 0, leased, 34, 900.0) for leased in (34, 33)]
+    snapshots = [PoolSnapshot(waiting(free=99), 0, leased, 34, 900.0) for leased in (34, 33)]
 
     assert [decide(snapshot, policy(), {}).ready_limit for snapshot in snapshots] == [9, 10]
 
@@ -118,7 +127,9 @@ def test_an_idle_worker_may_be_on_its_way() -> None:
         (waiting(enterprise=50, paid=50, free=50, oldest_ms=1500), {}, [("enterprise", 21), ("paid", 8), ("free", 3)]),
     ],
 )
-def test_who_is_in_it(queues: Mapping[str, Waiting], credit: Mapping[str, float], picks: list[tuple[str, int]]) -> None:
+def test_who_is_in_it(
+    queues: Mapping[str, TierQueue], credit: Mapping[str, float], picks: list[tuple[str, int]]
+) -> None:
     """Guarantees first, the rest strictly by priority; a share that is guaranteed does not grow with age."""
     assert choose(queues, policy(), credit)[0] == picks
 
@@ -200,7 +211,7 @@ def test_a_higher_tier_never_loses_to_a_lower_one_beyond_the_guards(e: int, f: i
 )
 def test_a_burst_leaves_in_one_go(free: int, workers: int, ready: int, leased: int, sizes: list[int]) -> None:
     """As many batches as may stand ready are planned in one look, and never a part batch that may still grow."""
-    snapshot = Snapshot(waiting(free=free), ready, leased, workers, 5000.0, MEASURED)
+    snapshot = PoolSnapshot(waiting(free=free), ready, leased, workers, 5000.0, MEASURED)
     planned = plan(snapshot, policy(), {})
 
     assert [sum(count for _, count in decision.picks) for decision in planned if decision.picks] == sizes
@@ -208,7 +219,7 @@ def test_a_burst_leaves_in_one_go(free: int, workers: int, ready: int, leased: i
 
 def test_a_plan_keeps_the_order_and_the_shares() -> None:
     """What the first batch takes is not promised again, and the credit goes on from batch to batch."""
-    snapshot = Snapshot(waiting(enterprise=40, free=60), 0, 0, 34, 5000.0, MEASURED)
+    snapshot = PoolSnapshot(waiting(enterprise=40, free=60), 0, 0, 34, 5000.0, MEASURED)
     planned = plan(snapshot, policy(), {})
 
     assert [dict(decision.picks) for decision in planned] == [
@@ -243,7 +254,7 @@ def test_a_saturated_pool_begins_batches_at_even_distances(
 ) -> None:
     """Where all runs take the same time a batch leaves when it is due; whatever else holds, as it comes."""
     workers, service = changes.get("workers", 12), changes.get("service", STEADY)
-    snapshot = Snapshot(waiting(free=waits), 0, leased, workers, 900.0, service, since_ms)
+    snapshot = PoolSnapshot(waiting(free=waits), 0, leased, workers, 900.0, service, since_ms)
 
     decision = decide(snapshot, replace(PACED, headroom=changes.get("headroom", 0.04)), {})
 
@@ -253,7 +264,7 @@ def test_a_saturated_pool_begins_batches_at_even_distances(
 
 def test_who_comes_late_may_be_followed_early() -> None:
     """Late by 20 ms: the five milliseconds of slack are made up for, by one batch more in the same look, and no more."""
-    snapshot = Snapshot(waiting(free=900), 0, 12, 12, 900.0, STEADY, 24.0)
+    snapshot = PoolSnapshot(waiting(free=900), 0, 12, 12, 900.0, STEADY, 24.0)
 
     decisions = plan(snapshot, replace(PACED, lookahead_workers=1), {})
 
@@ -264,7 +275,7 @@ def test_the_pace_leaves_the_headroom_and_nothing_more() -> None:
     """A saturated pool, looked at each millisecond for ten seconds: 96 % of the batches that twelve workers can do."""
     formed, since_ms = 0, math.inf
     for _ in range(10_000):
-        snapshot = Snapshot(waiting(free=900), 0, 12, 12, 900.0, STEADY, since_ms + 1.0)
+        snapshot = PoolSnapshot(waiting(free=900), 0, 12, 12, 900.0, STEADY, since_ms + 1.0)
         decision = decide(snapshot, PACED, {})
         formed, since_ms = formed + bool(decision.picks), decision.since_ms
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tierlane.bench.command import OPTIONS, TOOL, main
-from tierlane.bench.plan import NONCE_CHARACTERS, Address, UsageError, read_address, read_plan
-from tierlane.bench.resources import StackError, StackInfo, keys_for, read_keys, read_stack
+from tierlane.bench.plan import NONCE_CHARACTERS, BenchUsageError, TargetAddress, read_address, read_plan
+from tierlane.bench.resources import StackFileError, StackInfo, keys_for, read_keys, read_stack
 
 
 def test_the_defaults_are_a_valid_plan() -> None:
@@ -50,7 +50,7 @@ def test_a_seed_is_drawn_when_none_is_given() -> None:
 )
 def test_a_wrong_option_is_named(option: str, value: str, fault: str) -> None:
     """One sentence with the flag, the variable, what is wanted, and what was given."""
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(BenchUsageError) as caught:
         read_plan({option: value})
 
     assert fault in str(caught.value)
@@ -59,12 +59,12 @@ def test_a_wrong_option_is_named(option: str, value: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("http://127.0.0.1:8080", Address("127.0.0.1", 8080, "127.0.0.1:8080", "/v1/inference")),
-        ("http://localhost/", Address("localhost", 80, "localhost", "/v1/inference")),
-        ("http://[::1]:9/base/", Address("::1", 9, "[::1]:9", "/base/v1/inference")),
+        ("http://127.0.0.1:8080", TargetAddress("127.0.0.1", 8080, "127.0.0.1:8080", "/v1/inference")),
+        ("http://localhost/", TargetAddress("localhost", 80, "localhost", "/v1/inference")),
+        ("http://[::1]:9/base/", TargetAddress("::1", 9, "[::1]:9", "/base/v1/inference")),
     ],
 )
-def test_urls_that_can_be_used(url: str, address: Address) -> None:
+def test_urls_that_can_be_used(url: str, address: TargetAddress) -> None:
     """Host, port, Host header and path."""
     assert read_address(url) == address
 
@@ -74,7 +74,7 @@ def test_urls_that_can_be_used(url: str, address: Address) -> None:
 )
 def test_urls_that_cannot_be_used(url: str) -> None:
     """TLS is not spoken, and nothing is guessed."""
-    with pytest.raises(UsageError, match="--url"):
+    with pytest.raises(BenchUsageError, match="--url"):
         read_address(url)
 
 
@@ -118,7 +118,7 @@ def test_a_broken_stack_file_is_named(text: str, fault: str, tmp_path: Path) -> 
     path = tmp_path / "stack.json"
     path.write_text(text)
 
-    with pytest.raises(StackError, match=fault):
+    with pytest.raises(StackFileError, match=fault):
         read_stack(path)
 
 
@@ -127,7 +127,7 @@ def test_a_tier_without_a_key_is_named() -> None:
     stack = StackInfo(keys={"paid": "k"})
 
     assert keys_for(stack, ["paid"]) == [["k"]]
-    with pytest.raises(StackError, match="no key for the tier 'gold'; it has paid"):
+    with pytest.raises(StackFileError, match="no key for the tier 'gold'; it has paid"):
         keys_for(stack, ["paid", "gold"])
 
 
@@ -152,7 +152,7 @@ def test_a_broken_file_of_keys_is_named(text: str, fault: str, tmp_path: Path) -
     path = tmp_path / "keys"
     path.write_text(text)
 
-    with pytest.raises(StackError, match=fault):
+    with pytest.raises(StackFileError, match=fault):
         read_keys(path, ["paid"])
 
 

@@ -2,18 +2,26 @@
 
 import pytest
 
-from tierlane.bench.statistics import Silence, SloError, TierTally, good_bounds, judge, parse_share, parse_slo
+from tierlane.bench.statistics import (
+    SloError,
+    TierStatistics,
+    UnansweredCause,
+    good_bounds,
+    judge,
+    parse_share,
+    parse_slo,
+)
 
 TIERS = ("enterprise", "paid")
 
 
-def tally(latencies_ms: list[float], *, silent: int = 0) -> TierTally:
-    counted = TierTally("enterprise")
+def counters(latencies_ms: list[float], *, silent: int = 0) -> TierStatistics:
+    counted = TierStatistics("enterprise")
     counted.scheduled = len(latencies_ms) + silent
     for latency_ms in latencies_ms:
         counted.completed(latency_ms / 1000)
     for _ in range(silent):
-        counted.unanswered(Silence.TIMEOUT)
+        counted.unanswered(UnansweredCause.TIMEOUT)
     return counted
 
 
@@ -81,7 +89,7 @@ def test_no_objectives() -> None:
 )
 def test_when_an_objective_is_met(text: str, latencies_ms: list[float], silent: int, met: bool) -> None:
     """Unanswered requests lower the success, and no sample is no success."""
-    (judgement,) = judge(parse_slo(text, TIERS), {"enterprise": tally(latencies_ms, silent=silent)})
+    (judgement,) = judge(parse_slo(text, TIERS), {"enterprise": counters(latencies_ms, silent=silent)})
 
     assert judgement.met is met
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tierlane.bench.runner import Timeline
-from tierlane.bench.statistics import MAX_RELATIVE_ERROR, Histogram, Silence, new_tallies
+from tierlane.bench.statistics import MAX_RELATIVE_ERROR, Histogram, UnansweredCause, new_tallies
 
 
 def test_each_step_holds_what_came_since_the_last() -> None:
@@ -15,7 +15,7 @@ def test_each_step_holds_what_came_since_the_last() -> None:
     warmup[1].failed(429, "rate_limit_exceeded", 0.001)
     timeline.step(1.0)
     measured[0].completed(0.500)
-    measured[1].unanswered(Silence.TIMEOUT)
+    measured[1].unanswered(UnansweredCause.TIMEOUT)
     timeline.step(2.5)
     timeline.step(3.5)
 

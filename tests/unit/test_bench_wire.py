@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tierlane.bench.http_client import (
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
+    BenchResponse,
     RequestForm,
-    Response,
     ResponseParser,
     WireError,
     header,
@@ -23,7 +23,7 @@ OK = (
 )
 
 
-def answer(data: bytes) -> Response:
+def answer(data: bytes) -> BenchResponse:
     response = ResponseParser().feed(data)
     assert response is not None
     return response

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from capacity_simulation import Gpu, RunMs, Second, Simulation
-from ratelimit.capacity import CapacityEstimator, Evidence, GpuRate, PoolLoad, PoolRate
+from ratelimit.capacity import CapacityEstimator, CapacityEvidence, GpuRate, PoolLoad, PoolRate
 
 CALM, LIMITING, BACKLOG = PoolLoad(False, False), PoolLoad(False, True), PoolLoad(True, True, 50.0)
 
@@ -40,7 +40,7 @@ def test_a_guess_binds_nobody() -> None:
     """Before a batch was measured, the model's row gives a figure for predicted waits, on which no limit is built."""
     capacity = CapacityEstimator().look([GpuRate(), GpuRate()], 32, 100.0, LIMITING, 0.0)
 
-    assert (capacity.rps, capacity.evidence, capacity.binding) == (200.0, Evidence.PRIOR, False)
+    assert (capacity.rps, capacity.evidence, capacity.binding) == (200.0, CapacityEvidence.PRIOR, False)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_an_estimate_from_small_batches_is_probed_while_it_limits(
 ) -> None:
     """Upwards, and only where somebody is refused although nothing waits."""
     estimator, gpus = CapacityEstimator(), [GpuRate(10.0, 1.0, seen)]
-    for beat in range(4 * seconds + 1):
-        capacity = estimator.look(gpus, 32, 20.0, load, beat / 4)
+    for heartbeat in range(4 * seconds + 1):
+        capacity = estimator.look(gpus, 32, 20.0, load, heartbeat / 4)
 
     assert capacity.rps == pytest.approx(rps)
 
@@ -70,7 +70,7 @@ def test_under_backlog_the_served_rate_is_the_capacity() -> None:
     def look(load: PoolLoad, now: float) -> float:
         return estimator.look(gpus, 32, 20.0, load, now).rps
 
-    assert [look(BACKLOG, beat / 4) for beat in range(13)] == [640.0] * 12 + [320.0]
+    assert [look(BACKLOG, heartbeat / 4) for heartbeat in range(13)] == [640.0] * 12 + [320.0]
     assert [look(LIMITING, 3 + second) for second in range(1, 4)] == pytest.approx([320.0, 320.0, 352.0])
     assert [round(look(LIMITING, 3 + second)) for second in range(4, 9)] == [387, 503, 640, 640, 640]
 
@@ -78,10 +78,10 @@ def test_under_backlog_the_served_rate_is_the_capacity() -> None:
 def test_what_was_served_before_the_rates_moved_is_no_capacity() -> None:
     """A model that became faster under backlog: the served rate is still that of before."""
     estimator = CapacityEstimator()
-    for beat in range(4):
-        estimator.look([GpuRate(200.0, 0.0, 32.0, served_rps=160.0)], 32, 20.0, BACKLOG, beat / 4)
-    for beat in range(4, 15):
-        capacity = estimator.look([GpuRate(50.0, 0.0, 32.0, served_rps=160.0)], 32, 20.0, BACKLOG, beat / 4)
+    for heartbeat in range(4):
+        estimator.look([GpuRate(200.0, 0.0, 32.0, served_rps=160.0)], 32, 20.0, BACKLOG, heartbeat / 4)
+    for heartbeat in range(4, 15):
+        capacity = estimator.look([GpuRate(50.0, 0.0, 32.0, served_rps=160.0)], 32, 20.0, BACKLOG, heartbeat / 4)
 
     assert capacity.rps == 640.0
 

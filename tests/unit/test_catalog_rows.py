@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from limits import parse as parse_limit
 
-from ledger.catalog.changes import MOST_CHANGES, Changed, changed_by
+from ledger.catalog.changes import MOST_CHANGES, ChangedIds, changed_by
 from ledger.catalog.loader import BadCatalogRow, SnapshotBuild, models_from, parse_quota, readable, tiers_from
 from ledger.catalog.quotas import held_of, window_number, window_start
 from ledger.catalog.snapshot import Quota, Snapshot
@@ -268,20 +268,20 @@ def test_a_part_is_merged_with_the_picture_before() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ([], Changed(set(), set(), set(), set())),
-        ([("customers", None, "c1", None, None, True)], Changed({"c1"}, set(), set(), {"customers"})),
-        ([("customers", "c1", "c2", None, None, True)], Changed({"c1", "c2"}, set(), set(), {"customers"})),
-        ([("api_keys", "k1", None, "c1", "c1", False)], Changed(set(), {"k1"}, set(), {"api_keys"})),
-        ([("quotas", "1", "1", "c1", "c2", False)], Changed({"c1", "c2"}, set(), {"c1", "c2"}, {"quotas"})),
+        ([], ChangedIds(set(), set(), set(), set())),
+        ([("customers", None, "c1", None, None, True)], ChangedIds({"c1"}, set(), set(), {"customers"})),
+        ([("customers", "c1", "c2", None, None, True)], ChangedIds({"c1", "c2"}, set(), set(), {"customers"})),
+        ([("api_keys", "k1", None, "c1", "c1", False)], ChangedIds(set(), {"k1"}, set(), {"api_keys"})),
+        ([("quotas", "1", "1", "c1", "c2", False)], ChangedIds({"c1", "c2"}, set(), {"c1", "c2"}, {"quotas"})),
         ([("quotas", "1", "1", None, None, True)], None),
         (
             [("models", None, None, None, None, False), ("tiers", None, None, None, None, False)],
-            Changed(set(), set(), set(), {"models", "tiers"}),
+            ChangedIds(set(), set(), set(), {"models", "tiers"}),
         ),
         ([("what_comes_later", None, None, None, None, False)], None),
         ([("models", None, None, None, None, False)] * (MOST_CHANGES + 1), None),
     ],
 )
-def test_what_changes_touch(changes: list[Any], expected: Changed | None) -> None:
+def test_what_changes_touch(changes: list[Any], expected: ChangedIds | None) -> None:
     """None is: read everything."""
     assert changed_by(changes) == expected

@@ -7,16 +7,16 @@ import pytest
 
 from eventually import eventually
 from tierlane.bench.http_client import ResponseParser
-from tierlane.chaos.history import Customer, request_input
-from tierlane.chaos.load import Reading, read_answer, request_bytes, watch_stalls
+from tierlane.chaos.history import LoadCustomer, request_input
+from tierlane.chaos.load import AnswerReading, read_answer, request_bytes, watch_stalls
 
-CUSTOMER = Customer(tier="free", id="c", name="n", key="tl_k_s")
+CUSTOMER = LoadCustomer(tier="free", id="c", name="n", key="tl_k_s")
 TEXT = request_input("0123456789abcdef", 12.5, "xyz")
 OTHER = request_input("fedcba9876543210", 12.5, "")
 ID = "req_" + "1" * 32
 
 
-def reading(status: int, body: str, headers: str = "") -> Reading:
+def reading(status: int, body: str, headers: str = "") -> AnswerReading:
     raw = f"HTTP/1.1 {status} X\r\nx-request-id: {ID}\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}"
     response = ResponseParser().feed(raw.encode())
     assert response is not None
@@ -56,7 +56,7 @@ def test_whose_output_it_is(output: str, owner: str) -> None:
 
 def test_an_error_and_a_replay() -> None:
     """The code and the id are in the body; a replay is told by its header, and its id is that of the first answer."""
-    assert reading(503, f'{{"error":{{"code":"no_capacity","request_id":"{ID}"}}}}') == Reading(
+    assert reading(503, f'{{"error":{{"code":"no_capacity","request_id":"{ID}"}}}}') == AnswerReading(
         503, "no_capacity", ID, "", replayed=False
     )
     stored = "req_" + "2" * 32
@@ -67,7 +67,7 @@ def test_an_error_and_a_replay() -> None:
 @pytest.mark.parametrize("body", ["", "<html>", '{"output":5}', "[]"])
 def test_what_is_not_ours(body: str) -> None:
     """A 200 without an output of ours is nobody's."""
-    assert reading(200, body) == Reading(200, "", ID, "?", replayed=False)
+    assert reading(200, body) == AnswerReading(200, "", ID, "?", replayed=False)
 
 
 async def test_a_standstill_of_the_tool_is_seen() -> None:

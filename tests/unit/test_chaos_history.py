@@ -7,8 +7,8 @@ import pytest
 from tierlane.chaos.history import (
     Answered,
     Event,
-    Fault,
     FaultEvent,
+    FaultRecord,
     History,
     HistoryError,
     Invoked,
@@ -25,7 +25,7 @@ EVENTS: list[Event] = [
     Unanswered(at=2.0, nonce="b", turn=1, kind="reset", gateway="gateway-2", detail="Gone."),
     Stray(at=2.5, gateway="gateway-1", detail="?"),
     Stalled(at=3.0, since=2.9),
-    Fault(at=3.5, name="flushall", target="redis", what="start", details="3 keys"),
+    FaultRecord(at=3.5, name="flushall", target="redis", what="start", details="3 keys"),
 ]
 
 
@@ -59,7 +59,7 @@ def test_a_fault_is_noted_with_its_error() -> None:
     history = History()
     history.fault(FaultEvent(1.0, "cut", "gateway-1>redis", What.START, "3 connections", error="No."))
     assert history.events == [
-        Fault(at=1.0, name="cut", target="gateway-1>redis", what="start", details="3 connections", error="No.")
+        FaultRecord(at=1.0, name="cut", target="gateway-1>redis", what="start", details="3 connections", error="No.")
     ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tierlane.chaos.command import OPTIONS, TOOL, UsageError, main, read_options
+from tierlane.chaos.command import OPTIONS, TOOL, ChaosUsageError, main, read_options
 from tierlane.chaos.faults.actions import DOING
 from tierlane.chaos.faults.catalogue import KINDS
 from tierlane.settings.descriptions import flag
@@ -56,7 +56,7 @@ def test_a_stack_that_is_not_ours_gets_only_what_can_be_undone() -> None:
 )
 def test_a_wrong_option_is_named_in_one_sentence(given: dict[str, str | None], told: str) -> None:
     """What is wrong, by flag and by variable."""
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(ChaosUsageError) as caught:
         read_options(given)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -5,18 +5,28 @@ from itertools import pairwise
 
 import pytest
 
-from tierlane.chaos.faults.catalogue import BACK_S, BY_NAME, GAP_S, KINDS, QUIET_S, Family, Place, Planned, schedule
+from tierlane.chaos.faults.catalogue import (
+    BACK_S,
+    BY_NAME,
+    GAP_S,
+    KINDS,
+    QUIET_S,
+    Family,
+    FaultTarget,
+    Planned,
+    schedule,
+)
 from tierlane.chaos.faults.target import blows
 
 TARGETS = {
-    Place.GATEWAY: 3,
-    Place.SCHEDULER: 2,
-    Place.WORKER: 4,
-    Place.MODEL: 4,
-    Place.REDIS: 1,
-    Place.POSTGRES: 1,
-    Place.REDIS_PROXY: 9,
-    Place.POSTGRES_PROXY: 5,
+    FaultTarget.GATEWAY: 3,
+    FaultTarget.SCHEDULER: 2,
+    FaultTarget.WORKER: 4,
+    FaultTarget.MODEL: 4,
+    FaultTarget.REDIS: 1,
+    FaultTarget.POSTGRES: 1,
+    FaultTarget.REDIS_PROXY: 9,
+    FaultTarget.POSTGRES_PROXY: 5,
 }
 SEEDS = range(1, 21)
 
@@ -35,7 +45,7 @@ def test_twenty_minutes_have_every_kind() -> None:
     assert set(seen) == set(BY_NAME)
     assert min(seen.values()) >= 2
     assert {fault.place for fault in planned} == set(TARGETS)
-    assert {fault.index for fault in planned if fault.place is Place.WORKER} == {0, 1, 2, 3}
+    assert {fault.index for fault in planned if fault.place is FaultTarget.WORKER} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -91,7 +101,7 @@ def test_lengths_and_parameters_are_within_their_ranges() -> None:
 def test_chosen_faults_on_what_there_is() -> None:
     """Only the named faults, and only those that have a target; without any the run is a plain load."""
     chosen = [BY_NAME["flushall"], BY_NAME["cut"]]
-    without_proxies = {Place.REDIS: 1}
+    without_proxies = {FaultTarget.REDIS: 1}
 
     assert {fault.kind.name for fault in schedule(1, 60, chosen, TARGETS)} == {"flushall", "cut"}
     assert {fault.kind.name for fault in schedule(1, 60, chosen, without_proxies)} == {"flushall"}
@@ -105,13 +115,13 @@ def test_a_short_run_has_faults_too() -> None:
 
 def test_a_fault_reads_well() -> None:
     """A line tells when, what, on whom and for how long."""
-    planned = schedule(1, 60, [BY_NAME["delay"]], {Place.REDIS_PROXY: 1})
+    planned = schedule(1, 60, [BY_NAME["delay"]], {FaultTarget.REDIS_PROXY: 1})
     lines = [fault.told("gateway-1>redis") for fault in planned]
     assert all(" s  delay gateway-1>redis for " in line and "delay_ms" in line for line in lines)
 
 
-@pytest.mark.parametrize("role", [Place.GATEWAY, Place.SCHEDULER, Place.WORKER])
-def test_restarts_in_a_row_are_kills_of_one_process(role: Place) -> None:
+@pytest.mark.parametrize("role", [FaultTarget.GATEWAY, FaultTarget.SCHEDULER, FaultTarget.WORKER])
+def test_restarts_in_a_row_are_kills_of_one_process(role: FaultTarget) -> None:
     """Every 3 s while it lasts, each told as a kill, so that each excuses no more than a kill does."""
     fault = Planned(5.0, BY_NAME[f"restarts-{role}"], role, 1, 8.9, {})
 

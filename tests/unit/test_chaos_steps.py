@@ -3,7 +3,7 @@
 import pytest
 
 from chaos_story import Story
-from tierlane.chaos.faults.server_clock import BACKWARD, FORWARD, Step, SteppedClock, read_step, told_step
+from tierlane.chaos.faults.server_clock import BACKWARD, FORWARD, ClockStep, SteppedClock, read_step, told_step
 
 STAMP_S = 0.25
 
@@ -27,13 +27,13 @@ def test_a_step_is_read_as_it_was_told() -> None:
 )
 def test_when_the_clock_showed_a_time(shown: float, times: list[float]) -> None:
     """It went 3 s forwards at 10, and back at 20."""
-    clock = SteppedClock([Step(20.0, -3.0), Step(10.0, 3.0)], STAMP_S)
+    clock = SteppedClock([ClockStep(20.0, -3.0), ClockStep(10.0, 3.0)], STAMP_S)
     assert clock.true_times(shown) == times
 
 
 def test_steps_are_counted_by_direction() -> None:
     """One does not make up for the other: what was ended by the first does not come back."""
-    clock = SteppedClock([Step(10.0, 3.0), Step(12.0, -2.0), Step(14.0, 1.0)], STAMP_S)
+    clock = SteppedClock([ClockStep(10.0, 3.0), ClockStep(12.0, -2.0), ClockStep(14.0, 1.0)], STAMP_S)
     assert (clock.forward(9.0, 15.0), clock.backward(9.0, 15.0)) == (4.0, 2.0)
     assert (clock.forward(10.5, 13.0), clock.backward(10.5, 13.0)) == (0.0, 2.0)
 

@@ -4,15 +4,15 @@ import pytest
 
 from gpu_pool.backends.backend import ItemResult
 from tierlane.check import model
-from tierlane.check.model import Answer
+from tierlane.check.model import ProbeAnswer
 from tierlane.check.model_report import fails, holds, passed, untold
 
 POISON = ItemResult("The model cannot process this input.", 0, "poison_request")
-LOST = Answer(lost="The model process was ended by signal 9.")
+LOST = ProbeAnswer(lost="The model process was ended by signal 9.")
 
 
-def answer(*outputs: str, fault: str = "") -> Answer:
-    return Answer(10.0, [ItemResult(output) for output in outputs], fault)
+def answer(*outputs: str, fault: str = "") -> ProbeAnswer:
+    return ProbeAnswer(10.0, [ItemResult(output) for output in outputs], fault)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_order(together: tuple[str, ...], alone: tuple[str, ...], ok: bool | Non
 @pytest.mark.parametrize(
     ("second", "ok"), [(answer("a", "b"), True), (answer("a", "x"), False), (answer("x", "y"), False), (LOST, False)]
 )
-def test_determinism(second: Answer, ok: bool) -> None:
+def test_determinism(second: ProbeAnswer, ok: bool) -> None:
     """Equal inputs, equal answers."""
     assert model.judge_determinism(answer("a", "b"), second).ok is ok
 
@@ -53,7 +53,7 @@ def test_length() -> None:
 
 def test_kind() -> None:
     """One answer that is no string is a fault, and its words are shown."""
-    mixed = Answer(1.0, [ItemResult("a"), ItemResult("The model's answer is not a string.", 0, "invalid_output")])
+    mixed = ProbeAnswer(1.0, [ItemResult("a"), ItemResult("The model's answer is not a string.", 0, "invalid_output")])
 
     assert model.judge_kind(answer("a", "b")).ok is True
     found = model.judge_kind(mixed)
@@ -65,12 +65,12 @@ def test_kind() -> None:
     ("came", "ok"),
     [
         (answer("yes"), True),
-        (Answer(1.0, [ItemResult("Too long.", 0, "invalid_request")]), True),
-        (Answer(1.0, [POISON], "The model raised ValueError."), False),
+        (ProbeAnswer(1.0, [ItemResult("Too long.", 0, "invalid_request")]), True),
+        (ProbeAnswer(1.0, [POISON], "The model raised ValueError."), False),
         (LOST, False),
     ],
 )
-def test_odd_inputs(came: Answer, ok: bool) -> None:
+def test_odd_inputs(came: ProbeAnswer, ok: bool) -> None:
     """Refusing an input in good form is an answer; raising and dying are not."""
     assert model.judge_odd("empty", came).ok is ok
 
@@ -87,7 +87,7 @@ def test_odd_inputs(came: Answer, ok: bool) -> None:
 )
 def test_isolation(outputs: tuple[str | None, ...], steady: bool, ok: bool | None) -> None:
     """The bad one fails, and nobody beside it; where answers differ from run to run, any answer will do."""
-    mixed = Answer(1.0, [POISON if output is None else ItemResult(output) for output in outputs])
+    mixed = ProbeAnswer(1.0, [POISON if output is None else ItemResult(output) for output in outputs])
 
     assert model.judge_isolation(1, mixed, {0: "a", 2: "b"}, steady=steady).ok is ok
 

@@ -8,7 +8,7 @@ import pytest
 from ledger.catalog.snapshot import Model, Tier
 from scheduler.protocol.pool_view import Observation, WorkerView
 from tierlane.check import system
-from tierlane.check.system import Item, document, lines_of, passes, status_line
+from tierlane.check.system import CheckItem, document, lines_of, passes, status_line
 
 FREE = Tier("free", 3, 0.1, 10.0, 20.0, 8, None, 500, 2000, None, None)
 TINY = Model("tiny", "default", 8, None, 40, 3000, 100.0, 0.8, 0, True)
@@ -107,10 +107,10 @@ def test_dead_letters() -> None:
 def test_what_is_printed() -> None:
     """Groups in their order, a mark each, advice below, one line of status; the same for programs."""
     items = [
-        Item("audit", "lag", "warn", "not known"),
-        Item("redis", "version", "fail", "6.0\x1b[2J", "Upgrade it."),
-        Item("settings", "readable", "pass", "here"),
-        Item("redis", "clock", "pass", "+0 ms"),
+        CheckItem("audit", "lag", "warn", "not known"),
+        CheckItem("redis", "version", "fail", "6.0\x1b[2J", "Upgrade it."),
+        CheckItem("settings", "readable", "pass", "here"),
+        CheckItem("redis", "clock", "pass", "+0 ms"),
     ]
     lines = lines_of(items)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.operations.state import Event, GpuState, State, TierState, WorkerState, changes
+from gateway.operations.state import DashboardEvent, DashboardState, GpuState, TierState, WorkerState, changes
 
 FREE = TierState("free", 0.1, 0, 0.0, 10.0, 10.0, 0.0, 10.0, 10.0, 1.0, 1.0, None, None, None)
 ONE = WorkerState("gpu-1", "default", "ready", True, 0.5, 1, 100, 10.0, 5.0, "tiny", "v1", None)
@@ -14,12 +14,12 @@ PAUSING = replace(TWO, status="paused", healthy=False, pausing=True)
 NOW_MS = 50_000
 
 
-def document(**changed: Any) -> State:
+def document(**changed: Any) -> DashboardState:
     """A system that is well."""
-    fields: dict[str, Any] = dict.fromkeys(State.__struct_fields__, 0)
+    fields: dict[str, Any] = dict.fromkeys(DashboardState.__struct_fields__, 0)
     fields |= {"at_ms": NOW_MS, "gateway": "g1", "status": "healthy", "reasons": [], "redis_problem": None}
     fields |= {"tiers": [FREE], "workers": [ONE, TWO], "gateways": ["g1"], "events": []}
-    return State(**fields | changed)
+    return DashboardState(**fields | changed)
 
 
 WELL = document()
@@ -104,4 +104,4 @@ def test_the_events_between_two_documents(
     before: dict[str, Any], now: dict[str, Any], events: list[tuple[int, str, str]]
 ) -> None:
     """None where nothing is different."""
-    assert changes(document(**before), document(**now)) == [Event(*each) for each in events]
+    assert changes(document(**before), document(**now)) == [DashboardEvent(*each) for each in events]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
-from scheduler.protocol.limits import LimitsLeft, Refusal
+from scheduler.protocol.limits import LimitsLeft, RejectionRecord
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 from scheduler.request_id import created_ms
-from tierlane.explain.customer import CustomerExplanation, CustomerRow, Pool, explain_customer, factor_of
+from tierlane.explain.customer import CustomerExplanation, CustomerRecord, Pool, explain_customer, factor_of
 from tierlane.explain.text import as_json, customer_lines
 
 ID = "0197f3a0-0000-7000-8000-000000000001"
@@ -25,9 +25,9 @@ MODEL = Model("tiny", "default", 32, None, 40, 3000, 50.0, 0.8, 0, True)
 QUOTAS = (("1day", 10_000), ("1month", 90_000))
 ACME = Customer(ID, "acme", "free", False, 100.0, 20.0, 80, 2_400_000, 2000, QUOTAS)
 KEY = Identity("k1", ID, "acme", "free", 100.0, 20.0, 80, 2_400_000, 2000, QUOTAS, 10.0, 2.0)
-ROW = CustomerRow(ACME, frozenset({"max_concurrency"}), (KEY,))
+ROW = CustomerRecord(ACME, frozenset({"max_concurrency"}), (KEY,))
 LEFT = LimitsLeft(3.25, 900, 880_100.0, 4000, 3, [(9120, 10_920_000), (80_000, 90_061_000)])
-REFUSAL = Refusal(
+REFUSAL = RejectionRecord(
     id=REQUEST,
     customer_id=ID,
     key_id="k1",
@@ -89,7 +89,7 @@ def test_limits_are_taken_apart() -> None:
 
 def test_what_is_not_limited_has_no_figures() -> None:
     """No tokens a minute, no quotas, no key of its own."""
-    bare = CustomerRow(Customer(ID, "acme", "free", False, 100.0, 20.0, 80, None, 2000))
+    bare = CustomerRecord(Customer(ID, "acme", "free", False, 100.0, 20.0, 80, None, 2000))
 
     found = limits(told(row=bare, left=LimitsLeft(3.25, 900, 0.0, 0, 3, [])))
 
@@ -128,7 +128,7 @@ def test_the_lowest_of_several_gateways_is_told() -> None:
 
 def test_a_tier_in_shadow_and_a_suspended_customer_are_told() -> None:
     """They change what the limits mean."""
-    suspended = CustomerRow(Customer(ID, "acme", "free", True, 100.0, 20.0, 80, None, 2000))
+    suspended = CustomerRecord(Customer(ID, "acme", "free", True, 100.0, 20.0, 80, None, 2000))
 
     why = told(row=suspended, tiers=(*TIERS[:2], tier("free", 3, 0.1, shadow=True))).why
 
@@ -205,7 +205,7 @@ def test_the_screen() -> None:
 
 
 @pytest.mark.parametrize(("refusals", "said"), [([], True), (None, False)])
-def test_no_refusals_and_unread_refusals_are_two_things(refusals: list[Refusal] | None, said: bool) -> None:
+def test_no_refusals_and_unread_refusals_are_two_things(refusals: list[RejectionRecord] | None, said: bool) -> None:
     """None is known of, or none could be read."""
     assert ("No refusal in the last 10 minutes." in customer_lines(told(refusals=refusals))) is said
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ledger.audit.queries import RequestRow
-from scheduler.protocol.limits import Refusal
+from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.replies import RequestDetail
 from scheduler.request_id import created_at, new_request_id
 from tierlane.explain.answer import is_request_id
@@ -30,7 +30,7 @@ def detail(state: str = "processing", **fields: Any) -> RequestDetail:
     return RequestDetail(state=state, **(known | {"formed_ms": 1005, "ended_ms": None} | fields))
 
 
-REFUSAL = Refusal(
+REFUSAL = RejectionRecord(
     id=ID,
     customer_id="c",
     key_id="k1",

@@ -3,12 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from scheduler.protocol.limits import Refusal
-from tierlane.explain.factor import Capacity, GatewayPart, TierPart, apart, capacity_words, why
+from scheduler.protocol.limits import RejectionRecord
+from tierlane.explain.factor import GatewayPart, PoolCapacity, TierPart, apart, capacity_words, why
 from tierlane.explain.figures import columns, count, listed, number, percent, span
 from tierlane.explain.request import advice, limit_words, lowered_words, meaning, more_words
 
-HALF = Capacity(320.0, 4, 8, (100.0, 100.0, 100.0, 100.0), 0.8, 50.0)
+HALF = PoolCapacity(320.0, 4, 8, (100.0, 100.0, 100.0, 100.0), 0.8, 50.0)
 
 
 def part(name: str, priority: int, demand: float, allocated: float, factor: float = 1.0) -> TierPart:
@@ -72,19 +72,19 @@ def parts(free: tuple[float, float, float], paid: tuple[float, float, float], to
         (
             "free",
             parts(free=(12.0, 12.0, 1.0), paid=(88.0, 88.0, 1.0)),
-            Capacity(640.0, 8, 8, (100.0,) * 8, 0.8, 50.0),
+            PoolCapacity(640.0, 8, 8, (100.0,) * 8, 0.8, 50.0),
             "free has its full base limits: 8 of 8 GPUs are healthy, capacity 640/s; all tiers together ask for 300/s.",
         ),
         (
             "free",
             parts(free=(12.0, 12.0, 1.0), paid=(0.0, 0.0, 1.0)),
-            Capacity(80.0, 1, 1, (100.0,), 0.8, 50.0),
+            PoolCapacity(80.0, 1, 1, (100.0,), 0.8, 50.0),
             "free has its full base limits: 1 of 1 GPU is healthy, capacity 80/s; all tiers together ask for 212/s.",
         ),
         (
             "free",
             parts(free=(84.0, 32.0, 0.38), paid=(88.0, 88.0, 1.0)),
-            Capacity(320.0, 0, 8, (), 0.8, 50.0),
+            PoolCapacity(320.0, 0, 8, (), 0.8, 50.0),
             (
                 "free has 38 % of its base limits: 0 of 8 GPUs are healthy, capacity 320/s as last measured; until a GPU is "
                 "back, requests are refused with no_capacity."
@@ -92,7 +92,7 @@ def parts(free: tuple[float, float, float], paid: tuple[float, float, float], to
         ),
     ],
 )
-def test_why_a_factor_is_what_it_is(tier: str, seen: list[TierPart], capacity: Capacity, said: str) -> None:
+def test_why_a_factor_is_what_it_is(tier: str, seen: list[TierPart], capacity: PoolCapacity, said: str) -> None:
     """Capacity, who comes first, what the tier asks for and gets."""
     assert why(tier, seen, capacity) == said
 
@@ -131,10 +131,10 @@ def test_why_a_factor_is_what_it_is(tier: str, seen: list[TierPart], capacity: C
                 "Capacity 320/s is fixed: 80 % (target_utilization) of 50/s for each of 4 healthy GPUs (rps_per_gpu_fixed)."
             ),
         ),
-        (Capacity(80.0, 0, 2, ()), "No GPU is healthy, so no rate is measured now."),
+        (PoolCapacity(80.0, 0, 2, ()), "No GPU is healthy, so no rate is measured now."),
     ],
 )
-def test_how_a_capacity_is_made(capacity: Capacity, said: str) -> None:
+def test_how_a_capacity_is_made(capacity: PoolCapacity, said: str) -> None:
     """What it is derived from, and how sure it is."""
     assert capacity_words(capacity) == said
 
@@ -153,11 +153,11 @@ def test_gateways_that_disagree_are_told(factors: tuple[float, ...], said: str |
     assert apart("free", [GatewayPart(f"g{i}", factor, 1.0, 1.0) for i, factor in enumerate(factors)]) == said
 
 
-def refused(outcome: str, code: str = "rate_limit_exceeded", **fields: object) -> Refusal:
+def refused(outcome: str, code: str = "rate_limit_exceeded", **fields: object) -> RejectionRecord:
     known: dict[str, object] = {"customer_id": "c", "key_id": "k1", "tier": "free", "factor": 0.385, "rate": 38.5}
     known |= {"burst": 7.7, "tokens_per_minute": 924_000.0, "max_concurrency": 50, "key_rate": 3.85, "key_burst": 1.0}
     known |= {"remaining": 0.25, "tokens_left": -12.0, "in_use": 50, "depth": 512}
-    return Refusal(id="req_1", code=code, outcome=outcome, **(known | fields))  # type: ignore[arg-type]
+    return RejectionRecord(id="req_1", code=code, outcome=outcome, **(known | fields))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def refused(outcome: str, code: str = "rate_limit_exceeded", **fields: object) -
         (refused("", "of_the_future"), "of_the_future: this version does not know what that means."),
     ],
 )
-def test_the_limit_that_refused_is_named_with_its_figures(refusal: Refusal, said: str) -> None:
+def test_the_limit_that_refused_is_named_with_its_figures(refusal: RejectionRecord, said: str) -> None:
     """As they were then."""
     assert limit_words(refusal) == said
 
@@ -211,7 +211,7 @@ def test_the_limit_that_refused_is_named_with_its_figures(refusal: Refusal, said
         (refused("shed", "shed_for_priority"), None),
     ],
 )
-def test_what_the_factor_had_to_do_with_it(refusal: Refusal, said: str | None) -> None:
+def test_what_the_factor_had_to_do_with_it(refusal: RejectionRecord, said: str | None) -> None:
     """Only where a lowered limit refused."""
     assert lowered_words(refusal) == said
 
@@ -238,7 +238,7 @@ def test_what_the_factor_had_to_do_with_it(refusal: Refusal, said: str | None) -
         (refused("", "model_not_found"), "Mend the request before it is sent again."),
     ],
 )
-def test_what_to_do(refusal: Refusal, said: str) -> None:
+def test_what_to_do(refusal: RejectionRecord, said: str) -> None:
     """One or two sentences, whoever is at fault."""
     assert advice(refusal) == said
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.limits.demand import KEPT, MOST_COUNTED, SPAN_S, TOP_CUSTOMERS, Busiest
-from gateway.metrics.counters import Tally
+from gateway.limits.demand import KEPT, MOST_COUNTED, SPAN_S, TOP_CUSTOMERS, TopCustomers
+from gateway.metrics.counters import Counters
 from gateway.operations.state import SHOWN, batch_fill, busiest
 from scheduler.protocol.pool_view import CustomerRate, GatewayStats
 from scheduler.protocol.replies import Reply
@@ -44,49 +44,49 @@ def test_customers_are_added_up_over_gateways_and_few_are_shown() -> None:
 
 def test_a_steady_customer_comes_to_its_rate_and_leaves_the_list_when_it_is_gone() -> None:
     """Over about five seconds either way."""
-    counter = Busiest()
+    counter = TopCustomers()
     for _ in range(200):
         for _ in range(5):
             counter.asked("acme", "free")
-        told = counter.beat(0.25)
+        told = counter.heartbeat(0.25)
     assert told == [CustomerRate("acme", "free", 20.0)]
-    (fading,) = counter.beat(SPAN_S)
+    (fading,) = counter.heartbeat(SPAN_S)
     assert fading.rps == pytest.approx(20.0 / 2.718, abs=0.01)
 
-    assert counter.beat(10 * SPAN_S) == []
+    assert counter.heartbeat(10 * SPAN_S) == []
 
 
 def test_of_very_many_customers_few_are_kept() -> None:
     """Who asks most is among them; memory and the heartbeat stay small."""
-    counter = Busiest()
+    counter = TopCustomers()
     for n in range(MOST_COUNTED + 500):
         counter.asked(f"c{n}", "free")
     for _ in range(9):
         counter.asked("c7", "free")
-    told = counter.beat(0.25)
+    told = counter.heartbeat(0.25)
 
     assert (len(told), told[0].name) == (TOP_CUSTOMERS, "c7")
-    assert len(counter.beat(0.25)) == TOP_CUSTOMERS
+    assert len(counter.heartbeat(0.25)) == TOP_CUSTOMERS
     assert KEPT < MOST_COUNTED
 
 
 def test_a_beat_without_time_says_nothing_new() -> None:
     """Two at one moment of the clock divide by nothing."""
-    counter = Busiest()
+    counter = TopCustomers()
     counter.asked("acme", "free")
 
-    assert counter.beat(0.0) == []
+    assert counter.heartbeat(0.0) == []
 
 
 def test_batches_are_counted_from_their_answers() -> None:
     """Each request of a batch of n is 1/n of it; where a full batch is not known yet it does not count; others' pools neither."""
-    tally = Tally()
+    counters = Counters()
     reply = Reply("r", "acme", "n", "completed", "", 1, 1.0, "b", 4, "w", 50.0, 5, "v1", "o")
-    tally.ran("free", "default", "tiny", reply)
-    tally.full_batches({("default", "tiny"): 8})
+    counters.ran("free", "default", "tiny", reply)
+    counters.full_batches({("default", "tiny"): 8})
     for _ in range(6):
-        tally.ran("free", "default", "tiny", reply)
-        tally.ran("free", "other", "tiny", reply)
+        counters.ran("free", "default", "tiny", reply)
+        counters.ran("free", "other", "tiny", reply)
 
-    assert tally.batches("default") == (1.5, 0.75)
-    assert tally.batches("other") == (0.0, 0.0)
+    assert counters.batches("default") == (1.5, 0.75)
+    assert counters.batches("other") == (0.0, 0.0)

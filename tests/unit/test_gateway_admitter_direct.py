@@ -5,9 +5,9 @@ import asyncio
 from direct_parts import waiting
 from fake_redis import FakeRedis
 from gateway.circuit_breaker import OnceMore
-from gateway.inference.admission import Admitter, Limits
-from gateway.inference.deadlines import Cancels
-from gateway.inference.pending import Waiter
+from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
+from gateway.inference.deadlines import Cancellations
+from gateway.inference.pending import PendingRequest
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit, Verdict
 from scheduler.states import Admission
@@ -35,26 +35,26 @@ class Watch(OnceMore):
         return tries < 3
 
 
-async def run(redis: FakeRedis, *waiters: Waiter, watch: Watch | None = None) -> Cancels:
+async def run(redis: FakeRedis, *pending_requests: PendingRequest, watch: Watch | None = None) -> Cancellations:
     """Submit these and let everything happen that needs no time; returns what is to be ended in Redis."""
-    cancels = Cancels(redis)
-    limits = Limits([TierLimit("free", 1.0, 1.0, 1, ["free"])], 10.0)
-    admitter = Admitter(redis, lambda: limits, cancels, watch=watch or Watch())
-    task = asyncio.create_task(admitter.run())
-    for waiter in waiters:
-        admitter.submit(waiter)
+    cancellations = Cancellations(redis)
+    limits = AdmissionLimits([TierLimit("free", 1.0, 1.0, 1, ["free"])], 10.0)
+    admission = AdmissionBatcher(redis, lambda: limits, cancellations, watch=watch or Watch())
+    task = asyncio.create_task(admission.run())
+    for pending in pending_requests:
+        admission.submit(pending)
     for _ in range(20):
         await asyncio.sleep(0)
     await end_all([task])
-    return cancels
+    return cancellations
 
 
 async def test_a_call_is_sent_again_as_often_as_the_watch_wants_it() -> None:
     """Under the same ids, and each try is reported."""
-    redis, watch, waiter = FakeRedis(failures=2), Watch(), waiting("a")
-    await run(redis, waiter, watch=watch)
+    redis, watch, pending = FakeRedis(failures=2), Watch(), waiting("a")
+    await run(redis, pending, watch=watch)
 
-    assert (redis.admitted, watch.told, waiter.accepted) == ([["a"]] * 3, "bfbfba", True)
+    assert (redis.admitted, watch.told, pending.accepted) == ([["a"]] * 3, "bfbfba", True)
 
 
 async def test_whom_direct_mode_took_is_neither_refused_nor_ended() -> None:
@@ -65,9 +65,9 @@ async def test_whom_direct_mode_took_is_neither_refused_nor_ended() -> None:
         taken.direct = True
 
     redis.meanwhile = take
-    cancels = await run(redis, taken, left)
+    cancellations = await run(redis, taken, left)
 
-    assert (taken.future.done(), left.future.result(), len(cancels)) == (False, ErrorCode.NO_CAPACITY, 1)
+    assert (taken.future.done(), left.future.result(), len(cancellations)) == (False, ErrorCode.NO_CAPACITY, 1)
 
 
 async def test_who_waits_behind_and_was_taken_is_not_asked_for() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gateway.inference.streaming import Assembly
+from gateway.inference.streaming import StreamAssembly
 from scheduler.protocol.replies import LOST
 
 Step = tuple[int, int, str, str]
@@ -31,7 +31,7 @@ Step = tuple[int, int, str, str]
 )
 def test_increments(steps: list[Step], broken: bool) -> None:
     """What is sent of each, and whether the stream can go on."""
-    assembly = Assembly()
+    assembly = StreamAssembly()
 
     sent = [assembly.take(attempt, offset, text) for attempt, offset, text, _ in steps]
 
@@ -55,7 +55,7 @@ def test_increments(steps: list[Step], broken: bool) -> None:
 )
 def test_the_end(heard: list[tuple[int, int, str]], output: str, attempts: int, rest: str | None) -> None:
     """The stored reply fills what is missing, unless it is not what was begun."""
-    assembly = Assembly()
+    assembly = StreamAssembly()
     for increment in heard:
         assembly.take(*increment)
 
@@ -69,7 +69,7 @@ def test_any_channel_gives_the_output(seed: int) -> None:
     output = "".join(chance.choices("abcé😀", k=60))
     cuts = [sorted(chance.sample(range(61), 2)) for _ in range(40)]
     increments = [(1, start, output[start:end]) for start, end in cuts if chance.random() < 0.7]
-    assembly, sent = Assembly(), ""
+    assembly, sent = StreamAssembly(), ""
 
     for increment in increments:
         sent += assembly.take(*increment)

@@ -49,13 +49,13 @@ class Gateway:
     def __init__(self, **rules: Any) -> None:
         self.now, self.age_s = 0.0, 0.1
         self.limits = LiveLimits("default")
-        self.beat: Any = SimpleNamespace(observation=None, age_s=lambda: self.age_s)
+        self.heartbeat: Any = SimpleNamespace(observation=None, age_s=lambda: self.age_s)
         catalog: Any = SimpleNamespace(snapshot=SNAPSHOT)
         self.advice = ScaleAdvice(
             ScaleRules(**rules),
             "default",
             catalog=catalog,
-            beat=self.beat,
+            heartbeat=self.heartbeat,
             limits=self.limits,
             clock=lambda: self.now,
         )
@@ -63,7 +63,7 @@ class Gateway:
     def look(self, seen: Observation, seconds: int = 1) -> None:
         for _ in range(seconds):
             self.now += 1.0
-            self.beat.observation = seen
+            self.heartbeat.observation = seen
             self.limits.observe(seen, SNAPSHOT, self.now)
             self.advice.look()
 

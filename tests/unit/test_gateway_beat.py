@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.heartbeat import Beat
+from gateway.heartbeat import GatewayHeartbeat
 from gateway.limits.capacity import HOLD_S, REFILL_S, LiveLimits
-from gateway.limits.demand import Meter
+from gateway.limits.demand import DemandMeter
 from ledger.catalog.snapshot import Model, Snapshot, Tier
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.limits import Refusal
+from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
 from scheduler.protocol.presence import BeatReply
 
@@ -29,12 +29,12 @@ class Pool:
 
     def __init__(self) -> None:
         self.told: list[GatewayStats] = []
-        self.refusals: list[Refusal] = []
+        self.refusals: list[RejectionRecord] = []
         self.away = False
         self.epoch_us = 7
         self.workers = [WORKER]
 
-    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[Refusal] = ()) -> BeatReply:
+    async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[RejectionRecord] = ()) -> BeatReply:
         if self.away:
             raise RedisUnavailable("no answer")
         self.told.append(stats)
@@ -53,85 +53,87 @@ class Listener:
         self.epochs: list[int] = []
         self.misses = 0
 
-    def beat(self, epoch_us: int) -> None:
+    def heartbeat(self, epoch_us: int) -> None:
         self.epochs.append(epoch_us)
 
     def missed(self) -> None:
         self.misses += 1
 
 
-def beating(**more: Any) -> tuple[Beat, Pool, LiveLimits, Meter, Listener, list[float]]:
-    pool, limits, meter, listener, now = Pool(), LiveLimits("default"), Meter("g1", 0.0), Listener(), [0.0]
+def beating(**more: Any) -> tuple[GatewayHeartbeat, Pool, LiveLimits, DemandMeter, Listener, list[float]]:
+    pool, limits, demand_meter, listener, now = Pool(), LiveLimits("default"), DemandMeter("g1", 0.0), Listener(), [0.0]
     catalog: Any = SimpleNamespace(snapshot=SNAPSHOT)
-    beat = Beat(pool, catalog, limits, meter, listener=listener, clock=lambda: now[0], **more)
-    return beat, pool, limits, meter, listener, now
+    heartbeat = GatewayHeartbeat(pool, catalog, limits, demand_meter, listener=listener, clock=lambda: now[0], **more)
+    return heartbeat, pool, limits, demand_meter, listener, now
 
 
 async def test_a_beat_tells_what_was_metered_and_what_is_shared_out() -> None:
     """What is published now is what was allocated with the last look, and the next look makes new limits of it."""
-    beat, pool, limits, meter, listener, now = beating()
+    heartbeat, pool, limits, demand_meter, listener, now = beating()
     for _ in range(200):
-        meter.arrived("free", "acme")
-        meter.passed("free", 1.0, 1.0)
+        demand_meter.arrived("free", "acme")
+        demand_meter.passed("free", 1.0, 1.0)
     now[0] = 1.0
-    await beat.beat()
+    await heartbeat.heartbeat()
     now[0] = 1.25
-    await beat.beat()
+    await heartbeat.heartbeat()
 
     first, second = (stats.tiers["free"] for stats in pool.told)
     assert (first.demand_rps, first.factor, first.allocated_rps) == (200.0, 1.0, 0.0)
     assert (second.demand_rps, second.factor, second.allocated_rps) == (160.0, 0.5, 100.0)
     assert [stats.capacity_rps for stats in pool.told] == [0.0, 100.0]
     assert limits.factor("free") == 0.5 + 0.25 * 0.25  # On its way to 100 of 160.
-    assert (limits.memory_share, listener.epochs, beat.age_s()) == (0.5, [7, 7], 0.0)
+    assert (limits.memory_share, listener.epochs, heartbeat.age_s()) == (0.5, [7, 7], 0.0)
 
 
 async def test_refusals_go_with_the_beat() -> None:
     """Each once, oldest first, as they are handed over."""
-    kept = [Refusal(id=f"req_{n}", customer_id="c", key_id="k", tier="free", code="queue_full") for n in range(3)]
+    kept = [
+        RejectionRecord(id=f"req_{n}", customer_id="c", key_id="k", tier="free", code="queue_full") for n in range(3)
+    ]
 
-    def drain() -> list[Refusal]:
+    def drain() -> list[RejectionRecord]:
         drained, kept[:] = list(kept), []
         return drained
 
-    beat, pool, *_ = beating(refusals=drain)
-    await beat.beat()
-    await beat.beat()
+    heartbeat, pool, *_ = beating(refusals=drain)
+    await heartbeat.heartbeat()
+    await heartbeat.heartbeat()
 
     assert [refusal.id for refusal in pool.refusals] == ["req_0", "req_1", "req_2"]
 
 
 async def test_a_missed_beat_holds_the_limits_then_falls_to_the_floor() -> None:
     """The last look stays, the listener hears of it, and health has the reason."""
-    beat, pool, limits, _, listener, now = beating()
-    await beat.beat()
+    heartbeat, pool, limits, _, listener, now = beating()
+    await heartbeat.heartbeat()
     pool.away = True
     now[0] = HOLD_S
-    await beat.beat()
-    assert (beat.redis_problem, beat.age_s(), listener.misses) == ("no answer", HOLD_S, 1)
+    await heartbeat.heartbeat()
+    assert (heartbeat.redis_problem, heartbeat.age_s(), listener.misses) == ("no answer", HOLD_S, 1)
     assert (limits.memory_share, limits.healthy_gpus) == (0.5, 1)
     now[0] = HOLD_S + 0.1
-    await beat.beat()
+    await heartbeat.heartbeat()
 
     assert (limits.memory_share, limits.capacity_rps) == (0.0, 100.0)
     pool.away = False
-    await beat.beat()
-    assert beat.redis_problem is None
+    await heartbeat.heartbeat()
+    assert heartbeat.redis_problem is None
 
 
 async def test_a_redis_that_was_emptied_does_not_lower_the_capacity() -> None:
     """It knows its workers again one by one: the capacity, and what it gives each tier, holds until all are back."""
-    beat, pool, limits, _, _, now = beating()
+    heartbeat, pool, limits, _, _, now = beating()
     both = [WORKER, msgspec.structs.replace(WORKER, id="w2")]
     pool.workers = both
-    await beat.beat()
+    await heartbeat.heartbeat()
     whole = limits.capacity_rps
 
     pool.epoch_us, seen = 8, []
     for workers in ([], both[:1], both):
         pool.workers = workers
         now[0] += 0.25
-        await beat.beat()
+        await heartbeat.heartbeat()
         seen.append((limits.capacity_rps, limits.healthy_gpus))
 
     assert seen == [(whole, 2)] * 3
@@ -139,17 +141,17 @@ async def test_a_redis_that_was_emptied_does_not_lower_the_capacity() -> None:
 
 async def test_a_worker_that_is_not_back_after_a_second_is_gone() -> None:
     """What was known before is believed as long as a silent worker is; without a loss it is not believed at all."""
-    beat, pool, limits, _, _, now = beating()
+    heartbeat, pool, limits, _, _, now = beating()
     pool.workers = [WORKER, msgspec.structs.replace(WORKER, id="w2")]
-    await beat.beat()
+    await heartbeat.heartbeat()
     pool.epoch_us, pool.workers = 8, [WORKER]
-    await beat.beat()
+    await heartbeat.heartbeat()
     assert limits.healthy_gpus == 2
 
     now[0] += REFILL_S
-    await beat.beat()
+    await heartbeat.heartbeat()
     assert limits.healthy_gpus == 1
 
     pool.workers = []
-    await beat.beat()
+    await heartbeat.heartbeat()
     assert limits.healthy_gpus == 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.errors import Refusal
+from gateway.http.errors import RejectionError
 from gateway.http.request import BodyBudget
 from identities import identity
 from scheduler.errors import RequestError
@@ -44,7 +44,7 @@ def test_what_is_given_back_is_free_and_leaves_nothing() -> None:
     share = budget.share(who("a", "a1"))
     for _ in range(4):
         share.take(10)
-    with pytest.raises(Refusal):
+    with pytest.raises(RejectionError):
         share.take(1)
     share.give_back()
     share.give_back()

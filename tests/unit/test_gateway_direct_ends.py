@@ -8,12 +8,12 @@ import pytest
 
 from direct_parts import waiting
 from eventually import eventually
-from gateway.direct.completion import DirectEnds
+from gateway.direct.completion import DirectCompletion
 from gateway.direct.queue import DirectEntry
 from gateway.direct.spool import to_line
 from gateway.direct.spool_tasks import PAIR_ROOM, DirectAudit
-from gateway.inference.deadlines import Cancels
-from gateway.inference.pending import Waiters
+from gateway.inference.deadlines import Cancellations
+from gateway.inference.pending import PendingRequests
 from gateway.inference.recovery import Note, audit_pair
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Verdict
@@ -40,8 +40,8 @@ class Desk:
     def __init__(self, directory: Path) -> None:
         self.audit = DirectAudit(directory, "g1", 1 << 20, Nobody(), may_merge=lambda: False, remember=lambda _: None)
         self.audit.begin()
-        self.cancels = Cancels(Nobody())
-        self.ends = DirectEnds("g1", self.audit, self.cancels, lambda: 1.0)
+        self.cancellations = Cancellations(Nobody())
+        self.ends = DirectCompletion("g1", self.audit, self.cancellations, lambda: 1.0)
 
     def enter(self) -> DirectEntry:
         entry = DirectEntry(waiting(new_request_id()), 1, 0.0)
@@ -65,7 +65,7 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def transaction(tmp_path: Path) -> AsyncIterator[Desk]:
     made = Desk(tmp_path)
     tasks = [asyncio.create_task(made.audit.writer.run())]
     yield made
@@ -73,134 +73,134 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     await made.audit.close()
 
 
-async def test_shed_before_it_was_sent_it_leaves_no_trace(desk: Desk) -> None:
+async def test_shed_before_it_was_sent_it_leaves_no_trace(transaction: Desk) -> None:
     """Refused as if it had not come."""
-    entry = desk.enter()
-    desk.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
+    entry = transaction.enter()
+    transaction.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
 
-    assert entry.waiter.future.result() is ErrorCode.SHED_FOR_PRIORITY
-    assert await desk.notes() == []
+    assert entry.pending.future.result() is ErrorCode.SHED_FOR_PRIORITY
+    assert await transaction.notes() == []
 
 
-async def test_shed_after_it_was_sent_it_has_an_end(desk: Desk) -> None:
+async def test_shed_after_it_was_sent_it_has_an_end(transaction: Desk) -> None:
     """A busy worker sent it back, and then it had to make room: told when the disk has it."""
-    entry = await desk.begun()
-    desk.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
-    assert not entry.waiter.future.done()
+    entry = await transaction.begun()
+    transaction.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
+    assert not entry.pending.future.done()
 
-    assert await desk.ended() == [("failed", "shed_for_priority", True)]
-    assert entry.waiter.future.result() is ErrorCode.SHED_FOR_PRIORITY
-    assert desk.audit.spool.kept_free == 0
+    assert await transaction.ended() == [("failed", "shed_for_priority", True)]
+    assert entry.pending.future.result() is ErrorCode.SHED_FOR_PRIORITY
+    assert transaction.audit.spool.kept_free == 0
 
 
-async def test_a_late_verdict_of_redis_is_what_was_told(desk: Desk) -> None:
+async def test_a_late_verdict_of_redis_is_what_was_told(transaction: Desk) -> None:
     """Taken over while Redis was asked, sent to a worker, and then Redis said no: the audit says so, too."""
-    before, after = desk.enter(), await desk.begun()
+    before, after = transaction.enter(), await transaction.begun()
     for entry in (before, after):
-        entry.waiter.finish(Verdict(Admission.QUEUE_FULL, 0.0, 0, 0, 0))
-    desk.ends.sweep(1.0)
+        entry.pending.finish(Verdict(Admission.QUEUE_FULL, 0.0, 0, 0, 0))
+    transaction.ends.sweep(1.0)
 
-    assert await desk.ended() == [("failed", "queue_full", True)]
-    assert {accepted.id for accepted, _ in await desk.notes()} == {after.id}
+    assert await transaction.ended() == [("failed", "queue_full", True)]
+    assert {accepted.id for accepted, _ in await transaction.notes()} == {after.id}
 
 
-async def test_what_redis_accepted_is_left_to_it(desk: Desk) -> None:
+async def test_what_redis_accepted_is_left_to_it(transaction: Desk) -> None:
     """No end of ours, no answer, and no room kept for either, be it left while its beginning was on its way."""
-    sent, leaving = await desk.begun(), desk.enter()
-    beginning = asyncio.create_task(desk.ends.begin([leaving]))
+    sent, leaving = await transaction.begun(), transaction.enter()
+    beginning = asyncio.create_task(transaction.ends.begin([leaving]))
     await asyncio.sleep(0)
     for entry in (sent, leaving):
-        entry.waiter.accepted = True
-        desk.ends.given_up(entry, ErrorCode.WORKER_LOST)
+        entry.pending.accepted = True
+        transaction.ends.given_up(entry, ErrorCode.WORKER_LOST)
 
     assert await beginning == []
-    assert await desk.ended() == []
-    assert [entry.waiter.future.done() for entry in (sent, leaving)] == [False, False]
-    assert desk.audit.spool.kept_free == 0
+    assert await transaction.ended() == []
+    assert [entry.pending.future.done() for entry in (sent, leaving)] == [False, False]
+    assert transaction.audit.spool.kept_free == 0
 
 
-async def test_what_is_on_its_way_to_the_disk_is_what_is_told(desk: Desk) -> None:
+async def test_what_is_on_its_way_to_the_disk_is_what_is_told(transaction: Desk) -> None:
     """Redis ended it as well, and says so before the disk has the output: the client gets what the audit will have."""
-    waiters, entry = Waiters(), await desk.begun()
-    entry.waiter.accepted = True
-    waiters.add(entry.waiter)
-    desk.ends.ran(entry, Outcome(entry.id, "", 1.0, 1, "v1", "output"), "w1", 1)
-    submission = entry.waiter.submission
+    pending_requests, entry = PendingRequests(), await transaction.begun()
+    entry.pending.accepted = True
+    pending_requests.add(entry.pending)
+    transaction.ends.ran(entry, Outcome(entry.id, "", 1.0, 1, "v1", "output"), "w1", 1)
+    submission = entry.pending.submission
     expired = Reply(
         entry.id, submission.customer_id, submission.nonce, "failed", "queue_timeout", 0, 1.0, "", 0, "", 0, 0, "", ""
     )
 
-    assert not waiters.resolve(expired)
-    assert await desk.ended() == [("completed", "", True)]
-    assert entry.waiter.future.result().output == "output"
+    assert not pending_requests.resolve(expired)
+    assert await transaction.ended() == [("completed", "", True)]
+    assert entry.pending.future.result().output == "output"
 
 
-async def test_a_result_that_the_disk_holds_up_gives_way_to_the_504(desk: Desk) -> None:
+async def test_a_result_that_the_disk_holds_up_gives_way_to_the_504(transaction: Desk) -> None:
     """Its deadline passed while it was written, and the client got a 504: the audit is told so after it."""
-    entry = await desk.begun()
-    desk.ends.ran(entry, Outcome(entry.id, "", 1.0, 1, "v1", "output"), "w1", 1)
-    entry.waiter.finish(ErrorCode.DEADLINE_EXCEEDED)
+    entry = await transaction.begun()
+    transaction.ends.ran(entry, Outcome(entry.id, "", 1.0, 1, "v1", "output"), "w1", 1)
+    entry.pending.finish(ErrorCode.DEADLINE_EXCEEDED)
 
     async def both() -> bool:
-        return len(await desk.ended()) == 2
+        return len(await transaction.ended()) == 2
 
     await eventually(both, "both are noted")
-    assert await desk.ended() == [("completed", "", True), ("failed", "deadline_exceeded", True)]
+    assert await transaction.ended() == [("completed", "", True), ("failed", "deadline_exceeded", True)]
 
 
-async def test_a_thousand_that_were_cancelled_leave_nothing(desk: Desk) -> None:
+async def test_a_thousand_that_were_cancelled_leave_nothing(transaction: Desk) -> None:
     """Nor do those that ended otherwise: a customer's concurrency is what is under way, whatever the ends were."""
-    cancelled = [desk.enter() for _ in range(1000)]
-    sent = [await desk.begun() for _ in range(5)]
-    assert desk.ends.of_customer("c") == 1005
+    cancelled = [transaction.enter() for _ in range(1000)]
+    sent = [await transaction.begun() for _ in range(5)]
+    assert transaction.ends.of_customer("c") == 1005
     for entry in (*cancelled, sent[0]):
-        entry.waiter.future.cancel()
-        entry.waiter.gone = True
-    sent[1].waiter.accepted = True
-    desk.ends.given_up(sent[1], ErrorCode.WORKER_LOST)
-    desk.ends.refuse(sent[2], ErrorCode.SHED_FOR_PRIORITY)
-    desk.ends.ran(sent[3], Outcome(sent[3].id, "", 1.0, 1, "v1", "out"), "worker-1", 1)
-    sent[4].waiter.deadline = 0.0
-    desk.ends.sweep(1.0)
-    desk.ends.sweep(1.0)
+        entry.pending.future.cancel()
+        entry.pending.gone = True
+    sent[1].pending.accepted = True
+    transaction.ends.given_up(sent[1], ErrorCode.WORKER_LOST)
+    transaction.ends.refuse(sent[2], ErrorCode.SHED_FOR_PRIORITY)
+    transaction.ends.ran(sent[3], Outcome(sent[3].id, "", 1.0, 1, "v1", "out"), "worker-1", 1)
+    sent[4].pending.deadline = 0.0
+    transaction.ends.sweep(1.0)
+    transaction.ends.sweep(1.0)
 
-    assert (desk.ends.of_customer("c"), len(desk.ends._open), desk.ends._open._of) == (0, 0, {})
-    await desk.notes()
+    assert (transaction.ends.of_customer("c"), len(transaction.ends._open), transaction.ends._open._of) == (0, 0, {})
+    await transaction.notes()
 
 
-async def test_one_customer_s_requests_are_its_own(desk: Desk) -> None:
+async def test_one_customer_s_requests_are_its_own(transaction: Desk) -> None:
     """Nobody else's count, and one that is taken twice counts once."""
-    ours, theirs = desk.enter(), DirectEntry(waiting(new_request_id(), customer_id="other"), 1, 0.0)
+    ours, theirs = transaction.enter(), DirectEntry(waiting(new_request_id(), customer_id="other"), 1, 0.0)
     for entry in (ours, theirs, theirs):
-        desk.ends.take(entry)
-    desk.ends.refuse(ours, ErrorCode.SHED_FOR_PRIORITY)
-    desk.ends.refuse(ours, ErrorCode.SHED_FOR_PRIORITY)
+        transaction.ends.take(entry)
+    transaction.ends.refuse(ours, ErrorCode.SHED_FOR_PRIORITY)
+    transaction.ends.refuse(ours, ErrorCode.SHED_FOR_PRIORITY)
 
-    assert [desk.ends.of_customer(name) for name in ("c", "other", "nobody")] == [0, 1, 0]
+    assert [transaction.ends.of_customer(name) for name in ("c", "other", "nobody")] == [0, 1, 0]
 
 
-async def test_two_lines_ask_for_one_beginning_once(desk: Desk) -> None:
+async def test_two_lines_ask_for_one_beginning_once(transaction: Desk) -> None:
     """The first was cancelled while it waited for the disk; the second waits for the same write."""
-    entry = desk.enter()
-    first = asyncio.create_task(desk.ends.begin([entry]))
+    entry = transaction.enter()
+    first = asyncio.create_task(transaction.ends.begin([entry]))
     await asyncio.sleep(0)
     first.cancel()
 
-    assert await desk.ends.begin([entry]) == [entry]
-    assert await desk.ends.begin([entry]) == [entry]
-    desk.ends.given_up(entry, ErrorCode.WORKER_LOST)
-    assert [end and end.error_code for _, end in await desk.notes()] == [None, "worker_lost"]
+    assert await transaction.ends.begin([entry]) == [entry]
+    assert await transaction.ends.begin([entry]) == [entry]
+    transaction.ends.given_up(entry, ErrorCode.WORKER_LOST)
+    assert [end and end.error_code for _, end in await transaction.notes()] == [None, "worker_lost"]
 
 
-async def test_who_ended_while_its_beginning_was_written_is_not_sent(desk: Desk) -> None:
+async def test_who_ended_while_its_beginning_was_written_is_not_sent(transaction: Desk) -> None:
     """The disk took its time: over by then, its end follows its beginning and no worker is called."""
-    entry = desk.enter()
-    beginning = asyncio.create_task(desk.ends.begin([entry]))
+    entry = transaction.enter()
+    beginning = asyncio.create_task(transaction.ends.begin([entry]))
     await asyncio.sleep(0)
-    desk.ends.given_up(entry, ErrorCode.DEADLINE_EXCEEDED)
+    transaction.ends.given_up(entry, ErrorCode.DEADLINE_EXCEEDED)
 
     assert await beginning == []
-    assert [end and end.error_code for _, end in await desk.notes()] == [None, "deadline_exceeded"]
+    assert [end and end.error_code for _, end in await transaction.notes()] == [None, "deadline_exceeded"]
 
 
 async def test_a_pair_fits_into_the_room_that_it_is_promised() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from direct_parts import submission, waiting
-from gateway.direct.limits import MOST_RETRY_MS, DirectDoor, LocalLimits
+from gateway.direct.limits import MOST_RETRY_MS, DirectAdmission, LocalLimits
 from gateway.direct.queue import DirectEntry, DirectQueue
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
@@ -23,7 +23,7 @@ class Door:
     def __init__(self, gateways: int = 1, max_waiting: int = 10) -> None:
         self.limits = LocalLimits()
         self.queue = DirectQueue(max_waiting)
-        self.door = DirectDoor(self.queue, self.limits)
+        self.door = DirectAdmission(self.queue, self.limits)
         self.door.open(gateways)
 
     def judge(
@@ -287,7 +287,7 @@ def test_what_was_spent_of_a_quota_is_kept_between_two_times() -> None:
 def test_the_number_of_limits_is_bounded() -> None:
     """Whatever customers come."""
     limits = LocalLimits(max_limits=30)
-    door = DirectDoor(DirectQueue(), limits)
+    door = DirectAdmission(DirectQueue(), limits)
     for number in range(500):
         door.judge(submission(customer_id=f"c{number}", api_key_id=f"k{number}", key_rate=1.0), WIDE, 1, 0.0, in_use=0)
 

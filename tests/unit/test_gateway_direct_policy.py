@@ -3,11 +3,11 @@
 import pytest
 
 from direct_parts import waiting
-from gateway.direct.mode import LEAVE_AFTER_S, DirectMode, Mode
+from gateway.direct.mode import LEAVE_AFTER_S, DirectMode, RequestPath
 from gateway.direct.queue import MAX_BATCH, DirectEntry, DirectQueue
 
 
-def looked(mode: DirectMode, now: float, redis: str, *, can_serve: bool = True, waiting: int = 0) -> Mode:
+def looked(mode: DirectMode, now: float, redis: str, *, can_serve: bool = True, waiting: int = 0) -> RequestPath:
     """One look; `redis` is open, shaky (closed, but the last call failed) or well."""
     return mode.look(now, redis_open=redis == "open", redis_well=redis == "well", can_serve=can_serve, waiting=waiting)
 
@@ -15,16 +15,16 @@ def looked(mode: DirectMode, now: float, redis: str, *, can_serve: bool = True, 
 def test_it_begins_with_the_open_breaker_and_ends_after_five_good_seconds() -> None:
     """At 4.9 s it is on, at 5 s it is off."""
     mode = DirectMode()
-    assert looked(mode, 0.0, "well") is Mode.OFF
-    assert looked(mode, 1.0, "open") is Mode.ON
-    assert looked(mode, 3.0, "well") is Mode.ON
-    assert looked(mode, 3.0 + LEAVE_AFTER_S - 0.1, "well") is Mode.ON
-    assert looked(mode, 3.0 + LEAVE_AFTER_S, "well") is Mode.OFF
+    assert looked(mode, 0.0, "well") is RequestPath.OFF
+    assert looked(mode, 1.0, "open") is RequestPath.ON
+    assert looked(mode, 3.0, "well") is RequestPath.ON
+    assert looked(mode, 3.0 + LEAVE_AFTER_S - 0.1, "well") is RequestPath.ON
+    assert looked(mode, 3.0 + LEAVE_AFTER_S, "well") is RequestPath.OFF
 
 
 def test_a_shaky_redis_does_not_begin_it() -> None:
     """One failed call is no outage."""
-    assert looked(DirectMode(), 0.0, "shaky") is Mode.OFF
+    assert looked(DirectMode(), 0.0, "shaky") is RequestPath.OFF
 
 
 @pytest.mark.parametrize("disturbed", ["shaky", "open"])
@@ -32,8 +32,8 @@ def test_one_failed_call_begins_the_five_seconds_anew(disturbed: str) -> None:
     """A Redis that comes and goes does not make requests change sides."""
     mode = DirectMode()
     for now, redis in ((0.0, "open"), (1.0, "well"), (5.9, disturbed), (6.0, "well"), (10.9, "well")):
-        assert looked(mode, now, redis) is Mode.ON
-    assert looked(mode, 11.0, "well") is Mode.OFF
+        assert looked(mode, now, redis) is RequestPath.ON
+    assert looked(mode, 11.0, "well") is RequestPath.OFF
 
 
 def test_what_was_taken_is_served_to_its_end_first() -> None:
@@ -41,19 +41,19 @@ def test_what_was_taken_is_served_to_its_end_first() -> None:
     mode = DirectMode()
     looked(mode, 0.0, "open")
     looked(mode, 1.0, "well")
-    assert looked(mode, 6.0, "well", waiting=2) is Mode.LEAVING
-    assert looked(mode, 6.1, "shaky", waiting=1) is Mode.LEAVING
-    assert looked(mode, 6.2, "open", waiting=1) is Mode.ON
+    assert looked(mode, 6.0, "well", waiting=2) is RequestPath.LEAVING
+    assert looked(mode, 6.1, "shaky", waiting=1) is RequestPath.LEAVING
+    assert looked(mode, 6.2, "open", waiting=1) is RequestPath.ON
     assert mode.since == 0.0
     looked(mode, 7.0, "well", waiting=1)
-    assert looked(mode, 12.0, "well", waiting=0) is Mode.OFF
+    assert looked(mode, 12.0, "well", waiting=0) is RequestPath.OFF
 
 
 def test_where_nobody_can_be_called_it_ends_with_the_outage() -> None:
     """Staying would refuse requests that Redis can take."""
     mode = DirectMode()
-    assert looked(mode, 0.0, "open", can_serve=False) is Mode.ON
-    assert looked(mode, 1.0, "well", can_serve=False) is Mode.OFF
+    assert looked(mode, 0.0, "open", can_serve=False) is RequestPath.ON
+    assert looked(mode, 1.0, "well", can_serve=False) is RequestPath.OFF
 
 
 async def entry(name: str, priority: int = 1, attempts: int = 0) -> DirectEntry:

@@ -11,7 +11,7 @@ from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from gateway.direct.limits import REQUEST, bucket
-from ratelimit.sliding_window import LocalLimit, LocalWindows
+from ratelimit.sliding_window import LocalLimit, SlidingWindows
 
 SECOND_US = 1_000_000
 
@@ -29,7 +29,7 @@ def of_the_library(amount: int) -> RateLimitItem:
 
 
 @pytest.mark.parametrize(
-    ("make", "storage", "more"), [(of_ours, LocalWindows(10), 0), (of_the_library, MemoryStorage(), 4)]
+    ("make", "storage", "more"), [(of_ours, SlidingWindows(10), 0), (of_the_library, MemoryStorage(), 4)]
 )
 def test_a_lowered_limit_hands_out_nothing(
     make: Callable[[int], RateLimitItem], storage: MemoryStorage, more: int
@@ -44,7 +44,7 @@ class Door:
     """One bucket that may change, at a time that is set."""
 
     def __init__(self) -> None:
-        self.windows = LocalWindows(10)
+        self.windows = SlidingWindows(10)
         self.strategy = SlidingWindowCounterRateLimiter(self.windows)
 
     def lets_in(self, rate: float, burst: float, now_us: int) -> bool:
@@ -133,7 +133,7 @@ def test_no_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_limit_leaves_two_counters_and_too_many_limits_go() -> None:
     """However many windows it has lived through, and whatever names come; the last used stay."""
-    windows = LocalWindows(3)
+    windows = SlidingWindows(3)
     strategy = SlidingWindowCounterRateLimiter(windows)
     limit = LocalLimit(5, SECOND_US)
     for step in range(100):

@@ -3,16 +3,16 @@
 import pytest
 from aiohttp import http_parser
 
-from gateway.http.response import Answer
-from gateway.http.router import Call, Routes
+from gateway.http.response import HttpResponse
+from gateway.http.router import RoutedRequest, Router
 from gateway.http.server import check_parser
-from gateway.http.sse import Watch
+from gateway.http.sse import ProgressTimers
 from scheduler.errors import StartError
 
 
 def test_a_watch_gives_back_what_is_due_in_order() -> None:
     """An item that waits keeps its first deadline; one that was stopped never expires."""
-    watch: Watch[str] = Watch(5.0)
+    watch: ProgressTimers[str] = ProgressTimers(5.0)
     watch.start("a", 0.0)
     watch.start("b", 1.0)
     watch.start("a", 2.0)
@@ -25,8 +25,8 @@ def test_a_watch_gives_back_what_is_due_in_order() -> None:
     assert len(watch) == 0
 
 
-async def answer(call: Call) -> Answer:
-    return Answer(200, call.tail.encode())
+async def answer(call: RoutedRequest) -> HttpResponse:
+    return HttpResponse(200, call.tail.encode())
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ async def answer(call: Call) -> Answer:
 )
 def test_paths_are_exact_or_have_one_last_segment(path: str, found: bool, tail: str) -> None:
     """Query, scheme and host are ignored; nothing else is."""
-    routes = Routes()
+    routes = Router()
     routes.add("GET", "/livez", answer)
     routes.add("GET", "/requests/{id}", answer)
 

@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.errors import Faults, Refusal, wants_problem
-from gateway.http.response import Answer
+from gateway.http.errors import ErrorResponses, RejectionError, wants_problem
+from gateway.http.response import HttpResponse
 from gateway.limits.rejections import refusal
-from ratelimit.effective import Effective
+from ratelimit.effective import EffectiveLimits
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict
 from scheduler.states import Admission
 
 
-def header(answer: Answer, name: str) -> str | None:
+def header(answer: HttpResponse, name: str) -> str | None:
     return dict(answer.headers).get(name)
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_every_code_has_the_error_body_and_its_status(code: ErrorCode) -> None:
     """Each code gives its row's status, type and message, and the request id in body and header."""
-    answer = Faults(lambda: 0.0).answer(RequestError(code, param="input"), "req_1")
+    answer = ErrorResponses(lambda: 0.0).answer(RequestError(code, param="input"), "req_1")
     error = json.loads(answer.body)["error"]
 
     assert answer.status == HTTP[code].status
@@ -48,7 +48,7 @@ def test_every_code_has_the_error_body_and_its_status(code: ErrorCode) -> None:
 )
 def test_clients_are_told_where_a_retry_is_wrong(code: ErrorCode, expected: str | None) -> None:
     """`x-should-retry` is sent only where the client's own rule for the status would be wrong."""
-    assert header(Faults(lambda: 0.0).answer(RequestError(code), "req_1"), "x-should-retry") == expected
+    assert header(ErrorResponses(lambda: 0.0).answer(RequestError(code), "req_1"), "x-should-retry") == expected
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_the_wait_is_what_was_measured_and_up_to_a_quarter_more(
     wanted_ms: int | None, jitter: float, sent_ms: str, sent_s: str
 ) -> None:
     """Seconds are rounded up, milliseconds are exact, an unknown wait is a second, jitter at most a quarter minute."""
-    error = Refusal(ErrorCode.RATE_LIMIT_EXCEEDED, retry_after_ms=wanted_ms)
-    answer = Faults(lambda: jitter).answer(error, "req_1")
+    error = RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, retry_after_ms=wanted_ms)
+    answer = ErrorResponses(lambda: jitter).answer(error, "req_1")
 
     assert (header(answer, "retry-after-ms"), header(answer, "Retry-After")) == (sent_ms, sent_s)
     assert json.loads(answer.body)["error"]["retry_after_ms"] == int(sent_ms)
@@ -79,7 +79,7 @@ def test_what_is_only_predicted_is_not_told_for_more_than_a_minute() -> None:
     """The end of a quota's window is known; how long a line stands still is not."""
     told = {}
     for code in (ErrorCode.QUEUE_FULL, ErrorCode.QUOTA_EXCEEDED):
-        answer = Faults(lambda: 0.0).answer(Refusal(code, retry_after_ms=600_000), "req_1")
+        answer = ErrorResponses(lambda: 0.0).answer(RejectionError(code, retry_after_ms=600_000), "req_1")
         told[code] = header(answer, "Retry-After")
 
     assert told == {ErrorCode.QUEUE_FULL: "60", ErrorCode.QUOTA_EXCEEDED: "600"}
@@ -92,13 +92,13 @@ REQUEST_ID = "req_0198b0c5d2c07cc29a0d7a4f6f1e2d3c"
     ("error", "type_", "title", "more"),
     [
         (
-            Refusal(ErrorCode.QUOTA_EXCEEDED, "Used up.", 5000, ("day",)),
+            RejectionError(ErrorCode.QUOTA_EXCEEDED, "Used up.", 5000, ("day",)),
             "https://iana.org/assignments/http-problem-types#quota-exceeded",
             "The limit of this client is reached",
             {"retry_after_ms": 5000, "violated-policies": ["day"]},
         ),
         (
-            Refusal(ErrorCode.SHED_FOR_PRIORITY, "Shed.", 300),
+            RejectionError(ErrorCode.SHED_FOR_PRIORITY, "Shed.", 300),
             "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
             "Less capacity is available for a while",
             {"retry_after_ms": 300},
@@ -109,8 +109,8 @@ REQUEST_ID = "req_0198b0c5d2c07cc29a0d7a4f6f1e2d3c"
 )
 def test_errors_as_problem_details(error: RequestError, type_: str, title: str, more: dict[str, Any]) -> None:
     """RFC 9457 with the draft's types, what our own form says, and the same headers."""
-    answer = Faults(lambda: 0.0).answer(error, REQUEST_ID, problem=True)
-    plain = Faults(lambda: 0.0).answer(error, REQUEST_ID)
+    answer = ErrorResponses(lambda: 0.0).answer(error, REQUEST_ID, problem=True)
+    plain = ErrorResponses(lambda: 0.0).answer(error, REQUEST_ID)
 
     assert json.loads(answer.body) == {
         "type": type_,
@@ -203,7 +203,7 @@ def test_a_tiny_lowered_rate_is_not_taken_for_a_promise() -> None:
     assert refusal(verdict, base_limit_allows=False).retry_after_ms == 3_000_000
 
 
-LIMITS = Effective(
+LIMITS = EffectiveLimits(
     rate=50.0,
     burst=20.0,
     tokens_per_minute=6000.0,

@@ -7,13 +7,13 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.auth.authenticator import MAX_TOKEN_BYTES, Doorman, Identities
+from gateway.auth.authenticator import MAX_TOKEN_BYTES, Authenticator, Identities
 from gateway.auth.jwks import JwksSource
 from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import IdentityView
-from gateway.http.errors import Faults, Refusal
-from gateway.http.router import Call
+from gateway.http.errors import ErrorResponses, RejectionError
+from gateway.http.router import RoutedRequest
 from jwt_issuer import NOW, LiteralCustomers, LiteralSource, config, customer, token
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
@@ -36,11 +36,11 @@ class OneKey:
         return Identity("key", "id-acme", "acme", "free", 1.0, 1.0, 1, None, 1000)
 
 
-def call(token: str | None, address: str | None = PROXY) -> Call:
+def call(token: str | None, address: str | None = PROXY) -> RoutedRequest:
     """A request with this token, from this address."""
     headers = CIMultiDict({} if token is None else {"Authorization": f"Bearer {token}"})
     request = SimpleNamespace(headers=CIMultiDictProxy(headers), remote=address)
-    return Call(cast("web.BaseRequest", request), "req_1")
+    return RoutedRequest(cast("web.BaseRequest", request), "req_1")
 
 
 def jwt_way(**changes: Any) -> JwtIdentities:
@@ -49,12 +49,12 @@ def jwt_way(**changes: Any) -> JwtIdentities:
     return JwtIdentities(LiteralCustomers(customer()), config(**changes), source=source)
 
 
-def doorman(keys: OneKey, tokens: JwtIdentities | None = None, limit: str = "2/minute") -> Doorman:
+def authenticator(keys: OneKey, tokens: JwtIdentities | None = None, limit: str = "2/minute") -> Authenticator:
     """What is tested, at the issuer's wall time."""
-    return Doorman(Identities(keys, tokens), AuthThrottle(limit, clock=lambda: 6001.5), lambda: NOW)
+    return Authenticator(Identities(keys, tokens), AuthThrottle(limit, clock=lambda: 6001.5), lambda: NOW)
 
 
-def refusal(door: Doorman, presented: Call) -> RequestError:
+def refusal(door: Authenticator, presented: RoutedRequest) -> RequestError:
     """What is answered instead of an identity."""
     with pytest.raises(RequestError) as error:
         door.identify(presented)
@@ -64,7 +64,7 @@ def refusal(door: Doorman, presented: Call) -> RequestError:
 def test_keys_and_tokens_go_their_own_ways() -> None:
     """What begins as a key does, or has not the form of a JWT, is a matter of the catalog."""
     keys = OneKey()
-    door = doorman(keys, jwt_way())
+    door = authenticator(keys, jwt_way())
 
     assert door.identify(call(KEY)).key_id == "key"
     assert door.identify(call(token())).key_id.startswith("jwt:")
@@ -77,7 +77,7 @@ def test_keys_and_tokens_go_their_own_ways() -> None:
 def test_jwts_are_off_by_default() -> None:
     """A good one is as unknown as any other text, and a long one is not even looked at."""
     keys = OneKey()
-    door = doorman(keys, limit="100/minute")
+    door = authenticator(keys, limit="100/minute")
 
     assert refusal(door, call("a.b.c")).code is ErrorCode.INVALID_API_KEY
     assert refusal(door, call(token("RS256"))).code is ErrorCode.INVALID_API_KEY
@@ -87,7 +87,7 @@ def test_jwts_are_off_by_default() -> None:
 def test_only_jwts_may_be_long() -> None:
     """A key has 256 bytes at most, with and without tokens; a token as many as are configured."""
     keys = OneKey()
-    door = doorman(keys, jwt_way(max_token_bytes=1000), limit="100/minute")
+    door = authenticator(keys, jwt_way(max_token_bytes=1000), limit="100/minute")
     long_key = "tl_" + "a" * MAX_TOKEN_BYTES
 
     assert refusal(door, call(long_key)).code is ErrorCode.INVALID_API_KEY
@@ -98,22 +98,22 @@ def test_only_jwts_may_be_long() -> None:
 
 def test_who_fails_too_often_is_told_to_wait() -> None:
     """429 with Retry-After instead of 401, also for requests without any key."""
-    door = doorman(OneKey())
+    door = authenticator(OneKey())
     assert [refusal(door, call(presented)).code for presented in ("wrong", None)] == [ErrorCode.INVALID_API_KEY] * 2
 
     error = refusal(door, call("wrong"))
 
-    assert isinstance(error, Refusal)
+    assert isinstance(error, RejectionError)
     assert error.code is ErrorCode.RATE_LIMIT_EXCEEDED
     assert 58_500 <= (error.retry_after_ms or 0) <= 58_501
-    answer = Faults(lambda: 0.0).answer(error, "req_1")
+    answer = ErrorResponses(lambda: 0.0).answer(error, "req_1")
     assert answer.status == 429
     assert ("Retry-After", "59") in answer.headers
 
 
 def test_a_good_key_passes_whatever_its_address_did() -> None:
     """Behind a proxy everybody has the same one."""
-    door = doorman(OneKey(), jwt_way())
+    door = authenticator(OneKey(), jwt_way())
     for _ in range(50):
         refusal(door, call("wrong"))
 
@@ -127,14 +127,14 @@ def test_what_is_no_wrong_key_is_no_failure(code: ErrorCode) -> None:
     """A catalog that is away, and a suspended account, stay what they are."""
     keys = OneKey()
     keys.error = code
-    door = doorman(keys)
+    door = authenticator(keys)
 
     assert {refusal(door, call("unknown")).code for _ in range(10)} == {code}
 
 
 def test_bad_tokens_count_as_bad_keys_do() -> None:
     """Whatever is wrong with them, and by the same address."""
-    door = doorman(OneKey(), jwt_way())
+    door = authenticator(OneKey(), jwt_way())
 
     told = [refusal(door, call(presented)).code for presented in (token(aud="x"), "tl_wrong", token(number=1))]
 
@@ -143,7 +143,7 @@ def test_bad_tokens_count_as_bad_keys_do() -> None:
 
 def test_connections_without_an_address_share_one_count() -> None:
     """Unix sockets have none."""
-    door = doorman(OneKey())
+    door = authenticator(OneKey())
 
     told = [refusal(door, call("wrong", address)).code for address in (None, "", None)]
 
@@ -152,7 +152,7 @@ def test_connections_without_an_address_share_one_count() -> None:
 
 def test_guesses_at_the_service_token_are_counted_too() -> None:
     """By the same address as customers' failures; the right one always passes."""
-    door = doorman(OneKey())
+    door = authenticator(OneKey())
     for _ in range(2):
         with pytest.raises(RequestError) as error:
             door.check_service(call("guess"), "service-token-16")
@@ -167,14 +167,14 @@ def test_guesses_at_the_service_token_are_counted_too() -> None:
 
 def test_without_a_throttle_nobody_waits() -> None:
     """It can be switched off, for gateways behind one proxy."""
-    door = Doorman(Identities(OneKey()), None)
+    door = Authenticator(Identities(OneKey()), None)
 
     assert {refusal(door, call("wrong")).code for _ in range(100)} == {ErrorCode.INVALID_API_KEY}
 
 
 def test_no_error_says_again_what_was_presented() -> None:
     """Not in the message, whatever it was."""
-    door = doorman(OneKey(), jwt_way(), limit="1000/minute")
+    door = authenticator(OneKey(), jwt_way(), limit="1000/minute")
 
     for presented in (token(aud="canary"), token(headers={"kid": "canary"}), "canary.canary.canary", "tl_canary"):
         error = refusal(door, call(presented))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http.header_cache import KnownHeads, Whole, is_all, taken_apart
+from gateway.http.header_cache import CompleteRequest, HeaderCache, is_all, taken_apart
 
 LINE = b"POST /v1/inference HTTP/1.1"
 BODY = b'{"input":"hello"}'
@@ -109,7 +109,7 @@ def test_what_is_out_of_the_ordinary_is_left_to_the_parser(data: bytes) -> None:
     assert taken_apart(data) is None
 
 
-def learnt(heads: KnownHeads, parsed: Parsed, data: bytes) -> Whole:
+def learnt(heads: HeaderCache, parsed: Parsed, data: bytes) -> CompleteRequest:
     whole, found = taken_apart(data), parsed(data)
     assert whole is not None
     assert found is not None
@@ -119,7 +119,7 @@ def learnt(heads: KnownHeads, parsed: Parsed, data: bytes) -> Whole:
 
 def test_a_head_is_known_whoever_sends_it_and_however_much(parsed: Parsed) -> None:
     """The key and the length are not part of it; what is kept of it has neither."""
-    heads = KnownHeads()
+    heads = HeaderCache()
     learnt(heads, parsed, request(*USUAL))
     other = taken_apart(
         request(b"Host: a", b"Authorization: Basic x", *USUAL[2:3], b"Content-Length: 3", USUAL[4], body=b"abc")
@@ -144,7 +144,7 @@ def test_a_head_is_known_whoever_sends_it_and_however_much(parsed: Parsed) -> No
 )
 def test_any_other_head_is_not_known(parsed: Parsed, lines: tuple[bytes, ...]) -> None:
     """Another value, one header more or less, another order, another spelling."""
-    heads = KnownHeads()
+    heads = HeaderCache()
     learnt(heads, parsed, request(*USUAL))
     whole = taken_apart(request(*lines))
 
@@ -155,7 +155,7 @@ def test_any_other_head_is_not_known(parsed: Parsed, lines: tuple[bytes, ...]) -
 @pytest.mark.parametrize("twice", [b"Authorization: Bearer two", b"authorization: Bearer one", b"AUTHORIZATION: x"])
 def test_two_keys_are_never_known(parsed: Parsed, twice: bytes) -> None:
     """Else one of them would not be looked at."""
-    heads = KnownHeads()
+    heads = HeaderCache()
     learnt(heads, parsed, request(*USUAL, twice))
 
     assert len(heads) == 0
@@ -163,7 +163,7 @@ def test_two_keys_are_never_known(parsed: Parsed, twice: bytes) -> None:
 
 def test_no_more_heads_are_kept_than_may_be(parsed: Parsed) -> None:
     """The oldest makes room."""
-    heads = KnownHeads(most=3)
+    heads = HeaderCache(most=3)
     wholes = [learnt(heads, parsed, request(*USUAL, b"X-Number: %d" % number)) for number in range(5)]
 
     assert [heads.headers(whole) is not None for whole in wholes] == [False, False, True, True, True]
@@ -198,7 +198,7 @@ def test_what_is_known_is_what_the_parser_would_say(
     parsed: Parsed, base: tuple[bytes, ...], taught: Any, changes: Any, teach: bool, told: int | None, end: bool
 ) -> None:
     """Of any bytes: recognised are only those of which the parser makes one request, with the same headers and body."""
-    heads, learnt_of = KnownHeads(), dict[bytes, Any]()
+    heads, learnt_of = HeaderCache(), dict[bytes, Any]()
     for data in [request(*base), changed(request(*base), taught)] if teach else [request(*base)]:
         whole, found = taken_apart(data), parsed(data)
         if whole is not None and found is not None and found[1] == whole.body:
@@ -279,7 +279,7 @@ def changed(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
 
 def test_the_kept_headers_cannot_be_changed(parsed: Parsed) -> None:
     """They are shared by requests of different customers."""
-    heads = KnownHeads()
+    heads = HeaderCache()
     headers = heads.headers(learnt(heads, parsed, request(*USUAL)))
 
     assert isinstance(headers, CIMultiDictProxy)

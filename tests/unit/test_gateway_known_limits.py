@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.limits.customer_limits import KnownLimits
+from gateway.limits.customer_limits import LocalBuckets
 from identities import identity
-from ratelimit.effective import Effective, Left, effective
+from ratelimit.effective import EffectiveLimits, RemainingLimits, effective
 from scheduler.protocol.admission import Verdict
 from scheduler.states import Admission
 
@@ -18,18 +18,18 @@ def verdict(remaining: float, **more: Any) -> Verdict:
 @pytest.mark.parametrize(
     ("changes", "factor", "expected"),
     [
-        ({}, 0.5, Effective(1.0, 5.0, 0.0, 5, (), 0.0, 0.0)),
-        ({"burst": 1.0}, 0.1, Effective(0.2, 1.0, 0.0, 5, (), 0.0, 0.0)),
+        ({}, 0.5, EffectiveLimits(1.0, 5.0, 0.0, 5, (), 0.0, 0.0)),
+        ({"burst": 1.0}, 0.1, EffectiveLimits(0.2, 1.0, 0.0, 5, (), 0.0, 0.0)),
         (
             {"tokens_per_minute": 600, "key_rate": 1.0, "key_burst": 4.0, "quotas": (("1day", 9),)},
             0.5,
-            Effective(1.0, 5.0, 300.0, 5, (("1day", 9),), 0.5, 2.0),
+            EffectiveLimits(1.0, 5.0, 300.0, 5, (("1day", 9),), 0.5, 2.0),
         ),
-        ({"tokens_per_minute": 600, "key_rate": 1.0}, 0.0, Effective(0.0, 1.0, 1.0, 5, (), 1e-6, 1.0)),
+        ({"tokens_per_minute": 600, "key_rate": 1.0}, 0.0, EffectiveLimits(0.0, 1.0, 1.0, 5, (), 1e-6, 1.0)),
     ],
 )
 def test_rates_fall_with_the_factor_and_what_was_sold_does_not(
-    changes: dict[str, Any], factor: float, expected: Effective
+    changes: dict[str, Any], factor: float, expected: EffectiveLimits
 ) -> None:
     """Rate, burst, tokens and the key's own are scaled; concurrency and quotas are not; none becomes "no limit"."""
     assert effective(identity(**changes), factor) == expected
@@ -37,22 +37,24 @@ def test_rates_fall_with_the_factor_and_what_was_sold_does_not(
 
 def test_a_customer_that_was_not_seen_is_announced_as_redis_would_begin_it() -> None:
     """A quarter of its buckets, nothing under way, and no guess at its quotas."""
-    known, who = KnownLimits(), identity(tokens_per_minute=600, quotas=(("1day", 9),))
-    assert known.estimate(who, effective(who), now=100.0) == Left(2.5, 3750, 150.0, 45_000, 0, ())
+    known, who = LocalBuckets(), identity(tokens_per_minute=600, quotas=(("1day", 9),))
+    assert known.estimate(who, effective(who), now=100.0) == RemainingLimits(2.5, 3750, 150.0, 45_000, 0, ())
 
 
 def test_what_was_seen_refills_until_it_is_asked_for() -> None:
     """Requests and tokens at the rates in force now; the windows of quotas come nearer; leases stay as they were."""
-    known, who = KnownLimits(), identity(tokens_per_minute=600, quotas=(("1day", 9),))
+    known, who = LocalBuckets(), identity(tokens_per_minute=600, quotas=(("1day", 9),))
     known.note(who, verdict(4.0, tokens_left=-60.0, in_use=2, quotas=((7, 5000),)), now=100.0, lowered=True)
 
-    assert known.estimate(who, effective(who, 0.5), now=102.0) == Left(5.0, 0, -50.0, 70_000, 2, ((7, 3000),))
+    assert known.estimate(who, effective(who, 0.5), now=102.0) == RemainingLimits(
+        5.0, 0, -50.0, 70_000, 2, ((7, 3000),)
+    )
     assert known.estimate(who, effective(who), now=105.0).quotas == ()  # A new window, of which nothing is known.
 
 
 def test_a_bucket_that_hardly_fills_is_full_in_a_day_at_most() -> None:
     """The smallest rate that a row can hold, whose refill takes longer than any number says."""
-    known, who = KnownLimits(), identity(requests_per_second=5e-324)
+    known, who = LocalBuckets(), identity(requests_per_second=5e-324)
     known.note(who, verdict(3.0), 0.0, lowered=False)
 
     assert known.estimate(who, effective(who), 1.0)[:2] == (3.0, 86_400_000)
@@ -60,7 +62,7 @@ def test_a_bucket_that_hardly_fills_is_full_in_a_day_at_most() -> None:
 
 def test_quotas_are_remembered_through_a_verdict_that_knows_none() -> None:
     """Direct mode judges without them."""
-    known, who = KnownLimits(), identity(quotas=(("1day", 9),))
+    known, who = LocalBuckets(), identity(quotas=(("1day", 9),))
     known.note(who, verdict(4.0, quotas=((7, 5000),)), now=100.0, lowered=True)
     known.note(who, verdict(3.0), now=101.0, lowered=True)
 
@@ -69,7 +71,7 @@ def test_quotas_are_remembered_through_a_verdict_that_knows_none() -> None:
 
 def test_a_key_with_its_own_limit_does_not_speak_for_its_customer() -> None:
     """Its bucket is told to it alone; another key of the customer is told the customer's, one request less."""
-    known, own, other = KnownLimits(), identity(key_rate=1.0, key_burst=4.0), identity(key_id="other")
+    known, own, other = LocalBuckets(), identity(key_rate=1.0, key_burst=4.0), identity(key_id="other")
     known.note(other, verdict(8.0), now=100.0, lowered=True)
     known.note(own, verdict(1.0), now=100.0, lowered=True)
 
@@ -79,7 +81,7 @@ def test_a_key_with_its_own_limit_does_not_speak_for_its_customer() -> None:
 
 def test_the_base_bucket_empties_and_refills() -> None:
     """The shadow of the base limit lets its burst through, then its rate."""
-    known, who = KnownLimits(), identity(requests_per_second=1.0, burst=2.0)
+    known, who = LocalBuckets(), identity(requests_per_second=1.0, burst=2.0)
     allowed = [known.base_allows(who, 1, at, entered=False) for at in (0.0, 0.0, 0.0, 0.5, 1.0)]
 
     assert allowed == [True, True, False, False, True]
@@ -87,7 +89,7 @@ def test_the_base_bucket_empties_and_refills() -> None:
 
 def test_the_base_limit_is_one_for_all_keys_of_a_customer() -> None:
     """Two keys share the customer's bucket; a key's own limit comes on top."""
-    known, first, second = KnownLimits(), identity(burst=2.0), identity(key_id="second", burst=2.0)
+    known, first, second = LocalBuckets(), identity(burst=2.0), identity(key_id="second", burst=2.0)
     assert known.base_allows(first, 1, 0.0, entered=True)
     assert known.base_allows(second, 1, 0.0, entered=True)
     assert not known.base_allows(first, 1, 0.0, entered=False)
@@ -98,7 +100,7 @@ def test_the_base_limit_is_one_for_all_keys_of_a_customer() -> None:
 
 def test_tokens_have_a_shadow_too_and_get_back_what_was_not_used() -> None:
     """A minute's worth is there; what a request did not use of its estimate is there again."""
-    known, who = KnownLimits(), identity(burst=100.0, tokens_per_minute=600)
+    known, who = LocalBuckets(), identity(burst=100.0, tokens_per_minute=600)
     assert known.base_allows(who, 500, 0.0, entered=True)
     assert not known.base_allows(who, 200, 0.0, entered=False)
     known.settle(who, 450)
@@ -108,7 +110,7 @@ def test_tokens_have_a_shadow_too_and_get_back_what_was_not_used() -> None:
 
 def test_while_nothing_is_lowered_the_shadow_is_what_redis_says() -> None:
     """So it begins where the real bucket stood, whichever gateway spent from it."""
-    known, who = KnownLimits(), identity(tokens_per_minute=600)
+    known, who = LocalBuckets(), identity(tokens_per_minute=600)
     known.note(who, verdict(1.5, tokens_left=100.0), now=0.0, lowered=False)
     known.note(who, verdict(0.0), now=0.0, lowered=True)
 
@@ -119,7 +121,7 @@ def test_while_nothing_is_lowered_the_shadow_is_what_redis_says() -> None:
 
 def test_states_are_bounded() -> None:
     """A flood of customers drops the oldest."""
-    known = KnownLimits(max_states=2)
+    known = LocalBuckets(max_states=2)
     for name in "abc":
         known.note(identity(customer_id=name), verdict(0.0), now=0.0, lowered=True)
 

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.limits.capacity import HOLD_S, WAITING_ROOM_S, LiveLimits, healthy_gpus, pool_load
 from ledger.catalog.snapshot import Model, Snapshot, Tier
-from ratelimit.capacity import Evidence
+from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierDepth, TierStats, WorkerView
 
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True, rps_per_gpu_fixed=True)
@@ -45,7 +45,7 @@ def test_before_anything_was_measured_no_limit_is_built_on_the_guess() -> None:
     limits.observe(observed([worker("a"), worker("b")], enterprise=1e4, free=1e5), LEARNT, 0.0)
     current = limits.current(LEARNT)
 
-    assert (limits.capacity_rps, limits.estimate.evidence) == (160.0, Evidence.PRIOR)
+    assert (limits.capacity_rps, limits.estimate.evidence) == (160.0, CapacityEvidence.PRIOR)
     assert [limits.factor(name) for name in ("enterprise", "paid", "free")] == [1.0, 1.0, 1.0]
     assert min(each.rate for each in current.tiers) > 1e6
     assert current.capacity_rps == pytest.approx(1600.0)

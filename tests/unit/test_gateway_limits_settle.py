@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from gateway.limits.capacity import LiveLimits
-from gateway.limits.demand import Meter, fill
+from gateway.limits.demand import DemandMeter, fill
 from ledger.catalog.snapshot import Model, Snapshot, Tier
 from ratelimit.capacity import RELAX_PER_SECOND
 from scheduler.protocol.pool_view import GatewayStats, Observation, WorkerView
@@ -75,7 +75,7 @@ class Play:
         self.gateways = [LiveLimits("default"), LiveLimits("default")]
         self.passed = dict.fromkeys(BASE, 0)
         self.seen: list[tuple[float, int, dict[str, float]]] = []  # When, at which gateway, the factors.
-        self._meters = [Meter("g0", 0.0), Meter("g1", 0.0)]
+        self._meters = [DemandMeter("g0", 0.0), DemandMeter("g1", 0.0)]
         self._published: dict[str, GatewayStats] = {}
         self._tiers = {name: Bucket(1.0) for name in BASE}
         self._random = random.Random(4)
@@ -111,7 +111,7 @@ class Play:
 
     def _beat(self, number: int) -> None:
         limits = self.gateways[number]
-        stats = limits.told(self._meters[number].beat(list(BASE), self.now))
+        stats = limits.told(self._meters[number].heartbeat(list(BASE), self.now))
         self._published[stats.gateway_id] = stats
         workers = [WorkerView(f"w{n}", "busy", 0.9, 1, 10.0, True, 100.0, 50.0, "tiny", "1") for n in range(self.gpus)]
         limits.observe(Observation(0, {}, workers, list(self._published.values()), 0, 0, 0, 0), SNAPSHOT, self.now)
@@ -127,9 +127,9 @@ class Play:
 
     def _judge(self, customer: Customer, number: int) -> float:
         """Seconds until trying again pays; 0 where it entered."""
-        tier, limits, meter = customer.tier, self.gateways[number], self._meters[number]
+        tier, limits, demand_meter = customer.tier, self.gateways[number], self._meters[number]
         factor, (rate, burst) = limits.factor(tier), BASE[tier]
-        meter.arrived(tier, "acme")
+        demand_meter.arrived(tier, "acme")
         base_allows = customer.base[number].has(rate, burst, self.now)
         customer.base[number].tokens -= base_allows
         if not customer.bucket.has(rate * factor, max(1.0, burst * factor), self.now):
@@ -140,10 +140,10 @@ class Play:
             self._tiers[tier].tokens -= 1
             self.passed[tier] += 1
             filled = fill(customer.bucket.tokens, max(1.0, burst * factor))
-            self._at(self.now + LATENCY_S, partial(meter.passed, tier, factor, filled))
+            self._at(self.now + LATENCY_S, partial(demand_meter.passed, tier, factor, filled))
             return 0.0
         if base_allows:
-            meter.passed(tier, 1.0, 1.0)
+            demand_meter.passed(tier, 1.0, 1.0)
         return max(0.1, self._tiers[tier].retry_s())
 
 

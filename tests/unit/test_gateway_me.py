@@ -2,7 +2,7 @@
 
 from gateway.api.account import limits_document, remaining_document
 from identities import identity
-from ratelimit.effective import Left, effective
+from ratelimit.effective import RemainingLimits, effective
 
 
 def test_limits_are_told_as_agreed_and_as_they_are() -> None:
@@ -40,7 +40,7 @@ def test_what_is_left_is_told_in_whole_units() -> None:
     """Never below zero, never above the limit, null where there is no limit or nothing is known."""
     limits = effective(identity(tokens_per_minute=600, quotas=(("1day", 9), ("1month", 90))))
 
-    known = remaining_document(limits, Left(11.9, 0, -5.0, 0, 2, ((3, 1000), (40, 9000))))
+    known = remaining_document(limits, RemainingLimits(11.9, 0, -5.0, 0, 2, ((3, 1000), (40, 9000))))
     assert known == {
         "requests": 10,
         "tokens": 0,
@@ -50,5 +50,5 @@ def test_what_is_left_is_told_in_whole_units() -> None:
             {"quota": "month", "amount": 90, "remaining": 40, "reset_ms": 9000},
         ],
     }
-    unknown = remaining_document(limits, Left(1.0, 0))
+    unknown = remaining_document(limits, RemainingLimits(1.0, 0))
     assert [quota["remaining"] for quota in unknown["quotas"]] == [None, None]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.limits.demand import WINDOW_BEATS, LatencyWindow, Meter, fill
+from gateway.limits.demand import WINDOW_BEATS, DemandMeter, LatencyWindow, fill
 from scheduler.protocol.pool_view import TierStats
 
 
@@ -41,21 +41,21 @@ def test_p95_forgets_after_ten_seconds() -> None:
 
 def test_the_meter_publishes_rates_over_two_seconds() -> None:
     """Every count becomes a rate; a tier that is gone is forgotten."""
-    meter = Meter("g1", 0.0)
-    for beat in range(1, 9):
+    demand_meter = DemandMeter("g1", 0.0)
+    for heartbeat in range(1, 9):
         for _ in range(10):
-            meter.arrived("free", "acme")
+            demand_meter.arrived("free", "acme")
         for _ in range(4):
-            meter.retried("free")
+            demand_meter.retried("free")
         for _ in range(2):
-            meter.passed("free", 0.5, 0.0)
-            meter.answered("free", 50.0, beat * 0.25)
+            demand_meter.passed("free", 0.5, 0.0)
+            demand_meter.answered("free", 50.0, heartbeat * 0.25)
         for _ in range(3):
-            meter.shadowed("free")
-        meter.shed("free")
-        meter.failed("free")
-        meter.failed("free")
-        stats = meter.beat(["free"], beat * 0.25)
+            demand_meter.shadowed("free")
+        demand_meter.shed("free")
+        demand_meter.failed("free")
+        demand_meter.failed("free")
+        stats = demand_meter.heartbeat(["free"], heartbeat * 0.25)
 
     assert stats.requests_per_second == pytest.approx(40.0)
     assert stats.tiers["free"] == TierStats(
@@ -71,18 +71,20 @@ def test_the_meter_publishes_rates_over_two_seconds() -> None:
         failed_rps=8.0,
     )
     assert [(each.name, each.tier) for each in stats.busiest] == [("acme", "free")]
-    assert meter.beat(["paid"], 2.25).tiers.keys() == {"paid"}
+    assert demand_meter.heartbeat(["paid"], 2.25).tiers.keys() == {"paid"}
 
 
 def test_what_was_counted_is_forgotten_after_the_window() -> None:
     """Two seconds without a request, and every rate is 0 again."""
-    meter = Meter("g1", 0.0)
-    for count in (meter.retried, meter.shed, meter.shadowed, meter.failed):
+    demand_meter = DemandMeter("g1", 0.0)
+    for count in (demand_meter.retried, demand_meter.shed, demand_meter.shadowed, demand_meter.failed):
         count("free")
-    meter.arrived("free", "acme")
-    meter.passed("free", 1.0)
-    meter.answered("free", 50.0, 0.0)
-    published = [meter.beat(["free"], beat * 0.25).tiers["free"] for beat in range(1, WINDOW_BEATS + 2)]
+    demand_meter.arrived("free", "acme")
+    demand_meter.passed("free", 1.0)
+    demand_meter.answered("free", 50.0, 0.0)
+    published = [
+        demand_meter.heartbeat(["free"], heartbeat * 0.25).tiers["free"] for heartbeat in range(1, WINDOW_BEATS + 2)
+    ]
 
     assert published[-2].arrived_rps == published[-2].demand_rps == 0.5
     assert published[-1] == TierStats(0.0, 0.0, 50.8, p50_ms=50.8, p99_ms=50.8)
@@ -105,11 +107,11 @@ def test_one_request_stands_for_what_its_base_limit_would_let_through(
     factor: float, filled: float | None, demand: float
 ) -> None:
     """1 / factor where the lowered limit holds its customer back, else one."""
-    meter = Meter("g1", 0.0)
-    meter.arrived("free", "acme")
-    meter.passed("free", factor, filled)
+    demand_meter = DemandMeter("g1", 0.0)
+    demand_meter.arrived("free", "acme")
+    demand_meter.passed("free", factor, filled)
 
-    assert meter.beat(["free"], 1.0).tiers["free"].demand_rps == pytest.approx(demand)
+    assert demand_meter.heartbeat(["free"], 1.0).tiers["free"].demand_rps == pytest.approx(demand)
 
 
 @pytest.mark.parametrize(

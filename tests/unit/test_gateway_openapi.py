@@ -7,7 +7,7 @@ import pytest
 
 from api_description import Described
 from gateway.openapi.document import openapi
-from gateway.openapi.model import EVENT_STREAM, Door, Parameter, Says, asks, in_json, only, probe
+from gateway.openapi.model import EVENT_STREAM, ApiEndpoint, EndpointTexts, Parameter, asks, in_json, only, probe
 from scheduler.errors import ErrorCode
 
 
@@ -36,17 +36,17 @@ class Pending(msgspec.Struct):
     task_id: str
 
 
-def responses(*doors: Door) -> tuple[Described, dict[str, Any]]:
+def responses(*drain_state: ApiEndpoint) -> tuple[Described, dict[str, Any]]:
     """The whole, and the responses of the first operation, references followed."""
-    described = Described(openapi(doors, "1"))
-    operation = next(iter(described.document["paths"][doors[0].template].values()))
+    described = Described(openapi(drain_state, "1"))
+    operation = next(iter(described.document["paths"][drain_state[0].template].values()))
     return described, {status: described.resolved(each) for status, each in operation["responses"].items()}
 
 
 def test_one_more_form_of_inference_is_a_line() -> None:
     """Streams, promises and headers of its own are said there; the errors are those of every inference."""
     prefer = Parameter(name="Prefer", place="header", sentence="`respond-async` for a promise.")
-    promise = Says(sentence="Promised.", content=in_json(Pending), headers=("x-request-id",))
+    promise = EndpointTexts(sentence="Promised.", content=in_json(Pending), headers=("x-request-id",))
     door = asks(
         "/v1/tell",
         Asked,
@@ -101,7 +101,7 @@ def test_a_status_may_be_an_answer_or_an_error() -> None:
 )
 def test_the_headers_of_an_error_are_those_that_are_written(code: ErrorCode, always: set[str]) -> None:
     """Beside the request's id, by the table of errors."""
-    door = Door(path="/d", methods=("GET",), tag="t", summary="s", answers={}, errors=frozenset({code}))
+    door = ApiEndpoint(path="/d", methods=("GET",), tag="t", summary="s", answers={}, errors=frozenset({code}))
     described, told = responses(door)
     (response,) = told.values()
 
@@ -123,8 +123,8 @@ def test_head_has_no_body() -> None:
 
 def test_what_is_alike_stands_there_once() -> None:
     """Two doors of one kind share their errors; the answers of each stay with it."""
-    doors = [asks(path, Asked, kind, "Ask", example={}) for path, kind in (("/a", Told), ("/b", Pending))]
-    paths = openapi(doors, "1")["paths"]
+    drain_state = [asks(path, Asked, kind, "Ask", example={}) for path, kind in (("/a", Told), ("/b", Pending))]
+    paths = openapi(drain_state, "1")["paths"]
     first, second = (paths[path]["post"]["responses"] for path in ("/a", "/b"))
 
     assert first["429"] == second["429"] == {"$ref": "#/components/responses/inference-429"}
@@ -134,8 +134,8 @@ def test_what_is_alike_stands_there_once() -> None:
 
 def test_a_header_that_is_not_declared_is_named() -> None:
     """The table of headers must have it first."""
-    says = Says(sentence="Yes.", content=in_json(Told), headers=("x-new",))
-    door = Door(path="/d", methods=("GET",), tag="t", summary="s", answers={200: says}, errors=frozenset())
+    says = EndpointTexts(sentence="Yes.", content=in_json(Told), headers=("x-new",))
+    door = ApiEndpoint(path="/d", methods=("GET",), tag="t", summary="s", answers={200: says}, errors=frozenset())
 
     with pytest.raises(KeyError, match="x-new"):
         openapi([door], "1")

@@ -31,7 +31,7 @@ def parts(pool: str) -> Any:
         inference=SimpleNamespace(elsewhere=None),
         jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
         direct=SimpleNamespace(begin=lambda: None),
-        beat=SimpleNamespace(beat=_beaten),
+        heartbeat=SimpleNamespace(heartbeat=_beaten),
         subscriber=SimpleNamespace(was_subscribed=pool != "old"),
         loops=dict,
     )

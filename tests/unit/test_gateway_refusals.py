@@ -2,12 +2,12 @@
 
 import pytest
 
-from gateway.http.errors import Refusal as Told
-from gateway.limits.rejections import Refusals
+from gateway.http.errors import RejectionError as Told
+from gateway.limits.rejections import RejectionLog
 from ledger.catalog.snapshot import Identity
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict
-from scheduler.protocol.limits import Refusal
+from scheduler.protocol.limits import RejectionRecord
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 
@@ -22,12 +22,12 @@ def verdict(outcome: Admission, quotas: tuple[tuple[int, int], ...] = ()) -> Ver
     return Verdict(outcome, 0.25, 2000, 75, 12, "", -3.0, 100, 5, quotas)
 
 
-def note(refusals: Refusals, customer_id: str, times: int = 1, code: ErrorCode = RATE) -> None:
+def note(refusals: RejectionLog, customer_id: str, times: int = 1, code: ErrorCode = RATE) -> None:
     for _ in range(times):
         refusals.note(new_request_id(), identity(customer_id), RequestError(code), None, 1.0)
 
 
-def counted(drained: list[Refusal]) -> dict[str, tuple[int, int]]:
+def counted(drained: list[RejectionRecord]) -> dict[str, tuple[int, int]]:
     """Customer -> how many were kept, and how many more are told of."""
     customers = {refusal.customer_id for refusal in drained}
     of = {name: [refusal for refusal in drained if refusal.customer_id == name] for name in customers}
@@ -36,13 +36,13 @@ def counted(drained: list[Refusal]) -> dict[str, tuple[int, int]]:
 
 def test_what_was_in_force_is_kept() -> None:
     """The base limits by the factor, a burst of at least one, and the state that admission answered with."""
-    refusals = Refusals()
+    refusals = RejectionLog()
     request_id = new_request_id()
     error = RequestError(ErrorCode.REDUCED_CAPACITY)
     refusals.note(request_id, identity(), error, verdict(Admission.CUSTOMER_LIMIT), 0.4)
 
     assert refusals.drain() == [
-        Refusal(
+        RejectionRecord(
             id=request_id,
             customer_id="acme",
             key_id="k1",
@@ -79,7 +79,7 @@ def test_the_quota_that_refused_is_named(
     outcome: Admission, left: tuple[tuple[int, int], ...], said: tuple[str, int]
 ) -> None:
     """The first one with nothing left, as admission judges; none where no quota refused."""
-    refusals = Refusals()
+    refusals = RejectionLog()
     customer = identity(quotas=(("1day", 10), ("1month", 99)))
     refusals.note(new_request_id(), customer, RequestError(ErrorCode.QUOTA_EXCEEDED), verdict(outcome, left), 1.0)
 
@@ -90,7 +90,7 @@ def test_the_quota_that_refused_is_named(
 
 def test_a_refusal_without_a_verdict_is_kept_too() -> None:
     """Where admission was not even asked."""
-    refusals = Refusals()
+    refusals = RejectionLog()
     note(refusals, "acme", code=ErrorCode.NO_CAPACITY)
 
     (kept,) = refusals.drain()
@@ -100,7 +100,7 @@ def test_a_refusal_without_a_verdict_is_kept_too() -> None:
 
 def test_the_first_few_of_a_kind_are_kept_and_the_rest_counted() -> None:
     """Another reason of the same customer is another kind."""
-    refusals = Refusals(most=256, same=8)
+    refusals = RejectionLog(most=256, same=8)
     note(refusals, "acme", 1000)
     note(refusals, "acme", 3, ErrorCode.QUOTA_EXCEEDED)
 
@@ -112,7 +112,7 @@ def test_the_first_few_of_a_kind_are_kept_and_the_rest_counted() -> None:
 
 def test_a_full_buffer_makes_room_for_others() -> None:
     """Who floods first does not hide who comes later; nothing is lost from the count."""
-    refusals = Refusals(most=10, same=8)
+    refusals = RejectionLog(most=10, same=8)
     note(refusals, "a", 20)
     for name in "bcdefghi":
         note(refusals, name, 2)
@@ -122,7 +122,7 @@ def test_a_full_buffer_makes_room_for_others() -> None:
 
 def test_nothing_grows_beyond_its_bound() -> None:
     """With nobody to give up for others, the others are counted and no more."""
-    refusals = Refusals(most=4, same=8)
+    refusals = RejectionLog(most=4, same=8)
     for number in range(100):
         note(refusals, f"c{number}", 3)
 
@@ -132,7 +132,7 @@ def test_nothing_grows_beyond_its_bound() -> None:
 
 def test_draining_leaves_nothing_behind() -> None:
     """Oldest first, and the next beat starts anew."""
-    refusals = Refusals()
+    refusals = RejectionLog()
     note(refusals, "b", 2)
     note(refusals, "a", 1)
     note(refusals, "b", 1)
@@ -147,7 +147,7 @@ def test_draining_leaves_nothing_behind() -> None:
 
 def test_the_wait_is_the_one_that_the_client_was_told() -> None:
     """Not the raw one of admission, which the gateway may have made longer."""
-    refusals = Refusals()
+    refusals = RejectionLog()
     told = Told(ErrorCode.REDUCED_CAPACITY, retry_after_ms=2500)
     refusals.note(new_request_id(), identity(), told, verdict(Admission.TIER_LIMIT), 0.4)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.limits.rejections import MOST_CUSTOMERS, MOST_S, Rejections
+from gateway.limits.rejections import MOST_CUSTOMERS, MOST_S, RejectionCache
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
@@ -37,7 +37,7 @@ def told(outcome: Admission = Admission.CUSTOMER_LIMIT, retry_after_ms: int = 20
 
 def after(seconds: float, outcome: Admission, retry_after_ms: int = 200, **changes: Any) -> Verdict | None:
     """What a request hears so long after another one was rejected."""
-    rejections = Rejections(lambda: 0.0)
+    rejections = RejectionCache(lambda: 0.0)
     rejections.note(ASKED, told(outcome, retry_after_ms), 100.0)
     return rejections.verdict(replace(ASKED, id="req_2", **changes), 100.0 + seconds)
 
@@ -106,7 +106,7 @@ def test_what_is_not_remembered(outcome: Admission) -> None:
 
 def test_those_who_wait_do_not_come_in_one_moment() -> None:
     """Up to a tenth is added at random."""
-    rejections = Rejections(lambda: 1.0)
+    rejections = RejectionCache(lambda: 1.0)
     rejections.note(ASKED, told(), 100.0)
 
     assert rejections.verdict(ASKED, 100.215) is not None
@@ -115,7 +115,7 @@ def test_those_who_wait_do_not_come_in_one_moment() -> None:
 
 def test_an_end_makes_it_forgotten() -> None:
     """It may have given back what the limit counts."""
-    rejections = Rejections()
+    rejections = RejectionCache()
     rejections.note(ASKED, told(), 100.0)
     rejections.forget("c")
     rejections.forget("nobody")
@@ -125,7 +125,7 @@ def test_an_end_makes_it_forgotten() -> None:
 
 def test_what_is_remembered_has_a_bound() -> None:
     """The oldest customers leave."""
-    rejections = Rejections()
+    rejections = RejectionCache()
     for i in range(MOST_CUSTOMERS + 5):
         rejections.note(replace(ASKED, customer_id=f"c{i}"), told(), 100.0)
 

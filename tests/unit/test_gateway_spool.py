@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
 from gateway.inference.recovery import Note, Pair
-from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 
 MIB = 1 << 20
 
@@ -23,8 +23,8 @@ MIB = 1 << 20
 def pair(number: int) -> Pair:
     request_id = f"req_{number:032x}"
     return (
-        Accepted(request_id, "customer", "key", "free", "tiny", "gw-1", 5, ""),
-        Ended(request_id, "completed", "", 1000 + number, 12.5, 1.0, 2.0, "", 3, "w1", 1, 5, 5, "direct", True),
+        AcceptedRecord(request_id, "customer", "key", "free", "tiny", "gw-1", 5, ""),
+        EndedRecord(request_id, "completed", "", 1000 + number, 12.5, 1.0, 2.0, "", 3, "w1", 1, 5, 5, "direct", True),
     )
 
 

@@ -13,15 +13,15 @@ from gateway.direct.spool import Spool, SpoolError, to_line
 from gateway.direct.spool_tasks import CALL_SIZE, PAIR_ROOM, RETRY_S, SpoolMerge, SpoolWriter
 from gateway.inference.recovery import Note, Pair
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.audit_outbox import Accepted, Ended
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.tasks import end_all
 
 
 def pair(number: int) -> Pair:
     request_id = f"req_{number:032x}"
     return (
-        Accepted(request_id, "customer", "key", "free", "tiny", "gw-1", 5, ""),
-        Ended(request_id, "completed", "", 1000 + number, 12.5, 1.0, 2.0, "", 3, "w1", 1, 5, 5, "direct", True),
+        AcceptedRecord(request_id, "customer", "key", "free", "tiny", "gw-1", 5, ""),
+        EndedRecord(request_id, "completed", "", 1000 + number, 12.5, 1.0, 2.0, "", 3, "w1", 1, 5, 5, "direct", True),
     )
 
 

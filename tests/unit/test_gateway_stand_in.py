@@ -9,7 +9,7 @@ import pytest
 from eventually import eventually
 from gateway import standby_scheduler
 from gateway.config import GatewayConfig
-from gateway.standby_scheduler import Silence, StandIn, is_chosen
+from gateway.standby_scheduler import SchedulerSilence, StandbyScheduler, is_chosen
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import Observation
 
@@ -34,7 +34,7 @@ def look(at_ms: int, passed_ms: float | None, **ages_ms: float) -> Observation:
 )
 def test_silence_is_time_in_which_looks_saw_no_new_pass(looks: list[tuple[float, Any]], silent_s: float) -> None:
     """An unknown pass is none. After a failed look it begins anew: a Redis that stood still let nobody pass."""
-    silence, found = Silence(), -1.0
+    silence, found = SchedulerSilence(), -1.0
     for now_s, passed_ms in looks:
         found = silence.after(None if passed_ms == "missed" else look(round(now_s * 1000), passed_ms), now_s)
 
@@ -64,7 +64,7 @@ class Scene:
         self.running = self.begun = self.asked = 0
         self.refuses = False
         config = GatewayConfig(gateway_id="g1", redis_url="", service_token="", pool="large")
-        self.stand_in = StandIn(config, self.schedule, self.allowed, lambda: self.now_s)
+        self.stand_in = StandbyScheduler(config, self.schedule, self.allowed, lambda: self.now_s)
 
     async def schedule(self, pool: str, stop: asyncio.Event) -> None:
         assert pool == "large"

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from fake_redis import ACCEPTED, FakeRedis
-from gateway.inference.admission import Admitter, Limits
-from gateway.inference.deadlines import GRACE_S, LEAD_S, MAX_IDS, Cancels, DeadlineSweep
-from gateway.inference.pending import Waiter, Waiters
+from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
+from gateway.inference.deadlines import GRACE_S, LEAD_S, MAX_IDS, Cancellations, DeadlineSweep
+from gateway.inference.pending import PendingRequest, PendingRequests
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict, calls_of
 from scheduler.protocol.replies import Reply
@@ -19,7 +19,9 @@ from scheduler.tasks import end_all
 REFUSED = Verdict(Admission.KEY_LIMIT, 0.0, 100, 50, 1)
 
 
-def waiter(request_id: str, started: float = 0.0, customer: str = "c", nonce: str = "n", tier: str = "free") -> Waiter:
+def pending(
+    request_id: str, started: float = 0.0, customer: str = "c", nonce: str = "n", tier: str = "free"
+) -> PendingRequest:
     submission = Submission(
         id=request_id,
         tier=tier,
@@ -34,7 +36,7 @@ def waiter(request_id: str, started: float = 0.0, customer: str = "c", nonce: st
         burst=1.0,
         body=b"",
     )
-    return Waiter(submission, started, asyncio.get_running_loop().create_future())
+    return PendingRequest(submission, started, asyncio.get_running_loop().create_future())
 
 
 def reply(request_id: str, customer: str = "c", nonce: str = "n", output: str = "out") -> Reply:
@@ -60,52 +62,52 @@ async def test_a_reply_must_match_id_customer_and_nonce(
     sent: tuple[str, str, str], resolved: bool, unknown: int, refused: int
 ) -> None:
     """Anything else is dropped and counted, and the waiter goes on waiting."""
-    waiters, waiting = Waiters(), waiter("a")
-    waiters.add(waiting)
+    pending_requests, waiting = PendingRequests(), pending("a")
+    pending_requests.add(waiting)
 
-    assert waiters.resolve(reply(*sent)) is resolved
-    assert (waiters.unknown_replies, waiters.refused_replies) == (unknown, refused)
+    assert pending_requests.resolve(reply(*sent)) is resolved
+    assert (pending_requests.unknown_replies, pending_requests.refused_replies) == (unknown, refused)
     assert waiting.future.done() is resolved
 
 
 async def test_the_first_outcome_stands_and_late_replies_are_counted() -> None:
     """A second reply changes nothing, and one after removal is unknown."""
-    waiters, waiting = Waiters(), waiter("a")
-    waiters.add(waiting)
-    waiters.resolve_all([reply("a", output="first"), None, reply("a", output="second")])
+    pending_requests, waiting = PendingRequests(), pending("a")
+    pending_requests.add(waiting)
+    pending_requests.resolve_all([reply("a", output="first"), None, reply("a", output="second")])
 
     outcome = await waiting.future
     assert isinstance(outcome, Reply)
     assert outcome.output == "first"
-    waiters.remove(waiting)
-    assert not waiters.resolve(reply("a"))
-    assert (len(waiters), waiters.unknown_replies) == (0, 1)
+    pending_requests.remove(waiting)
+    assert not pending_requests.resolve(reply("a"))
+    assert (len(pending_requests), pending_requests.unknown_replies) == (0, 1)
 
 
 async def test_waiters_are_found_by_age() -> None:
     """Due are those past their deadline; older ones are found for the slow look."""
-    waiters = Waiters()
+    pending_requests = PendingRequests()
     for index, started in enumerate((0.0, 1.0, 2.0)):
-        waiters.add(waiter(f"w{index}", started))
+        pending_requests.add(pending(f"w{index}", started))
 
-    assert [w.id for w in waiters.due(5.5)] == ["w0", "w1"]
-    assert [w.id for w in waiters.started_before(2.0)] == ["w0", "w1"]
+    assert [w.id for w in pending_requests.due(5.5)] == ["w0", "w1"]
+    assert [w.id for w in pending_requests.started_before(2.0)] == ["w0", "w1"]
 
 
-def limits() -> Limits:
-    return Limits([TierLimit("free", 1.0, 1.0, 1, ["free"])], 10.0)
+def limits() -> AdmissionLimits:
+    return AdmissionLimits([TierLimit("free", 1.0, 1.0, 1, ["free"])], 10.0)
 
 
 async def test_what_arrives_during_a_call_shares_the_next_one() -> None:
     """The first goes at once; all that came meanwhile go together, at most 256 a call."""
     redis = FakeRedis()
-    admitter = Admitter(redis, limits, Cancels(redis))
-    task = asyncio.create_task(admitter.run())
+    admission = AdmissionBatcher(redis, limits, Cancellations(redis))
+    task = asyncio.create_task(admission.run())
     redis.gate.clear()
-    assert admitter.submit(waiter("first"))
+    assert admission.submit(pending("first"))
     await settled()
     for index in range(MAX_SUBMISSIONS + 3):
-        assert admitter.submit(waiter(f"w{index}"))
+        assert admission.submit(pending(f"w{index}"))
     redis.gate.set()
     await settled()
     await end_all([task])
@@ -116,13 +118,13 @@ async def test_what_arrives_during_a_call_shares_the_next_one() -> None:
 async def test_refusals_end_the_waiting_and_acceptance_does_not() -> None:
     """An accepted request waits for its reply; a refused one has its verdict as the outcome."""
     redis = FakeRedis()
-    admitter = Admitter(redis, limits, Cancels(redis))
-    task = asyncio.create_task(admitter.run())
-    accepted, refused = waiter("a"), waiter("b")
-    admitter.submit(accepted)
+    admission = AdmissionBatcher(redis, limits, Cancellations(redis))
+    task = asyncio.create_task(admission.run())
+    accepted, refused = pending("a"), pending("b")
+    admission.submit(accepted)
     await settled()
     redis.verdict = REFUSED
-    admitter.submit(refused)
+    admission.submit(refused)
     await settled()
     await end_all([task])
 
@@ -132,19 +134,19 @@ async def test_refusals_end_the_waiting_and_acceptance_does_not() -> None:
 
 async def test_pending_is_bounded() -> None:
     """Beyond the bound nobody is taken."""
-    admitter = Admitter(FakeRedis(), limits, Cancels(FakeRedis()), max_pending=2)
+    admission = AdmissionBatcher(FakeRedis(), limits, Cancellations(FakeRedis()), max_pending=2)
 
-    assert [admitter.submit(waiter(name)) for name in "abc"] == [True, True, False]
+    assert [admission.submit(pending(name)) for name in "abc"] == [True, True, False]
 
 
 async def test_a_lost_call_is_sent_once_more_under_the_same_ids() -> None:
     """One failure is invisible; admission is idempotent."""
     redis = FakeRedis()
     redis.failures = 1
-    admitter = Admitter(redis, limits, Cancels(redis))
-    task = asyncio.create_task(admitter.run())
-    waiting = waiter("a")
-    admitter.submit(waiting)
+    admission = AdmissionBatcher(redis, limits, Cancellations(redis))
+    task = asyncio.create_task(admission.run())
+    waiting = pending("a")
+    admission.submit(waiting)
     await settled()
     await end_all([task])
 
@@ -157,30 +159,30 @@ async def test_redis_away_refuses_the_call_and_everybody_behind_it() -> None:
     redis = FakeRedis()
     redis.failures = 2
     redis.gate.clear()
-    cancels = Cancels(redis)
-    admitter = Admitter(redis, limits, cancels)
-    task = asyncio.create_task(admitter.run())
-    sent, behind = waiter("sent"), waiter("behind")
-    admitter.submit(sent)
+    cancellations = Cancellations(redis)
+    admission = AdmissionBatcher(redis, limits, cancellations)
+    task = asyncio.create_task(admission.run())
+    sent, behind = pending("sent"), pending("behind")
+    admission.submit(sent)
     await settled()
-    admitter.submit(behind)
+    admission.submit(behind)
     redis.gate.set()
     await settled()
     await end_all([task])
 
     assert (await sent.future, await behind.future) == (ErrorCode.NO_CAPACITY, ErrorCode.NO_CAPACITY)
-    assert await cancels.flush()
+    assert await cancellations.flush()
     assert redis.cancelled == [[("sent", ErrorCode.NO_CAPACITY)]]
 
 
 async def test_a_tier_that_is_gone_fails_only_its_own() -> None:
     """An admin took the tier away after the key was looked at: that one may try again, the others are admitted."""
     redis = FakeRedis()
-    admitter = Admitter(redis, limits, Cancels(redis))
-    stray, other = waiter("stray", tier="removed"), waiter("other")
-    admitter.submit(stray)
-    admitter.submit(other)
-    task = asyncio.create_task(admitter.run())
+    admission = AdmissionBatcher(redis, limits, Cancellations(redis))
+    stray, other = pending("stray", tier="removed"), pending("other")
+    admission.submit(stray)
+    admission.submit(other)
+    task = asyncio.create_task(admission.run())
     await settled()
     await end_all([task])
 
@@ -192,9 +194,9 @@ async def test_a_tier_that_is_gone_fails_only_its_own() -> None:
 async def test_the_deadline_counts_from_the_arrival(arrived: float, left_ms: int) -> None:
     """Time spent waiting for admission is taken off what Redis is told, so that no run outlives the client's 504."""
     redis = FakeRedis()
-    admitter = Admitter(redis, limits, Cancels(redis), clock=lambda: 10.0)
-    admitter.submit(waiter("a", started=arrived))
-    task = asyncio.create_task(admitter.run())
+    admission = AdmissionBatcher(redis, limits, Cancellations(redis), clock=lambda: 10.0)
+    admission.submit(pending("a", started=arrived))
+    task = asyncio.create_task(admission.run())
     await settled()
     await end_all([task])
 
@@ -205,17 +207,17 @@ async def test_an_acceptance_after_the_answer_is_cancelled() -> None:
     """The sweep answered 504 while the call was under way: the request must not run for nobody."""
     redis = FakeRedis()
     redis.gate.clear()
-    cancels = Cancels(redis)
-    admitter = Admitter(redis, limits, cancels)
-    answered = waiter("answered")
-    admitter.submit(answered)
-    task = asyncio.create_task(admitter.run())
+    cancellations = Cancellations(redis)
+    admission = AdmissionBatcher(redis, limits, cancellations)
+    answered = pending("answered")
+    admission.submit(answered)
+    task = asyncio.create_task(admission.run())
     await settled()
     answered.finish(ErrorCode.DEADLINE_EXCEEDED)
     redis.gate.set()
     await settled()
     await end_all([task])
-    await cancels.flush()
+    await cancellations.flush()
 
     assert redis.cancelled == [[("answered", ErrorCode.DEADLINE_EXCEEDED)]]
     assert redis.told == ["answered"]
@@ -225,21 +227,21 @@ async def test_a_client_that_left_during_admission_is_cancelled_after_it() -> No
     """A cancel that came before the admission would find nothing, and the request would run for nobody."""
     redis = FakeRedis()
     redis.gate.clear()
-    cancels, waiters = Cancels(redis), Waiters()
-    admitter = Admitter(redis, limits, cancels)
-    task = asyncio.create_task(admitter.run())
-    left, never_sent = waiter("left"), waiter("never-sent")
+    cancellations, pending_requests = Cancellations(redis), PendingRequests()
+    admission = AdmissionBatcher(redis, limits, cancellations)
+    task = asyncio.create_task(admission.run())
+    left, never_sent = pending("left"), pending("never-sent")
     for each in (left, never_sent):
-        waiters.add(each)
-    admitter.submit(left)
+        pending_requests.add(each)
+    admission.submit(left)
     await settled()
-    admitter.submit(never_sent)
-    waiters.remove(left)
-    waiters.remove(never_sent)
+    admission.submit(never_sent)
+    pending_requests.remove(left)
+    pending_requests.remove(never_sent)
     redis.gate.set()
     await settled()
     await end_all([task])
-    await cancels.flush()
+    await cancellations.flush()
 
     assert redis.admitted == [["left"]]
     assert redis.cancelled == [[("left", ErrorCode.CANCELLED)]]
@@ -249,58 +251,58 @@ async def test_cancels_gather_while_a_call_is_under_way() -> None:
     """Many disconnects are few calls."""
     redis = FakeRedis()
     redis.gate.clear()
-    cancels = Cancels(redis)
-    task = asyncio.create_task(cancels.run())
-    cancels.add("first", ErrorCode.CANCELLED)
+    cancellations = Cancellations(redis)
+    task = asyncio.create_task(cancellations.run())
+    cancellations.add("first", ErrorCode.CANCELLED)
     await settled()
     for index in range(100):
-        cancels.add(f"c{index}", ErrorCode.CANCELLED)
+        cancellations.add(f"c{index}", ErrorCode.CANCELLED)
     redis.gate.set()
     await settled()
     await end_all([task])
 
     assert [len(call) for call in redis.cancelled] == [1, 100]
-    assert len(cancels) == 0
+    assert len(cancellations) == 0
 
 
 async def test_cancels_are_kept_while_redis_is_away_but_not_for_ever() -> None:
     """A failed call keeps its ids; after ten seconds the scheduler has ended them by deadline."""
     redis, now = FakeRedis(), [0.0]
-    cancels = Cancels(redis, clock=lambda: now[0])
-    cancels.add("old", ErrorCode.CANCELLED)
+    cancellations = Cancellations(redis, clock=lambda: now[0])
+    cancellations.add("old", ErrorCode.CANCELLED)
     redis.failures = 1
-    assert not await cancels.flush()
+    assert not await cancellations.flush()
     now[0] = 11.0
-    cancels.add("new", ErrorCode.CANCELLED)
-    assert await cancels.flush()
+    cancellations.add("new", ErrorCode.CANCELLED)
+    assert await cancellations.flush()
 
     assert redis.cancelled[-1] == [("new", ErrorCode.CANCELLED)]
-    assert cancels.dropped == 1
+    assert cancellations.dropped == 1
 
 
 async def test_cancels_are_bounded() -> None:
     """The oldest goes when there are too many."""
-    cancels = Cancels(FakeRedis())
+    cancellations = Cancellations(FakeRedis())
     for index in range(MAX_IDS + 5):
-        cancels.add(str(index), ErrorCode.CANCELLED)
+        cancellations.add(str(index), ErrorCode.CANCELLED)
 
-    assert (len(cancels), cancels.dropped) == (MAX_IDS, 5)
+    assert (len(cancellations), cancellations.dropped) == (MAX_IDS, 5)
 
 
-def sweeping(redis: FakeRedis) -> tuple[DeadlineSweep, Waiters, Cancels]:
-    waiters, cancels = Waiters(), Cancels(redis)
-    return DeadlineSweep(waiters, redis, cancels), waiters, cancels
+def sweeping(redis: FakeRedis) -> tuple[DeadlineSweep, PendingRequests, Cancellations]:
+    pending_requests, cancellations = PendingRequests(), Cancellations(redis)
+    return DeadlineSweep(pending_requests, redis, cancellations), pending_requests, cancellations
 
 
 async def test_all_can_be_ended_at_once_with_what_is_stored() -> None:
     """A gateway that leaves asks Redis before it refuses: one whose output is there by then gets it."""
     redis = FakeRedis()
-    sweep, waiters, _ = sweeping(redis)
-    done, rest, unasked = waiter("done"), waiter("rest"), waiter("unasked")
+    sweep, pending_requests, _ = sweeping(redis)
+    done, rest, unasked = pending("done"), pending("rest"), pending("unasked")
     for each in (done, rest, unasked):
         each.sent = each is not unasked
-        waiters.add(each)
-    redis.standing["done"] = reply("done", output="in time")
+        pending_requests.add(each)
+    redis.customer_limits["done"] = reply("done", output="in time")
 
     await sweep.end_all(ErrorCode.DRAINING)
 
@@ -312,12 +314,12 @@ async def test_all_can_be_ended_at_once_with_what_is_stored() -> None:
 async def test_all_that_are_due_are_ended_in_one_call() -> None:
     """Nobody is asked about long before the deadline; close to it the stored result wins over the timeout."""
     redis = FakeRedis()
-    sweep, waiters, _ = sweeping(redis)
-    done, late, early = waiter("done"), waiter("late"), waiter("early", started=3.0)
+    sweep, pending_requests, _ = sweeping(redis)
+    done, late, early = pending("done"), pending("late"), pending("early", started=3.0)
     for each in (done, late, early):
         each.sent = True
-        waiters.add(each)
-    redis.standing["done"] = reply("done", output="in time")
+        pending_requests.add(each)
+    redis.customer_limits["done"] = reply("done", output="in time")
 
     sweep.sweep(3.999 - LEAD_S)
     sweep.sweep(4.001 - LEAD_S)
@@ -333,10 +335,10 @@ async def test_all_that_are_due_are_ended_in_one_call() -> None:
 async def test_a_silent_redis_does_not_hold_the_504() -> None:
     """Within the grace the client is answered whatever Redis does; the ids are ended later."""
     redis = FakeRedis()
-    sweep, waiters, cancels = sweeping(redis)
-    late = waiter("late")
+    sweep, pending_requests, cancellations = sweeping(redis)
+    late = pending("late")
     late.sent = True
-    waiters.add(late)
+    pending_requests.add(late)
     redis.gate.clear()
     redis.failures = 1
 
@@ -347,25 +349,25 @@ async def test_a_silent_redis_does_not_hold_the_504() -> None:
     assert await late.future is ErrorCode.DEADLINE_EXCEEDED
     redis.gate.set()
     await settled()
-    assert (len(cancels), sweep.overrun) == (1, 1)
+    assert (len(cancellations), sweep.overrun) == (1, 1)
 
 
 async def test_redis_is_told_of_a_504_that_it_did_not_confirm() -> None:
     """A finish that lands at this moment must not leave a row that says `completed`: the answer was sent."""
     redis = FakeRedis()
-    sweep, waiters, cancels = sweeping(redis)
-    late = waiter("late")
+    sweep, pending_requests, cancellations = sweeping(redis)
+    late = pending("late")
     late.sent = True
-    waiters.add(late)
+    pending_requests.add(late)
     redis.gate.clear()
-    redis.standing["late"] = reply("late")
+    redis.customer_limits["late"] = reply("late")
 
     sweep.sweep(4.0)
     await settled()
     sweep.sweep(4.0 + GRACE_S)
     redis.gate.set()
     await settled()
-    await cancels.flush()
+    await cancellations.flush()
 
     assert await late.future is ErrorCode.DEADLINE_EXCEEDED
     assert redis.told == ["late"]
@@ -374,11 +376,11 @@ async def test_redis_is_told_of_a_504_that_it_did_not_confirm() -> None:
 async def test_after_standing_still_the_result_is_asked_for_before_the_504() -> None:
     """The process stood still past deadline and grace; the result that came meanwhile is the answer."""
     redis = FakeRedis()
-    sweep, waiters, _ = sweeping(redis)
-    waiting = waiter("done")
+    sweep, pending_requests, _ = sweeping(redis)
+    waiting = pending("done")
     waiting.sent = True
-    waiters.add(waiting)
-    redis.standing["done"] = reply("done")
+    pending_requests.add(waiting)
+    redis.customer_limits["done"] = reply("done")
 
     sweep.sweep(10.0)
     await settled()
@@ -390,9 +392,9 @@ async def test_after_standing_still_the_result_is_asked_for_before_the_504() -> 
 async def test_what_was_never_sent_is_not_asked_about() -> None:
     """A request that admission has not seen is answered without Redis."""
     redis = FakeRedis()
-    sweep, waiters, _ = sweeping(redis)
-    waiting = waiter("pending")
-    waiters.add(waiting)
+    sweep, pending_requests, _ = sweeping(redis)
+    waiting = pending("pending")
+    pending_requests.add(waiting)
 
     sweep.sweep(4.0)
     await settled()
@@ -401,23 +403,23 @@ async def test_what_was_never_sent_is_not_asked_about() -> None:
     assert redis.cancelled == [[]]
 
 
-def heavy(request_id: str, customer: str, size: int) -> Waiter:
+def heavy(request_id: str, customer: str, size: int) -> PendingRequest:
     """One with so large a body."""
-    made = waiter(request_id, customer=customer)
+    made = pending(request_id, customer=customer)
     made.submission.body = bytes(size)
     return made
 
 
-async def calls_made(waiting: list[Waiter]) -> list[list[str]]:
+async def calls_made(waiting: list[PendingRequest]) -> list[list[str]]:
     """The calls by which these are admitted that came while one was under way."""
     redis = FakeRedis()
-    admitter = Admitter(redis, limits, Cancels(redis))
-    task = asyncio.create_task(admitter.run())
+    admission = AdmissionBatcher(redis, limits, Cancellations(redis))
+    task = asyncio.create_task(admission.run())
     redis.gate.clear()
-    admitter.submit(waiter("first"))
+    admission.submit(pending("first"))
     await settled()
     for each in waiting:
-        assert admitter.submit(each)
+        assert admission.submit(each)
     redis.gate.set()
     for _ in range(20):
         await settled()
@@ -452,11 +454,11 @@ async def test_who_is_over_a_limit_is_rejected_without_a_call() -> None:
     now = [10.0]
     redis = FakeRedis()
     redis.verdict = Verdict(Admission.CUSTOMER_LIMIT, 0.0, 1000, 300, 1)
-    admitter = Admitter(redis, limits, Cancels(redis), clock=lambda: now[0])
-    task = asyncio.create_task(admitter.run())
-    waiting = {name: waiter(name, 10.0, customer) for name, customer in zip("abcd", "xxyx", strict=True)}
+    admission = AdmissionBatcher(redis, limits, Cancellations(redis), clock=lambda: now[0])
+    task = asyncio.create_task(admission.run())
+    waiting = {name: pending(name, 10.0, customer) for name, customer in zip("abcd", "xxyx", strict=True)}
     for name in "abc":
-        admitter.submit(waiting[name])
+        admission.submit(waiting[name])
         await settled()
         redis.verdict = ACCEPTED
 
@@ -467,7 +469,7 @@ async def test_who_is_over_a_limit_is_rejected_without_a_call() -> None:
     assert waiting["b"].verdict == verdict
 
     now[0] = 10.4
-    admitter.submit(waiting["d"])
+    admission.submit(waiting["d"])
     await settled()
     await end_all([task])
     assert redis.admitted[2:] == [["d"]]
@@ -503,13 +505,15 @@ async def test_a_step_of_redis_clock_makes_nobody_too_late(inputs: int) -> None:
     """Too late, and there is time left here: the guess of Redis TIME is wrong. They are sent again, without a guess."""
     redis = FakeRedis(verdict=Verdict(Admission.TOO_LATE, 0.0, 0, 0, 0))
     redis.meanwhile = lambda: setattr(redis, "verdict", redis.verdict if redis.redis_ms[-1] else ACCEPTED)
-    admitter = Admitter(redis, lambda: limits()._replace(redis_ms=1000), Cancels(redis), clock=lambda: 1.0)
-    waiting = [waiter(f"w{index}") for index in range(inputs)]
+    admission = AdmissionBatcher(
+        redis, lambda: limits()._replace(redis_ms=1000), Cancellations(redis), clock=lambda: 1.0
+    )
+    waiting = [pending(f"w{index}") for index in range(inputs)]
     if inputs > 1:
         for one in waiting:
             one.together = waiting
-    task = asyncio.create_task(admitter.run())
-    admitter.submit(waiting[0])
+    task = asyncio.create_task(admission.run())
+    admission.submit(waiting[0])
     await settled()
     await end_all([task])
 
@@ -522,10 +526,12 @@ async def test_who_is_too_late_by_our_own_clock_is_refused() -> None:
     """The time is over here as well: nobody is sent again."""
     refused = Verdict(Admission.TOO_LATE, 0.0, 0, 0, 0)
     redis = FakeRedis(verdict=refused)
-    admitter = Admitter(redis, lambda: limits()._replace(redis_ms=1000), Cancels(redis), clock=lambda: 4.0)
-    waiting = waiter("a")
-    admitter.submit(waiting)
-    task = asyncio.create_task(admitter.run())
+    admission = AdmissionBatcher(
+        redis, lambda: limits()._replace(redis_ms=1000), Cancellations(redis), clock=lambda: 4.0
+    )
+    waiting = pending("a")
+    admission.submit(waiting)
+    task = asyncio.create_task(admission.run())
     await settled()
     await end_all([task])
 

@@ -3,11 +3,11 @@
 import asyncio
 
 from eventually import eventually
-from gpu_pool.worker.prefetch import AHEAD_MS, Ahead
+from gpu_pool.worker.prefetch import AHEAD_MS, Prefetch
 
 
-def ahead() -> Ahead:
-    return Ahead(lambda: None)
+def ahead() -> Prefetch:
+    return Prefetch(lambda: None)
 
 
 async def test_a_free_model_is_granted_at_once_and_passed_on_in_order() -> None:

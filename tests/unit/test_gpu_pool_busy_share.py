@@ -19,13 +19,13 @@ from gpu_pool.worker.concurrency import BusyShare, ServedRate
 )
 def test_share_of_the_window(runs: list[tuple[float, float | None]], now: float, share: float) -> None:
     """Busy seconds of the last two, over two."""
-    meter = BusyShare(window_s=2.0)
+    demand_meter = BusyShare(window_s=2.0)
     for start, end in runs:
-        meter.start(start)
+        demand_meter.start(start)
         if end is not None:
-            meter.stop(end)
+            demand_meter.stop(end)
 
-    assert share == pytest.approx(meter.share(now))
+    assert share == pytest.approx(demand_meter.share(now))
 
 
 @pytest.mark.parametrize(

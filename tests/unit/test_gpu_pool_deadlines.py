@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from gpu_pool.backends.backend import Item, ItemResult, Listener
+from gpu_pool.backends.backend import Item, ItemResult, OutputListener
 from gpu_pool.backends.function import FunctionBackend, Tell
 from gpu_pool.model_process.inputs import Listeners, deadlines, run_readable, stream_deadlines
 from gpu_pool.model_process.messages import Run
@@ -41,7 +41,7 @@ def test_each_item_gets_its_own_deadline() -> None:
         seen.extend(items)  # type: ignore[call-overload]
         return [ItemResult("x")] * 2
 
-    def nobody(_place: int, _stream: str, _until: float) -> Listener:
+    def nobody(_place: int, _stream: str, _until: float) -> OutputListener:
         raise AssertionError
 
     run_readable([BODY, b"junk", BODY], run, nobody, [1.0, 2.0, 3.0])

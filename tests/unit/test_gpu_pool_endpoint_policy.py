@@ -3,7 +3,7 @@
 import pytest
 
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.backends.openai_endpoint.availability import Habits, Pauses
+from gpu_pool.backends.openai_endpoint.availability import EndpointCapabilities, Pauses
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, End, Lost, Unreached
 from gpu_pool.backends.openai_endpoint.requests import TOO_SLOW, HandBack, reason_of, settled, wait_asked_s
 from gpu_pool.config import VARIABLE, Access, take_access
@@ -112,7 +112,7 @@ def test_lists_are_given_up_where_they_are_to_blame(
     failures: list[tuple[bool, bool] | None], takes_lists: bool
 ) -> None:
     """Each is (refused, each text alone went well); None is a list that went well."""
-    habits = Habits()
+    habits = EndpointCapabilities()
     for failure in failures:
         if failure is None:
             habits.list_went_well()

@@ -11,7 +11,7 @@ from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, Lost, asked_wait_s, read_refusal
 from gpu_pool.backends.openai_endpoint.messages import (
     EventLines,
-    Growing,
+    StreamedCompletion,
     StreamFault,
     body_of,
     read_answer,
@@ -19,11 +19,13 @@ from gpu_pool.backends.openai_endpoint.messages import (
     shares,
     together,
 )
-from gpu_pool.backends.openai_endpoint.settings import Address, read_address
+from gpu_pool.backends.openai_endpoint.settings import EndpointUrl, read_address
 from scheduler.errors import StartError
-from scheduler.payload import Message, Task, encode_messages
+from scheduler.payload import PromptMessage, Task, encode_messages
 
-CHAT = Item(encode_messages([Message("developer", "Be brief."), Message("user", "Hi")]), {"seed": 1}, Task.CHAT)
+CHAT = Item(
+    encode_messages([PromptMessage("developer", "Be brief."), PromptMessage("user", "Hi")]), {"seed": 1}, Task.CHAT
+)
 
 
 class Reader:
@@ -38,14 +40,14 @@ class Reader:
 @pytest.mark.parametrize(
     ("spec", "address"),
     [
-        ("openai:http://h:8000/v1", Address("http://h:8000/v1", "http://h:8000", "")),
-        ("openai:http://h:8000", Address("http://h:8000/v1", "http://h:8000", "")),
-        ("openai:https://h/#org/m-7b", Address("https://h/v1", "https://h", "org/m-7b")),
-        ("openai:https://h/proxy/v1/#m", Address("https://h/proxy/v1", "https://h/proxy", "m")),
-        ("openai:http://[::1]:80/x", Address("http://[::1]:80/x", "http://[::1]:80/x", "")),
+        ("openai:http://h:8000/v1", EndpointUrl("http://h:8000/v1", "http://h:8000", "")),
+        ("openai:http://h:8000", EndpointUrl("http://h:8000/v1", "http://h:8000", "")),
+        ("openai:https://h/#org/m-7b", EndpointUrl("https://h/v1", "https://h", "org/m-7b")),
+        ("openai:https://h/proxy/v1/#m", EndpointUrl("https://h/proxy/v1", "https://h/proxy", "m")),
+        ("openai:http://[::1]:80/x", EndpointUrl("http://[::1]:80/x", "http://[::1]:80/x", "")),
     ],
 )
-def test_an_address_is_taken_apart(spec: str, address: Address) -> None:
+def test_an_address_is_taken_apart(spec: str, address: EndpointUrl) -> None:
     """A URL as OpenAI's clients take it, and a model behind #."""
     assert read_address(spec) == address
 
@@ -210,7 +212,7 @@ def test_an_event_without_an_end_is_junk() -> None:
 
 def test_a_growing_answer_is_whole_with_its_reason() -> None:
     """Pieces of texts and messages, empty ones and tokens in between; over before the mark of the end."""
-    growing = Growing()
+    growing = StreamedCompletion()
     assert growing.add(b'{"choices": [{"delta": {"role": "assistant", "content": null}}]}') == ""
     assert growing.add(b'{"choices": [{"delta": {"content": "ab"}}]}') == "ab"
     assert (growing.add(b'{"choices": [{"text": "c", "finish_reason": "length"}]}'), growing.length) == ("c", 3)
@@ -226,9 +228,9 @@ def test_a_growing_answer_is_whole_with_its_reason() -> None:
 def test_an_error_in_a_stream_is_told_apart_from_junk() -> None:
     """The server's own words stay here."""
     with pytest.raises(StreamFault, match="in the middle"):
-        Growing().add(b'{"error": {"message": "sk-secret"}}')
+        StreamedCompletion().add(b'{"error": {"message": "sk-secret"}}')
     with pytest.raises(InvalidOutput, match="cannot be read"):
-        Growing().add(b"<html>")
+        StreamedCompletion().add(b"<html>")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import pytest
 
 from gpu_pool.backends.backend import InvalidOutput, Item
 from gpu_pool.backends.function import FunctionBackend
-from gpu_pool.backends.tiny.row import Spoken, held_back
+from gpu_pool.backends.tiny.row import StreamBuffer, held_back
 from gpu_pool.model_process.inputs import AGAIN, PIECES_EVERY_S, Listeners
 from gpu_pool.model_process.messages import Piece, Pieces
 from gpu_pool.worker.streams import MOST_CHARACTERS, BatchStreams, Outgoing, joined
 from scheduler.protocol.batches import ClaimedRequest
-from scheduler.protocol.replies import LOST, Address, Increment
+from scheduler.protocol.replies import LOST, Increment, IncrementTarget
 
 
 class Ears:
@@ -124,7 +124,7 @@ def test_what_was_said_is_never_taken_back() -> None:
     """Byte by byte: no half character, nothing of a stop string, and together all that stays."""
     text = "naïve 😀 end"
     whole, ears = text.encode() + b"STOP", Ears()
-    spoken = Spoken(ears, [b"STOP", b"TOPS"])
+    spoken = StreamBuffer(ears, [b"STOP", b"TOPS"])
 
     for length in range(1, len(whole)):
         spoken.grew(whole[:length])
@@ -169,7 +169,7 @@ def test_what_finds_no_room_is_dropped() -> None:
     """A Redis that stands still costs the worker a bounded amount of memory; the rest comes with the end."""
     outgoing = Outgoing(NoChannel())  # type: ignore[arg-type]
     for n in range(3):
-        outgoing.add(Address("g", "n"), add("x" * (MOST_CHARACTERS // 2), n * (MOST_CHARACTERS // 2)))
+        outgoing.add(IncrementTarget("g", "n"), add("x" * (MOST_CHARACTERS // 2), n * (MOST_CHARACTERS // 2)))
 
     assert outgoing.dropped == 1
     assert outgoing._characters == MOST_CHARACTERS
@@ -181,7 +181,7 @@ class Sent:
     def __init__(self) -> None:
         self.increments: list[tuple[str, Increment]] = []
 
-    def add(self, address: Address, increment: Increment) -> None:
+    def add(self, address: IncrementTarget, increment: Increment) -> None:
         self.increments.append((address.gateway_id, increment))
 
 

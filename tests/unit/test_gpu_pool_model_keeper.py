@@ -8,7 +8,7 @@ import pytest
 from eventually import eventually
 from gpu_pool.model_process import supervisor
 from gpu_pool.model_process.handle import ModelLaunch, ModelProcess
-from gpu_pool.model_process.supervisor import ModelKeeper
+from gpu_pool.model_process.supervisor import ModelSupervisor
 
 
 class Stuck:
@@ -27,15 +27,15 @@ class Stuck:
 
 
 @pytest.fixture
-async def stuck(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelKeeper, Stuck]:
+async def stuck(monkeypatch: pytest.MonkeyPatch) -> tuple[ModelSupervisor, Stuck]:
     monkeypatch.setattr(supervisor, "REAPED_WITHIN_S", 0.05)
-    keeper, process = ModelKeeper(ModelLaunch("simulated"), 1.0, lambda: None), Stuck()
+    keeper, process = ModelSupervisor(ModelLaunch("simulated"), 1.0, lambda: None), Stuck()
     keeper._process = cast("ModelProcess", process)
     return keeper, process
 
 
 async def test_a_device_that_holds_its_process_is_out_of_use_until_it_lets_go(
-    stuck: tuple[ModelKeeper, Stuck],
+    stuck: tuple[ModelSupervisor, Stuck],
 ) -> None:
     """Health says quarantined, and no second process is started on the device."""
     keeper, process = stuck
@@ -49,7 +49,7 @@ async def test_a_device_that_holds_its_process_is_out_of_use_until_it_lets_go(
     assert keeper._process is None
 
 
-async def test_a_worker_that_stops_leaves_it_to_the_kernel(stuck: tuple[ModelKeeper, Stuck]) -> None:
+async def test_a_worker_that_stops_leaves_it_to_the_kernel(stuck: tuple[ModelSupervisor, Stuck]) -> None:
     """The worker's own end must not wait for what may never come; the process was told to die."""
     keeper, process = stuck
 

@@ -14,7 +14,7 @@ from gpu_pool.worker.gpu import (
     TO_REMAP,
     UNTIL_RESET,
     WANTS_RESET,
-    Counts,
+    FaultCounts,
     NvmlGpu,
     fault_of,
     gpu_of,
@@ -100,17 +100,17 @@ def test_what_the_driver_says_of_repairs_is_told() -> None:
 @pytest.mark.parametrize(
     ("began", "now", "fault", "note"),
     [
-        (Counts(), Counts(), "", ""),
-        (Counts(), Counts(1), ECC, BEFORE),
-        (Counts(2), Counts(2), "", BEFORE),
-        (Counts(2), Counts(), "", ""),
-        (Counts(2), Counts(3, remapping=True), ECC, TO_REMAP),
-        (Counts(1, remapping=True), Counts(1, remapping=True), "", TO_REMAP),
-        (Counts(1, retiring=True), Counts(1, retiring=True), WANTS_RESET, BEFORE),
-        (Counts(1), Counts(1, remapping=True, not_remapped=True), "", NOT_REMAPPED),
+        (FaultCounts(), FaultCounts(), "", ""),
+        (FaultCounts(), FaultCounts(1), ECC, BEFORE),
+        (FaultCounts(2), FaultCounts(2), "", BEFORE),
+        (FaultCounts(2), FaultCounts(), "", ""),
+        (FaultCounts(2), FaultCounts(3, remapping=True), ECC, TO_REMAP),
+        (FaultCounts(1, remapping=True), FaultCounts(1, remapping=True), "", TO_REMAP),
+        (FaultCounts(1, retiring=True), FaultCounts(1, retiring=True), WANTS_RESET, BEFORE),
+        (FaultCounts(1), FaultCounts(1, remapping=True, not_remapped=True), "", NOT_REMAPPED),
     ],
 )
-def test_what_counts_of_broken_memory_mean(began: Counts, now: Counts, fault: str, note: str) -> None:
+def test_what_counts_of_broken_memory_mean(began: FaultCounts, now: FaultCounts, fault: str, note: str) -> None:
     """For the worker that began with these, and for whoever looks after the machine."""
     assert (fault_of(began, now), note_of(now)) == (fault, note)
 

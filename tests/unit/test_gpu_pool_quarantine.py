@@ -3,31 +3,31 @@
 import pytest
 
 from gpu_pool.backends.backend import ItemResult
-from gpu_pool.model_process.supervisor import Quarantine, Verdict, judge
+from gpu_pool.model_process.supervisor import BatchVerdict, Quarantine, judge
 
 GOOD, NONSENSE, NEITHER = "GXN"
-VERDICTS = {GOOD: Verdict.GOOD, NONSENSE: Verdict.NONSENSE, NEITHER: Verdict.NEITHER}
+VERDICTS = {GOOD: BatchVerdict.GOOD, NONSENSE: BatchVerdict.NONSENSE, NEITHER: BatchVerdict.NEITHER}
 CODES = {"g": "", "x": "invalid_output", "p": "poison_request", "t": "gpu_timeout", "i": "invalid_request"}
 
 
 @pytest.mark.parametrize(
     ("answers", "verdict"),
     [
-        ("g", Verdict.GOOD),
-        ("x", Verdict.NONSENSE),
-        ("xx", Verdict.NONSENSE),
-        ("gx", Verdict.NONSENSE),  # half
-        ("ggx", Verdict.GOOD),
-        ("gxx", Verdict.NONSENSE),
-        ("px", Verdict.NONSENSE),
-        ("ppx", Verdict.NEITHER),
-        ("gp", Verdict.GOOD),
-        ("p", Verdict.NEITHER),
-        ("ti", Verdict.NEITHER),
-        ("", Verdict.NEITHER),
+        ("g", BatchVerdict.GOOD),
+        ("x", BatchVerdict.NONSENSE),
+        ("xx", BatchVerdict.NONSENSE),
+        ("gx", BatchVerdict.NONSENSE),  # half
+        ("ggx", BatchVerdict.GOOD),
+        ("gxx", BatchVerdict.NONSENSE),
+        ("px", BatchVerdict.NONSENSE),
+        ("ppx", BatchVerdict.NEITHER),
+        ("gp", BatchVerdict.GOOD),
+        ("p", BatchVerdict.NEITHER),
+        ("ti", BatchVerdict.NEITHER),
+        ("", BatchVerdict.NEITHER),
     ],
 )
-def test_what_a_batch_says_of_its_model(answers: str, verdict: Verdict) -> None:
+def test_what_a_batch_says_of_its_model(answers: str, verdict: BatchVerdict) -> None:
     """At least half no answer at all is nonsense; else one good answer is proof that the model works."""
     assert judge([ItemResult("", 0, CODES[answer]) for answer in answers]) is verdict
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpu_pool.model_process.handle import DOUBT_S, GAP_S, TICK_S, Standstill
+from gpu_pool.model_process.handle import DOUBT_S, GAP_S, TICK_S, StallDetector
 
 
 class Clock:
@@ -30,7 +30,7 @@ def test_doubt_lasts_from_the_standstill_until_the_socket_was_read(
 ) -> None:
     """The gaps are between ticks; `later` is the time from the last one to the question."""
     clock = Clock()
-    standstill = Standstill(clock)
+    standstill = StallDetector(clock)
     for gap in gaps:
         clock.now += gap
         standstill.tick()

@@ -12,9 +12,9 @@ from gpu_pool.backends.generation import last_turn, named_turns, prompt_of, runn
 from gpu_pool.backends.simulated import SimulatedBackend
 from gpu_pool.backends.tiny.backend import TinyBackend
 from scheduler.errors import ErrorCode
-from scheduler.payload import Message, Task, encode_messages, read_vector, write_vector
+from scheduler.payload import PromptMessage, Task, encode_messages, read_vector, write_vector
 
-TALK = [Message("system", "Be brief."), Message("user", "Hello")]
+TALK = [PromptMessage("system", "Be brief."), PromptMessage("user", "Hello")]
 CHAT = Item(encode_messages(TALK), {}, Task.CHAT)
 
 

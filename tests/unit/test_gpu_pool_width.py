@@ -5,15 +5,15 @@ import asyncio
 import pytest
 
 from eventually import eventually
-from gpu_pool.worker.concurrency import Turns, Width
-from gpu_pool.worker.prefetch import Ahead
+from gpu_pool.worker.concurrency import AimdWidth, ConcurrencyLimit
+from gpu_pool.worker.prefetch import Prefetch
 
 FAST, SLOW = 100.0, 250.0
 
 
 def width_after(*rounds: float, most: int = 8, at_once: int | None = None) -> list[int]:
     """The width after each round, whose batches took so many milliseconds and used all of it (or `at_once`)."""
-    width, found = Width(most), []
+    width, found = AimdWidth(most), []
     for ms in rounds:
         for _ in range(width.now):
             width.ended(4, 10, ms, width.now if at_once is None else at_once)
@@ -47,7 +47,7 @@ def test_a_width_that_is_not_used_is_not_raised() -> None:
 
 def test_some_slow_batches_in_a_round_change_nothing() -> None:
     """A cut needs more than half of them, a raise none."""
-    width = Width(8)
+    width = AimdWidth(8)
     for _ in range(1 + 2 + 3):
         width.ended(4, 10, FAST, 8)
     before = width.now
@@ -59,7 +59,7 @@ def test_some_slow_batches_in_a_round_change_nothing() -> None:
 
 def test_batches_are_compared_with_their_like() -> None:
     """More items and longer answers may take longer; what counts is the time for a step."""
-    width = Width(8)
+    width = AimdWidth(8)
     width.ended(4, 10, FAST, 1)
     width.ended(4, 100, 10 * FAST, 2)
     width.ended(32, 10, 5 * FAST, 2)
@@ -69,7 +69,7 @@ def test_batches_are_compared_with_their_like() -> None:
 
 def test_a_refusal_halves() -> None:
     """As does a loss in TCP; several in a row are one."""
-    width = Width(8)
+    width = AimdWidth(8)
     for _ in range(1 + 2 + 3 + 4):
         width.ended(4, 10, FAST, 8)
     before = width.now
@@ -85,7 +85,7 @@ def test_a_refusal_halves() -> None:
 
 def test_a_server_that_became_slower_is_not_held_to_its_youth() -> None:
     """After some hundred batches the new time is the good one, and the width rises again."""
-    width = Width(4)
+    width = AimdWidth(4)
     width.ended(4, 10, FAST, 1)
     for _ in range(300):
         width.ended(4, 10, 3 * FAST, 4)
@@ -95,7 +95,7 @@ def test_a_server_that_became_slower_is_not_held_to_its_youth() -> None:
 
 async def test_turns_are_given_in_order_and_as_many_as_there_are() -> None:
     """More at once when it is widened; when it is narrowed nobody is cut short, and the next wait longer."""
-    turns, inside, left = Turns(), [], asyncio.Event()
+    turns, inside, left = ConcurrencyLimit(), [], asyncio.Event()
 
     async def take(name: int) -> None:
         async with turns:
@@ -117,7 +117,7 @@ async def test_turns_are_given_in_order_and_as_many_as_there_are() -> None:
 async def test_where_several_have_the_model_none_waits_for_it() -> None:
     """The next batch is claimed when a place is free, not before; narrowed, who has one keeps it."""
     changes: list[bool] = []
-    places = Ahead(lambda: changes.append(True))
+    places = Prefetch(lambda: changes.append(True))
     places.resize(2)
     first = places.place(ahead=True)
     first.begins(1.0)

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.operations.health_collector import together
 from gateway.operations.health_model import Health, Status, TierHealth
-from ratelimit.capacity import Evidence
+from ratelimit.capacity import CapacityEvidence
 
 
 def tier(**changes: Any) -> TierHealth:
@@ -34,7 +34,7 @@ def document(status: Status = "healthy", *reasons: str, **changes: Any) -> tuple
         "healthy_gpus": 2,
         "total_gpus": 2,
         "capacity_rps": 100.0,
-        "capacity_evidence": Evidence.MEASURED,
+        "capacity_evidence": CapacityEvidence.MEASURED,
         "capacity_confidence": 1.0,
         "tiers": {"free": tier()},
         "dlq": 0,

@@ -2,14 +2,14 @@
 
 import pytest
 
-from gateway.jobs.inbox import GRACE_S, Step, end_of, given_up, next_step
+from gateway.jobs.inbox import GRACE_S, JobStep, end_of, given_up, next_step
 from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, groups
 from ledger.jobs import JobEnd
-from scheduler.protocol.replies import Reply, Stand
+from scheduler.protocol.replies import Reply, RequestStatus
 
-LOST = Stand("")
-QUEUED, RUNNING = Stand("queued"), Stand("processing")
-CLOSED = Stand("failed", "no_capacity")  # A cancel that came before the admission that it was meant for.
+LOST = RequestStatus("")
+QUEUED, RUNNING = RequestStatus("queued"), RequestStatus("processing")
+CLOSED = RequestStatus("failed", "no_capacity")  # A cancel that came before the admission that it was meant for.
 LATE = -GRACE_S
 
 
@@ -18,31 +18,31 @@ def reply(state: str = "completed", code: str = "", output: str = "olleh") -> Re
     return Reply("r1", "c1", "", state, code, 1, 2.0, "b1", 8, "w1", 3.0, 11, "v1", output)
 
 
-DONE = Stand("completed", "", reply())
+DONE = RequestStatus("completed", "", reply())
 
 
 @pytest.mark.parametrize(
     ("left_s", "stand", "step"),
     [
-        (500.0, QUEUED, Step.WAIT),
-        (500.0, RUNNING, Step.WAIT),
-        (500.0, LOST, Step.AGAIN),
-        (500.0, None, Step.WAIT),  # Redis is away
-        (500.0, DONE, Step.WRITE),
-        (500.0, CLOSED, Step.GIVE_UP),
-        (0.05, LOST, Step.WAIT),  # too little left to begin again
-        (-1.0, RUNNING, Step.WAIT),  # Redis ends it by itself
-        (-1.0, LOST, Step.WAIT),
-        (-1.0, None, Step.WAIT),
-        (LATE, QUEUED, Step.EXPIRE),
-        (LATE, RUNNING, Step.EXPIRE),
-        (LATE, LOST, Step.FAIL),
-        (LATE, None, Step.FAIL),
-        (LATE, DONE, Step.WRITE),  # a result stands, however late it is read
-        (LATE, CLOSED, Step.GIVE_UP),
+        (500.0, QUEUED, JobStep.WAIT),
+        (500.0, RUNNING, JobStep.WAIT),
+        (500.0, LOST, JobStep.AGAIN),
+        (500.0, None, JobStep.WAIT),  # Redis is away
+        (500.0, DONE, JobStep.WRITE),
+        (500.0, CLOSED, JobStep.GIVE_UP),
+        (0.05, LOST, JobStep.WAIT),  # too little left to begin again
+        (-1.0, RUNNING, JobStep.WAIT),  # Redis ends it by itself
+        (-1.0, LOST, JobStep.WAIT),
+        (-1.0, None, JobStep.WAIT),
+        (LATE, QUEUED, JobStep.EXPIRE),
+        (LATE, RUNNING, JobStep.EXPIRE),
+        (LATE, LOST, JobStep.FAIL),
+        (LATE, None, JobStep.FAIL),
+        (LATE, DONE, JobStep.WRITE),  # a result stands, however late it is read
+        (LATE, CLOSED, JobStep.GIVE_UP),
     ],
 )
-def test_what_is_done_with_an_open_job(left_s: float, stand: Stand | None, step: Step) -> None:
+def test_what_is_done_with_an_open_job(left_s: float, stand: RequestStatus | None, step: JobStep) -> None:
     """Wait, write, queue again, or end it: by what Redis knows and the time that is left."""
     assert next_step(left_s, stand) is step
 
@@ -53,7 +53,7 @@ def test_what_is_stored_of_an_end() -> None:
     assert end_of(reply("failed", "poison_request", "")) == JobEnd("r1", "poison_request", "", "c1", 11)
     assert end_of(reply("failed", "", "")).error_code == "internal_error"
     assert given_up("r1", CLOSED) == JobEnd("r1", "no_capacity")
-    assert given_up("r1", Stand("completed")).error_code == "internal_error"
+    assert given_up("r1", RequestStatus("completed")).error_code == "internal_error"
 
 
 def test_ends_are_written_in_groups() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gateway.jobs import inbox as jobs_inbox
 from gateway.jobs.inbox import KEEP_S, OFFER_EVERY_S, JobInbox
 from gateway.jobs.results import job_result
-from gateway.jobs.store import MOST_PENDING, Together, TooManyWait
+from gateway.jobs.store import MOST_PENDING, CallBatcher, TooManyWait
 from scheduler.protocol.replies import Reply
 
 
@@ -28,7 +28,7 @@ async def test_those_who_come_meanwhile_share_the_next_call() -> None:
         await asyncio.sleep(0)
         return [item * 2 for item in items]
 
-    together: Together[int, int] = Together(call, size=5)
+    together: CallBatcher[int, int] = CallBatcher(call, size=5)
     first = asyncio.create_task(together.ask(0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -47,7 +47,7 @@ async def test_a_failure_is_told_to_those_of_the_call() -> None:
             raise ConnectionError
         return [ValueError(item) if item < 0 else item for item in items]
 
-    together: Together[int, int] = Together(call)
+    together: CallBatcher[int, int] = CallBatcher(call)
     found = await asyncio.gather(together.ask(-1), together.ask(1), return_exceptions=True)
 
     assert [type(each) for each in found] == [ValueError, int]
@@ -64,7 +64,7 @@ async def test_too_many_are_turned_away() -> None:
         await never.wait()
         return list(items)
 
-    together: Together[int, int] = Together(call, size=1)
+    together: CallBatcher[int, int] = CallBatcher(call, size=1)
     asking = [asyncio.create_task(together.ask(n)) for n in range(MOST_PENDING + 1)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)

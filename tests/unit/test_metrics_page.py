@@ -7,9 +7,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.circuit_breaker import BreakerState
-from gateway.metrics.counters import BATCHES, BOUNDS_US, Series, Tally
+from gateway.metrics.counters import BATCHES, BOUNDS_US, Counters, Series
 from gateway.metrics.definitions import COUNTED, METRICS, SEEN, Metric
-from gateway.metrics.endpoint import CIRCUIT, STALE_S, STATES, PoolLook, exposition, gauges
+from gateway.metrics.endpoint import CIRCUIT, STALE_S, STATES, PoolFigures, exposition, gauges
 from gateway.wiring import DOORS
 from metrics_figures import read, reply, value
 from scheduler.errors import ErrorCode
@@ -23,30 +23,30 @@ NO_BASE_UNITS = re.compile(
 
 def full_tally() -> Series:
     """Something of every metric that is counted."""
-    tally = Tally()
-    tally.completed("free", "/v1/inference", 0.2)
-    tally.ran("free", "default", "tiny", reply())
-    tally.full_batches({("default", "tiny"): 8})
-    tally.ran("free", "default", "tiny", reply())
-    tally.failed("free", "/v1/inference", ErrorCode.QUEUE_FULL)
-    tally.failed("free", "/v1/inference", ErrorCode.QUEUE_TIMEOUT)
-    tally.retried("free")
-    tally.called("admit", 0.001)
-    return tally.series() | {("tierlane_rate_limited_total", "free", "quota"): [1]}
+    counters = Counters()
+    counters.completed("free", "/v1/inference", 0.2)
+    counters.ran("free", "default", "tiny", reply())
+    counters.full_batches({("default", "tiny"): 8})
+    counters.ran("free", "default", "tiny", reply())
+    counters.failed("free", "/v1/inference", ErrorCode.QUEUE_FULL)
+    counters.failed("free", "/v1/inference", ErrorCode.QUEUE_TIMEOUT)
+    counters.retried("free")
+    counters.called("admit", 0.001)
+    return counters.series() | {("tierlane_rate_limited_total", "free", "quota"): [1]}
 
 
 def worker(worker_id: str, status: str, *, healthy: bool, gpu: GpuReading | None = None) -> WorkerView:
     return WorkerView(worker_id, status, 0.5, 3, 10.0, healthy, 100.0, 50.0, "simulated", "v1", gpu=gpu)
 
 
-def look(age_s: float | None = 0.1, *, seen: bool = True) -> PoolLook:
+def look(age_s: float | None = 0.1, *, seen: bool = True) -> PoolFigures:
     """A pool with one tier, two workers and an open breaker."""
     workers = [
         worker("w1", "busy", healthy=True, gpu=GpuReading(0.5, 1024, 2048, 50, 0)),
         worker("w2", "thinking", healthy=False),
     ]
     observation = Observation(1, {"free": TierDepth("free", 7, 1500.0)}, workers, [], 0, 0, 12, 3)
-    return PoolLook(
+    return PoolFigures(
         pool="default",
         observation=observation if seen else None,
         age_s=age_s,
@@ -194,4 +194,4 @@ def test_every_state_has_a_place() -> None:
 
 def test_each_door_is_counted_under_its_address() -> None:
     """The label `endpoint` is where the customer called."""
-    assert {path: dialect.endpoint for path, dialect in DOORS.items()} == {path: path for path in DOORS}
+    assert {path: api_format.endpoint for path, api_format in DOORS.items()} == {path: path for path in DOORS}

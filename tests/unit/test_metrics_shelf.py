@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.metrics.counters import Series
-from gateway.metrics.shared_counters import Shelf, Sum
+from gateway.metrics.shared_counters import SharedCounters, Sum
 
 KEY = ("tierlane_requests_total", "free", "/v1/inference", "completed")
 
@@ -19,26 +19,26 @@ def counted(count: int) -> Series:
 
 
 @pytest.fixture
-def shelf_of(tmp_path: Path) -> Iterator[Callable[[str], Shelf]]:
+def shelf_of(tmp_path: Path) -> Iterator[Callable[[str], SharedCounters]]:
     """Makes gateways' places in one directory; all are closed in the end."""
-    made: list[Shelf] = []
+    made: list[SharedCounters] = []
 
-    def make(name: str) -> Shelf:
-        made.append(Shelf(tmp_path, name))
+    def make(name: str) -> SharedCounters:
+        made.append(SharedCounters(tmp_path, name))
         return made[-1]
 
     yield make
-    for shelf in made:
-        shelf.close()
+    for shared_counters in made:
+        shared_counters.close()
 
 
-def total(shelf: Shelf) -> tuple[int, int]:
+def total(shared_counters: SharedCounters) -> tuple[int, int]:
     """Requests, and living gateways."""
-    seen: Sum = shelf.sum()
+    seen: Sum = shared_counters.sum()
     return seen.series.get(KEY, [0])[0], seen.processes
 
 
-def test_every_gateway_tells_the_same_sum(tmp_path: Path, shelf_of: Callable[[str], Shelf]) -> None:
+def test_every_gateway_tells_the_same_sum(tmp_path: Path, shelf_of: Callable[[str], SharedCounters]) -> None:
     """Of all files, its own among them."""
     one, two = shelf_of("gw-1"), shelf_of("gw-2")
     one.write(counted(3), 1)
@@ -48,7 +48,7 @@ def test_every_gateway_tells_the_same_sum(tmp_path: Path, shelf_of: Callable[[st
     assert total(two) == (7, 2)
 
 
-def test_what_an_ended_gateway_counted_stays(tmp_path: Path, shelf_of: Callable[[str], Shelf]) -> None:
+def test_what_an_ended_gateway_counted_stays(tmp_path: Path, shelf_of: Callable[[str], SharedCounters]) -> None:
     """It is folded into one file and its own files go, however often somebody looks; later ones are added."""
     one = shelf_of("gw-1")
     one.write(counted(1), 1)
@@ -67,7 +67,9 @@ def test_what_an_ended_gateway_counted_stays(tmp_path: Path, shelf_of: Callable[
     ]
 
 
-def test_a_fold_that_was_cut_off_counts_nothing_twice(tmp_path: Path, shelf_of: Callable[[str], Shelf]) -> None:
+def test_a_fold_that_was_cut_off_counts_nothing_twice(
+    tmp_path: Path, shelf_of: Callable[[str], SharedCounters]
+) -> None:
     """The sum was replaced and the folded file is still there: it is not read again, and goes with the next look."""
     one, two = shelf_of("gw-1"), shelf_of("gw-2")
     one.write(counted(1), 1)
@@ -81,11 +83,11 @@ def test_a_fold_that_was_cut_off_counts_nothing_twice(tmp_path: Path, shelf_of: 
     assert not (tmp_path / "gw-2.tally").exists()
 
 
-def test_who_folds_disturbs_nobody(tmp_path: Path, shelf_of: Callable[[str], Shelf]) -> None:
+def test_who_folds_disturbs_nobody(tmp_path: Path, shelf_of: Callable[[str], SharedCounters]) -> None:
     """While somebody else holds the lock nothing is folded, and the ended one's file is still in the sum."""
     one, two, three = (shelf_of(f"gw-{number}") for number in (1, 2, 3))
-    for shelf in (one, two, three):
-        shelf.write(counted(5), 1)
+    for shared_counters in (one, two, three):
+        shared_counters.write(counted(5), 1)
     three.close()
     folding = os.open(tmp_path / "folding", os.O_RDWR | os.O_CREAT)
     fcntl.flock(folding, fcntl.LOCK_EX)
@@ -96,34 +98,34 @@ def test_who_folds_disturbs_nobody(tmp_path: Path, shelf_of: Callable[[str], She
     assert total(two) == (15, 2)
 
 
-def test_an_older_writing_does_not_undo_a_newer_one(tmp_path: Path, shelf_of: Callable[[str], Shelf]) -> None:
+def test_an_older_writing_does_not_undo_a_newer_one(tmp_path: Path, shelf_of: Callable[[str], SharedCounters]) -> None:
     """Two threads of one gateway may come in any order."""
-    shelf = shelf_of("gw-1")
-    shelf.write(counted(9), 2)
-    shelf.write(counted(8), 1)
+    shared_counters = shelf_of("gw-1")
+    shared_counters.write(counted(9), 2)
+    shared_counters.write(counted(8), 1)
 
-    assert total(shelf) == (9, 1)
+    assert total(shared_counters) == (9, 1)
 
 
-def test_what_cannot_be_read_is_passed_over(tmp_path: Path, shelf_of: Callable[[str], Shelf]) -> None:
+def test_what_cannot_be_read_is_passed_over(tmp_path: Path, shelf_of: Callable[[str], SharedCounters]) -> None:
     """Half a file, and another version's."""
-    shelf = shelf_of("gw-1")
-    shelf.write(counted(2), 1)
+    shared_counters = shelf_of("gw-1")
+    shared_counters.write(counted(2), 1)
     (tmp_path / "half.tally").write_bytes(b"\x92\x01")
     (tmp_path / "future.tally").write_bytes(msgspec.msgpack.encode(["99", [[KEY, [7]]]]))
 
-    assert total(shelf) == (2, 1)
+    assert total(shared_counters) == (2, 1)
 
 
-def test_a_directory_that_cannot_be_used_is_said(tmp_path: Path, shelf_of: Callable[[str], Shelf]) -> None:
+def test_a_directory_that_cannot_be_used_is_said(tmp_path: Path, shelf_of: Callable[[str], SharedCounters]) -> None:
     """OSError, for whoever writes."""
     (tmp_path / "file").write_text("")
 
     with pytest.raises(OSError, match="file"):
-        Shelf(tmp_path / "file" / "metrics", "gw-1").write(counted(1), 1)
+        SharedCounters(tmp_path / "file" / "metrics", "gw-1").write(counted(1), 1)
 
 
-def test_a_name_that_is_taken_is_refused(tmp_path: Path, shelf_of: Callable[[str], Shelf]) -> None:
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, shelf_of: Callable[[str], SharedCounters]) -> None:
     """Two gateways of one id would replace each other's file."""
     one = shelf_of("gw-1")
     one.write(counted(1), 1)

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.limits.rejections import OWN_LIMITS as REFUSED_BY_OWN_LIMITS
-from gateway.metrics.counters import BATCHES, BOUNDS_US, MOST_MODELS, MOST_TIERS, SHED, STAGES, Tally
+from gateway.metrics.counters import BATCHES, BOUNDS_US, MOST_MODELS, MOST_TIERS, SHED, STAGES, Counters
 from metrics_figures import reply
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Verdict
@@ -26,11 +26,11 @@ from scheduler.states import Admission
 )
 def test_what_an_error_counts_as(code: ErrorCode, outcome: Admission | None, expected: set[tuple[str, str]]) -> None:
     """Always as a request with its code; and as shed, limited or late where it is one of these."""
-    tally = Tally()
+    counters = Counters()
 
-    tally.failed("free", "/v1/inference", code, None if outcome is None else Verdict(outcome, 0.0, 0, 0, 0))
+    counters.failed("free", "/v1/inference", code, None if outcome is None else Verdict(outcome, 0.0, 0, 0, 0))
 
-    counted = {key: numbers for key, numbers in tally.series().items() if len(numbers) == 1 and numbers[0]}
+    counted = {key: numbers for key, numbers in counters.series().items() if len(numbers) == 1 and numbers[0]}
     refused = {(metric, label) for metric, tier, label in (key for key in counted if len(key) == 3)}
     assert counted[("tierlane_requests_total", "free", "/v1/inference", code.value)] == [1]
     assert refused == expected
@@ -41,9 +41,9 @@ def test_the_lists_of_codes_are_those_of_admission() -> None:
     scopes = {
         key[2]
         for outcome in REFUSED_BY_OWN_LIMITS
-        for tally in [Tally()]
-        if tally.failed("t", "e", ErrorCode.RATE_LIMIT_EXCEEDED, Verdict(outcome, 0.0, 0, 0, 0)) is None
-        for key in tally.series()
+        for counters in [Counters()]
+        if counters.failed("t", "e", ErrorCode.RATE_LIMIT_EXCEEDED, Verdict(outcome, 0.0, 0, 0, 0)) is None
+        for key in counters.series()
         if key[0] == "tierlane_rate_limited_total"
     }
 
@@ -56,11 +56,11 @@ def test_the_lists_of_codes_are_those_of_admission() -> None:
 )
 def test_a_time_falls_into_the_bucket_that_ends_at_or_after_it(seconds: float, bucket: int) -> None:
     """As Prometheus counts: the upper end belongs to its bucket; what is longer than all has one of its own."""
-    tally = Tally()
+    counters = Counters()
 
-    tally.completed("free", "/v1/inference", seconds)
+    counters.completed("free", "/v1/inference", seconds)
 
-    *counts, total_us = tally.series()[("tierlane_request_duration_seconds", "free")]
+    *counts, total_us = counters.series()[("tierlane_request_duration_seconds", "free")]
     assert [place for place, count in enumerate(counts) if count] == [bucket]
     assert total_us == max(0, int(seconds * 1e6))
     assert len(counts) == len(BOUNDS_US) + 1
@@ -68,13 +68,13 @@ def test_a_time_falls_into_the_bucket_that_ends_at_or_after_it(seconds: float, b
 
 def test_a_run_is_told_by_its_reply() -> None:
     """Wait, run, size beside the full size known then, further attempts; an answer that was kept had no run."""
-    tally = Tally()
-    tally.ran("paid", "default", "tiny", reply())
-    tally.full_batches({("default", "tiny"): 8, ("default", "other"): 2})
-    tally.ran("paid", "default", "tiny", reply(attempts=3))
-    tally.ran("paid", "default", "tiny", reply(served_from="cache"))
+    counters = Counters()
+    counters.ran("paid", "default", "tiny", reply())
+    counters.full_batches({("default", "tiny"): 8, ("default", "other"): 2})
+    counters.ran("paid", "default", "tiny", reply(attempts=3))
+    counters.ran("paid", "default", "tiny", reply(served_from="cache"))
 
-    series = tally.series()
+    series = counters.series()
 
     assert series[(BATCHES, "default", "tiny", "0", "4")] == [1]
     assert series[(BATCHES, "default", "tiny", "8", "4")] == [1]
@@ -85,12 +85,12 @@ def test_a_run_is_told_by_its_reply() -> None:
 
 def test_names_are_capped() -> None:
     """However often an admin renames tiers and models, what is over the cap is `other`, and nothing is lost."""
-    tally = Tally()
+    counters = Counters()
     for number in range(100):
-        tally.ended(f"tier-{number}", "/v1/inference", "completed")
-        tally.ran("tier-0", "default", f"model-{number}", reply())
+        counters.ended(f"tier-{number}", "/v1/inference", "completed")
+        counters.ran("tier-0", "default", f"model-{number}", reply())
 
-    series = tally.series()
+    series = counters.series()
     tiers = {key[1]: numbers[0] for key, numbers in series.items() if key[0] == "tierlane_requests_total"}
     models = {key[2] for key in series if key[0] == "tierlane_inference_duration_seconds"}
 

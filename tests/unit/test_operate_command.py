@@ -12,7 +12,7 @@ from quick_help import shown_by
 from scheduler.protocol.pool_view import Observation, WorkerView
 from tierlane.cli import app
 from tierlane.operate.gpus import impact, rows_of
-from tierlane.operate.top import Seen, frame
+from tierlane.operate.top import TopState, frame
 
 VERBS = [["gpu", "list"], ["gpu", "cordon"], ["gpu", "uncordon"], ["queue", "list"], ["queue", "pause"]]
 VERBS += [["queue", "resume"], ["top"], ["check"]]
@@ -95,7 +95,7 @@ def test_rows_of_workers() -> None:
     assert [row["worker"] for row in rows_of(seen, reasons, everywhere=False)] == ["a", "b"]
 
 
-def drawn(seen: Seen, now_s: float) -> str:
+def drawn(seen: TopState, now_s: float) -> str:
     out = io.StringIO()
     Console(file=out, width=120, highlight=False).print(frame(seen, now_s))
     return out.getvalue()
@@ -103,7 +103,7 @@ def drawn(seen: Seen, now_s: float) -> str:
 
 def test_a_frame_has_status_tiers_and_pools() -> None:
     """What is told of each, and nothing that moves the cursor."""
-    text = drawn(Seen("http://x", DOCUMENT, 100.0), 100.5)
+    text = drawn(TopState("http://x", DOCUMENT, 100.0), 100.5)
     lines = [line.split() for line in text.splitlines()]
 
     assert "tierlane degraded   321.0 requests/s of 400.0   1,234 waiting   dead letters 2   audit lag 15 ms" in text
@@ -117,7 +117,8 @@ def test_a_frame_of_several_pools() -> None:
     """Each its own line."""
     pool = {"healthy_gpus": 1, "total_gpus": 1, "capacity_rps": 9.0}
     lines = [
-        line.split() for line in drawn(Seen("u", {**DOCUMENT, "pools": {"a": pool, "b": pool}}, 0.0), 0.0).splitlines()
+        line.split()
+        for line in drawn(TopState("u", {**DOCUMENT, "pools": {"a": pool, "b": pool}}, 0.0), 0.0).splitlines()
     ]
 
     assert [line[:2] for line in lines if line and line[0] in ("a", "b", "all")] == [["a", "1/1"], ["b", "1/1"]]
@@ -125,10 +126,10 @@ def test_a_frame_of_several_pools() -> None:
 
 def test_a_gateway_that_is_away_is_said_with_the_age() -> None:
     """Old figures must not be taken for new ones; and before there were any, there is only why."""
-    text = drawn(Seen("u", DOCUMENT, 100.0, "The gateway at u does not answer: refused."), 107.0)
+    text = drawn(TopState("u", DOCUMENT, 100.0, "The gateway at u does not answer: refused."), 107.0)
 
     assert text.splitlines()[:2] == ["The gateway at u does not answer: refused.", "What follows is 7 s old."]
-    assert drawn(Seen("u", problem="It does not answer."), 9.0) == "It does not answer.\n"
+    assert drawn(TopState("u", problem="It does not answer."), 9.0) == "It does not answer.\n"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_gateway_that_is_away_is_said_with_the_age() -> None:
 )
 def test_a_strange_document_is_drawn_all_the_same(document: dict[str, Any]) -> None:
     """It comes from outside."""
-    assert "tierlane unknown" in drawn(Seen("u", document, 0.0), 0.0)
+    assert "tierlane unknown" in drawn(TopState("u", document, 0.0), 0.0)
 
 
 @pytest.mark.parametrize("arguments", [["top", "--once"], ["check"]])

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway.http.errors import Refusal
+from gateway.http.errors import RejectionError
 from gateway.inference.events import RequestLog
-from gateway.inference.pending import Waiter
+from gateway.inference.pending import PendingRequest
 from integration.gateway_fixtures import LiteralCatalog
 from metrics_figures import reply
 from scheduler.errors import ErrorCode, RequestError
@@ -33,12 +33,12 @@ def identity() -> Any:
     return next(key.identity for key in snapshot.keys.values() if key.identity.tier == "free")
 
 
-def waiter(verdict: Verdict | None = None) -> Waiter:
+def pending(verdict: Verdict | None = None) -> PendingRequest:
     submission = Submission(
         id="req_1", tier="free", customer_id="c", api_key_id="k", nonce=PLANTED, model="tiny", input_bytes=11,
         total_ms=4000, queue_ms=2000, rate=1.0, burst=1.0, idempotency=PLANTED, body=PLANTED.encode(),
     )  # fmt: skip
-    made = Waiter(submission, 100.0, NoFuture())  # type: ignore[arg-type]
+    made = PendingRequest(submission, 100.0, NoFuture())  # type: ignore[arg-type]
     made.verdict = verdict
     return made
 
@@ -48,13 +48,13 @@ def line_of(ending: str) -> dict[str, Any]:
     log = RequestLog(lambda: 100.25)
     with structlog.testing.capture_logs() as lines:
         if ending == "completed":
-            log.completed("/v1/completions", identity(), waiter(), [reply(output=PLANTED), reply(output=PLANTED)], 0.2)
+            log.completed("/v1/completions", identity(), pending(), [reply(output=PLANTED), reply(output=PLANTED)], 0.2)
         elif ending == "accepted":
-            log.accepted("/v1/inference", "req_1", identity(), waiter())
+            log.accepted("/v1/inference", "req_1", identity(), pending())
         elif ending == "refused":
             verdict = Verdict(Admission.SHED, 0.0, 0, 0, 120)
-            error = Refusal(ErrorCode.SHED_FOR_PRIORITY, PLANTED, 300)
-            log.failed("/v1/inference", "req_1", identity(), waiter(verdict), error)
+            error = RejectionError(ErrorCode.SHED_FOR_PRIORITY, PLANTED, 300)
+            log.failed("/v1/inference", "req_1", identity(), pending(verdict), error)
         else:
             error = RequestError(ErrorCode.INVALID_API_KEY, PLANTED, PLANTED)
             log.failed("/v1/inference", "req_1", None, None, error)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.inference.events import Both, RequestLog, told_to
-from gateway.inference.pending import Waiter
+from gateway.inference.events import EventListeners, RequestLog, told_to
+from gateway.inference.pending import PendingRequest
 from gateway.inference.traces import RequestTraces
 from integration.gateway_fixtures import LiteralCatalog
 from metrics_figures import reply
@@ -15,7 +15,7 @@ from scheduler.payload import Payload, context_in, encode_payload
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
-from scheduler.tracing import Kind, Span
+from scheduler.tracing import Span, SpanRole
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
@@ -51,13 +51,13 @@ class Scene:
             self.spans.extend, share, trust_callers=trust_callers, clock=lambda: self.now, chance=lambda: chance
         )
 
-    def waiter(self, traceparent: str = "", first: Waiter | None = None) -> Waiter:
+    def pending(self, traceparent: str = "", first: PendingRequest | None = None) -> PendingRequest:
         submission = Submission(
             id="req_1", tier="free", customer_id="c", api_key_id="k", nonce="n", model="tiny", input_bytes=11,
             total_ms=4000, queue_ms=2000, rate=1.0, burst=1.0, body=BODY,
         )  # fmt: skip
         headers = CIMultiDictProxy(CIMultiDict([("traceparent", traceparent)] if traceparent else []))
-        return self.traces.followed(Waiter(submission, 100.0, Ending()), headers, first)
+        return self.traces.followed(PendingRequest(submission, 100.0, Ending()), headers, first)
 
     def told(self) -> dict[str, Span]:
         return {span.name: span for span in self.spans}
@@ -89,51 +89,51 @@ def test_who_is_sampled(share: float, trusts: bool, flags: str | None, chance: f
     """The share decides, and a caller's flag in its place only where callers are trusted."""
     scene = Scene(share, trust_callers=trusts, chance=chance)
 
-    waiter = scene.waiter(f"00-{TRACE}-{SPAN}-{flags}" if flags else "")
+    pending = scene.pending(f"00-{TRACE}-{SPAN}-{flags}" if flags else "")
 
-    assert (waiter.trace is not None) == sampled
-    assert (context_in(waiter.submission.body) is not None) == sampled
+    assert (pending.trace is not None) == sampled
+    assert (context_in(pending.submission.body) is not None) == sampled
     if not sampled:
-        assert type(waiter) is Waiter
-        assert (waiter.submission.body, waiter.submission.trace_id) == (BODY, "")
+        assert type(pending) is PendingRequest
+        assert (pending.submission.body, pending.submission.trace_id) == (BODY, "")
 
 
 def test_the_callers_trace_goes_on() -> None:
     """Its id is the request's, in the audit and in the body; its span is the parent, which stands elsewhere."""
     scene = Scene()
-    waiter = scene.waiter(f"00-{TRACE}-{SPAN}-00")
+    pending = scene.pending(f"00-{TRACE}-{SPAN}-00")
 
-    scene.traces.completed("/v1/inference", identity(), waiter, [reply(id="req_1")], 0.2)
+    scene.traces.completed("/v1/inference", identity(), pending, [reply(id="req_1")], 0.2)
 
     request = scene.told()["request"]
     assert not {"tierlane.inputs", "tierlane.attempts"} & request.attributes.keys()
-    context = context_in(waiter.submission.body)
+    context = context_in(pending.submission.body)
     assert request.context == context
-    assert (request.context.trace_id, waiter.submission.trace_id) == (TRACE, TRACE)
+    assert (request.context.trace_id, pending.submission.trace_id) == (TRACE, TRACE)
     assert request.parent is not None
-    assert (request.parent.span_id, request.remote, request.kind) == (SPAN, True, Kind.SERVER)
+    assert (request.parent.span_id, request.remote, request.kind) == (SPAN, True, SpanRole.SERVER)
 
 
 def test_a_list_of_inputs_is_one_trace() -> None:
     """Whoever belongs to a list goes with the first of it, sampled or not."""
     scene = Scene()
-    first = scene.waiter()
-    assert context_in(scene.waiter(first=first).submission.body) == context_in(first.submission.body)
+    first = scene.pending()
+    assert context_in(scene.pending(first=first).submission.body) == context_in(first.submission.body)
 
     never = Scene(0.0)
     never.traces._share = 1.0
-    assert never.waiter(first=Waiter(first.submission, 0.0, Ending())).trace is None
+    assert never.pending(first=PendingRequest(first.submission, 0.0, Ending())).trace is None
 
 
 def test_the_spans_of_a_completed_request() -> None:
     """Until Redis kept it, in the queue as Redis measured it, and all of it; the attributes are these and no others."""
     scene = Scene()
-    waiter = scene.waiter()
+    pending = scene.pending()
     scene.now = 100.01
-    waiter.accepted = True
+    pending.accepted = True
     scene.now = 100.9
 
-    scene.traces.completed("/v1/inference", identity(), waiter, [reply(id="req_1", attempts=2), reply()], 0.2)
+    scene.traces.completed("/v1/inference", identity(), pending, [reply(id="req_1", attempts=2), reply()], 0.2)
 
     spans = scene.told()
     assert {name: (span.began, round(span.ended, 6)) for name, span in spans.items()} == {
@@ -164,13 +164,13 @@ def test_the_spans_of_a_failed_request(
 ) -> None:
     """As far as it came; a status of 5xx is a failure of ours, and the code says which."""
     scene = Scene()
-    waiter = scene.waiter()
-    waiter.accepted = entered
+    pending = scene.pending()
+    pending.accepted = entered
     if outcome is not None:
-        waiter.finish(outcome)
+        pending.finish(outcome)
     scene.now = 100.25
 
-    scene.traces.failed("/v1/inference", "req_1", identity(), waiter, RequestError(code, "canary-5d1f"))
+    scene.traces.failed("/v1/inference", "req_1", identity(), pending, RequestError(code, "canary-5d1f"))
 
     assert [span.name for span in scene.spans] == names
     request = scene.spans[0]
@@ -181,10 +181,10 @@ def test_the_spans_of_a_failed_request(
 def test_a_job_is_told_at_its_promise() -> None:
     """202, and its way into Redis."""
     scene = Scene()
-    waiter = scene.waiter()
-    waiter.accepted = True
+    pending = scene.pending()
+    pending.accepted = True
 
-    scene.traces.accepted("/v1/inference", "req_1", identity(), waiter)
+    scene.traces.accepted("/v1/inference", "req_1", identity(), pending)
 
     assert [span.name for span in scene.spans] == ["request", "enqueue"]
     assert scene.spans[0].attributes["http.response.status_code"] == 202
@@ -193,11 +193,11 @@ def test_a_job_is_told_at_its_promise() -> None:
 def test_of_who_is_not_sampled_nothing_is_told() -> None:
     """However its call ends, and whoever it is."""
     scene = Scene(0.0)
-    waiter, error = scene.waiter(), RequestError(ErrorCode.INTERNAL_ERROR)
+    pending, error = scene.pending(), RequestError(ErrorCode.INTERNAL_ERROR)
 
-    scene.traces.completed("/v1/inference", identity(), waiter, [reply()], 0.2)
-    scene.traces.accepted("/v1/inference", "req_1", identity(), waiter)
-    scene.traces.failed("/v1/inference", "req_1", identity(), waiter, error)
+    scene.traces.completed("/v1/inference", identity(), pending, [reply()], 0.2)
+    scene.traces.accepted("/v1/inference", "req_1", identity(), pending)
+    scene.traces.failed("/v1/inference", "req_1", identity(), pending, error)
     scene.traces.failed("/v1/inference", "req_1", None, None, error)
 
     assert scene.spans == []
@@ -207,7 +207,7 @@ def test_log_and_traces_are_told_as_one() -> None:
     """Both where both are wanted, the one that is where there is one, nobody where there is none."""
     log, traces = RequestLog(), Scene().traces
 
-    assert isinstance(told_to(log, traces), Both)
+    assert isinstance(told_to(log, traces), EventListeners)
     assert told_to(log, None) is log
     assert told_to(None, traces) is traces
     assert told_to(None, None) is None

@@ -8,8 +8,8 @@ import pytest
 
 from gpu_pool.backends.generation import Generation, GenerationParameters
 from gpu_pool.backends.tiny import TinyModel
-from gpu_pool.backends.tiny.model import BEGIN, END, Shape
-from gpu_pool.backends.tiny.row import Row
+from gpu_pool.backends.tiny.model import BEGIN, END, NetworkShape
+from gpu_pool.backends.tiny.row import TinySequence
 
 PROMPTS = ["What is a compiler?", "The kernel is", "A hacker is someone who", "", "In the early days of the network,"]
 
@@ -96,7 +96,7 @@ def test_text_ends_before_a_stop_string(model: TinyModel) -> None:
 )
 def test_stop_strings_that_end_together_cut_at_the_earliest(drawn: str, stops: tuple[str, ...], text: str) -> None:
     """Byte by byte: the row ends with the stop string's last byte, and the text before the one that began first."""
-    row = Row([BEGIN], GenerationParameters(stop=stops), [])
+    row = TinySequence([BEGIN], GenerationParameters(stop=stops), [])
     for byte in drawn.encode():
         if row.finished is None:
             row.take(byte)
@@ -105,7 +105,7 @@ def test_stop_strings_that_end_together_cut_at_the_earliest(drawn: str, stops: t
 
 def test_the_end_mark_ends_a_row() -> None:
     """The model's own end mark is not text and is not counted."""
-    row = Row([BEGIN, 97], GenerationParameters(), [])
+    row = TinySequence([BEGIN, 97], GenerationParameters(), [])
     for token in (98, END):
         row.take(token)
     assert row.result() == Generation("b", 1, 1, "stop")
@@ -138,7 +138,7 @@ def test_each_pass_is_reported(model: TinyModel) -> None:
     steps = list[int]()
     wishes = [GenerationParameters(max_tokens=count) for count in (2, 9)]
     answers = model.generate(PROMPTS[1:3], wishes, on_step=lambda: steps.append(1))
-    layers = Shape().layers
+    layers = NetworkShape().layers
     assert max(text.tokens_out for text in answers) == 9
     assert len(steps) == 9 * (layers + 1)
 

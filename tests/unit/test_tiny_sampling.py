@@ -9,7 +9,7 @@ import torch
 
 from gpu_pool.backends.tiny import sampling
 from gpu_pool.backends.tiny.model import BEGIN, decode, encode
-from gpu_pool.backends.tiny.sampling import NOISE, Choice, choose, refused_bytes
+from gpu_pool.backends.tiny.sampling import NOISE, ChosenTokens, choose, refused_bytes
 
 HALF_QUARTERS = [math.log(0.25), math.log(0.5), math.log(0.25)]
 """Scores of three tokens with probabilities 1/4, 1/2, 1/4."""
@@ -63,7 +63,7 @@ def test_rows_of_one_call_follow_their_own_wishes() -> None:
     """A greedy row and a drawing row share a call."""
     scores = torch.tensor([HALF_QUARTERS, HALF_QUARTERS], dtype=torch.float64)
     wishes = torch.tensor([[0.0, 1.0, 0.9], [1.0, 1.0, 0.9]], dtype=torch.float64)
-    assert choose(scores, *wishes.unbind(1)) == Choice([1, 2], [True, True])
+    assert choose(scores, *wishes.unbind(1)) == ChosenTokens([1, 2], [True, True])
 
 
 @pytest.mark.parametrize("spread", [1.0, 6.0])

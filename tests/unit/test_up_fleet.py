@@ -3,7 +3,7 @@
 import pytest
 
 from tierlane.settings.model import SettingsError, load_settings
-from tierlane.up.autoscale import Asked, change, free_names
+from tierlane.up.autoscale import PoolAdvice, change, free_names
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tierlane.up.autoscale import Asked, change, free_names
 )
 def test_members_become_what_is_advised(members: int, healthy: int, recommended: int, expected: int) -> None:
     """Only healthy workers are drained, and nothing that was started is started twice."""
-    assert change(members, Asked(healthy, recommended, "")) == expected
+    assert change(members, PoolAdvice(healthy, recommended, "")) == expected
 
 
 @pytest.mark.parametrize(

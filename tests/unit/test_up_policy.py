@@ -15,7 +15,7 @@ from tierlane.up.data_dir import LogLines
 from tierlane.up.demo_data import demo_model
 from tierlane.up.members import RoleEnvironment, role_command
 from tierlane.up.orphan_guard import Held
-from tierlane.up.supervisor import Backoff
+from tierlane.up.supervisor import RestartBackoff
 
 KILLED, FAILED = False, True
 
@@ -33,7 +33,7 @@ KILLED, FAILED = False, True
 )
 def test_delays_grow_only_while_starts_fail(runs: list[tuple[float, bool]], delays_s: list[float]) -> None:
     """0.2 s doubling to 5 s; who was killed after serving is started at once, and what failed before is forgotten."""
-    backoff = Backoff()
+    backoff = RestartBackoff()
 
     assert [round(backoff.delay_after(alive_s, failed=failed), 1) for alive_s, failed in runs] == delays_s
 

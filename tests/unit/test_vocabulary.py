@@ -7,7 +7,7 @@ import pytest
 
 from scheduler.errors import HTTP, ErrorCode, http_status
 from scheduler.payload import Payload, decode_payload, encode_payload
-from scheduler.protocol.audit_outbox import Accepted, Ended, decode_entry, encode_records
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, decode_entry, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_at, created_ms, new_request_id
 
@@ -105,7 +105,7 @@ def test_golden_bytes_of_the_codec() -> None:
     assert decode_payload(b"\x95\xa1m\xa2hi\x81\xa1t\x01\x00\xa0") == Payload("m", "hi", {"t": 1})  # Nor priorities.
     assert decode_payload(b"\x97\xa1m\xa2hi\x80\x00\xa0\x01\x05").priority == 1  # Written by a newer version.
     assert decode_payload(b"\x93\xa1m\xa2hi\x81\xa1t\x01") == Payload("m", "hi", {"t": 1})  # Before there were tasks.
-    assert encode_records([Accepted("r", "c", "k", "free", "m", "g", 2, "")]) == (
+    assert encode_records([AcceptedRecord("r", "c", "k", "free", "m", "g", 2, "")]) == (
         b"\x91\x99\xa1a\xa1r\xa1c\xa1k\xa4free\xa1m\xa1g\x02\xa0"
     )
 
@@ -119,7 +119,7 @@ def test_other_bytes_are_not_a_payload(body: bytes) -> None:
 
 def test_a_bad_audit_record_costs_only_itself() -> None:
     """Records around it are read; its bytes are returned to be set aside."""
-    good = Ended("r", "completed", "", 1, 2.0, 3.0, 4.0, "b", 5, "w", 6, 7, 8)
+    good = EndedRecord("r", "completed", "", 1, 2.0, 3.0, 4.0, "b", 5, "w", 6, 7, 8)
     entry = encode_records([good, ["x", 1], good])
 
     records, bad = decode_entry(entry)

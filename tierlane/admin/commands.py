@@ -234,7 +234,7 @@ def quota_remove(words: OldQuota, tier: OfTier = None) -> Work:
     return take(words, tier)
 
 
-class Says(NamedTuple):
+class VerbTexts(NamedTuple):
     """What help says of the verbs that are not the same for every kind of row."""
 
     list_: str
@@ -242,7 +242,9 @@ class Says(NamedTuple):
     delete: str
 
 
-def add_named_verbs(app: typer.Typer, fields: Sequence[Field], rows: Callable[[], "NamedRows"], says: Says) -> None:
+def add_named_verbs(
+    app: typer.Typer, fields: Sequence[Field], rows: Callable[[], "NamedRows"], says: VerbTexts
+) -> None:
     """Add list, show, set, create and delete to a group; `rows` is called when one of them is run."""
 
     @reads(app, "list", says=says.list_)
@@ -270,7 +272,7 @@ def add_named_verbs(app: typer.Typer, fields: Sequence[Field], rows: Callable[[]
         return rows().delete(name)
 
 
-TIER_SAYS = Says(
+TIER_SAYS = VerbTexts(
     list_="Show all in order of service.",
     set_="Change the limits of one; customers without limits of their own follow.",
     delete="Delete one that has no customers, and its quotas.",
@@ -292,7 +294,7 @@ def tier_main(argv: list[str]) -> int:
     return run_group(tier_app, "tier", argv)
 
 
-MODEL_SAYS = Says(
+MODEL_SAYS = VerbTexts(
     list_="Show all by name.",
     set_="Change how batches of one are made, or switch it on or off.",
     delete="Delete one; requests for it answer 404.",

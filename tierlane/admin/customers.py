@@ -10,8 +10,8 @@ from ledger.admin.rows import check_tier, count_of, find_customer, list_customer
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
 from tierlane.admin.keys import KEY_COLUMNS
-from tierlane.admin.options import CUSTOMER_LIMITS, CUSTOMER_TIER, Call, Work
-from tierlane.admin.runner import Done, changed, looked
+from tierlane.admin.options import CUSTOMER_LIMITS, CUSTOMER_TIER, VerbCall, Work
+from tierlane.admin.runner import ChangeResult, changed, looked
 from tierlane.connect import VerbError
 from tierlane.output import Column, aligned, print_json, print_rows, printable, readable
 
@@ -33,7 +33,7 @@ _LIMIT_COLUMNS = (Column("limit", "LIMIT"), Column("value", "VALUE"), Column("so
 _QUOTA_COLUMNS = (Column("quota", "QUOTA"), Column("source", "FROM"))
 
 
-class Page(NamedTuple):
+class CustomerPage(NamedTuple):
     """All that is shown of one customer."""
 
     customer: Row
@@ -54,7 +54,7 @@ class Page(NamedTuple):
 def show_all(limit: int, tier: str | None, status: str | None) -> Work:
     """Print the first by name; limits of their own, `-` where they have the tier's."""
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         rows, total = await looked(call, lambda connection: list_customers(connection, limit, tier, status))
         print_rows(call.output, COLUMNS, rows, "customers", total)
         return 0
@@ -65,7 +65,7 @@ def show_all(limit: int, tier: str | None, status: str | None) -> Work:
 def show_one(name: str) -> Work:
     """Print all about one. The work raises Refused where there is none."""
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         page = await looked(call, lambda connection: _page(connection, name))
         if call.output == "json":
             print_json(page.customer | {"limits": page.limits(), "keys": page.keys, "quotas": page.quotas})
@@ -79,7 +79,7 @@ def show_one(name: str) -> Work:
 def show_secret(name: str) -> Work:
     """Print the secret that a receiver needs to verify one's callbacks. The work raises VerbError without the deployment's."""
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         deployment = call.settings.callback_key
         if not deployment:
             raise VerbError("TIERLANE_CALLBACK_SECRET is not set here: set it as the gateways have it.")
@@ -97,10 +97,10 @@ def show_secret(name: str) -> Work:
 def create(name: str, values: dict[str, Any]) -> Work:
     """Add one. The work raises Refused."""
 
-    async def make(connection: Connection) -> Done:
+    async def make(connection: Connection) -> ChangeResult:
         await check_tier(connection, values["tier"])
         change = await add(connection, customers, {"name": name, **values})
-        return Done([change], notes=["It has no key yet: `tierlane key create` issues one."])
+        return ChangeResult([change], notes=["It has no key yet: `tierlane key create` issues one."])
 
     return lambda call: changed(call, make)
 
@@ -108,11 +108,11 @@ def create(name: str, values: dict[str, Any]) -> Work:
 def alter_one(name: str, values: dict[str, Any]) -> Work:
     """Set columns of one. The work raises Refused."""
 
-    async def make(connection: Connection) -> Done:
+    async def make(connection: Connection) -> ChangeResult:
         if "tier" in values:
             await check_tier(connection, values["tier"])
         old = await find_customer(connection, name, lock=True)
-        return Done([await alter(connection, customers, old, values)])
+        return ChangeResult([await alter(connection, customers, old, values)])
 
     return lambda call: changed(call, make)
 
@@ -125,12 +125,12 @@ def delete(name: str, *, sure: bool) -> Work:
         with_it = await _going(connection, customer)
         typer.confirm(f"Delete customer {printable(customer['name'])} with {with_it} for good?", abort=True)
 
-    async def make(connection: Connection) -> Done:
+    async def make(connection: Connection) -> ChangeResult:
         old = await find_customer(connection, name, lock=True)
         with_it = await _going(connection, old)
-        return Done([await remove(connection, customers, old)], notes=[f"With it: {with_it}."])
+        return ChangeResult([await remove(connection, customers, old)], notes=[f"With it: {with_it}."])
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         if not (sure or call.dry_run):
             await looked(call, ask)
         return await changed(call, make)
@@ -143,16 +143,16 @@ async def _going(connection: Connection, customer: Row) -> str:
     return f"{_counted(keys, 'key')} and {_counted(quotas, 'quota')}"
 
 
-async def _page(connection: Connection, name: str) -> Page:
+async def _page(connection: Connection, name: str) -> CustomerPage:
     customer = await find_customer(connection, name)
     tier = await find(connection, tiers, customer["tier"])
     keys, _ = await list_keys(connection, MOST_KEYS, customer["id"])
     quotas = await list_quotas(connection, customer)
     sourced = [{"quota": row["quota"], "source": f"tier {row['tier']}" if row["tier"] else "own"} for row in quotas]
-    return Page(customer, tier, keys, sourced)
+    return CustomerPage(customer, tier, keys, sourced)
 
 
-def _print_page(page: Page) -> None:
+def _print_page(page: CustomerPage) -> None:
     customer = page.customer
     about = [("customer", "name"), ("id", "id"), ("tier", "tier"), ("status", "status"), ("created", "created_at")]
     about.append(("callback hosts", "callback_hosts"))

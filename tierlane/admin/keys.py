@@ -9,8 +9,8 @@ from ledger.admin.changes import Row
 from ledger.admin.keys import create_key, revoke_key, rotate_key
 from ledger.admin.rows import find_customer, find_key, list_keys
 from ledger.postgres import Connection
-from tierlane.admin.options import Call, Work
-from tierlane.admin.runner import Done, changed, looked
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import ChangeResult, changed, looked
 from tierlane.connect import UsageError
 from tierlane.output import Column, aligned, print_json, print_rows, readable
 
@@ -39,7 +39,7 @@ def show_all(limit: int, customer: str | None) -> Work:
         owner = (await find_customer(connection, customer))["id"] if customer is not None else None
         return await list_keys(connection, limit, owner)
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         rows, total = await looked(call, read)
         print_rows(call.output, COLUMNS, rows, "keys", total)
         return 0
@@ -50,7 +50,7 @@ def show_all(limit: int, customer: str | None) -> Work:
 def show_one(text: str) -> Work:
     """Print one. The work raises Refused where there is none."""
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         row = await looked(call, lambda connection: find_key(connection, key_id(text)))
         if call.output == "json":
             print_json(row)
@@ -65,9 +65,9 @@ def create(customer: str, name: str, lifetime: timedelta | None, limit: dict[str
     """Issue one. Raises UsageError; the work raises Refused."""
     limit = own_limit(limit)
 
-    async def make(connection: Connection) -> Done:
+    async def make(connection: Connection) -> ChangeResult:
         key, change = await create_key(connection, customer, name, lifetime, limit)
-        return Done([change], key)
+        return ChangeResult([change], key)
 
     return lambda call: changed(call, make)
 
@@ -83,11 +83,11 @@ def own_limit(given: dict[str, Any]) -> dict[str, Any]:
 def rotate(text: str, grace: timedelta, lifetime: timedelta | None) -> Work:
     """Issue a second one and let the old one expire. The work raises Refused."""
 
-    async def make(connection: Connection) -> Done:
+    async def make(connection: Connection) -> ChangeResult:
         key, changes = await rotate_key(connection, key_id(text), grace, lifetime)
         old = changes[-1]
         until = readable((old.new or {}).get("expires_at"))
-        return Done(changes, key, notes=[f"Both keys work until {until}, then the new one alone."])
+        return ChangeResult(changes, key, notes=[f"Both keys work until {until}, then the new one alone."])
 
     return lambda call: changed(call, make)
 
@@ -95,7 +95,7 @@ def rotate(text: str, grace: timedelta, lifetime: timedelta | None) -> Work:
 def revoke(text: str) -> Work:
     """Refuse one from now on. The work raises Refused where there is none."""
 
-    async def make(connection: Connection) -> Done:
-        return Done([await revoke_key(connection, key_id(text))])
+    async def make(connection: Connection) -> ChangeResult:
+        return ChangeResult([await revoke_key(connection, key_id(text))])
 
     return lambda call: changed(call, make)

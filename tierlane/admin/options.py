@@ -164,7 +164,7 @@ Actor: TypeAlias = Annotated[
 ]
 
 
-class Call(NamedTuple):
+class VerbCall(NamedTuple):
     """What every verb is called with besides its own parameters."""
 
     settings: "Settings"
@@ -173,7 +173,7 @@ class Call(NamedTuple):
     actor: str | None = None
 
 
-Work: TypeAlias = Callable[[Call], Awaitable[int]]
+Work: TypeAlias = Callable[[VerbCall], Awaitable[int]]
 """What a verb does; returns the exit code."""
 Declared: TypeAlias = Callable[..., Work]
 """A verb as it is declared: takes its parameters, checks them, returns what is to be done."""
@@ -215,7 +215,7 @@ def _add(
         mine = {parameter.name: values[parameter.name] for parameter in own}
         if fields:
             mine["given"] = {key: values[key] for key in fields}
-        call = {key: values[key] for key in Call._fields if key in values}
+        call = {key: values[key] for key in VerbCall._fields if key in values}
         carry_out(_prepared(declared, mine, call), values["config"], data_dir=values["data_dir"])
 
     parameters = own + [_parameter(key, *kind) for key, kind in (fields | all_have).items()]
@@ -231,7 +231,7 @@ def _prepared(declared: Declared, mine: dict[str, Any], call: dict[str, Any]) ->
         from tierlane.admin.runner import conducted  # noqa: PLC0415
 
         work = declared(**mine)
-        return lambda settings: conducted(work, Call(settings, **call))
+        return lambda settings: conducted(work, VerbCall(settings, **call))
 
     return prepare
 

@@ -6,8 +6,8 @@ from ledger.admin.changes import Row
 from ledger.admin.quotas import remove_quota, set_quota
 from ledger.admin.rows import check_tier, find_customer, list_quotas
 from ledger.postgres import Connection
-from tierlane.admin.options import Call, Work
-from tierlane.admin.runner import Done, changed, looked
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import ChangeResult, changed, looked
 from tierlane.connect import UsageError
 from tierlane.output import Column, print_rows
 
@@ -23,7 +23,7 @@ def show_all(customer: str | None, tier: str | None) -> Work:
         owner = await find_customer(connection, customer) if customer is not None else None
         return await list_quotas(connection, owner, tier)
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         rows = await looked(call, read)
         print_rows(call.output, COLUMNS, rows, "quotas")
         return 0
@@ -35,8 +35,8 @@ def give(words: Sequence[str], tier: str | None) -> Work:
     """Set one of a customer or tier. The work raises Refused."""
     customer, text = owner_and_quota(words, tier)
 
-    async def make(connection: Connection) -> Done:
-        return Done(await set_quota(connection, customer, tier, text))
+    async def make(connection: Connection) -> ChangeResult:
+        return ChangeResult(await set_quota(connection, customer, tier, text))
 
     return lambda call: changed(call, make)
 
@@ -45,8 +45,8 @@ def take(words: Sequence[str], tier: str | None) -> Work:
     """Remove one of a customer or tier. The work raises Refused where there is none."""
     customer, text = owner_and_quota(words, tier)
 
-    async def make(connection: Connection) -> Done:
-        return Done(await remove_quota(connection, customer, tier, text))
+    async def make(connection: Connection) -> ChangeResult:
+        return ChangeResult(await remove_quota(connection, customer, tier, text))
 
     return lambda call: changed(call, make)
 

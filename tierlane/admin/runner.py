@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeVar
 import typer
 
 from ledger.admin.changes import Change, changing
-from ledger.admin.errors import BadValue, Refused
+from ledger.admin.errors import BadValue, ChangeRejected
 from ledger.catalog.api_key import NewKey
 from ledger.postgres import Connection
-from tierlane.admin.options import Call, Work
+from tierlane.admin.options import VerbCall, Work
 from tierlane.connect import UsageError, VerbError, database, run
 from tierlane.output import aligned, print_json, printable, readable
 
@@ -22,7 +22,7 @@ OBEYED = "Gateways obey within a second."
 TRIED = "Dry run: nothing was changed."
 
 
-class Done(NamedTuple):
+class ChangeResult(NamedTuple):
     """What a verb changed; `key` is a new one, to be shown once, `notes` are further sentences for people."""
 
     changes: Sequence[Change]
@@ -30,7 +30,7 @@ class Done(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def conducted(work: Work, call: Call) -> int:
+def conducted(work: Work, call: VerbCall) -> int:
     """Run a verb to its exit code. Raises UsageError and VerbError, which are one sentence."""
 
     async def whole() -> int:
@@ -40,17 +40,17 @@ def conducted(work: Work, call: Call) -> int:
         return run(whole)
     except BadValue as error:
         raise UsageError(printable(str(error))) from error
-    except Refused as error:
+    except ChangeRejected as error:
         raise VerbError(printable(str(error))) from error
 
 
-async def looked(call: Call, read: Callable[[Connection], Awaitable[T]]) -> T:
+async def looked(call: VerbCall, read: Callable[[Connection], Awaitable[T]]) -> T:
     """What is read over one connection."""
     async with database(call.settings, APPLICATION) as connection:
         return await read(connection)
 
 
-async def changed(call: Call, make: Callable[[Connection], Awaitable[Done]]) -> int:
+async def changed(call: VerbCall, make: Callable[[Connection], Awaitable[ChangeResult]]) -> int:
     """Make a change, or try it; tell it. The exit code."""
     actor = actor_of(call)
     async with database(call.settings, APPLICATION) as connection, changing(connection, actor, dry_run=call.dry_run):
@@ -62,7 +62,7 @@ async def changed(call: Call, make: Callable[[Connection], Awaitable[Done]]) -> 
     return 0
 
 
-def actor_of(call: Call) -> str:
+def actor_of(call: VerbCall) -> str:
     """Whom config_changes is to name. Raises UsageError for what is no name."""
     return actor_named(call.actor)
 
@@ -75,7 +75,7 @@ def actor_named(given: str | None) -> str:
     return actor
 
 
-def lines_of(done: Done, *, dry_run: bool) -> list[str]:
+def lines_of(done: ChangeResult, *, dry_run: bool) -> list[str]:
     """What was changed, for people."""
     lines = [line for change in done.changes for line in _lines_of(change)] + list(done.notes)
     if done.key is not None:
@@ -100,7 +100,7 @@ def _lines_of(change: Change) -> list[str]:
     return [f"{head}: changed", *aligned(steps, "  ")]
 
 
-def _tell_programs(call: Call, done: Done) -> None:
+def _tell_programs(call: VerbCall, done: ChangeResult) -> None:
     told: dict[str, object] = {"dry_run": call.dry_run, "changes": [change._asdict() for change in done.changes]}
     if done.key is not None:
         told["key"] = None if call.dry_run else done.key.text

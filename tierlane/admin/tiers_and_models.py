@@ -7,8 +7,8 @@ from ledger.admin.changes import Change, Row, add, alter, find, missing, remove
 from ledger.admin.rows import delete_tier, list_models, list_tiers
 from ledger.postgres import Connection
 from ledger.schema.catalog import models, tiers
-from tierlane.admin.options import Call, Work
-from tierlane.admin.runner import Done, changed, looked
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import ChangeResult, changed, looked
 from tierlane.output import Column, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
@@ -25,7 +25,7 @@ class NamedRows(NamedTuple):
     def show_all(self) -> Work:
         """Print all."""
 
-        async def work(call: Call) -> int:
+        async def work(call: VerbCall) -> int:
             rows = await looked(call, lambda connection: self.read(connection, None))
             print_rows(call.output, self.columns, rows, self.table.name)
             return 0
@@ -35,7 +35,7 @@ class NamedRows(NamedTuple):
     def show_one(self, name: str) -> Work:
         """Print one, with what its columns mean. The work raises Refused where there is none."""
 
-        async def work(call: Call) -> int:
+        async def work(call: VerbCall) -> int:
             rows = await looked(call, lambda connection: self.read(connection, name))
             if not rows:
                 raise missing(self.table, name)
@@ -51,24 +51,24 @@ class NamedRows(NamedTuple):
     def alter(self, name: str, values: Row) -> Work:
         """Set columns of one. The work raises Refused."""
 
-        async def make(connection: Connection) -> Done:
-            return Done([await alter(connection, self.table, await find(connection, self.table, name), values)])
+        async def make(connection: Connection) -> ChangeResult:
+            return ChangeResult([await alter(connection, self.table, await find(connection, self.table, name), values)])
 
         return lambda call: changed(call, make)
 
     def create(self, name: str, values: Row) -> Work:
         """Add one. The work raises Refused."""
 
-        async def make(connection: Connection) -> Done:
-            return Done([await add(connection, self.table, {"name": name, **values})])
+        async def make(connection: Connection) -> ChangeResult:
+            return ChangeResult([await add(connection, self.table, {"name": name, **values})])
 
         return lambda call: changed(call, make)
 
     def delete(self, name: str) -> Work:
         """Delete one. The work raises Refused."""
 
-        async def make(connection: Connection) -> Done:
-            return Done(await self.drop(connection, name))
+        async def make(connection: Connection) -> ChangeResult:
+            return ChangeResult(await self.drop(connection, name))
 
         return lambda call: changed(call, make)
 

@@ -74,12 +74,12 @@ def main(argv: list[str]) -> int:
 
 
 def _run(given: dict[str, Any]) -> int:
-    from tierlane.bench.plan import UsageError, read_plan
-    from tierlane.bench.resources import StackError
+    from tierlane.bench.plan import BenchUsageError, read_plan
+    from tierlane.bench.resources import StackFileError
     from tierlane.bench.run import run
 
     try:
         return run(read_plan(given))
-    except (UsageError, StackError) as error:
+    except (BenchUsageError, StackFileError) as error:
         typer.echo(str(error), err=True)
         return USAGE_ERROR

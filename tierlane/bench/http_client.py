@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 from tierlane.bench.plan import NONCE_CHARACTERS, Inputs, json_text
-from tierlane.bench.statistics import Silence, TierTally
+from tierlane.bench.statistics import TierStatistics, UnansweredCause
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -51,7 +51,7 @@ class RequestForm:
         return self._before + nonce + self._after
 
 
-class Response(NamedTuple):
+class BenchResponse(NamedTuple):
     """One answer. `sent_head` is as it came, from the status line to the last header."""
 
     status: int
@@ -74,7 +74,7 @@ class ResponseParser:
         self._buffer = b""
         self._wanted = 0  # Bytes without which another look at the buffer is useless.
 
-    def feed(self, data: bytes) -> Response | None:
+    def feed(self, data: bytes) -> BenchResponse | None:
         """Take what was read; return the answer once it is whole. Raises WireError."""
         if self._buffer:
             data = self._buffer + data
@@ -85,7 +85,7 @@ class ResponseParser:
             return None
         return self._parse(data)
 
-    def _parse(self, data: bytes) -> Response | None:
+    def _parse(self, data: bytes) -> BenchResponse | None:
         head_end = data.find(_HEAD_END)
         if head_end < 0:
             if len(data) > MAX_HEAD_BYTES:
@@ -105,10 +105,10 @@ class ResponseParser:
         if len(data) > end:
             raise WireError("More bytes came than the answer's Content-Length announces.")
         self._buffer, self._wanted = b"", 0
-        return Response(status, data[:head_end], data[start:], _keeps_alive(head))
+        return BenchResponse(status, data[:head_end], data[start:], _keeps_alive(head))
 
 
-def _usual(data: bytes) -> Response | None:
+def _usual(data: bytes) -> BenchResponse | None:
     """A whole 200 in one read, which nearly every answer is, for a tenth of the price; None sends it the long way."""
     if not data.startswith(_USUAL_START):
         return None
@@ -120,7 +120,7 @@ def _usual(data: bytes) -> Response | None:
     body = data[head_end + 4 :]
     if not value.isdigit() or int(value) != len(body):
         return None
-    return Response(200, data[:head_end], body, keep_alive=True)
+    return BenchResponse(200, data[:head_end], body, keep_alive=True)
 
 
 def _status(head: bytes) -> int:
@@ -165,29 +165,29 @@ def header(head: bytes, name: bytes) -> bytes | None:
 class Pending:
     """A request that is due. `due_s` on the load's clock; `tier` is its place in the mix."""
 
-    __slots__ = ("due_s", "nonce", "tally", "tier")
+    __slots__ = ("counters", "due_s", "nonce", "tier")
 
-    def __init__(self, due_s: float, tier: int, nonce: bytes, tally: TierTally) -> None:
+    def __init__(self, due_s: float, tier: int, nonce: bytes, counters: TierStatistics) -> None:
         self.due_s = due_s
         self.tier = tier
         self.nonce = nonce
-        self.tally = tally
+        self.counters = counters
 
 
 class Owner(Protocol):
     """Who is told."""
 
-    def answered(self, connection: "Connection", pending: Pending, response: Response) -> None:
+    def answered(self, connection: "BenchConnection", pending: Pending, response: BenchResponse) -> None:
         """The answer is whole; the connection carries nothing any more."""
 
-    def broken(self, connection: "Connection", pending: Pending | None, why: Silence, detail: str) -> None:
+    def broken(self, connection: "BenchConnection", pending: Pending | None, why: UnansweredCause, detail: str) -> None:
         """The connection is gone or of no use; `pending` is what it carried."""
 
-    def stray(self, connection: "Connection") -> None:
+    def stray(self, connection: "BenchConnection") -> None:
         """Bytes came on a connection that had asked for nothing."""
 
 
-class Connection(asyncio.Protocol):
+class BenchConnection(asyncio.Protocol):
     """The protocol of one connection; `pending` is what it carries now."""
 
     __slots__ = ("_owner", "_parser", "_transport", "pending")
@@ -222,28 +222,28 @@ class Connection(asyncio.Protocol):
         try:
             response = self._parser.feed(data)
         except WireError as error:
-            self._end(Silence.MALFORMED, str(error))
+            self._end(UnansweredCause.MALFORMED, str(error))
             return
         if response is not None:
             self.pending = None
             self._owner.answered(self, pending, response)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(Silence.CLOSED, f"The server closed the connection ({exc or 'end of stream'}).")
+        self._end(UnansweredCause.CLOSED, f"The server closed the connection ({exc or 'end of stream'}).")
 
     def expire(self) -> None:
         """Give up what it carries: the answer took too long."""
-        self._end(Silence.TIMEOUT, "")
+        self._end(UnansweredCause.TIMEOUT, "")
 
     def stop(self) -> None:
         """Give up what it carries: the run is over."""
-        self._end(Silence.STOPPED, "")
+        self._end(UnansweredCause.STOPPED, "")
 
     def abort(self) -> None:
         """Close at once; the owner hears `broken` without a request."""
-        self._end(Silence.CLOSED, "")
+        self._end(UnansweredCause.CLOSED, "")
 
-    def _end(self, why: Silence, detail: str) -> None:
+    def _end(self, why: UnansweredCause, detail: str) -> None:
         transport, self._transport = self._transport, None
         if transport is None:
             return  # The owner was told before.
@@ -252,9 +252,9 @@ class Connection(asyncio.Protocol):
         self._owner.broken(self, pending, why, detail)
 
 
-OnAnswer = Callable[[Pending, Response], Pending | None]
+OnAnswer = Callable[[Pending, BenchResponse], Pending | None]
 """Told of an answer; what it returns goes out next on the same connection."""
-OnSilence = Callable[[Pending, Silence, str], None]
+OnSilence = Callable[[Pending, UnansweredCause, str], None]
 
 
 class ConnectionPool:
@@ -278,8 +278,8 @@ class ConnectionPool:
         self._encode = encode
         self._on_answer = on_answer
         self._on_silence = on_silence
-        self._free: deque[Connection] = deque()
-        self._open: set[Connection] = set()
+        self._free: deque[BenchConnection] = deque()
+        self._open: set[BenchConnection] = set()
         # Bounded by `expire`: nothing stays longer than the timeout.
         self._backlog: deque[Pending] = deque()
         self._opening: set[asyncio.Task[None]] = set()
@@ -299,7 +299,7 @@ class ConnectionPool:
         """End what was due more than the timeout ago (`now_s` on the clock of `Pending.due_s`)."""
         oldest_s = now_s - self._timeout_s
         while self._backlog and self._backlog[0].due_s < oldest_s:
-            self._on_silence(self._backlog.popleft(), Silence.NOT_SENT, "")
+            self._on_silence(self._backlog.popleft(), UnansweredCause.NOT_SENT, "")
         for connection in list(self._open):
             if connection.pending is not None and connection.pending.due_s < oldest_s:
                 connection.expire()
@@ -312,11 +312,11 @@ class ConnectionPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         backlog, self._backlog = self._backlog, deque()
         for pending in backlog:
-            self._on_silence(pending, Silence.STOPPED, "")
+            self._on_silence(pending, UnansweredCause.STOPPED, "")
         for connection in list(self._open):
             connection.stop()
 
-    def answered(self, connection: Connection, pending: Pending, response: Response) -> None:
+    def answered(self, connection: BenchConnection, pending: Pending, response: BenchResponse) -> None:
         """Called by a connection."""
         following = self._on_answer(pending, response)
         if not response.keep_alive:
@@ -330,7 +330,7 @@ class ConnectionPool:
         else:
             self._free.append(connection)
 
-    def broken(self, connection: Connection, pending: Pending | None, why: Silence, detail: str) -> None:
+    def broken(self, connection: BenchConnection, pending: Pending | None, why: UnansweredCause, detail: str) -> None:
         """Called by a connection."""
         self._open.discard(connection)
         if pending is not None:
@@ -339,12 +339,12 @@ class ConnectionPool:
             self._free.remove(connection)
         self._grow()
 
-    def stray(self, connection: Connection) -> None:  # noqa: ARG002  # the owner's protocol
+    def stray(self, connection: BenchConnection) -> None:  # noqa: ARG002  # the owner's protocol
         """Called by a connection."""
         self.strays += 1
 
-    def _send(self, connection: Connection, pending: Pending) -> None:
-        pending.tally.sent += 1
+    def _send(self, connection: BenchConnection, pending: Pending) -> None:
+        pending.counters.sent += 1
         connection.send(pending, self._encode(pending))
 
     def _grow(self) -> None:
@@ -359,7 +359,7 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(self._timeout_s):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self), *self._address
+                    lambda: BenchConnection(self), *self._address
                 )
         except (OSError, TimeoutError) as error:
             self._refused(f"Cannot connect: {error or 'no answer in time'}.")
@@ -376,7 +376,7 @@ class ConnectionPool:
     def _refused(self, detail: str) -> None:
         """A connection that could not be opened costs one request, or a dead server would cost none until its timeout."""
         if self._backlog:
-            self._on_silence(self._backlog.popleft(), Silence.CONNECT, detail)
+            self._on_silence(self._backlog.popleft(), UnansweredCause.CONNECT, detail)
 
     def _connected(self, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)

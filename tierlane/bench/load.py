@@ -19,9 +19,20 @@ from typing import TypedDict
 
 import msgspec
 
-from tierlane.bench.http_client import ConnectionPool, Pending, RequestForm, Response
-from tierlane.bench.plan import Address, Due, Inputs, Mix, Mode, OutputCheck, Plan, UsageError, schedule, tier_at
-from tierlane.bench.statistics import Histogram, Silence, TierTally
+from tierlane.bench.http_client import BenchResponse, ConnectionPool, Pending, RequestForm
+from tierlane.bench.plan import (
+    BenchPlan,
+    BenchUsageError,
+    Due,
+    Inputs,
+    LoadMode,
+    Mix,
+    OutputCheck,
+    TargetAddress,
+    schedule,
+    tier_at,
+)
+from tierlane.bench.statistics import Histogram, TierStatistics, UnansweredCause
 from tierlane.bench.verification import AnswerIds, fate_of, request_id_hex
 
 SWEEP_S = 0.1
@@ -42,13 +53,13 @@ _decoder = msgspec.json.Decoder(_FaultBody)
 class Phase:
     """The tallies of one part of the run, one a tier in the order of the mix; what is due before `until_s` is its."""
 
-    def __init__(self, until_s: float, tallies: Sequence[TierTally]) -> None:
+    def __init__(self, until_s: float, tallies: Sequence[TierStatistics]) -> None:
         self.until_s = until_s
         self.tallies = list(tallies)
         self.lag = Histogram()  # How late the generator itself was.
 
 
-class Load(ABC):
+class BenchLoad(ABC):
     """One run. Start it with `begin`; everything else may be read at any time."""
 
     def __init__(
@@ -67,7 +78,7 @@ class Load(ABC):
         self._started = 0.0
         self.answers = 0
         self.ids = AnswerIds()
-        self.details: dict[Silence, str] = {}  # The first sentence for each kind of silence.
+        self.details: dict[UnansweredCause, str] = {}  # The first sentence for each kind of silence.
 
     def connect(self, host: str, port: int, *, connections: int, timeout_s: float) -> None:
         """Say where to. Connections are opened as they are needed."""
@@ -136,31 +147,31 @@ class Load(ABC):
         phase = self._phase
         while due_s >= phase.until_s:
             phase = self._phase = self._phases[self._phases.index(phase) + 1]
-        tally = phase.tallies[tier]
-        tally.scheduled += 1
+        counters = phase.tallies[tier]
+        counters.scheduled += 1
         self._number += 1
-        return Pending(due_s, tier, self._inputs.nonce(self._number), tally)
+        return Pending(due_s, tier, self._inputs.nonce(self._number), counters)
 
     def _encode(self, pending: Pending) -> bytes:
         return self._forms[pending.tier]().encode(pending.nonce)
 
-    def _answered(self, pending: Pending, response: Response) -> Pending | None:
+    def _answered(self, pending: Pending, response: BenchResponse) -> Pending | None:
         latency_s = clock() - self._started - pending.due_s
         self.answers += 1
         if response.status == 200:
-            pending.tally.completed(latency_s)
+            pending.counters.completed(latency_s)
             self._check.look(pending.nonce, response.body)
             self.ids.add_completed(request_id_hex(response))
         else:
             code = error_code(response.body)
-            pending.tally.failed(response.status, code, latency_s)
+            pending.counters.failed(response.status, code, latency_s)
             self.ids.add(fate_of(response.status, code), request_id_hex(response))
         following = self._following()
         self._settle()
         return following
 
-    def _silent(self, pending: Pending, why: Silence, detail: str) -> None:
-        pending.tally.unanswered(why)
+    def _silent(self, pending: Pending, why: UnansweredCause, detail: str) -> None:
+        pending.counters.unanswered(why)
         if detail:
             self.details.setdefault(why, detail)
         self._failed()
@@ -188,7 +199,7 @@ def error_code(body: bytes) -> str:
 TICK_S = 0.001
 
 
-class OpenLoad(Load):
+class OpenLoad(BenchLoad):
     """Sends a schedule."""
 
     def __init__(
@@ -243,7 +254,7 @@ AFTER_SILENCE_S = 0.1
 """How long a user waits who got no answer: a server that is away must not make the generator spin."""
 
 
-class ClosedLoad(Load):
+class ClosedLoad(BenchLoad):
     """So many users, until the last phase is over; then what is under way ends."""
 
     def __init__(
@@ -311,30 +322,30 @@ class Common(TypedDict):
 class Traffic:
     """What is sent, and what is looked for in the answers. `keys`: by tier, in the order of the mix."""
 
-    plan: Plan
+    plan: BenchPlan
     keys: Sequence[Sequence[str]]
     inputs: Inputs
     check: OutputCheck
 
-    def load(self, address: Address, phases: Sequence[Phase]) -> Load:
+    def load(self, address: TargetAddress, phases: Sequence[Phase]) -> BenchLoad:
         """A load up to the end of the last phase. Raises UsageError for a key that cannot be used."""
         plan = self.plan
         load = self._unconnected(self._forms(address), phases)
         load.connect(address.host, address.port, connections=plan.connections, timeout_s=plan.timeout)
         return load
 
-    def _unconnected(self, forms: Sequence[Sequence[RequestForm]], phases: Sequence[Phase]) -> Load:
+    def _unconnected(self, forms: Sequence[Sequence[RequestForm]], phases: Sequence[Phase]) -> BenchLoad:
         plan = self.plan
         common: Common = {"phases": phases, "forms": forms, "inputs": self.inputs, "check": self.check}
-        if plan.mode is Mode.CLOSED:
+        if plan.mode is LoadMode.CLOSED:
             return ClosedLoad(plan.connections, plan.mix, plan.seed, **common)
         return OpenLoad(schedule(plan.arrivals, plan.rate, phases[-1].until_s, plan.mix, plan.seed), **common)
 
-    def _forms(self, address: Address) -> list[list[RequestForm]]:
+    def _forms(self, address: TargetAddress) -> list[list[RequestForm]]:
         try:
             return [
                 [RequestForm(address.authority, address.path, key, self.inputs, self.plan.model) for key in of_tier]
                 for of_tier in self.keys
             ]
         except ValueError as error:
-            raise UsageError(f"A key cannot be used: {error}") from None
+            raise BenchUsageError(f"A key cannot be used: {error}") from None

@@ -230,12 +230,12 @@ T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
 
-class UsageError(Exception):
+class BenchUsageError(Exception):
     """An option is wrong; the message is one sentence that names it."""
 
 
 @dataclass(frozen=True)
-class Address:
+class TargetAddress:
     """Where to connect and what to ask for; `authority` is the Host header."""
 
     host: str
@@ -244,7 +244,7 @@ class Address:
     path: str
 
 
-class Mode(StrEnum):
+class LoadMode(StrEnum):
     """Who decides when the next request is sent."""
 
     OPEN = "open"
@@ -253,7 +253,7 @@ class Mode(StrEnum):
     """The answer to the one before."""
 
 
-class Echo(StrEnum):
+class EchoMode(StrEnum):
     """Whether a bare echo is measured beside the stack."""
 
     AUTO = "auto"
@@ -263,12 +263,12 @@ class Echo(StrEnum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The options, checked. Times in seconds; `url` is empty when the stack file shall say."""
 
     url: str
     stack: Path
-    mode: Mode
+    mode: LoadMode
     rate: float
     duration: float
     warmup: float
@@ -284,28 +284,28 @@ class Plan:
     seed: int
     slo: tuple[Objective, ...]
     max_error_rate: float | None
-    echo: Echo
+    echo: EchoMode
     report: Path | None
     json: Path | None
 
 
-def read_plan(given: Mapping[str, str | None]) -> Plan:
+def read_plan(given: Mapping[str, str | None]) -> BenchPlan:
     """Check all options; those of None have their default. Raises UsageError."""
-    return _Reader(given).plan()
+    return _PlanReader(given).plan()
 
 
-class _Reader:
+class _PlanReader:
     def __init__(self, given: Mapping[str, str | None]) -> None:
         self._given = given
 
-    def plan(self) -> Plan:
+    def plan(self) -> BenchPlan:
         mix = self._parsed("mix", parse_mix)
         text = self._text("input")
         share = self._text("max_error_rate")
-        return Plan(
+        return BenchPlan(
             url=self._text("url"),
             stack=Path(self._text("stack")),
-            mode=self._choice("mode", Mode),
+            mode=self._choice("mode", LoadMode),
             rate=self._number("rate", above=0.0, most=MAX_RATE),
             duration=self._number("duration", above=0.0, most=MAX_SECONDS),
             warmup=self._number("warmup", above=-1.0, most=MAX_SECONDS),
@@ -321,7 +321,7 @@ class _Reader:
             seed=self._integer("seed", 0, 2**63) if self._text("seed") else secrets.randbits(32),
             slo=self._parsed("slo", lambda value: parse_slo(value, mix.tiers)),
             max_error_rate=self._parsed("max_error_rate", parse_share) if share else None,
-            echo=self._choice("echo", Echo),
+            echo=self._choice("echo", EchoMode),
             report=self._path("report"),
             json=self._path("json"),
         )
@@ -338,7 +338,7 @@ class _Reader:
         try:
             return parse(self._text(option))
         except (MixError, SloError) as error:
-            raise UsageError(f"{TOOL.both_names(option)}: {error}.") from None
+            raise BenchUsageError(f"{TOOL.both_names(option)}: {error}.") from None
 
     def _number(self, option: str, *, above: float, most: float) -> float:
         """A number; `above` of -1 stands for "0 or more"."""
@@ -349,13 +349,17 @@ class _Reader:
             value = math.nan
         if not (above < value <= most and value >= 0):
             least = "above 0" if above == 0 else "of 0 or more"
-            raise UsageError(f"{TOOL.both_names(option)}: must be a number {least}, at most {most:g}, got {text!r}.")
+            raise BenchUsageError(
+                f"{TOOL.both_names(option)}: must be a number {least}, at most {most:g}, got {text!r}."
+            )
         return value
 
     def _integer(self, option: str, least: int, most: int) -> int:
         text = self._text(option)
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise UsageError(f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
+            raise BenchUsageError(
+                f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}."
+            )
         return int(text)
 
     def _choice(self, option: str, kind: type[E]) -> E:
@@ -363,19 +367,21 @@ class _Reader:
         try:
             return kind(text)
         except ValueError:
-            raise UsageError(f"{TOOL.both_names(option)}: must be one of {', '.join(kind)}, got {text!r}.") from None
+            raise BenchUsageError(
+                f"{TOOL.both_names(option)}: must be one of {', '.join(kind)}, got {text!r}."
+            ) from None
 
 
-def read_address(url: str) -> Address:
+def read_address(url: str) -> TargetAddress:
     """Take a URL apart; its path, if any, goes before `/v1/inference`. Raises UsageError."""
     where = TOOL.both_names("url")
     try:
         parts = urlsplit(url)
         port = parts.port or 80
     except ValueError as error:
-        raise UsageError(f"{where}: {url!r} is not a URL: {error}.") from None
+        raise BenchUsageError(f"{where}: {url!r} is not a URL: {error}.") from None
     if parts.scheme != "http" or not parts.hostname or not url.isascii() or not url.isprintable():
-        raise UsageError(f"{where}: must be http://HOST:PORT (plain TCP, no TLS), got {url!r}.")
+        raise BenchUsageError(f"{where}: must be http://HOST:PORT (plain TCP, no TLS), got {url!r}.")
     if parts.username or parts.query or parts.fragment:
-        raise UsageError(f"{where}: must hold no user, query or fragment.")
-    return Address(parts.hostname, port, parts.netloc, parts.path.rstrip("/") + "/v1/inference")
+        raise BenchUsageError(f"{where}: must hold no user, query or fragment.")
+    return TargetAddress(parts.hostname, port, parts.netloc, parts.path.rstrip("/") + "/v1/inference")

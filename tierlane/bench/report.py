@@ -16,22 +16,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tierlane.bench.plan import Plan
+from tierlane.bench.plan import BenchPlan
 from tierlane.bench.runner import Measurement
-from tierlane.bench.statistics import ALL, SUCCESS, Histogram, Judgement, TierTally, judge
+from tierlane.bench.statistics import ALL, SUCCESS, Histogram, Judgement, TierStatistics, judge
 from tierlane.bench.verification import AuditResult
 
 LAG_LIMIT_S = 0.010
 BUSY_LIMIT = 0.9
 
 
-def judgements(plan: Plan, found: Measurement) -> list[Judgement]:
+def judgements(plan: BenchPlan, found: Measurement) -> list[Judgement]:
     """Each objective beside what was measured."""
-    tallies = {tally.name: tally for tally in found.measured}
-    return judge(plan.slo, tallies | {ALL: TierTally.merged(ALL, found.measured)})
+    tallies = {counters.name: counters for counters in found.measured}
+    return judge(plan.slo, tallies | {ALL: TierStatistics.merged(ALL, found.measured)})
 
 
-def faults(plan: Plan, found: Measurement) -> list[str]:
+def faults(plan: BenchPlan, found: Measurement) -> list[str]:
     """Why the run failed; empty when it passed."""
     sentences = [
         *(["The run was interrupted."] if found.interrupted else []),
@@ -78,7 +78,7 @@ def audit_faults(audit: AuditResult) -> list[str]:
 
 
 def _unanswered(found: Measurement) -> list[str]:
-    total = TierTally.merged(ALL, [*found.warmup, *found.measured])
+    total = TierStatistics.merged(ALL, [*found.warmup, *found.measured])
     if not total.missing:
         return []
     kinds = ", ".join(f"{count} {why.value}" for why, count in total.silent.most_common())
@@ -107,11 +107,11 @@ def _missed(judgement: Judgement) -> str:
 
 def error_rate(found: Measurement) -> float:
     """The share of measured requests that did not get a 200; 0 when there was none."""
-    total = TierTally.merged(ALL, found.measured)
+    total = TierStatistics.merged(ALL, found.measured)
     return (total.scheduled - total.ok) / total.scheduled if total.scheduled else 0.0
 
 
-def _error_rate(plan: Plan, found: Measurement) -> list[str]:
+def _error_rate(plan: BenchPlan, found: Measurement) -> list[str]:
     rate = error_rate(found)
     if plan.max_error_rate is None or rate <= plan.max_error_rate:
         return []
@@ -124,7 +124,7 @@ GENERATOR = "generator"
 Document = dict[str, Any]
 
 
-def document(plan: Plan, url: str, found: Measurement) -> Document:
+def document(plan: BenchPlan, url: str, found: Measurement) -> Document:
     """Everything that was measured."""
     problems = faults(plan, found)
     return {
@@ -141,7 +141,7 @@ def document(plan: Plan, url: str, found: Measurement) -> Document:
         "stray_answers": found.strays,
         "answers_without_id": found.without_id,
         "tiers": _tiers(found),
-        "warmup": _counts(TierTally.merged(ALL, found.warmup)),
+        "warmup": _counts(TierStatistics.merged(ALL, found.warmup)),
         **_cpu(found),
         "echo": asdict(found.echo) if found.echo else None,
         "rss_mb": _rss(found),
@@ -163,39 +163,39 @@ def document(plan: Plan, url: str, found: Measurement) -> Document:
 def _all_tiers(found: Measurement) -> Document:
     completed = sum(ok for ok, _ in found.window_completed)
     good = sum(good for _, good in found.window_completed)
-    return _figures(TierTally.merged(ALL, found.measured), completed, good, found.window_s)
+    return _figures(TierStatistics.merged(ALL, found.measured), completed, good, found.window_s)
 
 
 def _tiers(found: Measurement) -> Document:
     return {
-        tally.name: _figures(tally, completed, good, found.window_s)
-        for tally, (completed, good) in zip(found.measured, found.window_completed, strict=True)
+        counters.name: _figures(counters, completed, good, found.window_s)
+        for counters, (completed, good) in zip(found.measured, found.window_completed, strict=True)
     }
 
 
-def _figures(tally: TierTally, completed: int, good: int, window_s: float) -> Document:
+def _figures(counters: TierStatistics, completed: int, good: int, window_s: float) -> Document:
     """Counts and latencies of requests that were due in the window; rates of answers that came in it."""
     return {
-        **_counts(tally),
+        **_counts(counters),
         "request_throughput": completed / window_s if window_s else 0.0,
         "request_goodput": good / window_s if window_s else 0.0,
-        **_e2el(tally.latency),
-        "error_latency_ms": _times(tally.error_latency),
-        "histogram_ms": [[_as_ms(upper), count] for upper, count in tally.latency.steps()],
+        **_e2el(counters.latency),
+        "error_latency_ms": _times(counters.error_latency),
+        "histogram_ms": [[_as_ms(upper), count] for upper, count in counters.latency.steps()],
     }
 
 
-def _counts(tally: TierTally) -> Document:
+def _counts(counters: TierStatistics) -> Document:
     return {
-        "scheduled": tally.scheduled,
-        "sent": tally.sent,
-        "answered": tally.answered,
-        "completed": tally.ok,
-        "good": tally.good,
-        "failed": tally.scheduled - tally.ok,
-        "unanswered": tally.missing,
-        "unanswered_by_cause": {why.value: count for why, count in tally.silent.most_common()},
-        "errors": _errors(tally.errors),
+        "scheduled": counters.scheduled,
+        "sent": counters.sent,
+        "answered": counters.answered,
+        "completed": counters.ok,
+        "good": counters.good,
+        "failed": counters.scheduled - counters.ok,
+        "unanswered": counters.missing,
+        "unanswered_by_cause": {why.value: count for why, count in counters.silent.most_common()},
+        "errors": _errors(counters.errors),
     }
 
 
@@ -235,7 +235,7 @@ def _batches(found: Measurement) -> Document | None:
 
 
 def _timeline(found: Measurement) -> list[Document]:
-    names = [tally.name for tally in found.measured]
+    names = [counters.name for counters in found.measured]
     return [
         {
             "at_s": step.at_s,
@@ -273,7 +273,7 @@ def _per_thousand(seconds: Iterable[float], found: Measurement) -> float | None:
     return round(sum(seconds) * 1000 / found.window_answers, 6) if found.window_answers else None
 
 
-def _settings(plan: Plan, url: str, found: Measurement) -> Document:
+def _settings(plan: BenchPlan, url: str, found: Measurement) -> Document:
     mix = dict(zip(plan.mix.tiers, plan.mix.shares, strict=True))
     values = {name: getattr(plan, name) for name in ("rate", "duration", "warmup", "connections", "timeout", "model")}
     return {

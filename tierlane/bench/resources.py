@@ -23,9 +23,9 @@ import msgspec
 import psutil
 
 from ledger.postgres import AWAY, Connection
-from tierlane.bench.load import Load, Phase, Traffic
-from tierlane.bench.plan import TAG_CHARACTERS, Address, Inputs, OutputCheck, Plan, Verify
-from tierlane.bench.statistics import TierTally, new_tallies
+from tierlane.bench.load import BenchLoad, Phase, Traffic
+from tierlane.bench.plan import TAG_CHARACTERS, BenchPlan, Inputs, OutputCheck, TargetAddress, Verify
+from tierlane.bench.statistics import TierStatistics, new_tallies
 from tierlane.bench.verification import audit_connection
 from tierlane.up.data_dir import held_port
 
@@ -69,7 +69,7 @@ class BatchUse:
 
 
 @dataclass(frozen=True)
-class Span:
+class MeasuredRows:
     """Which rows: made in the run by these keys, ended in the window that is measured."""
 
     made_from: datetime
@@ -79,7 +79,7 @@ class Span:
     ended_to: datetime
 
 
-async def read_batches(database_url: str, span: Span, model: str, workers: int) -> BatchUse | None:
+async def read_batches(database_url: str, span: MeasuredRows, model: str, workers: int) -> BatchUse | None:
     """Read the rows; None when the database is away. `workers`: how many there are, 0 for those that were seen."""
     try:
         async with audit_connection(database_url) as connection:
@@ -90,7 +90,7 @@ async def read_batches(database_url: str, span: Span, model: str, workers: int) 
     return batch_use(ran, largest, workers, (span.ended_to - span.ended_from).total_seconds())
 
 
-async def _ran(connection: Connection, span: Span) -> list[Ran]:
+async def _ran(connection: Connection, span: MeasuredRows) -> list[Ran]:
     keys = list(span.api_key_ids)
     rows = await connection.fetch(_BATCHES, span.made_from, span.made_to, keys, span.ended_from, span.ended_to)
     return [Ran(row[0] or row[3], row[1], row[2] or "", row[3]) for row in rows]
@@ -138,7 +138,7 @@ async def read_padding(http_url: str, service_token: str) -> float | None:
         return None
 
 
-class StackError(Exception):
+class StackFileError(Exception):
     """The file cannot be used; the message is one sentence."""
 
 
@@ -165,11 +165,11 @@ def read_stack(path: Path) -> StackInfo:
     try:
         return msgspec.json.decode(path.read_bytes(), type=StackInfo)
     except FileNotFoundError:
-        raise StackError(f"There is no {path}; start `tierlane up` first, or name its file with --stack.") from None
+        raise StackFileError(f"There is no {path}; start `tierlane up` first, or name its file with --stack.") from None
     except OSError as error:
-        raise StackError(f"Cannot read {path}: {error.strerror}.") from None
+        raise StackFileError(f"Cannot read {path}: {error.strerror}.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StackError(f"{path} is not a stack file: {error}.") from None
+        raise StackFileError(f"{path} is not a stack file: {error}.") from None
 
 
 def keys_for(stack: StackInfo, tiers: Sequence[str]) -> list[list[str]]:
@@ -182,12 +182,12 @@ def read_keys(path: Path, tiers: Sequence[str]) -> list[list[str]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise StackError(f"Cannot read the keys in {path}: {error}.") from None
+        raise StackFileError(f"Cannot read the keys in {path}: {error}.") from None
     keys: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
         tier, comma, key = (piece.strip() for piece in line.partition(","))
         if line.strip() and not (tier and comma and key):
-            raise StackError(f"{path}, line {number}: must be TIER,KEY.")  # Without the line, which may hold a key.
+            raise StackFileError(f"{path}, line {number}: must be TIER,KEY.")  # Without the line, which may hold a key.
         keys.setdefault(tier, []).append(key)
     return _of_tiers(tiers, keys, str(path))
 
@@ -196,7 +196,7 @@ def _of_tiers(tiers: Sequence[str], keys: dict[str, list[str]], where: str) -> l
     for tier in tiers:
         if not keys.get(tier):
             names = ", ".join(name for name in keys if name)
-            raise StackError(f"{where} has no key for the tier {tier!r}; it has {names or 'none'}.")
+            raise StackFileError(f"{where} has no key for the tier {tier!r}; it has {names or 'none'}.")
     return [keys[tier] for tier in tiers]
 
 
@@ -315,7 +315,7 @@ class EchoResult:
     failed: int
 
 
-async def measure_echo(plan: Plan, keys: Sequence[Sequence[str]], processes: int) -> EchoResult | None:
+async def measure_echo(plan: BenchPlan, keys: Sequence[Sequence[str]], processes: int) -> EchoResult | None:
     """Start, load and stop so many echo processes; None when they do not start."""
     async with AsyncExitStack() as stack:
         port = stack.enter_context(held_port(HOST, 0))
@@ -325,7 +325,7 @@ async def measure_echo(plan: Plan, keys: Sequence[Sequence[str]], processes: int
         except TimeoutError:
             return None
         infos = [ProcessInfo("echo", f"echo-{number}", process.pid) for number, process in enumerate(started)]
-        return await _measured(plan, Address(HOST, port, f"{HOST}:{port}", "/v1/inference"), keys, infos)
+        return await _measured(plan, TargetAddress(HOST, port, f"{HOST}:{port}", "/v1/inference"), keys, infos)
 
 
 @asynccontextmanager
@@ -343,7 +343,7 @@ async def _started(port: int) -> AsyncIterator[Process]:
 
 
 async def _measured(
-    plan: Plan, address: Address, keys: Sequence[Sequence[str]], infos: Sequence[ProcessInfo]
+    plan: BenchPlan, address: TargetAddress, keys: Sequence[Sequence[str]], infos: Sequence[ProcessInfo]
 ) -> EchoResult:
     inputs = Inputs(token_hex(TAG_CHARACTERS // 2), plan.filler)
     seconds = min(MOST_S, plan.duration)
@@ -363,12 +363,14 @@ async def _measured(
     return _result(len(infos), answers, window_s, sum(used.by_role.values()), phases[1].tallies)
 
 
-async def _until(load: Load, at_s: float) -> None:
+async def _until(load: BenchLoad, at_s: float) -> None:
     await asyncio.sleep(max(0.0, at_s - load.elapsed_s()))
 
 
-def _result(processes: int, answers: int, window_s: float, cpu_s: float, tallies: Sequence[TierTally]) -> EchoResult:
-    whole = TierTally.merged("echo", tallies)
+def _result(
+    processes: int, answers: int, window_s: float, cpu_s: float, tallies: Sequence[TierStatistics]
+) -> EchoResult:
+    whole = TierStatistics.merged("echo", tallies)
     quantiles = [whole.latency.quantile(share) for share in (0.5, 0.99)]
     median_ms, p99_ms = (None if value is None else round(value * 1000, 4) for value in quantiles)
     cpu_us = cpu_s * 1e6 / answers if answers else 0.0

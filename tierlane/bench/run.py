@@ -7,23 +7,23 @@ import uvloop
 from rich.console import Console
 
 from tierlane.bench.command import TOOL
-from tierlane.bench.plan import Plan, UsageError, read_address
+from tierlane.bench.plan import BenchPlan, BenchUsageError, read_address
 from tierlane.bench.plots import NoPlots, json_text, require_plots, write_report
 from tierlane.bench.report import document, show
 from tierlane.bench.resources import read_stack
-from tierlane.bench.runner import Progress, measure
+from tierlane.bench.runner import ProgressDisplay, measure
 
 PASSED, FAILED = 0, 1
 MIN_WIDTH = 110
 
 
-def run(plan: Plan) -> int:
+def run(plan: BenchPlan) -> int:
     """Run the plan and report. Raises UsageError or StackError before anything is sent."""
     stack = read_stack(plan.stack)
     url = plan.url or stack.http_url
     address = read_address(url)
     _writable(plan)
-    progress = Progress(Console(stderr=True), plan.warmup + plan.duration)
+    progress = ProgressDisplay(Console(stderr=True), plan.warmup + plan.duration)
     found = uvloop.run(measure(plan, address, stack, progress))
     result = document(plan, url, found)
     # A table that is wider than the terminal is better broken by it than cut by us.
@@ -35,7 +35,7 @@ def run(plan: Plan) -> int:
     return PASSED if result["passed"] else FAILED
 
 
-def _writable(plan: Plan) -> None:
+def _writable(plan: BenchPlan) -> None:
     """Raise UsageError now rather than after a long run."""
     if plan.json:
         _tried("json", plan.json, plan.json.touch)
@@ -45,11 +45,11 @@ def _writable(plan: Plan) -> None:
         try:
             require_plots()
         except NoPlots as error:
-            raise UsageError(f"{TOOL.both_names('report')}: {error}.") from None
+            raise BenchUsageError(f"{TOOL.both_names('report')}: {error}.") from None
 
 
 def _tried(option: str, path: Path, attempt: Callable[[], None]) -> None:
     try:
         attempt()
     except OSError as error:
-        raise UsageError(f"{TOOL.both_names(option)}: cannot write {path}: {error.strerror}.") from None
+        raise BenchUsageError(f"{TOOL.both_names(option)}: cannot write {path}: {error.strerror}.") from None

@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-from tierlane.bench.load import Load, Phase, Traffic
-from tierlane.bench.plan import TAG_CHARACTERS, Address, Echo, Inputs, OutputCheck, Plan
+from tierlane.bench.load import BenchLoad, Phase, Traffic
+from tierlane.bench.plan import TAG_CHARACTERS, BenchPlan, EchoMode, Inputs, OutputCheck, TargetAddress
 from tierlane.bench.resources import (
     BatchUse,
     CpuUse,
     EchoResult,
+    MeasuredRows,
     ProcessCpu,
-    Span,
-    StackError,
+    StackFileError,
     StackInfo,
     cpu_between,
     keys_for,
@@ -38,14 +38,14 @@ from tierlane.bench.resources import (
     read_stack,
     rss_by_role,
 )
-from tierlane.bench.statistics import Histogram, Silence, TierTally, good_bounds, new_tallies
-from tierlane.bench.verification import AuditResult, Window, check_audit, key_id
+from tierlane.bench.statistics import Histogram, TierStatistics, UnansweredCause, good_bounds, new_tallies
+from tierlane.bench.verification import AuditResult, AuditWindow, check_audit, key_id
 
 STEP_S = 1.0
 
 
 @dataclass(frozen=True)
-class TierMoment:
+class TierInterval:
     """One tier in one step. `p99_s` of its 200s, None without one."""
 
     completed: int
@@ -54,24 +54,24 @@ class TierMoment:
 
 
 @dataclass(frozen=True)
-class Moment:
+class Interval:
     """One step, by tier in the order of the mix. `at_s`: its end, in seconds since the first request."""
 
     at_s: float
     length_s: float
-    tiers: tuple[TierMoment, ...]
+    tiers: tuple[TierInterval, ...]
 
 
 class Timeline:
     """The steps of a run so far."""
 
-    def __init__(self, warmup: Sequence[TierTally], measured: Sequence[TierTally]) -> None:
-        self.steps: list[Moment] = []
+    def __init__(self, warmup: Sequence[TierStatistics], measured: Sequence[TierStatistics]) -> None:
+        self.steps: list[Interval] = []
         self._pairs = list(zip(warmup, measured, strict=True))
         self._seen = [self._now(number) for number in range(len(self._pairs))]
         self._at_s = 0.0
 
-    async def follow(self, load: Load) -> None:
+    async def follow(self, load: BenchLoad) -> None:
         """Take a step each second until cancelled."""
         while True:
             await asyncio.sleep(STEP_S)
@@ -81,17 +81,17 @@ class Timeline:
         """What came back since the last step."""
         now = [self._now(number) for number in range(len(self._pairs))]
         tiers = tuple(_between(before, after) for before, after in zip(self._seen, now, strict=True))
-        self.steps.append(Moment(round(at_s, 3), round(at_s - self._at_s, 3), tiers))
+        self.steps.append(Interval(round(at_s, 3), round(at_s - self._at_s, 3), tiers))
         self._seen, self._at_s = now, at_s
 
     def _now(self, tier: int) -> tuple[Histogram, int]:
         tallies = self._pairs[tier]
-        return Histogram.merged(tally.latency for tally in tallies), sum(t.failures + t.missing for t in tallies)
+        return Histogram.merged(counters.latency for counters in tallies), sum(t.failures + t.missing for t in tallies)
 
 
-def _between(before: tuple[Histogram, int], after: tuple[Histogram, int]) -> TierMoment:
+def _between(before: tuple[Histogram, int], after: tuple[Histogram, int]) -> TierInterval:
     new = after[0].since(before[0])
-    return TierMoment(new.count, after[1] - before[1], new.quantile(0.99))
+    return TierInterval(new.count, after[1] - before[1], new.quantile(0.99))
 
 
 @dataclass
@@ -100,8 +100,8 @@ class Measurement:
 
     started_at: datetime
     window_began_at: datetime
-    warmup: list[TierTally]
-    measured: list[TierTally]
+    warmup: list[TierStatistics]
+    measured: list[TierStatistics]
     lag: Histogram = field(default_factory=Histogram)
     window_s: float = 0.0  # How long the window was measured in truth.
     window_answers: int = 0  # Answers that came in it, which its CPU seconds are divided by.
@@ -112,7 +112,7 @@ class Measurement:
     echo: EchoResult | None = None
     batches: BatchUse | None = None
     padding_waste: float | None = None  # Share of the late batches' positions; None where it is not known.
-    timeline: list[Moment] = field(default_factory=list)
+    timeline: list[Interval] = field(default_factory=list)
     waited_for_connection: int = 0
     verify: str = ""
     verified: int = 0
@@ -120,7 +120,7 @@ class Measurement:
     strays: int = 0
     repeated_ids: int = 0
     without_id: int = 0
-    details: dict[Silence, str] = field(default_factory=dict)
+    details: dict[UnansweredCause, str] = field(default_factory=dict)
     audit: AuditResult | None = None
     interrupted: bool = False
 
@@ -128,14 +128,14 @@ class Measurement:
 REFRESH_S = 0.5
 
 
-class Progress:
+class ProgressDisplay:
     """Follows a load on `console`; silent where that is no terminal."""
 
     def __init__(self, console: Console, total_s: float) -> None:
         self._console = console
         self._total_s = total_s
 
-    async def follow(self, load: Load, measured: Sequence[TierTally]) -> None:
+    async def follow(self, load: BenchLoad, measured: Sequence[TierStatistics]) -> None:
         """Show the load until cancelled."""
         if not self._console.is_terminal:
             return
@@ -162,17 +162,17 @@ def _bar(console: Console) -> RichProgress:
     return RichProgress(*columns, console=console, auto_refresh=False, transient=True)
 
 
-def _figures(rate: float, measured: Sequence[TierTally]) -> str:
-    ok = sum(tally.ok for tally in measured)
-    errors = sum(tally.failures + tally.missing for tally in measured)
+def _figures(rate: float, measured: Sequence[TierStatistics]) -> str:
+    ok = sum(counters.ok for counters in measured)
+    errors = sum(counters.failures + counters.missing for counters in measured)
     if not ok + errors:
         return f"{rate:.0f}/s, warm-up"
-    p95 = Histogram.merged(tally.latency for tally in measured).quantile(0.95)
+    p95 = Histogram.merged(counters.latency for counters in measured).quantile(0.95)
     return f"{rate:.0f}/s, {ok} ok, {errors} errors, p95 {(p95 or 0) * 1000:.0f} ms"
 
 
 @dataclass(frozen=True)
-class Reading:
+class CounterReading:
     """The counters at the begin or end of the measured window."""
 
     at_s: float
@@ -181,13 +181,13 @@ class Reading:
     own_cpu_s: float
 
 
-async def measure(plan: Plan, address: Address, stack: StackInfo, progress: Progress) -> Measurement:
+async def measure(plan: BenchPlan, address: TargetAddress, stack: StackInfo, progress: ProgressDisplay) -> Measurement:
     """Run the plan. Raises StackError or UsageError where the keys cannot be used."""
     return await _Run(plan, address, stack, progress).measure()
 
 
 class _Run:
-    def __init__(self, plan: Plan, address: Address, stack: StackInfo, progress: Progress) -> None:
+    def __init__(self, plan: BenchPlan, address: TargetAddress, stack: StackInfo, progress: ProgressDisplay) -> None:
         self._plan = plan
         self._stack = stack
         self._progress = progress
@@ -232,7 +232,7 @@ class _Run:
     async def _echo(self) -> None:
         gateways = sum(process.role == "gateway" for process in self._stack.processes)
         wanted = self._plan.echo
-        if wanted is Echo.ON or (wanted is Echo.AUTO and gateways):
+        if wanted is EchoMode.ON or (wanted is EchoMode.AUTO and gateways):
             self._progress.say("Measuring a bare echo ...")
             with _no_collector():
                 self._found.echo = await measure_echo(self._plan, self._keys, gateways or 1)
@@ -268,18 +268,18 @@ class _Run:
             else:
                 await asyncio.wait([finished], timeout=left_s)
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> CounterReading:
         completed = [
             (early.ok + late.ok, early.good + late.good)
             for early, late in zip(self._found.warmup, self._found.measured, strict=True)
         ]
-        return Reading(self._load.elapsed_s(), self._load.answers, completed, time.process_time())
+        return CounterReading(self._load.elapsed_s(), self._load.answers, completed, time.process_time())
 
     def _read_processes(self) -> list[ProcessCpu]:
         # Read anew, because a process may have been replaced meanwhile.
         try:
             return read_cpu(read_stack(self._plan.stack).processes)
-        except StackError:
+        except StackFileError:
             return []
 
     def _collect(self) -> None:
@@ -302,10 +302,10 @@ class _Run:
         key_ids = tuple(key_id(key) for of_tier in self._keys for key in of_tier)
         # Ids carry whole milliseconds.
         begin = found.started_at.replace(microsecond=found.started_at.microsecond // 1000 * 1000)
-        window = Window(begin, datetime.now(UTC), key_ids)
+        window = AuditWindow(begin, datetime.now(UTC), key_ids)
         found.audit = await check_audit(url, window, self._load.ids, self._plan.audit_wait)
         ended_to = found.window_began_at + timedelta(seconds=found.window_s)
-        span = Span(begin, window.end, key_ids, found.window_began_at, ended_to)
+        span = MeasuredRows(begin, window.end, key_ids, found.window_began_at, ended_to)
         workers = sum(process.role == "worker" for process in self._stack.processes)
         found.batches = await read_batches(url, span, self._plan.model or "", workers)
 

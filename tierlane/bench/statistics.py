@@ -114,7 +114,7 @@ class Histogram:
         return whole
 
 
-class Silence(StrEnum):
+class UnansweredCause(StrEnum):
     """Why a request has no answer."""
 
     TIMEOUT = "timeout"
@@ -131,7 +131,7 @@ class Silence(StrEnum):
     """The run was interrupted."""
 
 
-class TierTally:
+class TierStatistics:
     """The counts of one tier. `good_s`: the latency up to which a 200 is good, in seconds."""
 
     __slots__ = ("error_latency", "errors", "good", "good_s", "latency", "name", "scheduled", "sent", "silent")
@@ -145,7 +145,7 @@ class TierTally:
         self.latency = Histogram()  # Of 200 answers, from the due time.
         self.error_latency = Histogram()  # Of all other answers.
         self.errors: Counter[tuple[int, str]] = Counter()  # By HTTP status and error code.
-        self.silent: Counter[Silence] = Counter()
+        self.silent: Counter[UnansweredCause] = Counter()
 
     def completed(self, latency_s: float) -> None:
         """Count a 200."""
@@ -158,7 +158,7 @@ class TierTally:
         self.errors[status, code] += 1
         self.error_latency.record(latency_s)
 
-    def unanswered(self, why: Silence) -> None:
+    def unanswered(self, why: UnansweredCause) -> None:
         """Count a request that got no answer."""
         self.silent[why] += 1
 
@@ -183,7 +183,7 @@ class TierTally:
         return self.silent.total()
 
     @classmethod
-    def merged(cls, name: str, parts: Iterable["TierTally"]) -> "TierTally":
+    def merged(cls, name: str, parts: Iterable["TierStatistics"]) -> "TierStatistics":
         """The sum of several tallies."""
         whole, tallies = cls(name), list(parts)
         for part in tallies:
@@ -197,9 +197,9 @@ class TierTally:
         return whole
 
 
-def new_tallies(tiers: Sequence[str], good_s: Mapping[str, float]) -> list[TierTally]:
+def new_tallies(tiers: Sequence[str], good_s: Mapping[str, float]) -> list[TierStatistics]:
     """One empty tally a tier."""
-    return [TierTally(tier, good_s.get(tier, math.inf)) for tier in tiers]
+    return [TierStatistics(tier, good_s.get(tier, math.inf)) for tier in tiers]
 
 
 ALL = "all"
@@ -273,17 +273,17 @@ def good_bounds(objectives: Sequence[Objective], tiers: Sequence[str]) -> dict[s
     return bounds
 
 
-def judge(objectives: Sequence[Objective], tallies: Mapping[str, TierTally]) -> list[Judgement]:
+def judge(objectives: Sequence[Objective], tallies: Mapping[str, TierStatistics]) -> list[Judgement]:
     """Compare each objective with what was counted; `tallies` holds every tier and `all`."""
     return [_judged(objective, tallies[objective.tier]) for objective in objectives]
 
 
-def _judged(objective: Objective, tally: TierTally) -> Judgement:
+def _judged(objective: Objective, counters: TierStatistics) -> Judgement:
     if objective.metric == SUCCESS:
-        actual = tally.ok / tally.scheduled if tally.scheduled else None
+        actual = counters.ok / counters.scheduled if counters.scheduled else None
         return Judgement(objective, actual, actual is not None and actual >= objective.bound - ROUNDING)
     quantile = objective.quantile
-    actual = tally.latency.mean if quantile is None else tally.latency.quantile(quantile)
+    actual = counters.latency.mean if quantile is None else counters.latency.quantile(quantile)
     return Judgement(objective, actual, actual is not None and actual <= objective.bound + ROUNDING)
 
 

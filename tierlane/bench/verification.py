@@ -18,7 +18,7 @@ import asyncpg
 
 from ledger.postgres import AWAY, Connection, closing, connect, reason
 from scheduler.errors import ErrorCode
-from tierlane.bench.http_client import Response, header
+from tierlane.bench.http_client import BenchResponse, header
 
 PREFIX = b"req_"
 HEX_CHARACTERS = 32
@@ -73,7 +73,7 @@ def fate_of(status: int, code: str) -> Fate:
     return Fate.UNCLEAR if code in _EITHER or not code else Fate.REFUSED
 
 
-def request_id_hex(response: Response) -> bytes:
+def request_id_hex(response: BenchResponse) -> bytes:
     """The 32 hex digits of the answer's request id, from the body of a 200 or the header; empty where it has none."""
     body = response.body
     if body.startswith(_BODY_START):
@@ -177,7 +177,7 @@ class AuditResult:
 
 
 @dataclass(frozen=True)
-class Window:
+class AuditWindow:
     """Which rows to look at: ids made from `begin` to `end` by one of these keys."""
 
     begin: datetime
@@ -191,7 +191,7 @@ def key_id(api_key: str) -> str:
     return parts[1] if len(parts) == 3 else ""
 
 
-async def check_audit(database_url: str, window: Window, ids: AnswerIds, patience_s: float) -> AuditResult:
+async def check_audit(database_url: str, window: AuditWindow, ids: AnswerIds, patience_s: float) -> AuditResult:
     """Compare, again and again until it agrees or `patience_s` is over. Never raises for a database that is away."""
     began = time.monotonic()
     fates = {name: fate for fate in Fate for name in ids.of(fate)}
@@ -205,7 +205,7 @@ async def check_audit(database_url: str, window: Window, ids: AnswerIds, patienc
 
 
 async def _compare_until_agreed(
-    connection: Connection, window: Window, fates: Mapping[str, Fate], deadline: float
+    connection: Connection, window: AuditWindow, fates: Mapping[str, Fate], deadline: float
 ) -> AuditResult:
     arguments = (window.begin, window.end, list(window.api_key_ids))
     expected = sum(fate in (Fate.COMPLETED, Fate.FAILED) for fate in fates.values())

@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, Kind
+from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, FaultKind
 from tierlane.command import FAILED, USAGE_ERROR, Tool, run_tool
 from tierlane.settings.descriptions import Text, number
 
@@ -75,7 +75,7 @@ def _run(given: dict[str, Any]) -> int:
     try:
         options = read_options(given, quiet=given["quiet"])
         return run_series(options) if options.seeds else run(options)
-    except UsageError as error:
+    except ChaosUsageError as error:
         typer.echo(str(error), err=True)
         return USAGE_ERROR
     except (StackError, EmbeddedServerError) as error:
@@ -95,12 +95,12 @@ ON, OFF, BY_SEED = "on", "off", "seed"
 TLS_ONE_IN = 4
 
 
-class UsageError(Exception):
+class ChaosUsageError(Exception):
     """An option is wrong; the message is one sentence that names it."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class StackShape:
     """How many of each role."""
 
     gateways: int
@@ -119,8 +119,8 @@ class Options:
     seed: int
     duration: float
     rate: float
-    shape: Shape
-    kinds: tuple[Kind, ...]
+    shape: StackShape
+    kinds: tuple[FaultKind, ...]
     against: Path | None
     json: Path | None
     keep: Path | None
@@ -143,16 +143,16 @@ class Options:
 
 def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Options:
     """Check all options; those of None have their default. Raises UsageError."""
-    reader = _Reader(given)
+    reader = _OptionsReader(given)
     against = reader.path("against")
     seeds = reader.seeds("seeds")
     if seeds and reader.text("seed"):
-        raise UsageError(f"{TOOL.both_names('seeds')}: cannot be given together with {TOOL.both_names('seed')}.")
+        raise ChaosUsageError(f"{TOOL.both_names('seeds')}: cannot be given together with {TOOL.both_names('seed')}.")
     return Options(
         seed=reader.integer("seed", 0, MAX_SEED) if reader.text("seed") else secrets.randbits(32),
         duration=reader.number("duration", MIN_SECONDS, MAX_SECONDS),
         rate=reader.number("rate", 1.0, MAX_RATE),
-        shape=Shape(*(reader.integer(role, 1, MAX_OF_A_ROLE) for role in ("gateways", "workers", "schedulers"))),
+        shape=StackShape(*(reader.integer(role, 1, MAX_OF_A_ROLE) for role in ("gateways", "workers", "schedulers"))),
         kinds=reader.kinds("faults", outside=against is not None),
         against=against,
         json=reader.path("json"),
@@ -185,7 +185,7 @@ def fault_list() -> str:
     return "\n".join([*lines, "* also with --against"])
 
 
-class _Reader:
+class _OptionsReader:
     def __init__(self, given: Mapping[str, str | None]) -> None:
         self._given = given
 
@@ -203,13 +203,17 @@ class _Reader:
         except ValueError:
             value = math.nan
         if not least <= value <= most:
-            raise UsageError(f"{TOOL.both_names(option)}: must be a number from {least:g} to {most:g}, got {text!r}.")
+            raise ChaosUsageError(
+                f"{TOOL.both_names(option)}: must be a number from {least:g} to {most:g}, got {text!r}."
+            )
         return value
 
     def integer(self, option: str, least: int, most: int) -> int:
         text = self.text(option)
         if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise UsageError(f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}.")
+            raise ChaosUsageError(
+                f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}."
+            )
         return int(text)
 
     def seeds(self, option: str) -> tuple[int, ...]:
@@ -217,17 +221,17 @@ class _Reader:
         try:
             return seed_range(text) if text else ()
         except ValueError as error:
-            raise UsageError(f"{TOOL.both_names(option)}: {error}.") from None
+            raise ChaosUsageError(f"{TOOL.both_names(option)}: {error}.") from None
 
     def tls(self, option: str, *, outside: bool) -> str:
         text = self.text(option)
         if text not in (ON, OFF, BY_SEED):
-            raise UsageError(f"{TOOL.both_names(option)}: must be {ON}, {OFF} or {BY_SEED}, got {text!r}.")
+            raise ChaosUsageError(f"{TOOL.both_names(option)}: must be {ON}, {OFF} or {BY_SEED}, got {text!r}.")
         if outside and text == ON:
-            raise UsageError(f"{TOOL.both_names(option)}: cannot be changed on a stack that is not our own.")
+            raise ChaosUsageError(f"{TOOL.both_names(option)}: cannot be changed on a stack that is not our own.")
         return text
 
-    def kinds(self, option: str, *, outside: bool) -> tuple[Kind, ...]:
+    def kinds(self, option: str, *, outside: bool) -> tuple[FaultKind, ...]:
         text = self.text(option)
         if text == ALL:
             return tuple(kind for kind in KINDS if kind.outside or not outside)
@@ -238,6 +242,10 @@ class _Reader:
     def _check_names(self, option: str, names: Sequence[str], *, outside: bool) -> None:
         for name in names:
             if name not in BY_NAME:
-                raise UsageError(f"{TOOL.both_names(option)}: there is no fault {name!r}; `--faults list` shows all.")
+                raise ChaosUsageError(
+                    f"{TOOL.both_names(option)}: there is no fault {name!r}; `--faults list` shows all."
+                )
             if outside and not BY_NAME[name].outside:
-                raise UsageError(f"{TOOL.both_names(option)}: {name} cannot be done to a stack that is not our own.")
+                raise ChaosUsageError(
+                    f"{TOOL.both_names(option)}: {name} cannot be done to a stack that is not our own."
+                )

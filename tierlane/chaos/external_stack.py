@@ -13,23 +13,23 @@ import psutil
 
 from ledger.postgres import asyncpg_dsn
 from tierlane.bench.resources import ProcessInfo
-from tierlane.chaos.command import TOOL, UsageError
-from tierlane.chaos.faults.catalogue import Place
+from tierlane.chaos.command import TOOL, ChaosUsageError
+from tierlane.chaos.faults.catalogue import FaultTarget
 from tierlane.chaos.faults.proxy import FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.faults.target import Stranger
-from tierlane.chaos.history import Customer, Sources, Target
+from tierlane.chaos.history import LoadCustomer, Sources, Target
 from tierlane.child_process import family
 
 PATIENCE_S = 5.0
 PROBE = "tierlane chaos"
-SERVERS = (Place.REDIS, Place.POSTGRES)
+SERVERS = (FaultTarget.REDIS, FaultTarget.POSTGRES)
 FIND_CUSTOMER = """
 SELECT c.id::text AS id, c.name, c.tier FROM api_keys AS k JOIN customers AS c ON c.id = k.customer_id WHERE k.id = $1
 """
 
 
-class StackInfo(msgspec.Struct, frozen=True):
+class ExternalStackInfo(msgspec.Struct, frozen=True):
     """What is needed of the file."""
 
     http_url: str
@@ -40,18 +40,18 @@ class StackInfo(msgspec.Struct, frozen=True):
     processes: tuple[ProcessInfo, ...]
 
 
-def read_stack(path: Path) -> StackInfo:
+def read_stack(path: Path) -> ExternalStackInfo:
     """Read the file. Raises UsageError."""
     option = TOOL.both_names("against")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=StackInfo)
+        return msgspec.json.decode(path.read_bytes(), type=ExternalStackInfo)
     except OSError as error:
-        raise UsageError(f"{option}: cannot read {path}: {error.strerror}; is the stack up?") from None
+        raise ChaosUsageError(f"{option}: cannot read {path}: {error.strerror}; is the stack up?") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{option}: {path} is not a stack file: {error}.") from None
+        raise ChaosUsageError(f"{option}: {path} is not a stack file: {error}.") from None
 
 
-class OutsideStack:
+class ExternalStack:
     """A `Ground` without proxies."""
 
     def __init__(self, path: Path) -> None:
@@ -59,11 +59,11 @@ class OutsideStack:
         self._path = path
         self._info = read_stack(path)
         self._names = {
-            place: [process.name for process in self._info.processes if process.role == place] for place in Place
+            place: [process.name for process in self._info.processes if process.role == place] for place in FaultTarget
         }
 
     @property
-    def targets(self) -> Mapping[Place, int]:
+    def targets(self) -> Mapping[FaultTarget, int]:
         """How many there are of each place."""
         return {place: 1 if place in SERVERS else len(names) for place, names in self._names.items()}
 
@@ -84,24 +84,24 @@ class OutsideStack:
 
     def stranger(self, index: int) -> Stranger:
         """There is none."""
-        raise LookupError(f"{Place.GATEWAY}-{index + 1}")
+        raise LookupError(f"{FaultTarget.GATEWAY}-{index + 1}")
 
-    def name(self, place: Place, index: int) -> str:
+    def name(self, place: FaultTarget, index: int) -> str:
         """What a target is called in events."""
         return str(place) if place in SERVERS else self._names[place][index]
 
-    def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
+    def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
         """The processes that are there now, none where it is down; a server with all its children."""
         name = self.name(place, index)
         pids = [one.pid for one in read_stack(self._path).processes if one.role == place and one.name == name]
         whole = [process for pid in pids for process in family(pid)]
         return whole if place in SERVERS else whole[:1]
 
-    def proxy(self, place: Place, index: int) -> FaultProxy:
+    def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
         """There is none."""
         raise LookupError(f"{place}-{index + 1}")
 
-    def redis_proxy_of(self, place: Place, index: int) -> FaultProxy:
+    def redis_proxy_of(self, place: FaultTarget, index: int) -> FaultProxy:
         """There is none."""
         raise LookupError(f"{place}-{index + 1}")
 
@@ -117,14 +117,14 @@ class OutsideStack:
         return Sources(info.database_url, info.redis_url, None, started_at, (info.http_url,), info.service_token)
 
 
-async def _customers(info: StackInfo) -> tuple[Customer, ...]:
+async def _customers(info: ExternalStackInfo) -> tuple[LoadCustomer, ...]:
     connection = await asyncpg.connect(asyncpg_dsn(info.database_url), timeout=PATIENCE_S)
     try:
         found = []
         for key in info.keys.values():
             row = await connection.fetchrow(FIND_CUSTOMER, key.split("_")[1])
             if row is not None:
-                found.append(Customer(tier=row["tier"], id=row["id"], name=row["name"], key=key))
+                found.append(LoadCustomer(tier=row["tier"], id=row["id"], name=row["name"], key=key))
     finally:
         await connection.close()
     return tuple(found)
@@ -142,8 +142,8 @@ async def _check_backend(url: str, key: str) -> None:
         ):
             body = await answer.json(content_type=None)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise UsageError(f"{option}: {url} does not answer: {type(error).__name__}.") from None
+        raise ChaosUsageError(f"{option}: {url} does not answer: {type(error).__name__}.") from None
     if not isinstance(body, dict) or body.get("output") != PROBE[::-1]:
-        raise UsageError(
+        raise ChaosUsageError(
             f"{option}: the stack must run the backend `simulated`, whose outputs are its inputs reversed."
         )

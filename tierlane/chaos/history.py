@@ -15,7 +15,7 @@ import msgspec
 
 
 @dataclass(frozen=True)
-class Customer:
+class LoadCustomer:
     """One customer of the load. `id` is the UUID in `customers.id`, as text."""
 
     tier: str
@@ -29,7 +29,7 @@ class Target:
     """Where the load goes: `http_urls`, one per gateway, and all customers; each request draws one of either."""
 
     http_urls: tuple[str, ...]
-    customers: tuple[Customer, ...]
+    customers: tuple[LoadCustomer, ...]
 
 
 class What(StrEnum):
@@ -174,7 +174,7 @@ class Stalled(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=
     since: float
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="fault"):
+class FaultRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="fault"):
     """A fault began ("start") or was healed ("heal"); with an `error` it could not be done and is none."""
 
     at: float
@@ -185,7 +185,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="f
     error: str = ""
 
 
-Event = Invoked | Answered | Unanswered | Stray | Stalled | Fault
+Event = Invoked | Answered | Unanswered | Stray | Stalled | FaultRecord
 
 _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -214,7 +214,7 @@ class History:
     def fault(self, event: FaultEvent) -> None:
         """Note what was done to the stack."""
         self.add(
-            Fault(
+            FaultRecord(
                 at=event.at,
                 name=event.name,
                 target=event.target,

@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from scheduler.errors import ErrorCode
-from tierlane.bench.http_client import ConnectionPool, Pending, Response, header
-from tierlane.bench.statistics import Silence, TierTally
+from tierlane.bench.http_client import BenchResponse, ConnectionPool, Pending, header
+from tierlane.bench.statistics import TierStatistics, UnansweredCause
 from tierlane.chaos.history import (
     Answered,
-    Customer,
     History,
     Invoked,
+    LoadCustomer,
     Stalled,
     Stray,
     Target,
@@ -54,7 +54,7 @@ class _Body(msgspec.Struct):
     error: _Error | None = None
 
 
-class Reading(NamedTuple):
+class AnswerReading(NamedTuple):
     """What one answer says. `owner` is the nonce of the request whose whole input comes back reversed."""
 
     status: int
@@ -67,7 +67,7 @@ class Reading(NamedTuple):
 _decoder = msgspec.json.Decoder(_Body)
 
 
-def request_bytes(host: str, customer: Customer, text: str, trace: str, key: str) -> bytes:
+def request_bytes(host: str, customer: LoadCustomer, text: str, trace: str, key: str) -> bytes:
     """The whole request, head and body; `trace` is 32 hex digits, `key` an Idempotency-Key or ""."""
     body = json.dumps({"input": text}).encode()
     idempotency = f"Idempotency-Key: {key}\r\n" if key else ""
@@ -79,7 +79,7 @@ def request_bytes(host: str, customer: Customer, text: str, trace: str, key: str
     return head.encode("ascii") + body
 
 
-def read_answer(response: Response, text: str) -> Reading:
+def read_answer(response: BenchResponse, text: str) -> AnswerReading:
     """Read an answer to the request whose input was `text`."""
     try:
         body = _decoder.decode(response.body)
@@ -87,7 +87,7 @@ def read_answer(response: Response, text: str) -> Reading:
         body = _Body()
     error = body.error or _Error()
     in_header = (header(response.head, b"x-request-id") or b"").decode("latin-1")
-    return Reading(
+    return AnswerReading(
         status=response.status,
         code=error.code,
         id=body.request_id or error.request_id or in_header,
@@ -135,12 +135,12 @@ TICK_S = 0.002
 SWEEP_S = 0.05
 
 _KINDS = {
-    Silence.TIMEOUT: "timeout",
-    Silence.CLOSED: "reset",
-    Silence.CONNECT: "refused",
-    Silence.NOT_SENT: "refused",
-    Silence.MALFORMED: "reset",
-    Silence.STOPPED: "stopped",
+    UnansweredCause.TIMEOUT: "timeout",
+    UnansweredCause.CLOSED: "reset",
+    UnansweredCause.CONNECT: "refused",
+    UnansweredCause.NOT_SENT: "refused",
+    UnansweredCause.MALFORMED: "reset",
+    UnansweredCause.STOPPED: "stopped",
 }
 
 
@@ -149,7 +149,7 @@ class _Request:
 
     __slots__ = ("customer", "gateway", "give_up_at", "key", "nonce", "padding", "text", "turn")
 
-    def __init__(self, customer: Customer, gateway: int, key: str, padding: str) -> None:
+    def __init__(self, customer: LoadCustomer, gateway: int, key: str, padding: str) -> None:
         self.customer = customer
         self.gateway = gateway
         self.key = key
@@ -165,12 +165,12 @@ class _Try(Pending):
 
     __slots__ = ("request",)
 
-    def __init__(self, request: _Request, now: float, tally: TierTally) -> None:
-        super().__init__(now, 0, b"", tally)
+    def __init__(self, request: _Request, now: float, counters: TierStatistics) -> None:
+        super().__init__(now, 0, b"", counters)
         self.request = request
 
 
-class Load:
+class ChaosLoad:
     """The load of one run. `counts` holds how requests ended: by HTTP status, or by what kind of silence."""
 
     def __init__(self, target: Target, rate: float, duration_s: float, seed: int, history: History) -> None:
@@ -186,7 +186,7 @@ class Load:
         self._key, self._key_users = "", set[str]()
         self._retries: dict[_Request, asyncio.TimerHandle] = {}
         self._done = asyncio.Event()
-        self._tally = TierTally("all")
+        self._counters = TierStatistics("all")
         self.sent = 0  # Requests; tries may be more.
         self.counts: Counter[str] = Counter()
         self._names = [f"gateway-{number}" for number in range(1, len(target.http_urls) + 1)]
@@ -274,7 +274,7 @@ class Load:
         keyed, padding = random.random() < KEYED_SHARE, "x" * random.randrange(MAX_PADDING)
         return _Request(customer, gateway, self._drawn_key(customer) if keyed else "", padding)
 
-    def _drawn_key(self, customer: Customer) -> str:
+    def _drawn_key(self, customer: LoadCustomer) -> str:
         """A key that this customer has not used; often one that another has used just before."""
         same = self._random.random() < SAME_KEY_SHARE and self._key_users and customer.id not in self._key_users
         if not same:
@@ -290,7 +290,7 @@ class Load:
 
     def _try(self, request: _Request) -> None:
         self._retries.pop(request, None)
-        self._pools[request.gateway].submit(_Try(request, time.monotonic(), self._tally))
+        self._pools[request.gateway].submit(_Try(request, time.monotonic(), self._counters))
 
     def _encode(self, pending: Pending) -> bytes:
         """Called when the try is written: only now it is sent."""
@@ -312,7 +312,7 @@ class Load:
         )
         return request_bytes(self._hosts[request.gateway], request.customer, request.text, trace, request.key)
 
-    def _answered(self, pending: Pending, response: Response) -> None:
+    def _answered(self, pending: Pending, response: BenchResponse) -> None:
         request, now = cast("_Try", pending).request, time.monotonic()
         reading = read_answer(response, request.text)
         seconds = round(now - pending.due_s, 6)
@@ -323,15 +323,15 @@ class Load:
         if not (running and self._again(request, now)):
             self._end(str(reading.status))
 
-    def _silent(self, pending: Pending, why: Silence, detail: str) -> None:
+    def _silent(self, pending: Pending, why: UnansweredCause, detail: str) -> None:
         request, now = cast("_Try", pending).request, time.monotonic()
         kind, gateway = _KINDS[why], self._names[request.gateway]
-        if why is Silence.MALFORMED:
+        if why is UnansweredCause.MALFORMED:
             self._history.add(Stray(at=now, gateway=gateway, nonce=request.nonce, detail=detail))
         self._history.add(
             Unanswered(at=now, nonce=request.nonce, turn=request.turn, kind=kind, gateway=gateway, detail=detail)
         )
-        if why is Silence.STOPPED or not self._again(request, now):
+        if why is UnansweredCause.STOPPED or not self._again(request, now):
             self._end(kind)
 
     def _again(self, request: _Request, now: float) -> bool:

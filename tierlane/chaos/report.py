@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tierlane.bench.statistics import Histogram
-from tierlane.chaos.checker.case import Verdict, Verdicts
+from tierlane.chaos.checker.case import InvariantResult, InvariantResults
 from tierlane.chaos.checker.evidence import Evidence
 from tierlane.chaos.history import Answered, Event, FaultEvent, Invoked, RunInfo, Unanswered
 
@@ -19,7 +19,7 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 Document = dict[str, Any]
 
 
-def document(info: RunInfo, events: Sequence[Event], evidence: Evidence, verdicts: Verdicts) -> Document:
+def document(info: RunInfo, events: Sequence[Event], evidence: Evidence, verdicts: InvariantResults) -> Document:
     """Everything that is known of one run."""
     return {
         "passed": verdicts.hold,
@@ -87,7 +87,7 @@ def _audit(evidence: Evidence) -> Document:
     }
 
 
-def show(console: Console, info: RunInfo, verdicts: Verdicts) -> None:
+def show(console: Console, info: RunInfo, verdicts: InvariantResults) -> None:
     """Print the table, then every breach with the story of its requests. `console` decides about colour (NO_COLOR)."""
     console.print(table(verdicts))
     for verdict in verdicts.all:
@@ -102,7 +102,7 @@ def show(console: Console, info: RunInfo, verdicts: Verdicts) -> None:
     console.print(f"{outcome}, seed {info.seed}", highlight=False)
 
 
-def table(verdicts: Verdicts) -> Table:
+def table(verdicts: InvariantResults) -> Table:
     """The table of invariants."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("invariant", "count", "verdict", "excused", "what it says"):
@@ -113,11 +113,11 @@ def table(verdicts: Verdicts) -> Table:
     return shown
 
 
-def _count(verdict: Verdict) -> str:
+def _count(verdict: InvariantResult) -> str:
     return "-" if not verdict.measured or verdict.limit is None else str(verdict.count)
 
 
-def _word(verdict: Verdict) -> str:
+def _word(verdict: InvariantResult) -> str:
     if not verdict.measured:
         return "[dim]not measured[/]"
     if verdict.limit is None:
@@ -125,13 +125,13 @@ def _word(verdict: Verdict) -> str:
     return "[green]holds[/]" if verdict.holds else "[red]BROKEN[/]"
 
 
-def _told(verdict: Verdict) -> str:
+def _told(verdict: InvariantResult) -> str:
     excused = ", ".join(f"{count} {excuse}" for excuse, count in verdict.explained.items())
     parts = [verdict.says, verdict.shown, f"excused: {excused}" if excused else ""]
     return "; ".join(filter(None, parts))
 
 
-def _show_breach(console: Console, verdict: Verdict) -> None:
+def _show_breach(console: Console, verdict: InvariantResult) -> None:
     console.print(f"\n[red]{escape(verdict.name)}[/]: {verdict.count}, none allowed", highlight=False)
     for example in verdict.examples:
         console.print(f"  {example.says}  {example.request} {example.row}".rstrip(), highlight=False, markup=False)

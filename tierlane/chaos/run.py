@@ -29,18 +29,18 @@ from ledger.postgres import asyncpg_dsn
 from scheduler.redis_client.connections import bounded, command_client
 from tierlane.chaos import report
 from tierlane.chaos.checker import checker, evidence
-from tierlane.chaos.checker.case import Verdicts
+from tierlane.chaos.checker.case import InvariantResults
 from tierlane.chaos.checker.evidence import Evidence, FileCount
-from tierlane.chaos.command import TOOL, Options, UsageError
-from tierlane.chaos.external_stack import OutsideStack
-from tierlane.chaos.faults.catalogue import Place
-from tierlane.chaos.faults.target import Ground
+from tierlane.chaos.command import TOOL, ChaosUsageError, Options
+from tierlane.chaos.external_stack import ExternalStack
+from tierlane.chaos.faults.catalogue import FaultTarget
+from tierlane.chaos.faults.target import StackTargets
 from tierlane.chaos.history import History, RunInfo, Sources, Target
-from tierlane.chaos.scenario import Conducted, Conductor, Left, Screen, timed
+from tierlane.chaos.scenario import Conducted, Conductor, Screen, UnfinishedWork, timed
 from tierlane.chaos.stack import ChaosStack
 from tierlane.settings.descriptions import PREFIX
 from tierlane.up.data_dir import DataDir, LogLines
-from tierlane.up.orphan_guard import MARK_VARIABLE, REMOVABLE_PREFIX, Leash
+from tierlane.up.orphan_guard import MARK_VARIABLE, REMOVABLE_PREFIX, OrphanGuard
 
 LOG = "roles.log"
 DATABASE = "postgres"
@@ -51,7 +51,7 @@ class Home:
     """The directory, the leash over it, and the log of all roles."""
 
     data_dir: DataDir
-    leash: Leash
+    leash: OrphanGuard
     lines: LogLines
 
     @property
@@ -66,7 +66,7 @@ def home(keep: Path | None) -> Iterator[Home]:
     _forget_settings()
     data_dir = DataDir(_made(keep) if keep else _temporary())
     os.environ[MARK_VARIABLE] = secrets.token_hex(16)  # Inherited by every process that is started from here on.
-    leash = Leash(data_dir)
+    leash = OrphanGuard(data_dir)
     if not keep:
         leash.remove_at_end(data_dir.path)
     try:
@@ -94,9 +94,9 @@ def _made(path: Path) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError:
-        raise UsageError(f"{TOOL.both_names('keep')}: {path} exists already; name a new directory.") from None
+        raise ChaosUsageError(f"{TOOL.both_names('keep')}: {path} exists already; name a new directory.") from None
     except OSError as error:
-        raise UsageError(f"{TOOL.both_names('keep')}: cannot make {path}: {error.strerror}.") from None
+        raise ChaosUsageError(f"{TOOL.both_names('keep')}: cannot make {path}: {error.strerror}.") from None
     _let_through(path)
     return path
 
@@ -145,7 +145,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HISTORY = "history.jsonl"
 EVIDENCE = "evidence.json"
 MIN_WIDTH = 130
-ROLES = (Place.GATEWAY, Place.SCHEDULER, Place.WORKER)
+ROLES = (FaultTarget.GATEWAY, FaultTarget.SCHEDULER, FaultTarget.WORKER)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Site:
     `took_s`: how long each part of the run took, so far.
     """
 
-    ground: Ground
+    ground: StackTargets
     target: Target
     sources: Sources
     spools: Sequence[Path]
@@ -164,11 +164,11 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """What came of one run."""
 
     info: RunInfo
-    verdicts: Verdicts
+    verdicts: InvariantResults
     document: report.Document
 
     def show(self) -> None:
@@ -188,7 +188,7 @@ def run(options: Options) -> int:
     return HELD if result.verdicts.hold else BREACHED
 
 
-def judged(options: Options) -> Result:
+def judged(options: Options) -> RunResult:
     """Run, and judge what came of it. Raises UsageError, StackError, EmbeddedServerError."""
     screen = Screen(Console(), quiet=options.quiet)
     if options.against:
@@ -196,14 +196,14 @@ def judged(options: Options) -> Result:
     return uvloop.run(_run_inside(options, screen))
 
 
-async def _run_outside(options: Options, file: Path, screen: Screen) -> Result:
-    stack = OutsideStack(file)
+async def _run_outside(options: Options, file: Path, screen: Screen) -> RunResult:
+    stack = ExternalStack(file)
     screen.say(f"seed {options.seed}: against {file}")
     site = Site(stack, await stack.target(), stack.sources(time.time()), (), lambda: None)
     return await _judged(options, site, History(), screen)
 
 
-async def _run_inside(options: Options, screen: Screen) -> Result:
+async def _run_inside(options: Options, screen: Screen) -> RunResult:
     with home(options.keep) as place:
         stack = ChaosStack(place.data_dir, options.shape, place.leash, place.lines, tls=options.tls_to_redis)
         try:
@@ -219,7 +219,7 @@ async def _run_inside(options: Options, screen: Screen) -> Result:
             await stack.stop()
 
 
-async def _judged(options: Options, site: Site, history: History, screen: Screen) -> Result:
+async def _judged(options: Options, site: Site, history: History, screen: Screen) -> RunResult:
     """One run with its verdict."""
     shown = await versions(site.ground.redis_url, site.ground.database_url)
     screen.say(", ".join(f"{name} {version}" for name, version in shown.items()))
@@ -236,10 +236,10 @@ async def _judged(options: Options, site: Site, history: History, screen: Screen
     info = _run_info(options, shown, conducted, {**site.took_s, **conducted.took_s})
     if options.keep:
         write(options.keep / EVIDENCE, found)
-    return Result(info, verdicts, report.document(info, history.events, found, verdicts))
+    return RunResult(info, verdicts, report.document(info, history.events, found, verdicts))
 
 
-def _collected(site: Site, files: Sequence[FileCount], left: Left) -> Evidence:
+def _collected(site: Site, files: Sequence[FileCount], left: UnfinishedWork) -> Evidence:
     unfinished = "" if left.nothing else f"Not drained: {left}."
     return asyncio.run(evidence.collect(site.sources, site.target.customers, files, unfinished))
 
@@ -266,7 +266,7 @@ def _run_info(options: Options, shown: dict[str, str], conducted: Conducted, too
     )
 
 
-async def _open_files(ground: Ground) -> evidence.Files:
+async def _open_files(ground: StackTargets) -> evidence.Files:
     """Of all roles, by name."""
 
     def read() -> evidence.Files:
@@ -304,4 +304,4 @@ def writable(path: Path) -> None:
     try:
         path.touch()
     except OSError as error:
-        raise UsageError(f"{TOOL.both_names('json')}: cannot write {path}: {error.strerror}.") from None
+        raise ChaosUsageError(f"{TOOL.both_names('json')}: cannot write {path}: {error.strerror}.") from None

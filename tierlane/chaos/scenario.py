@@ -27,9 +27,9 @@ from scheduler.redis_client.keys import Keys
 from tierlane.chaos.command import Options
 from tierlane.chaos.faults.actions import DOING
 from tierlane.chaos.faults.catalogue import schedule
-from tierlane.chaos.faults.target import Ground, do_fault
+from tierlane.chaos.faults.target import StackTargets, do_fault
 from tierlane.chaos.history import Answered, Event, FaultEvent, History, Invoked, Recovery, Target, What
-from tierlane.chaos.load import Load
+from tierlane.chaos.load import ChaosLoad
 from tierlane.up.demo_data import TIERS
 
 ROUND_S = 1.0
@@ -42,7 +42,7 @@ async def encore(target: Target, seed: int, history: History) -> None:
     deadline = time.monotonic() + FINAL_LOAD_PATIENCE_S
     since = len(history.events)
     while time.monotonic() < deadline and _serving(history.events[since:]) < len(target.http_urls):
-        await Load(target, RATE, ROUND_S, seed, history).run()
+        await ChaosLoad(target, RATE, ROUND_S, seed, history).run()
 
 
 def _serving(events: list[Event]) -> int:
@@ -59,7 +59,7 @@ OPEN_ROWS = "SELECT count(*) FROM requests WHERE status IN ('queued', 'processin
 
 
 @dataclass(frozen=True)
-class Left:
+class UnfinishedWork:
     """What is not finished yet, or `fault`: why nobody can tell."""
 
     waiting: int = 0
@@ -81,7 +81,9 @@ class Left:
         )
 
 
-async def drain(redis_url: str, database_url: str, spools: Sequence[Path], within_s: float) -> tuple[float, Left]:
+async def drain(
+    redis_url: str, database_url: str, spools: Sequence[Path], within_s: float
+) -> tuple[float, UnfinishedWork]:
     """Wait until nothing is left, at most `within_s`; how long it took, and what is left."""
     began = time.monotonic()
     quiet = 0
@@ -94,12 +96,14 @@ async def drain(redis_url: str, database_url: str, spools: Sequence[Path], withi
         await asyncio.sleep(LOOK_S)
 
 
-async def _look(redis_url: str, database_url: str, spools: Sequence[Path]) -> Left:
+async def _look(redis_url: str, database_url: str, spools: Sequence[Path]) -> UnfinishedWork:
     try:
         waiting, unwritten = await _in_redis(redis_url)
-        return Left(waiting, unwritten, await _open_rows(database_url), sum(_spooled(spool) for spool in spools))
+        return UnfinishedWork(
+            waiting, unwritten, await _open_rows(database_url), sum(_spooled(spool) for spool in spools)
+        )
     except (RedisUnavailable, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        return Left(fault=f"{type(error).__name__}: {error}")
+        return UnfinishedWork(fault=f"{type(error).__name__}: {error}")
 
 
 async def _in_redis(redis_url: str) -> tuple[int, int]:
@@ -191,7 +195,7 @@ class Screen:
         tail = f"  (not done: {event.error})" if event.error else f"  {event.details}" if event.details else ""
         self.say(f"{at_s:6.1f} s  {event.what:<5}  {event.name:<18} {event.target}{tail}")
 
-    async def follow(self, load: Load, duration_s: float) -> None:
+    async def follow(self, load: ChaosLoad, duration_s: float) -> None:
         """Show the load's progress until cancelled."""
         if self._quiet or not self._console.is_terminal:
             return
@@ -209,7 +213,7 @@ def _bar(console: Console) -> RichProgress:
     return RichProgress(*columns, console=console, auto_refresh=False, transient=True)
 
 
-def _figures(load: Load) -> str:
+def _figures(load: ChaosLoad) -> str:
     succeeded = load.counts[OK_TEXT]
     return f"{load.sent} sent, {succeeded} succeeded, {sum(load.counts.values()) - succeeded} not"
 
@@ -228,7 +232,7 @@ class Conducted:
     events: list[FaultEvent] = field(default_factory=list)
     recoveries: list[Recovery] = field(default_factory=list)
     drained_s: float | None = None
-    left: Left = field(default_factory=Left)
+    left: UnfinishedWork = field(default_factory=UnfinishedWork)
     interrupted: bool = False
     took_s: dict[str, float] = field(default_factory=dict)  # Of each part of the run.
 
@@ -236,7 +240,9 @@ class Conducted:
 class Conductor:
     """Runs `options` on `ground` under the load of `target`; `interrupt` ends it early, healed and drained."""
 
-    def __init__(self, options: Options, ground: Ground, target: Target, history: History, screen: Screen) -> None:
+    def __init__(
+        self, options: Options, ground: StackTargets, target: Target, history: History, screen: Screen
+    ) -> None:
         self._options = options
         self._target = target
         self._ground = ground
@@ -245,7 +251,7 @@ class Conductor:
         self._began = 0.0
         self._load_ended = 0.0
         self._over = asyncio.Event()
-        self._load = Load(target, options.rate, options.duration, options.seed, history)
+        self._load = ChaosLoad(target, options.rate, options.duration, options.seed, history)
         self._planned = schedule(options.seed, options.duration, options.kinds, ground.targets)
         self._run = Conducted([fault.told(ground.name(fault.place, fault.index)) for fault in self._planned])
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tierlane.chaos.command import Options
 from tierlane.chaos.report import Document
-from tierlane.chaos.run import BREACHED, HELD, MIN_WIDTH, Result, judged, writable, write
+from tierlane.chaos.run import BREACHED, HELD, MIN_WIDTH, RunResult, judged, writable, write
 from tierlane.embedded import EmbeddedServerError
 from tierlane.up.data_dir import StackError
 
@@ -77,7 +77,7 @@ def _alone(options: Options, seed: int) -> Options:
     return replace(options, seed=seed, seeds=(), json=None, keep=keep, quiet=True)
 
 
-def _one(options: Options) -> tuple[Summary, Result | None]:
+def _one(options: Options) -> tuple[Summary, RunResult | None]:
     began = time.monotonic()
     try:
         result = judged(options)
@@ -87,7 +87,7 @@ def _one(options: Options) -> tuple[Summary, Result | None]:
     return summary_of(result.document, wall_s), result
 
 
-def _tell(console: Console, row: Summary, result: Result | None, *, quiet: bool) -> None:
+def _tell(console: Console, row: Summary, result: RunResult | None, *, quiet: bool) -> None:
     if result is not None and not result.verdicts.hold:
         result.show()
     if not quiet:

@@ -25,21 +25,21 @@ import psutil
 from pydantic import SecretStr
 
 from ledger.postgres import asyncpg_dsn
-from tierlane.chaos.command import Shape
+from tierlane.chaos.command import StackShape
 from tierlane.chaos.echo import MEAN_S, RUNS_VARIABLE
-from tierlane.chaos.faults.catalogue import Place
+from tierlane.chaos.faults.catalogue import FaultTarget
 from tierlane.chaos.faults.proxy import HOST, FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.faults.target import Stranger
-from tierlane.chaos.history import Customer, Sources, Target
+from tierlane.chaos.history import LoadCustomer, Sources, Target
 from tierlane.chaos.tls_front import TlsFront
 from tierlane.child_process import family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings.model import Settings
 from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane.up.demo_data import TIERS, demo_model, seed_demo
-from tierlane.up.members import Member, ModelProcesses, RoleEnvironment, RoleMember, ServerMember, role_command
-from tierlane.up.orphan_guard import Leash
+from tierlane.up.members import ModelProcesses, RoleEnvironment, RoleMember, ServerMember, StackMember, role_command
+from tierlane.up.orphan_guard import OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
 CUSTOMERS_PER_TIER = 10
@@ -63,7 +63,7 @@ FROM customers WHERE name LIKE 'chaos-%' ORDER BY name
 ADD_HOSTILE = "INSERT INTO customers (name, tier) VALUES ('hostile', $1)"
 
 
-async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) -> tuple[Customer, ...]:
+async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) -> tuple[LoadCustomer, ...]:
     """Widen the tiers, make the customers and issue a key to each."""
     connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
     try:
@@ -73,7 +73,7 @@ async def seed_customers(database_url: str, per_tier: int = CUSTOMERS_PER_TIER) 
         rows = await connection.fetch(ISSUE_KEYS)
     finally:
         await connection.close()
-    return tuple(Customer(tier=row["tier"], id=row["id"], name=row["name"], key=row["key"]) for row in rows)
+    return tuple(LoadCustomer(tier=row["tier"], id=row["id"], name=row["name"], key=row["key"]) for row in rows)
 
 
 async def seed_hostile(database_url: str) -> str:
@@ -146,7 +146,9 @@ LAUNCHER = ("/bin/sh", "-c", 'trap "" XFSZ; exec "$0" "$@"')
 class ChaosStack:
     """One stack in `home`. `start`, then faults, then `stop`; a `Ground`."""
 
-    def __init__(self, home: DataDir, shape: Shape, leash: Leash, lines: LogLines, *, tls: bool = False) -> None:
+    def __init__(
+        self, home: DataDir, shape: StackShape, leash: OrphanGuard, lines: LogLines, *, tls: bool = False
+    ) -> None:
         """`tls`: the roles talk TLS to Redis, through the proxies."""
         self._home = home
         self._shape = shape
@@ -159,12 +161,15 @@ class ChaosStack:
         self._redis = chaos_redis(home.path, self.redis_clock)
         self._front = TlsFront(home.path / "certificates", self._redis.socket) if tls else None
         self._postgres = EmbeddedPostgres(home.path, home.path / "run", ephemeral=True)
-        self._proxies: dict[Place, list[FaultProxy]] = {Place.REDIS_PROXY: [], Place.POSTGRES_PROXY: []}
+        self._proxies: dict[FaultTarget, list[FaultProxy]] = {
+            FaultTarget.REDIS_PROXY: [],
+            FaultTarget.POSTGRES_PROXY: [],
+        }
         self._aside = Aside()
         self._watching: asyncio.Task[None] | None = None
         self._ports = ExitStack()
         self._urls: list[str] = []
-        self._customers: tuple[Customer, ...] = ()
+        self._customers: tuple[LoadCustomer, ...] = ()
         self._hostile_key = self._model = ""
         self.runs = home.path / "runs"
         self.settings = Settings.model_validate(
@@ -232,16 +237,16 @@ class ChaosStack:
         return Sources(self.database_url, self.redis_url, self.runs, started_at, tuple(self._urls), token)
 
     @property
-    def targets(self) -> Mapping[Place, int]:
+    def targets(self) -> Mapping[FaultTarget, int]:
         """How many there are of each place."""
         shape, proxies = self._shape, self._proxies
         return {
-            Place.GATEWAY: shape.gateways,
-            Place.SCHEDULER: shape.schedulers,
-            Place.WORKER: shape.workers,
-            Place.MODEL: shape.workers,
-            Place.REDIS: 1,
-            Place.POSTGRES: 1,
+            FaultTarget.GATEWAY: shape.gateways,
+            FaultTarget.SCHEDULER: shape.schedulers,
+            FaultTarget.WORKER: shape.workers,
+            FaultTarget.MODEL: shape.workers,
+            FaultTarget.REDIS: 1,
+            FaultTarget.POSTGRES: 1,
             **{place: len(several) for place, several in proxies.items()},
         }
 
@@ -260,38 +265,38 @@ class ChaosStack:
         where = urlsplit(self._urls[index])
         return Stranger(where.hostname or HOST, where.port or 0, self._hostile_key, self._model)
 
-    def name(self, place: Place, index: int) -> str:
+    def name(self, place: FaultTarget, index: int) -> str:
         """What a target is called in events."""
         if place in self._proxies:
             return self._proxies[place][index].name
-        return str(place) if place in (Place.REDIS, Place.POSTGRES) else f"{place}-{index + 1}"
+        return str(place) if place in (FaultTarget.REDIS, FaultTarget.POSTGRES) else f"{place}-{index + 1}"
 
-    def proxy(self, place: Place, index: int) -> FaultProxy:
+    def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
         """One proxy."""
         return self._proxies[place][index]
 
-    def redis_proxy_of(self, place: Place, index: int) -> FaultProxy:
+    def redis_proxy_of(self, place: FaultTarget, index: int) -> FaultProxy:
         """The proxy between this process and Redis."""
         wanted = _proxy_name(f"{place}-{index + 1}", "redis")
-        return next(proxy for proxy in self._proxies[Place.REDIS_PROXY] if proxy.name == wanted)
+        return next(proxy for proxy in self._proxies[FaultTarget.REDIS_PROXY] if proxy.name == wanted)
 
-    def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
+    def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
         """The processes that are there now, none where it is down; a server with all its children."""
-        if place is Place.MODEL:
-            worker = self._member(f"{Place.WORKER}-{index + 1}")
+        if place is FaultTarget.MODEL:
+            worker = self._member(f"{FaultTarget.WORKER}-{index + 1}")
             return self._models.of_worker(worker.name, worker.pid) if worker.alive else []
         member = self._member(self.name(place, index))
         if not member.alive:
             return []
         whole = family(member.pid)
-        return whole if place in (Place.REDIS, Place.POSTGRES) else whole[:1]
+        return whole if place in (FaultTarget.REDIS, FaultTarget.POSTGRES) else whole[:1]
 
     @property
     def spools(self) -> list[Path]:
         """The data directories of the gateways."""
         return [self._home.path / f"gateway-{number + 1}" for number in range(self._shape.gateways)]
 
-    def _member(self, name: str) -> Member:
+    def _member(self, name: str) -> StackMember:
         return next(member for member in self._supervisor.members if member.name == name)
 
     async def _fill_database(self) -> None:
@@ -319,31 +324,31 @@ class ChaosStack:
     async def _start_roles(self) -> None:
         shape = self._shape
         for number in range(shape.schedulers):
-            await self._start_role(Place.SCHEDULER, number, database=True)
+            await self._start_role(FaultTarget.SCHEDULER, number, database=True)
         for number in range(shape.workers):
-            await self._start_role(Place.WORKER, number, database=False)
+            await self._start_role(FaultTarget.WORKER, number, database=False)
         for number in range(shape.gateways):
             port = self._ports.enter_context(held_port(HOST, 0))  # Also while it is killed.
-            await self._start_role(Place.GATEWAY, number, database=True, port=port)
+            await self._start_role(FaultTarget.GATEWAY, number, database=True, port=port)
             self._urls.append(f"http://{HOST}:{port}")
 
-    async def _start_role(self, place: Place, index: int, *, database: bool, **own: object) -> None:
+    async def _start_role(self, place: FaultTarget, index: int, *, database: bool, **own: object) -> None:
         name = f"{place}-{index + 1}"
         front = self._front
-        redis = await self._add_proxy(Place.REDIS_PROXY, name, front.socket if front else self._redis.socket)
+        redis = await self._add_proxy(FaultTarget.REDIS_PROXY, name, front.socket if front else self._redis.socket)
         own["redis_url"] = front.url(HOST, redis.port) if front else f"redis://{HOST}:{redis.port}/0"
         if database:
-            postgres = await self._add_proxy(Place.POSTGRES_PROXY, name, _postgres_socket(self._postgres))
+            postgres = await self._add_proxy(FaultTarget.POSTGRES_PROXY, name, _postgres_socket(self._postgres))
             own["database_url"] = f"postgresql+asyncpg://tierlane@{HOST}:{postgres.port}/tierlane"
         roles = RoleEnvironment(self.settings.model_copy(update=own))
         member = RoleMember(place, name, role_command(place), roles.for_role(place, name), self._lines)
         await self._add(member)
 
-    async def _add(self, member: Member) -> None:
+    async def _add(self, member: StackMember) -> None:
         await self._aside.run(self._supervisor.add(member))
 
-    async def _add_proxy(self, place: Place, client: str, socket: Path) -> FaultProxy:
-        proxy = FaultProxy(_proxy_name(client, "redis" if place is Place.REDIS_PROXY else "postgres"), socket)
+    async def _add_proxy(self, place: FaultTarget, client: str, socket: Path) -> FaultProxy:
+        proxy = FaultProxy(_proxy_name(client, "redis" if place is FaultTarget.REDIS_PROXY else "postgres"), socket)
         await proxy.start()
         self._proxies[place].append(proxy)
         return proxy

@@ -109,9 +109,9 @@ def model(
     """Load a model as a worker does, hold it to its contract, time its batches, suggest its settings."""
 
     def prepare() -> Verb:
-        from tierlane.check.model import Wishes, check_model, sizes_of
+        from tierlane.check.model import ModelCheckOptions, check_model, sizes_of
 
-        wishes = Wishes(spec, sizes_of(batch_sizes), max_tokens, task, input_, poison, write)
+        wishes = ModelCheckOptions(spec, sizes_of(batch_sizes), max_tokens, task, input_, poison, write)
         return lambda settings: check_model(settings, wishes, form, actor)
 
     given = {"device": device, "torch_threads": torch_threads, "gpu_timeout_ms": gpu_timeout_ms}

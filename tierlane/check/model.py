@@ -22,10 +22,10 @@ from ledger.admin.changes import alter, changing, find
 from ledger.schema.catalog import models
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Payload, Task, encode_payload
-from tierlane.admin.options import Call
-from tierlane.admin.runner import APPLICATION, Done, actor_of, conducted, lines_of
+from tierlane.admin.options import VerbCall
+from tierlane.admin.runner import APPLICATION, ChangeResult, actor_of, conducted, lines_of
 from tierlane.check.model_report import (
-    Finding,
+    ModelFinding,
     Report,
     Suggestion,
     Timed,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProbeRequest:
     """How each text is put to the model: parameters and task of the request, and how long a batch may run."""
 
     parameters: dict[str, object] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """What came of one batch: its time and results, `fault` where it was taken apart, `lost` where the process was lost.
 
     `hung`: it was lost because it ran for too long.
@@ -86,7 +86,7 @@ class NotLoaded(TierlaneError):
 class Probe:
     """Asks one model; made with how it is started and asked, closed by whoever made it."""
 
-    def __init__(self, launch: ModelLaunch, asked: Asked, load_timeout_s: float) -> None:
+    def __init__(self, launch: ModelLaunch, asked: ProbeRequest, load_timeout_s: float) -> None:
         self._launch = launch
         self._asked = asked
         self._load_timeout_s = load_timeout_s
@@ -109,7 +109,7 @@ class Probe:
             raise NotLoaded(str(error)) from error
         self.load_s = time.monotonic() - started
 
-    async def ask(self, texts: Sequence[str]) -> Answer:
+    async def ask(self, texts: Sequence[str]) -> ProbeAnswer:
         """One batch of these; never raises for what the model does."""
         asked = self._asked
         bodies = [encode_payload(Payload("check", text, asked.parameters, asked.task)) for text in texts]
@@ -118,8 +118,8 @@ class Probe:
             done = await run_watched(await self._ready(), bodies, cap_ms=limit, timeout_ms=limit, budget_ms=limit)
         except TierlaneError as error:  # Lost, hung, not loaded, too large to be sent: all of them end this batch.
             await self.close()
-            return Answer(lost=str(error), hung=isinstance(error, ModelHung))
-        return Answer(done.gpu_ms, done.results, done.fault)
+            return ProbeAnswer(lost=str(error), hung=isinstance(error, ModelHung))
+        return ProbeAnswer(done.gpu_ms, done.results, done.fault)
 
     async def close(self) -> None:
         """End the process, if there is one."""
@@ -144,7 +144,7 @@ class Timing(NamedTuple):
     """What was measured, and the finding about sizes that were asked for."""
 
     timed: list[Timed]
-    finding: Finding
+    finding: ModelFinding
 
 
 async def measure(probe: Probe, sizes: Sequence[int], texts: Sequence[str]) -> Timing:
@@ -160,7 +160,7 @@ async def measure(probe: Probe, sizes: Sequence[int], texts: Sequence[str]) -> T
     return Timing(timed, holds("sizes", f"batches of {timed[0].size} to {timed[-1].size} run"))
 
 
-async def _runs(probe: Probe, batch: Sequence[str]) -> tuple[list[float], Answer]:
+async def _runs(probe: Probe, batch: Sequence[str]) -> tuple[list[float], ProbeAnswer]:
     """The times of a batch that is run again and again, up to the first one that goes wrong; and what came last."""
     runs_ms: list[float] = []
     while True:
@@ -174,7 +174,7 @@ def _enough(runs_ms: Sequence[float]) -> bool:
     return len(runs_ms) > MOST or (len(runs_ms) > FEWEST and sum(runs_ms) >= ENOUGH_MS)
 
 
-def _too_long(timed: Sequence[Timed], size: int, said: str) -> Finding:
+def _too_long(timed: Sequence[Timed], size: int, said: str) -> ModelFinding:
     """No fault of the model, as long as smaller batches end in time."""
     if timed:
         return holds("sizes", f"batches of {size} run for too long, smaller ones do not")
@@ -196,7 +196,7 @@ SURVIVE = "Catch what it is in the function: as it is, each such request costs a
 REFUSE = "Answer it, or refuse it with a text of your own; as it is, its customer is told 422 poison_request."
 
 
-def judge_answered(together: Answer) -> Finding:
+def judge_answered(together: ProbeAnswer) -> ModelFinding:
     """Whether a plain batch was answered at all."""
     if together.lost:
         return fails("answers", together.lost, SURVIVE)
@@ -205,7 +205,7 @@ def judge_answered(together: Answer) -> Finding:
     return holds("answers", f"a batch of {len(together.results)} in {together.ms:.1f} ms")
 
 
-def judge_length(answers: Sequence[Answer]) -> Finding:
+def judge_length(answers: Sequence[ProbeAnswer]) -> ModelFinding:
     """Whether every batch ran as it came, with as many answers as inputs."""
     for answer in answers:
         if answer.lost:
@@ -216,7 +216,7 @@ def judge_length(answers: Sequence[Answer]) -> Finding:
     return holds("length", f"one answer for each input, in batches of {sizes}")
 
 
-def judge_kind(together: Answer) -> Finding:
+def judge_kind(together: ProbeAnswer) -> ModelFinding:
     """Whether every answer is a text."""
     failed = [result for result in together.results if result.error_code]
     if not failed:
@@ -225,7 +225,7 @@ def judge_kind(together: Answer) -> Finding:
     return fails("type", said, KIND)
 
 
-def judge_order(together: Answer, alone: Sequence[Answer]) -> Finding:
+def judge_order(together: ProbeAnswer, alone: Sequence[ProbeAnswer]) -> ModelFinding:
     """Whether each answer of a batch is that of its input alone; one that is another's says that they are mixed up."""
     expected = [answer.outputs[0] if answer.outputs else None for answer in alone]
     places = [place for place, output in enumerate(together.outputs) if output != expected[place]]
@@ -240,7 +240,7 @@ def judge_order(together: Answer, alone: Sequence[Answer]) -> Finding:
     return holds("order", "each answer is that of its input alone")
 
 
-def judge_determinism(first: Answer, second: Answer) -> Finding:
+def judge_determinism(first: ProbeAnswer, second: ProbeAnswer) -> ModelFinding:
     """Whether equal inputs got equal answers."""
     differ = sum(a != b for a, b in zip(first.outputs, second.outputs, strict=True)) if not second.lost else None
     if differ is None:
@@ -251,7 +251,7 @@ def judge_determinism(first: Answer, second: Answer) -> Finding:
     return holds("determinism", "the same batch, run again, has the same answers")
 
 
-def judge_odd(name: str, answer: Answer) -> Finding:
+def judge_odd(name: str, answer: ProbeAnswer) -> ModelFinding:
     """Whether an input of an unusual kind is answered, or refused in good form."""
     if answer.lost:
         return fails(name, answer.lost, SURVIVE)
@@ -263,7 +263,7 @@ def judge_odd(name: str, answer: Answer) -> Finding:
     return holds(name, f"answered with {len(result.output):,} characters")
 
 
-def judge_isolation(place: int, mixed: Answer, good: Mapping[int, str | None], *, steady: bool) -> Finding:
+def judge_isolation(place: int, mixed: ProbeAnswer, good: Mapping[int, str | None], *, steady: bool) -> ModelFinding:
     """Whether the bad input at `place` fails alone.
 
     `good` has the answers that its neighbours get without it; where answers are not `steady`, any answer will do.
@@ -280,7 +280,7 @@ def judge_isolation(place: int, mixed: Answer, good: Mapping[int, str | None], *
     return holds("isolation", f"a bad input fails alone ({mixed.results[place].error_code})")
 
 
-def unknown_isolation() -> Finding:
+def unknown_isolation() -> ModelFinding:
     """Nothing is known that the model raises on."""
     return untold("isolation", "no input is known that the model raises on; name one with --poison")
 
@@ -302,7 +302,7 @@ ODD = {
 PLACE = 2  # Of the bad input among good ones.
 
 
-async def examine(probe: Probe, poison: str | None) -> AsyncIterator[Finding]:
+async def examine(probe: Probe, poison: str | None) -> AsyncIterator[ModelFinding]:
     """All findings as they are made; those that rest on a failed one are left out."""
     try:
         await probe.load()
@@ -326,7 +326,7 @@ async def examine(probe: Probe, poison: str | None) -> AsyncIterator[Finding]:
     yield await _isolation(probe, together, bad, steady=steady.ok is True)
 
 
-async def _batches(probe: Probe, together: Answer) -> list[Finding]:
+async def _batches(probe: Probe, together: ProbeAnswer) -> list[ModelFinding]:
     alone = [await probe.ask([text]) for text in TEXTS]
     return [
         judge_length([together, *alone]),
@@ -335,7 +335,7 @@ async def _batches(probe: Probe, together: Answer) -> list[Finding]:
     ]
 
 
-def _raised_on(odd: dict[str, Answer]) -> str | None:
+def _raised_on(odd: dict[str, ProbeAnswer]) -> str | None:
     """An input that the model was seen to fail on without taking the process along."""
     return next((ODD[name] for name, answer in odd.items() if any(map(_blamed, answer.results))), None)
 
@@ -344,7 +344,7 @@ def _blamed(result: ItemResult) -> bool:
     return result.error_code in BLAMED
 
 
-async def _isolation(probe: Probe, together: Answer, bad: str | None, *, steady: bool) -> Finding:
+async def _isolation(probe: Probe, together: ProbeAnswer, bad: str | None, *, steady: bool) -> ModelFinding:
     if bad is None:
         return unknown_isolation()
     mixed = await probe.ask([*TEXTS[:PLACE], bad, *TEXTS[PLACE:]])
@@ -358,7 +358,7 @@ TASKS = {"complete": Task.COMPLETE, "embed": Task.EMBED}
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class ModelCheckOptions:
     """What is to be checked: the backend, batch sizes, and which inputs; `write` names the row to set, None: none."""
 
     spec: str
@@ -381,12 +381,12 @@ def sizes_of(text: str) -> list[int]:
     return sizes
 
 
-def check_model(settings: "Settings", wishes: Wishes, output: str, actor: str | None) -> int:
+def check_model(settings: "Settings", wishes: ModelCheckOptions, output: str, actor: str | None) -> int:
     """Run it to its exit code: 0 where nothing is wrong. Raises UsageError and VerbError, which are one sentence."""
-    call = Call(settings, output, actor=actor)
+    call = VerbCall(settings, output, actor=actor)
     actor_of(call)  # A bad one is told before minutes of measuring.
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         if output == "table":
             typer.echo(f"model {wishes.spec}")
         report = await _report(call.settings, wishes, _shown if output == "table" else _kept)
@@ -396,20 +396,22 @@ def check_model(settings: "Settings", wishes: Wishes, output: str, actor: str | 
     return conducted(work, call)
 
 
-def _shown(finding: Finding) -> None:
+def _shown(finding: ModelFinding) -> None:
     typer.echo("\n".join(finding_lines(finding)))
 
 
-def _kept(finding: Finding) -> None:
+def _kept(finding: ModelFinding) -> None:
     """Programs get the whole at the end."""
 
 
-async def _report(settings: "Settings", wishes: Wishes, tell: Callable[[Finding], None]) -> Report:
+async def _report(settings: "Settings", wishes: ModelCheckOptions, tell: Callable[[ModelFinding], None]) -> Report:
     secrets = secrets_of(wishes.spec, Access(**settings.endpoint_values))
     threads = settings.torch_threads or default_torch_threads(wishes.spec)
     launch = ModelLaunch(wishes.spec, settings.device, threads, settings.dtype, secrets)
     parameters: dict[str, object] = {"temperature": 0, "max_tokens": wishes.max_tokens}
-    asked = Asked(parameters if wishes.task == "complete" else {}, TASKS[wishes.task], float(settings.gpu_timeout_ms))
+    asked = ProbeRequest(
+        parameters if wishes.task == "complete" else {}, TASKS[wishes.task], float(settings.gpu_timeout_ms)
+    )
     probe = Probe(launch, asked, LOAD_TIMEOUT_S)
     try:
         findings = []
@@ -425,7 +427,7 @@ async def _report(settings: "Settings", wishes: Wishes, tell: Callable[[Finding]
     return Report(wishes.spec, probe.version, [*findings, timing.finding], timing.timed, suggest(timing.timed))
 
 
-async def _tell(call: Call, wishes: Wishes, report: Report) -> None:
+async def _tell(call: VerbCall, wishes: ModelCheckOptions, report: Report) -> None:
     written = wishes.write if wishes.write is not None and report.ok and report.suggestion is not None else None
     if call.output == "table":
         typer.echo("\n".join(summary(report)))
@@ -438,8 +440,8 @@ async def _tell(call: Call, wishes: Wishes, report: Report) -> None:
         typer.echo(f"\nNothing was written to model {wishes.write}: first make good what is wrong.")
 
 
-async def _write(call: Call, name: str, suggestion: Suggestion) -> Done:
+async def _write(call: VerbCall, name: str, suggestion: Suggestion) -> ChangeResult:
     """Set the row as `tierlane model set` would."""
     values = {column: getattr(suggestion, column) for column in ("max_batch_size", "max_wait_ms", "rps_per_gpu")}
     async with database(call.settings, APPLICATION) as connection, changing(connection, actor_of(call), dry_run=False):
-        return Done([await alter(connection, models, await find(connection, models, name), values)])
+        return ChangeResult([await alter(connection, models, await find(connection, models, name), values)])

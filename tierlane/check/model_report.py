@@ -71,7 +71,7 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.3g}")
 
 
-class Finding(NamedTuple):
+class ModelFinding(NamedTuple):
     """`ok` is None where it could not be told; `advice` is what to do, "" where nothing is."""
 
     name: str
@@ -80,24 +80,24 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def passed(findings: list[Finding]) -> bool:
+def passed(findings: list[ModelFinding]) -> bool:
     """Whether nothing was found that is wrong."""
     return all(finding.ok is not False for finding in findings)
 
 
-def holds(name: str, said: str) -> Finding:
+def holds(name: str, said: str) -> ModelFinding:
     """It is as it must be."""
-    return Finding(name, ok=True, said=said)
+    return ModelFinding(name, ok=True, said=said)
 
 
-def fails(name: str, said: str, advice: str) -> Finding:
+def fails(name: str, said: str, advice: str) -> ModelFinding:
     """It is not."""
-    return Finding(name, ok=False, said=said, advice=advice)
+    return ModelFinding(name, ok=False, said=said, advice=advice)
 
 
-def untold(name: str, said: str) -> Finding:
+def untold(name: str, said: str) -> ModelFinding:
     """It could not be seen."""
-    return Finding(name, ok=None, said=said)
+    return ModelFinding(name, ok=None, said=said)
 
 
 MARKS = {True: "\u2713", False: "\u2717", None: "-"}
@@ -110,7 +110,7 @@ class Report(NamedTuple):
 
     spec: str
     version: str
-    findings: list[Finding]
+    findings: list[ModelFinding]
     timed: list[Timed]
     suggestion: Suggestion | None
 
@@ -153,7 +153,7 @@ def plot(timed: Sequence[Timed]) -> list[str]:
     return lines
 
 
-def lines_of(finding: Finding) -> list[str]:
+def lines_of(finding: ModelFinding) -> list[str]:
     """One finding for people, and what to do."""
     lines = [f"  {MARKS[finding.ok]} {finding.name:<12} {printable(finding.said)}"]
     if finding.advice:

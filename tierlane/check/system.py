@@ -22,7 +22,7 @@ from scheduler.protocol.pool_view import Observation
 from scheduler.redis_client.connections import CLUSTER_MODE, MINIMUM_VERSION, NO_CLUSTER, bounded
 from scheduler.redis_client.keys import pools_of
 from tierlane.connect import VerbError, database, run
-from tierlane.operate.gateway_client import Gateway, gateway_of, is_ready, read_health
+from tierlane.operate.gateway_client import GatewayAddress, gateway_of, is_ready, read_health
 from tierlane.operate.redis_connect import look_at, redis_of
 from tierlane.output import print_json, printable
 from tierlane.settings.model import SettingsError
@@ -42,7 +42,7 @@ GROUPS = ("settings", "postgresql", "redis", "catalog", "workers", "gateway", "a
 """In the order in which they are shown: one thing stands on those before it."""
 
 
-class Item(NamedTuple):
+class CheckItem(NamedTuple):
     """`warn` does not fail the whole: something to know, or what could not be seen. `advice` is what to do."""
 
     group: str
@@ -52,17 +52,17 @@ class Item(NamedTuple):
     advice: str = ""
 
 
-def ordered(items: Sequence[Item]) -> list[Item]:
+def ordered(items: Sequence[CheckItem]) -> list[CheckItem]:
     """By group, each in its own order."""
     return sorted(items, key=lambda item: GROUPS.index(item.group))
 
 
-def passes(items: Sequence[Item]) -> bool:
+def passes(items: Sequence[CheckItem]) -> bool:
     """Whether nothing failed."""
     return all(item.level != "fail" for item in items)
 
 
-def lines_of(items: Sequence[Item]) -> list[str]:
+def lines_of(items: Sequence[CheckItem]) -> list[str]:
     """For people: groups with their lines, and one line of status at the end."""
     lines: list[str] = []
     group = ""
@@ -75,7 +75,7 @@ def lines_of(items: Sequence[Item]) -> list[str]:
     return [*lines, "", status_line(items)]
 
 
-def status_line(items: Sequence[Item]) -> str:
+def status_line(items: Sequence[CheckItem]) -> str:
     """The whole in one line."""
     failed = sum(item.level == "fail" for item in items)
     warned = sum(item.level == "warn" for item in items)
@@ -83,7 +83,7 @@ def status_line(items: Sequence[Item]) -> str:
     return f"Status check results are {MARKS['pass' if not failed else 'fail']} ({counts})"
 
 
-def document(items: Sequence[Item]) -> dict[str, Any]:
+def document(items: Sequence[CheckItem]) -> dict[str, Any]:
     """For programs."""
     return {"ok": passes(items), "checks": [item._asdict() for item in ordered(items)]}
 
@@ -92,7 +92,7 @@ MOST_SKEW_MS = 100.0
 STALE_AUDIT_MS = 10_000
 
 
-def judge_redis(info: Mapping[str, object]) -> list[Item]:
+def judge_redis(info: Mapping[str, object]) -> list[CheckItem]:
     """The version, the mode, and whether it may throw work away; `info` is what INFO says."""
     text = str(info.get("redis_version", "unknown"))
     version = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
@@ -100,26 +100,26 @@ def judge_redis(info: Mapping[str, object]) -> list[Item]:
     policy = str(info.get("maxmemory_policy", "unknown"))
     cluster = str(info.get("cluster_enabled", 0)) != "0"
     return [
-        Item("redis", "version", "pass", text)
+        CheckItem("redis", "version", "pass", text)
         if new_enough
-        else Item("redis", "version", "fail", text, "Tierlane needs Redis 7.0 or Valkey 7.2."),
-        Item("redis", "mode", "fail", CLUSTER_MODE, NO_CLUSTER)
+        else CheckItem("redis", "version", "fail", text, "Tierlane needs Redis 7.0 or Valkey 7.2."),
+        CheckItem("redis", "mode", "fail", CLUSTER_MODE, NO_CLUSTER)
         if cluster
-        else Item("redis", "mode", "pass", "it holds all keys"),
-        Item("redis", "eviction", "pass", f"maxmemory-policy {policy}")
+        else CheckItem("redis", "mode", "pass", "it holds all keys"),
+        CheckItem("redis", "eviction", "pass", f"maxmemory-policy {policy}")
         if policy == "noeviction"
-        else Item(
+        else CheckItem(
             "redis", "eviction", "fail", f"maxmemory-policy {policy}", "It can evict queued work: set it to noeviction."
         ),
     ]
 
 
-def judge_clock(group: str, skew_ms: float, round_trip_ms: float) -> Item:
+def judge_clock(group: str, skew_ms: float, round_trip_ms: float) -> CheckItem:
     """How far a server's clock is from this machine's; half of the round trip is what cannot be known."""
     said = f"{skew_ms:+.0f} ms from this machine, within {round_trip_ms / 2:.0f} ms"
     if abs(skew_ms) - round_trip_ms / 2 <= MOST_SKEW_MS:
-        return Item(group, "clock", "pass", said)
-    return Item(
+        return CheckItem(group, "clock", "pass", said)
+    return CheckItem(
         group,
         "clock",
         "fail",
@@ -128,83 +128,85 @@ def judge_clock(group: str, skew_ms: float, round_trip_ms: float) -> Item:
     )
 
 
-def judge_migrations(revision: str | None, head: str, *, behind: bool) -> Item:
+def judge_migrations(revision: str | None, head: str, *, behind: bool) -> CheckItem:
     """Whether the schema is the one that this installation needs."""
     if behind:
-        return Item(
+        return CheckItem(
             "postgresql", "migrations", "fail", f"at {revision or 'none'}, not {head}", "Run `tierlane migrate`."
         )
     if revision != head:
-        return Item(
+        return CheckItem(
             "postgresql",
             "migrations",
             "warn",
             f"at {revision}, which is newer than {head}",
             "Upgrade this installation.",
         )
-    return Item("postgresql", "migrations", "pass", f"at {head}")
+    return CheckItem("postgresql", "migrations", "pass", f"at {head}")
 
 
-def judge_tiers(rows: Sequence[Tier]) -> list[Item]:
+def judge_tiers(rows: Sequence[Tier]) -> list[CheckItem]:
     """Rows that gateways would accept are sane; paused ones are told."""
     named = ", ".join(f"{tier.name} ({tier.guaranteed_share:g})" for tier in rows)
     paused = [tier.name for tier in rows if tier.paused]
-    items = [Item("catalog", "tiers", "pass", f"{named}: shares of the capacity that are guaranteed")]
+    items = [CheckItem("catalog", "tiers", "pass", f"{named}: shares of the capacity that are guaranteed")]
     if paused:
         advice = "`tierlane queue resume TIER` lets its requests run again."
-        items.append(Item("catalog", "paused", "warn", f"paused: {', '.join(paused)}", advice))
+        items.append(CheckItem("catalog", "paused", "warn", f"paused: {', '.join(paused)}", advice))
     return items
 
 
-def judge_models(rows: Collection[Model]) -> Item:
+def judge_models(rows: Collection[Model]) -> CheckItem:
     """Whether anything can be asked for."""
     enabled = sorted(model.name for model in rows if model.enabled)
     if enabled:
-        return Item("catalog", "models", "pass", ", ".join(enabled))
-    return Item("catalog", "models", "fail", "none is enabled", "Add one: `tierlane model create NAME`.")
+        return CheckItem("catalog", "models", "pass", ", ".join(enabled))
+    return CheckItem("catalog", "models", "fail", "none is enabled", "Add one: `tierlane model create NAME`.")
 
 
-def judge_pools(rows: Collection[Model], seen: Mapping[str, Observation]) -> list[Item]:
+def judge_pools(rows: Collection[Model], seen: Mapping[str, Observation]) -> list[CheckItem]:
     """Whether each pool that an enabled model names has a healthy worker."""
     return [_pool(pool, seen[pool]) for pool in sorted(pools_of(rows)) if pool in seen]
 
 
-def _pool(pool: str, look: Observation) -> Item:
+def _pool(pool: str, look: Observation) -> CheckItem:
     name, said = f"pool {pool}", f"{look.healthy_gpus} of {look.total_gpus} workers are healthy"
     if not look.healthy_gpus:
         advice = (
             f"Start a worker with TIERLANE_POOL={pool}, or see the logs of those that there are; `tierlane gpu list`."
         )
-        return Item("workers", name, "fail", said, advice)
+        return CheckItem("workers", name, "fail", said, advice)
     cordoned = [worker.id for worker in look.workers if worker.status == "cordoned"]
     if look.healthy_gpus < look.total_gpus:
         advice = f"Cordoned: {', '.join(cordoned)}." if cordoned else "`tierlane gpu list` shows which."
-        return Item("workers", name, "warn", said, advice)
-    return Item("workers", name, "pass", said)
+        return CheckItem("workers", name, "warn", said, advice)
+    return CheckItem("workers", name, "pass", said)
 
 
-def judge_gateway(document: Mapping[str, object]) -> list[Item]:
+def judge_gateway(document: Mapping[str, object]) -> list[CheckItem]:
     """What a gateway says of the whole: `down` fails, `degraded` is a warning; its reasons are the advice."""
     status, lag = document.get("status"), document.get("audit_lag_ms")
     reasons = document.get("reasons")
     why = " ".join(str(reason) for reason in reasons) if isinstance(reasons, list) else ""
-    items = [Item("gateway", "health", "fail", str(status), why)]
+    items = [CheckItem("gateway", "health", "fail", str(status), why)]
     if status in ("healthy", "degraded"):
-        items = [Item("gateway", "health", "pass" if status == "healthy" else "warn", str(status), why)]
+        items = [CheckItem("gateway", "health", "pass" if status == "healthy" else "warn", str(status), why)]
     if not isinstance(lag, int):
-        items.append(Item("audit", "lag", "warn", "not known"))
+        items.append(CheckItem("audit", "lag", "warn", "not known"))
     elif lag > STALE_AUDIT_MS:
-        items.append(Item("audit", "lag", "fail", f"{lag:,} ms", "Is a scheduler running, and PostgreSQL up?"))
+        items.append(CheckItem("audit", "lag", "fail", f"{lag:,} ms", "Is a scheduler running, and PostgreSQL up?"))
     else:
-        items.append(Item("audit", "lag", "pass", f"{lag:,} ms"))
+        items.append(CheckItem("audit", "lag", "pass", f"{lag:,} ms"))
     return items
 
 
-def judge_dead_letters(count: int) -> Item:
+def judge_dead_letters(count: int) -> CheckItem:
     """Whether requests were given up for good."""
     if not count:
-        return Item("audit", "dead letters", "pass", "none")
-    return Item("audit", "dead letters", "warn", f"{count:,}", "`tierlane dlq list` shows them; requeue or purge them.")
+        return CheckItem("audit", "dead letters", "pass", "none")
+    return CheckItem(
+        "audit", "dead letters", "warn", f"{count:,}", "`tierlane dlq list` shows them; requeue or purge them."
+    )
 
 
 NAME = "tierlane-check"
@@ -225,11 +227,13 @@ def check_system(settings: "Settings", url: str | None, output: str) -> int:
     return run(work)
 
 
-async def look(settings: "Settings", url: str | None) -> list[Item]:
+async def look(settings: "Settings", url: str | None) -> list[CheckItem]:
     """All lines, in no particular order."""
-    items = [Item("settings", "readable", "pass", f"PostgreSQL at {place_of(settings.database_url)}")]
+    items = [CheckItem("settings", "readable", "pass", f"PostgreSQL at {place_of(settings.database_url)}")]
     if not settings.redis_url:
-        items.append(Item("settings", "redis_url", "fail", "TIERLANE_REDIS_URL is not set", "Every role needs it."))
+        items.append(
+            CheckItem("settings", "redis_url", "fail", "TIERLANE_REDIS_URL is not set", "Every role needs it.")
+        )
     items += await _postgresql(settings)
     models: list[Model] = []
     items += await _catalog(settings, models)
@@ -238,27 +242,29 @@ async def look(settings: "Settings", url: str | None) -> list[Item]:
     return items + await _gateway(settings, url)
 
 
-async def _postgresql(settings: "Settings") -> list[Item]:
+async def _postgresql(settings: "Settings") -> list[CheckItem]:
     try:
         async with database(settings, NAME) as connection:
-            items = [Item("postgresql", "reachable", "pass", await connection.fetchval("SHOW server_version"))]
+            items = [CheckItem("postgresql", "reachable", "pass", await connection.fetchval("SHOW server_version"))]
             items.append(await _clock_of_postgresql(connection))
         revision = await current_revision(settings.database_url)
     except (VerbError, StartError) as error:
         return [
-            Item("postgresql", "reachable", "fail", str(error), "Is it up, and is TIERLANE_DATABASE_URL its address?")
+            CheckItem(
+                "postgresql", "reachable", "fail", str(error), "Is it up, and is TIERLANE_DATABASE_URL its address?"
+            )
         ]
     return [*items, judge_migrations(revision, head_revision(), behind=is_behind(revision))]
 
 
-async def _clock_of_postgresql(connection: Connection) -> Item:
+async def _clock_of_postgresql(connection: Connection) -> CheckItem:
     began = time.time()
     told = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
     ended = time.time()
     return judge_clock("postgresql", (told - (began + ended) / 2) * 1000, (ended - began) * 1000)
 
 
-async def _catalog(settings: "Settings", models: list[Model]) -> list[Item]:
+async def _catalog(settings: "Settings", models: list[Model]) -> list[CheckItem]:
     """The rows, as gateways would read them; `models` gets the models."""
     try:
         async with database(settings, NAME) as connection:
@@ -266,26 +272,28 @@ async def _catalog(settings: "Settings", models: list[Model]) -> list[Item]:
             models += (await read_models(connection)).values()
             return [*items, judge_models(models), judge_dead_letters(await count_letters(connection))]
     except BadCatalogRow as error:
-        return [Item("catalog", "rows", "fail", str(error), "Correct the row: gateways keep the last good picture.")]
+        return [
+            CheckItem("catalog", "rows", "fail", str(error), "Correct the row: gateways keep the last good picture.")
+        ]
     except VerbError:
-        return [Item("catalog", "rows", "warn", "not seen")]
+        return [CheckItem("catalog", "rows", "warn", "not seen")]
 
 
-async def _redis(settings: "Settings", models: list[Model]) -> list[Item]:
+async def _redis(settings: "Settings", models: list[Model]) -> list[CheckItem]:
     try:
         async with redis_of(settings) as client:
             async with bounded(PATIENCE_S):
                 info = await client.info()
-            items = [Item("redis", "reachable", "pass", "it answers"), *judge_redis(info)]
+            items = [CheckItem("redis", "reachable", "pass", "it answers"), *judge_redis(info)]
             items.append(await _clock_of_redis(client))
         if any(item.name == "mode" and item.level == "fail" for item in items):
             return items  # No script runs there, so nothing more can be said.
         return items + judge_pools(models, await look_at(settings, sorted(pools_of(models)), []))
     except VerbError as error:
-        return [Item("redis", "reachable", "fail", str(error), "Is it up, and is TIERLANE_REDIS_URL its address?")]
+        return [CheckItem("redis", "reachable", "fail", str(error), "Is it up, and is TIERLANE_REDIS_URL its address?")]
 
 
-async def _clock_of_redis(client: "Redis") -> Item:
+async def _clock_of_redis(client: "Redis") -> CheckItem:
     began = time.time()
     async with bounded(PATIENCE_S):
         seconds, micros = await client.time()
@@ -294,25 +302,27 @@ async def _clock_of_redis(client: "Redis") -> Item:
     return judge_clock("redis", skew_s * 1000, (ended - began) * 1000)
 
 
-async def _gateway(settings: "Settings", url: str | None) -> list[Item]:
+async def _gateway(settings: "Settings", url: str | None) -> list[CheckItem]:
     try:
         gateway = gateway_of(settings, url)
     except SettingsError as error:
-        return [Item("gateway", "readyz", "fail", str(error), "Set it to the gateways' own.")]
+        return [CheckItem("gateway", "readyz", "fail", str(error), "Set it to the gateways' own.")]
     if gateway is None:
-        return [Item("gateway", "readyz", "warn", "not asked: no address is known", "Name one with --url.")]
+        return [CheckItem("gateway", "readyz", "warn", "not asked: no address is known", "Name one with --url.")]
     try:
         return await _ask(gateway)
     except VerbError as error:
-        return [Item("gateway", "readyz", "fail", str(error), "Is it up, and is this its address?")]
+        return [CheckItem("gateway", "readyz", "fail", str(error), "Is it up, and is this its address?")]
 
 
-async def _ask(gateway: Gateway) -> list[Item]:
+async def _ask(gateway: GatewayAddress) -> list[CheckItem]:
     async with aiohttp.ClientSession() as session:
         ready = await is_ready(session, gateway)
         said = [
-            Item("gateway", "readyz", "pass", f"{gateway.url} is ready")
+            CheckItem("gateway", "readyz", "pass", f"{gateway.url} is ready")
             if ready
-            else Item("gateway", "readyz", "fail", f"{gateway.url} is not ready", "GET /readyz says what it waits for.")
+            else CheckItem(
+                "gateway", "readyz", "fail", f"{gateway.url} is not ready", "GET /readyz says what it waits for."
+            )
         ]
         return said + judge_gateway(await read_health(session, gateway))

@@ -20,7 +20,7 @@ from tierlane.child_process import POLL_S
 from tierlane.embedded.process import (
     POSTGRES_SERVER,
     EmbeddedServerError,
-    Identity,
+    ProcessUser,
     ServerProcess,
     choose_identity,
     find_postgres,
@@ -134,7 +134,7 @@ class EmbeddedPostgres:
         """Fast shutdown (open transactions are rolled back); everything is killed after `grace_s` seconds."""
         await self._process.stop(signal.SIGINT, grace_s)
 
-    def _prepare_directories(self, bin_dir: Path) -> Identity:
+    def _prepare_directories(self, bin_dir: Path) -> ProcessUser:
         # Under root the server is another user, who must be able to enter the data directory but not to list it.
         self.home.parent.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
         prepare_socket_dir(self._socket_dir)
@@ -152,7 +152,7 @@ class EmbeddedPostgres:
         if _owner_of_lock(lock) == str(self.home):
             lock.unlink()
 
-    def _create_cluster(self, bin_dir: Path, major: int, identity: Identity) -> None:
+    def _create_cluster(self, bin_dir: Path, major: int, identity: ProcessUser) -> None:
         # Made beside its place and renamed, so that an interrupted initdb never looks like a cluster.
         building = self.home.with_suffix(".new")
         shutil.rmtree(building, ignore_errors=True)
@@ -163,7 +163,7 @@ class EmbeddedPostgres:
             self.home.rmdir()
         building.rename(self.home)
 
-    def _run_initdb(self, bin_dir: Path, directory: Path, major: int, identity: Identity) -> None:
+    def _run_initdb(self, bin_dir: Path, directory: Path, major: int, identity: ProcessUser) -> None:
         options = ["--encoding=UTF8", "--locale=C", "--auth=trust", f"--username={NAME}", "--no-instructions"]
         if major >= 17:  # The same collation on every system, whatever locales it has installed.
             options += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]

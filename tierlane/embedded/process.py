@@ -99,21 +99,21 @@ PROBE_SCRIPT = ': < "$1" && "$2" --version && "$3" --version && shift 3 && for d
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessUser:
     """Who a child process runs as: `uid` to drop to (None: no change), or a command `prefix` that drops by itself."""
 
     uid: int | None = None
     prefix: tuple[str, ...] = ()
 
 
-def choose_identity(bin_dir: Path, readable: Path, directories: Sequence[Path]) -> Identity:
+def choose_identity(bin_dir: Path, readable: Path, directories: Sequence[Path]) -> ProcessUser:
     """Return an identity that can run the programs of `bin_dir`, read `readable` and enter `directories`.
 
     As a normal user that is ourselves. As root each candidate is tried for real, because permissions, ACLs and
     mounts cannot be judged reliably from modes. Raises EmbeddedServerError when none works.
     """
     if os.geteuid() != 0:
-        return Identity()
+        return ProcessUser()
     for identity in _candidates():
         if _works(identity, bin_dir, readable, directories):
             return identity
@@ -130,12 +130,12 @@ def hand_over(path: Path) -> None:
         os.chown(path, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
 
 
-def _candidates() -> Iterator[Identity]:
-    yield Identity(uid=UNPRIVILEGED_ID)
+def _candidates() -> Iterator[ProcessUser]:
+    yield ProcessUser(uid=UNPRIVILEGED_ID)
     if setpriv := shutil.which("setpriv"):
         # Some containers have only dac_override; it is also what lets a program without o+x be run.
         for capability in ("dac_read_search", "dac_override"):
-            yield Identity(prefix=_setpriv_prefix(setpriv, capability))
+            yield ProcessUser(prefix=_setpriv_prefix(setpriv, capability))
 
 
 def _setpriv_prefix(setpriv: str, capability: str) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def _setpriv_prefix(setpriv: str, capability: str) -> tuple[str, ...]:
     )
 
 
-def _works(identity: Identity, bin_dir: Path, readable: Path, directories: Sequence[Path]) -> bool:
+def _works(identity: ProcessUser, bin_dir: Path, readable: Path, directories: Sequence[Path]) -> bool:
     paths = [str(path) for path in (readable, bin_dir / "initdb", bin_dir / "postgres", *directories)]
     try:
         probe = subprocess.run(
@@ -183,9 +183,11 @@ class ServerProcess(ChildProcess):
         self._workdir = workdir
         self._log = log
 
-    def run(self, argv: Sequence[str], identity: Identity | None = None, env: Mapping[str, str] | None = None) -> None:
+    def run(
+        self, argv: Sequence[str], identity: ProcessUser | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
         """Spawn the server with its output appended to the log; `env` instead of our own environment."""
-        run_as = identity or Identity()
+        run_as = identity or ProcessUser()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab", opener=_open_private) as log:
             # The root directory, since an unprivileged user may not be allowed to be where we are.

@@ -18,7 +18,14 @@ from ledger.catalog.snapshot import Key, Model, Tier
 from ledger.postgres import Connection, statement
 from ratelimit.effective import effective
 from scheduler.errors import RedisUnavailable, TierlaneError
-from scheduler.protocol.limits import LimitsInForce, LimitsLeft, LimitState, Refusal, find_refusal, recent_refusals
+from scheduler.protocol.limits import (
+    LimitsInForce,
+    LimitsLeft,
+    LimitState,
+    RejectionRecord,
+    find_refusal,
+    recent_refusals,
+)
 from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import Presence
 from scheduler.protocol.replies import RequestDetail, Results
@@ -26,7 +33,7 @@ from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.request_id import created_ms
 from tierlane.connect import VerbError, database, run
-from tierlane.explain.customer import CustomerExplanation, CustomerRow, Pool, explain_customer, factor_of
+from tierlane.explain.customer import CustomerExplanation, CustomerRecord, Pool, explain_customer, factor_of
 from tierlane.explain.request import RequestExplanation, explain_request
 from tierlane.explain.text import as_json, customer_lines, request_lines
 from tierlane.output import printable
@@ -47,7 +54,7 @@ class Rows(NamedTuple):
 
     tiers: tuple[Tier, ...] = ()
     models: tuple[Model, ...] = ()
-    row: CustomerRow | None = None
+    row: CustomerRecord | None = None
 
 
 async def read_rows(connection: Connection, asked: str) -> Rows:
@@ -67,13 +74,13 @@ async def _models(connection: Connection) -> tuple[Model, ...]:
         return tuple(models_from(rows).values())
 
 
-async def _customer_row(connection: Connection, build: SnapshotBuild, customer_id: str) -> CustomerRow:
+async def _customer_row(connection: Connection, build: SnapshotBuild, customer_id: str) -> CustomerRecord:
     await feed(connection, build.add_quotas, "catalog_quotas_of", [customer_id])
     (row,) = await connection.fetch(statement("catalog_customers_of"), [customer_id])
     build.add_customers([row])
     await feed(connection, build.add_keys, "catalog_keys_of", [], [customer_id])
     seen = build.picture(0, {})
-    return CustomerRow(
+    return CustomerRecord(
         customer=seen.customers[customer_id],
         own=frozenset(name for name in _LIMITS if row[name] is not None),
         keys=tuple(key.identity for key in seen.keys.values() if _has_own_limit(key)),
@@ -87,12 +94,12 @@ def _has_own_limit(key: Key) -> bool:
 NAME = "tierlane-explain"
 
 
-class Seen(NamedTuple):
+class RedisState(NamedTuple):
     """What Redis shows of a customer; None where it did not."""
 
     observation: Observation | None = None
     left: LimitsLeft | None = None
-    refusals: list[Refusal] | None = None
+    refusals: list[RejectionRecord] | None = None
 
 
 def explain_asked(settings: "Settings", asked: str, refusals: int, form: str) -> int:
@@ -124,7 +131,7 @@ def is_request_id(text: str) -> bool:
 
 
 async def _customer(settings: "Settings", asked: str, refusals: int) -> CustomerExplanation:
-    rows, seen, not_read = Rows(), Seen(), list[str]()
+    rows, seen, not_read = Rows(), RedisState(), list[str]()
     try:
         async with database(settings, NAME) as connection:
             rows = await read_rows(connection, asked)
@@ -149,16 +156,16 @@ def _without(error: TierlaneError, what: str) -> str:
     return f"{str(error).rstrip('.')}; so {what} could not be read."
 
 
-async def _see(client: "Redis", pool: str, asked: str, rows: Rows, refusals: int) -> Seen:
+async def _see(client: "Redis", pool: str, asked: str, rows: Rows, refusals: int) -> RedisState:
     keys = Keys(pool)
     observation = await Presence(client, keys).observe([tier.name for tier in rows.tiers])
     left = await _left(LimitState(client, keys), rows.row, observation) if rows.row else None
     customer_id = rows.row.customer.id if rows.row else _as_customer_id(asked)
     known = await recent_refusals(client, keys, customer_id, refusals) if customer_id else None
-    return Seen(observation, left, known)
+    return RedisState(observation, left, known)
 
 
-async def _left(state: LimitState, row: CustomerRow, observation: Observation) -> LimitsLeft:
+async def _left(state: LimitState, row: CustomerRecord, observation: Observation) -> LimitsLeft:
     """What is left of the limits in force, which Redis must be told, since it does not keep them."""
     now = effective(row.as_identity(), factor_of(row.customer.tier, observation))
     return await state.read(
@@ -184,7 +191,7 @@ def _as_customer_id(asked: str) -> str | None:
 async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
     row: RequestRow | None = None
     detail: RequestDetail | None = None
-    refusal: Refusal | None = None
+    refusal: RejectionRecord | None = None
     not_read: list[str] = []
     try:
         async with database(settings, NAME) as connection:

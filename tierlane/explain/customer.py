@@ -7,11 +7,11 @@ import msgspec
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
 from ratelimit.effective import effective
 from ratelimit.headers import quota_name
-from scheduler.protocol.limits import LimitsLeft, Refusal
+from scheduler.protocol.limits import LimitsLeft, RejectionRecord
 from scheduler.protocol.pool_view import Observation
 from tierlane.explain.factor import (
-    Capacity,
     GatewayPart,
+    PoolCapacity,
     TierPart,
     apart,
     capacity_of,
@@ -23,7 +23,7 @@ from tierlane.explain.factor import (
 from tierlane.explain.request import limit_words
 
 
-class CustomerRow(msgspec.Struct, frozen=True):
+class CustomerRecord(msgspec.Struct, frozen=True):
     """A customer as PostgreSQL has it: `own` names the limits that are its own, not its tier's."""
 
     customer: Customer
@@ -70,7 +70,7 @@ class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
     factor: float | None = None
     why: list[str] = []
     limits: list[LimitLine] = []
-    capacity: Capacity | None = None
+    capacity: PoolCapacity | None = None
     tiers: list[TierPart] = []
     gateways: list[GatewayPart] = []
     refusals: list[PastRefusal] | None = None  # None: they could not be read.
@@ -88,11 +88,11 @@ class Pool(msgspec.Struct, frozen=True):
 
 def explain_customer(
     asked: str,
-    row: CustomerRow | None,
+    row: CustomerRecord | None,
     pool: Pool,
     *,
     left: LimitsLeft | None = None,
-    refusals: Sequence[Refusal] | None = None,
+    refusals: Sequence[RejectionRecord] | None = None,
     not_read: Sequence[str] = (),
 ) -> CustomerExplanation:
     """Put together what is known; `asked` is the customer as it was named, `not_read` what is missing and why."""
@@ -124,7 +124,7 @@ def factor_of(tier: str, observation: Observation | None) -> float:
     return gateways[0].factor if gateways else 1.0
 
 
-def past(refusal: Refusal) -> PastRefusal:
+def past(refusal: RejectionRecord) -> PastRefusal:
     """One line of the list of refusals."""
     return PastRefusal(refusal.id, refusal.at_ms, refusal.code, limit_words(refusal), refusal.factor, refusal.more)
 
@@ -139,7 +139,7 @@ def _reasons(
     customer: Customer | None,
     pool: Pool,
     parts: Sequence[TierPart],
-    capacity: Capacity | None,
+    capacity: PoolCapacity | None,
 ) -> list[str]:
     said: list[str] = []
     if customer and customer.suspended:
@@ -156,7 +156,7 @@ def _reasons(
     return said
 
 
-def _lines(row: CustomerRow, factor: float | None, left: LimitsLeft | None) -> list[LimitLine]:
+def _lines(row: CustomerRecord, factor: float | None, left: LimitsLeft | None) -> list[LimitLine]:
     """Every limit. Without a factor it is not known what is in force of those that it lowers."""
     customer = row.customer
     base, now = effective(row.as_identity()), effective(row.as_identity(), factor or 0.0)

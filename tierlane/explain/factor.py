@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ledger.catalog.snapshot import Model, Tier
-from ratelimit.capacity import Evidence
+from ratelimit.capacity import CapacityEvidence
 from scheduler.protocol.pool_view import Observation
 from tierlane.explain.figures import count, listed, number, percent, rate
 
@@ -36,7 +36,7 @@ class GatewayPart(msgspec.Struct, frozen=True):
     capacity_rps: float
 
 
-class Capacity(msgspec.Struct, frozen=True):
+class PoolCapacity(msgspec.Struct, frozen=True):
     """What the pool can do. `rates` are the measured ones of healthy GPUs, requests/s; `prior_rps` counts until measured."""
 
     capacity_rps: float
@@ -80,12 +80,12 @@ def tier_parts(tiers: Sequence[Tier], observation: Observation, gateway: Gateway
     ]
 
 
-def capacity_of(observation: Observation, models: Iterable[Model], pool: str, gateway: GatewayPart) -> Capacity:
+def capacity_of(observation: Observation, models: Iterable[Model], pool: str, gateway: GatewayPart) -> PoolCapacity:
     """The pool's GPUs, and what a gateway makes of them. A pool's most careful model speaks for it, as at the gateway."""
     served = [model for model in models if model.enabled and model.pool == pool]
     healthy = [worker for worker in observation.workers if worker.healthy]
     said = next((each for each in observation.gateways if each.gateway_id == gateway.id), None)
-    return Capacity(
+    return PoolCapacity(
         capacity_rps=gateway.capacity_rps,
         healthy_gpus=len(healthy),
         total_gpus=observation.total_gpus,
@@ -98,7 +98,7 @@ def capacity_of(observation: Observation, models: Iterable[Model], pool: str, ga
     )
 
 
-def why(tier: str, parts: Sequence[TierPart], capacity: Capacity) -> str:
+def why(tier: str, parts: Sequence[TierPart], capacity: PoolCapacity) -> str:
     """One sentence: the tier's factor, the capacity, who comes first, what the tier asks for and gets."""
     part = next(part for part in parts if part.name == tier)
     gpus = f"{capacity.healthy_gpus} of {count(capacity.total_gpus, 'GPU')} {_are(capacity.healthy_gpus)} healthy"
@@ -114,18 +114,18 @@ def why(tier: str, parts: Sequence[TierPart], capacity: Capacity) -> str:
     return f"{state}{first}{asks}{_on_the_way_back(part)}."
 
 
-def capacity_words(capacity: Capacity) -> str:
+def capacity_words(capacity: PoolCapacity) -> str:
     """What the capacity is derived from, and how sure it is."""
     if not capacity.healthy_gpus:
         return "No GPU is healthy, so no rate is measured now."
     gpus, figure = count(capacity.healthy_gpus, "healthy GPU"), f"Capacity {rate(capacity.capacity_rps)}"
     target = capacity.target_utilization
     sold = "" if target is None else f"{percent(target)} (target_utilization) of "
-    if capacity.evidence == Evidence.FIXED:
+    if capacity.evidence == CapacityEvidence.FIXED:
         return f"{figure} is fixed: {sold}{number(capacity.prior_rps or 0)}/s for each of {gpus} (rps_per_gpu_fixed)."
-    if capacity.evidence == Evidence.PRIOR:
+    if capacity.evidence == CapacityEvidence.PRIOR:
         return f"{figure} is a guess (rps_per_gpu): no batch was measured yet, so no request is rejected for it."
-    if capacity.evidence == Evidence.PROBING:
+    if capacity.evidence == CapacityEvidence.PROBING:
         seen = f"batches of {percent(capacity.confidence)} of the full size on {gpus}"
         return f"{figure} is {sold}an estimate from {seen}; it rises while requests are rejected and none wait."
     measured = f", measured at {_range(capacity.rates)}" if capacity.rates else ""

@@ -9,12 +9,12 @@ from gateway.operations.endpoints import Event, Story, from_audit, from_redis
 from ledger.audit.queries import RequestRow
 from ratelimit.headers import quota_name
 from scheduler.errors import HTTP, ErrorCode
-from scheduler.protocol.limits import KEEP_MS, Refusal
+from scheduler.protocol.limits import KEEP_MS, RejectionRecord
 from scheduler.protocol.replies import RequestDetail
 from scheduler.states import Admission
 from tierlane.explain.figures import count, moment, number, percent, rate, span
 
-_Words = Callable[[Refusal], str]
+_Words = Callable[[RejectionRecord], str]
 
 _LIMITS: dict[str, _Words] = {
     Admission.KEY_LIMIT: lambda r: (
@@ -74,14 +74,14 @@ _ADVICE: dict[str, str] = {
 _SCALED = {Admission.KEY_LIMIT, Admission.CUSTOMER_LIMIT, Admission.TOKEN_LIMIT}
 
 
-def limit_words(refusal: Refusal) -> str:
+def limit_words(refusal: RejectionRecord) -> str:
     """What refused it, with its figures then; the part of a sentence after `Refused by`."""
     if words := _LIMITS.get(refusal.outcome):
         return words(refusal)
     return _UNASKED.get(refusal.code, f"{refusal.code}: {meaning(refusal.code)}")
 
 
-def lowered_words(refusal: Refusal) -> str | None:
+def lowered_words(refusal: RejectionRecord) -> str | None:
     """What the tier's factor had to do with it, or None where nothing."""
     if refusal.outcome not in _SCALED or refusal.factor >= 1:
         return None
@@ -91,7 +91,7 @@ def lowered_words(refusal: Refusal) -> str | None:
     return f"{then}; its base limit would have refused it as well."
 
 
-def advice(refusal: Refusal) -> str:
+def advice(refusal: RejectionRecord) -> str:
     """What to do, in one or two sentences."""
     lowered = refusal.code == ErrorCode.REDUCED_CAPACITY and refusal.outcome in _SCALED
     known = _ADVICE.get(refusal.outcome) or _ADVICE.get(refusal.code) or "Mend the request before it is sent again."
@@ -103,7 +103,7 @@ def advice(refusal: Refusal) -> str:
     return said
 
 
-def more_words(refusal: Refusal) -> str | None:
+def more_words(refusal: RejectionRecord) -> str | None:
     """That it was not alone, or None."""
     if not refusal.more:
         return None
@@ -143,7 +143,7 @@ def explain_request(
     request_id: str,
     row: RequestRow | None,
     detail: RequestDetail | None,
-    refusal: Refusal | None,
+    refusal: RejectionRecord | None,
     not_read: list[str],
 ) -> RequestExplanation:
     """The row of the audit knows most, but comes up to seconds late; Redis knows what runs now."""
@@ -158,7 +158,7 @@ def explain_request(
     return RequestExplanation(request_id=request_id, found="unknown", said=[f"{said} {KEPT}"], not_read=not_read)
 
 
-def _refused(refusal: Refusal, not_read: list[str]) -> RequestExplanation:
+def _refused(refusal: RejectionRecord, not_read: list[str]) -> RequestExplanation:
     told = f"Refused with {refusal.code} at {moment(refusal.at_ms)} UTC by {limit_words(refusal)}."
     factor = (
         lowered_words(refusal) or f"Limits of tier {refusal.tier} stood at {percent(refusal.factor)} of their base."
@@ -173,7 +173,7 @@ def _refused(refusal: Refusal, not_read: list[str]) -> RequestExplanation:
     )
 
 
-def _figures(refusal: Refusal) -> dict[str, Any]:
+def _figures(refusal: RejectionRecord) -> dict[str, Any]:
     """What its gateway noted, without the limits that it did not have."""
     noted = msgspec.structs.asdict(refusal)
     always = ("customer_id", "key_id", "tier", "code", "outcome", "factor", "remaining", "depth", "retry_after_ms")

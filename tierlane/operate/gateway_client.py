@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 TIMEOUT_S = 3.0
 
 
-class Gateway(NamedTuple):
+class GatewayAddress(NamedTuple):
     """Where a gateway listens, and what opens `/internal/*` there."""
 
     url: str
     token: str
 
 
-def gateway_of(settings: "Settings", url: str | None) -> Gateway | None:
+def gateway_of(settings: "Settings", url: str | None) -> GatewayAddress | None:
     """The gateway at `url`, else the local stack's; None where neither is known. Raises SettingsError without a token."""
     stack = find_local_stack(settings.data_dir)
     token = settings.service_token.get_secret_value()
@@ -31,10 +31,10 @@ def gateway_of(settings: "Settings", url: str | None) -> Gateway | None:
         url, token = stack.http_url, token or stack.service_token
     if not token:
         raise SettingsError("TIERLANE_SERVICE_TOKEN: is not set; /internal/health needs it")
-    return Gateway(url.rstrip("/"), token)
+    return GatewayAddress(url.rstrip("/"), token)
 
 
-async def is_ready(session: aiohttp.ClientSession, gateway: Gateway) -> bool:
+async def is_ready(session: aiohttp.ClientSession, gateway: GatewayAddress) -> bool:
     """What `/readyz` says. Raises VerbError where nobody answers."""
     try:
         async with session.get(f"{gateway.url}/readyz", timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as answer:
@@ -43,7 +43,7 @@ async def is_ready(session: aiohttp.ClientSession, gateway: Gateway) -> bool:
         raise _away(gateway, error) from error
 
 
-async def read_health(session: aiohttp.ClientSession, gateway: Gateway) -> dict[str, Any]:
+async def read_health(session: aiohttp.ClientSession, gateway: GatewayAddress) -> dict[str, Any]:
     """The document of `/internal/health`. Raises VerbError where there is none."""
     try:
         async with session.get(
@@ -64,5 +64,5 @@ async def read_health(session: aiohttp.ClientSession, gateway: Gateway) -> dict[
         ) from error
 
 
-def _away(gateway: Gateway, error: BaseException) -> VerbError:
+def _away(gateway: GatewayAddress, error: BaseException) -> VerbError:
     return VerbError(f"The gateway at {gateway.url} does not answer: {str(error) or type(error).__name__}.")

@@ -9,8 +9,8 @@ from ledger.admin import rows as cordons
 from ledger.admin.changes import Row
 from ledger.postgres import Connection
 from scheduler.protocol.pool_view import Observation, WorkerView
-from tierlane.admin.options import Call, Work
-from tierlane.admin.runner import APPLICATION, Done, changed
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import APPLICATION, ChangeResult, changed
 from tierlane.connect import database
 from tierlane.operate.redis_connect import look_at, look_everywhere, pool_names
 from tierlane.output import Column, print_rows, printable
@@ -34,7 +34,7 @@ COLUMNS = (
 def show_all(pool: str | None) -> Work:
     """Print the workers of one pool or of all. The work raises VerbError."""
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         async with database(call.settings, APPLICATION) as connection:
             names = await pool_names(connection, call.settings, pool)
             reasons = {row["worker"]: row["reason"] for row in await cordons.list_cordons(connection)}
@@ -94,12 +94,12 @@ def _reason(reason: str) -> str:
 def cordon(worker: str, reason: str, *, sure: bool) -> Work:
     """Cordon a worker; ask before where it is the last healthy one of its pool. The work raises Refused."""
 
-    async def make(connection: Connection) -> Done:
-        return Done([await cordons.cordon(connection, worker, reason)], notes=notes)
+    async def make(connection: Connection) -> ChangeResult:
+        return ChangeResult([await cordons.cordon(connection, worker, reason)], notes=notes)
 
     notes: list[str] = []
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         said, last = await _impact(call, worker)
         notes.append(said)
         if last and not (sure or call.dry_run):
@@ -112,16 +112,16 @@ def cordon(worker: str, reason: str, *, sure: bool) -> Work:
 def uncordon(worker: str) -> Work:
     """Undo it. The work raises Refused."""
 
-    async def make(connection: Connection) -> Done:
+    async def make(connection: Connection) -> ChangeResult:
         change = await cordons.uncordon(connection, worker)
         if change is None:
-            return Done([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
-        return Done([change])
+            return ChangeResult([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
+        return ChangeResult([change])
 
     return lambda call: changed(call, make)
 
 
-async def _impact(call: Call, worker: str) -> tuple[str, bool]:
+async def _impact(call: VerbCall, worker: str) -> tuple[str, bool]:
     """What cordoning means now, in a sentence; and whether nothing healthy is left in the worker's pool."""
     seen = await look_everywhere(call, [])
     if seen is None:

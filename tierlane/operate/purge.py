@@ -9,7 +9,7 @@ import typer
 from ledger.admin.transaction import as_actor
 from ledger.dead_letters import count_letters, note, purge_letters
 from scheduler.errors import RedisUnavailable
-from scheduler.protocol.cancellation import DeadList
+from scheduler.protocol.cancellation import DeadLetterList
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from tierlane.admin.runner import actor_named
@@ -81,7 +81,7 @@ async def _forget(settings: "Settings", ids: Sequence[str]) -> None:
         return
     client = command_client(settings.redis_url)
     try:
-        await DeadList(client, Keys(settings.pool)).remove(ids)
+        await DeadLetterList(client, Keys(settings.pool)).remove(ids)
     except RedisUnavailable as error:
         typer.echo(f"Warning: {str(error).rstrip('.')}, so health still counts them.", err=True)
     finally:

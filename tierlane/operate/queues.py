@@ -9,8 +9,8 @@ from ledger.admin.rows import list_tiers
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers
 from scheduler.protocol.pool_view import Observation
-from tierlane.admin.options import Call, Work
-from tierlane.admin.runner import APPLICATION, Done, changed
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import APPLICATION, ChangeResult, changed
 from tierlane.connect import database
 from tierlane.operate.redis_connect import look_at, look_everywhere, pool_names
 from tierlane.output import Column, print_rows, printable
@@ -29,7 +29,7 @@ COLUMNS = (
 def show_all(pool: str | None) -> Work:
     """Print the queues of one pool or of all. The work raises VerbError."""
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         async with database(call.settings, APPLICATION) as connection:
             names = await pool_names(connection, call.settings, pool)
             known = await list_tiers(connection)
@@ -60,7 +60,7 @@ def rows_of(known: Sequence[Row], seen: Mapping[str, Observation]) -> list[Row]:
 def pause(name: str, *, sure: bool) -> Work:
     """Pause a tier, and ask before unless `sure` or trying. The work raises Refused."""
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         said = await _impact(call, name)
         if not (sure or call.dry_run):
             typer.confirm(f"{said} Pause {printable(name)}?", abort=True, err=True)
@@ -72,25 +72,25 @@ def pause(name: str, *, sure: bool) -> Work:
 def resume(name: str) -> Work:
     """Undo it. The work raises Refused."""
 
-    async def work(call: Call) -> int:
+    async def work(call: VerbCall) -> int:
         said = await _waiting(call, name)
         return await changed(call, lambda connection: _set(connection, name, paused=False, note=said))
 
     return work
 
 
-async def _set(connection: Connection, name: str, *, paused: bool, note: str) -> Done:
+async def _set(connection: Connection, name: str, *, paused: bool, note: str) -> ChangeResult:
     change = await alter(connection, tiers, await find(connection, tiers, name), {"paused": paused})
-    return Done([change], notes=[note] if change.old != change.new else [])
+    return ChangeResult([change], notes=[note] if change.old != change.new else [])
 
 
-async def _impact(call: Call, name: str) -> str:
+async def _impact(call: VerbCall, name: str) -> str:
     async with database(call.settings, APPLICATION) as connection:
         most_ms = (await find(connection, tiers, name))["max_queue_ms"]
     return f"{await _waiting(call, name)} Whoever waits for more than {most_ms:,} ms is answered queue_timeout."
 
 
-async def _waiting(call: Call, name: str) -> str:
+async def _waiting(call: VerbCall, name: str) -> str:
     """How many wait in the tier, over all pools, in a sentence."""
     seen = await look_everywhere(call, [name])
     if seen is None:

@@ -13,7 +13,7 @@ from scheduler.protocol.pool_view import Observation
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys, is_pool_name, pools_of
-from tierlane.admin.options import Call
+from tierlane.admin.options import VerbCall
 from tierlane.admin.runner import APPLICATION
 from tierlane.connect import UsageError, VerbError, database
 
@@ -53,7 +53,7 @@ async def pool_names(connection: Connection, settings: "Settings", only: str | N
     return sorted(named | {settings.pool})
 
 
-async def look_everywhere(call: Call, tiers: Sequence[str]) -> dict[str, Observation] | None:
+async def look_everywhere(call: VerbCall, tiers: Sequence[str]) -> dict[str, Observation] | None:
     """One look at each pool that a person may mean; None where Redis does not answer. Raises VerbError."""
     async with database(call.settings, APPLICATION) as connection:
         names = await pool_names(connection, call.settings, None)

@@ -16,7 +16,7 @@ import typer
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
-from gateway.dead_letter_rerun import AT_ONCE, Candidate, NoSuchLetter, NotRerun, Reruns, candidate, named
+from gateway.dead_letter_rerun import AT_ONCE, Candidate, DeadLetterReruns, NoSuchLetter, NotRerun, candidate, named
 from ledger.admin.transaction import as_actor
 from ledger.dead_letters import mark_requeued, note, unmark_requeued
 from ledger.postgres import Connection
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BEAT_S = 0.5
 
 
-class SmallGateway(Reruns):
+class SmallGateway(DeadLetterReruns):
     """One such gateway on one pool; `total_ms` is what its requests have. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, total_ms: int, gone_ms: int) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tierlane.connect import VerbError, run
-from tierlane.operate.gateway_client import Gateway, gateway_of, read_health
+from tierlane.operate.gateway_client import GatewayAddress, gateway_of, read_health
 from tierlane.output import WIDE, printable
 from tierlane.settings.model import SettingsError
 
@@ -31,7 +31,7 @@ STYLES = {"healthy": "green", "degraded": "yellow", "down": "red"}
 OLD_S = 2.5  # From here on what is shown is not of now.
 
 
-class Seen(NamedTuple):
+class TopState(NamedTuple):
     """The last health document of a gateway (None: there was none yet), when it came, and why there is no newer one.
 
     `at_s` is monotonic seconds.
@@ -43,7 +43,7 @@ class Seen(NamedTuple):
     problem: str | None = None
 
 
-def frame(seen: Seen, now_s: float) -> RenderableType:
+def frame(seen: TopState, now_s: float) -> RenderableType:
     """What is shown at `now_s`, monotonic seconds."""
     parts: list[RenderableType] = [*_away(seen, now_s)]
     if seen.document is not None:
@@ -53,7 +53,7 @@ def frame(seen: Seen, now_s: float) -> RenderableType:
     return Group(*parts)
 
 
-def _away(seen: Seen, now_s: float) -> list[RenderableType]:
+def _away(seen: TopState, now_s: float) -> list[RenderableType]:
     lines: list[RenderableType] = []
     if seen.problem is not None:
         lines.append(Text(printable(seen.problem), style="red"))
@@ -150,17 +150,17 @@ def watch(settings: "Settings", url: str | None, *, once: bool) -> int:
     return run(lambda: _single(gateway, console) if single else _live(gateway, console))
 
 
-async def _single(gateway: Gateway, console: Console) -> int:
+async def _single(gateway: GatewayAddress, console: Console) -> int:
     if not console.is_terminal:
         console.width = min(WIDE, 120)
     async with aiohttp.ClientSession() as session:
-        seen = await _look(session, gateway, Seen(gateway.url))
+        seen = await _look(session, gateway, TopState(gateway.url))
     console.print(frame(seen, time.monotonic()))
     return 0 if seen.problem is None else 1
 
 
-async def _live(gateway: Gateway, console: Console) -> int:
-    stop, seen = asyncio.Event(), Seen(gateway.url)
+async def _live(gateway: GatewayAddress, console: Console) -> int:
+    stop, seen = asyncio.Event(), TopState(gateway.url)
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     with _keys(stop), Live(console=console, screen=True, auto_refresh=False) as live:
         async with aiohttp.ClientSession() as session:
@@ -171,10 +171,10 @@ async def _live(gateway: Gateway, console: Console) -> int:
     return 0
 
 
-async def _look(session: aiohttp.ClientSession, gateway: Gateway, before: Seen) -> Seen:
+async def _look(session: aiohttp.ClientSession, gateway: GatewayAddress, before: TopState) -> TopState:
     """The newest picture; the one before with what is wrong where there is none."""
     try:
-        return Seen(gateway.url, await read_health(session, gateway), time.monotonic())
+        return TopState(gateway.url, await read_health(session, gateway), time.monotonic())
     except VerbError as error:
         return before._replace(problem=str(error))
 

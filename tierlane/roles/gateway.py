@@ -13,14 +13,14 @@ import structlog
 from uuid_utils import uuid7
 
 from gateway.app import run_gateway
-from gateway.auth.authenticator import Tokens
+from gateway.auth.authenticator import TokenLookup
 from gateway.config import GatewayConfig, JobConfig
 from gateway.inference.traces import RequestTraces
 from ledger.admin.transaction import LOCK_TIMEOUT, naming_holder
 from ledger.audit.queries import RequestRow, Usage, find_request, find_usage
 from ledger.catalog.follower import Catalog
 from ledger.postgres import Connection, closing, connect
-from scheduler.protocol.admission import Replays
+from scheduler.protocol.admission import ReplayLimits
 from scheduler.tracing import Spans
 from tierlane.roles.process import check_database, configure_logs, run_role, spans_of
 from tierlane.roles.scheduler import stand_in
@@ -87,7 +87,9 @@ def gateway_config(settings: "Settings") -> GatewayConfig:
         drain_ms=settings.notice_ms,
         drain_timeout_s=settings.drain_ms / 1000,
         scale=settings.scale_rules,
-        replays=Replays(settings.idempotency_keep_ms, settings.idempotency_max_answers, settings.idempotency_max_bytes),
+        replays=ReplayLimits(
+            settings.idempotency_keep_ms, settings.idempotency_max_answers, settings.idempotency_max_bytes
+        ),
         jobs=_job_config(settings),
         reap_ms=settings.reap_ms,
         silent_s=max(SILENT_S, MISSED_PASSES * settings.reap_ms / 1000),
@@ -136,7 +138,7 @@ async def _serve(settings: "Settings", name: str) -> int:
                 find_stored=functools.partial(_find, settings),
                 find_usage=functools.partial(_usage, settings),
                 tokens=tokens_of(settings, catalog),
-                connect=functools.partial(_desk, settings),
+                connect=functools.partial(_transaction, settings),
                 traces=traces_of(settings, spans),
                 schedule=functools.partial(stand_in, settings, catalog),
             )
@@ -163,7 +165,7 @@ async def _usage(settings: "Settings", customer_id: str) -> Usage:
 
 
 @contextlib.asynccontextmanager
-async def _desk(settings: "Settings") -> AsyncIterator[Connection]:
+async def _transaction(settings: "Settings") -> AsyncIterator[Connection]:
     """One connection for an action of the page for on-call, which may be about thousands of dead letters."""
     async with _at_desk(settings) as connection, naming_holder(connection, lambda: _at_desk(settings)):
         yield connection
@@ -197,7 +199,7 @@ async def _look(settings: "Settings") -> AsyncIterator[Connection]:
         await connection.close(timeout=LOOK_TIMEOUT_MS / 1000)
 
 
-def tokens_of(settings: "Settings", catalog: Catalog) -> Tokens | None:
+def tokens_of(settings: "Settings", catalog: Catalog) -> TokenLookup | None:
     """The second way in; None where no JWKS is named. Raises StartError for what would let wrong tokens in."""
     if not settings.jwt_jwks:
         return None

@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 from uuid_utils import uuid7
 
 from ledger.audit.auditor import Auditor, AuditPolicy
-from ledger.audit.maintenance import ChorePolicy
+from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.quota_restore import QuotaKeeper
 from ledger.audit.window import LONGEST_S, HoldPolicy
 from ledger.catalog.follower import Catalog
@@ -31,16 +31,16 @@ from ledger.jobs import job_pools
 from ledger.postgres import AWAY, closing, connect
 from scheduler.batching.dispatcher import Dispatcher, ServiceWatch, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
-from scheduler.batching.reaper import Caretaker
+from scheduler.batching.reaper import Reaper
 from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.audit_outbox import Outbox
 from scheduler.protocol.batches import Batches
-from scheduler.protocol.cancellation import Endings
+from scheduler.protocol.cancellation import Terminations
 from scheduler.protocol.index_repair import IndexRepair
 from scheduler.protocol.limits import QuotaRestore
 from scheduler.protocol.pool_view import Unfinished
-from scheduler.protocol.presence import CordonKeeper, Cordons, Presence
+from scheduler.protocol.presence import Cordons, CordonSync, Presence
 from scheduler.redis_client.connections import blocking_client, command_client
 from scheduler.redis_client.keys import Keys, is_pool_name, pools_to_serve
 from scheduler.tasks import Loop, TaskRegistry
@@ -154,8 +154,8 @@ async def _run_loops(
     service = ServiceWatch(presence, tier_names)
     batches = Batches(client, keys, lease_ms=settings.lease_ms)
     dispatcher = Dispatcher(batches, waker, lambda: without_paused(policy()), time.monotonic, lambda: service.service)
-    caretaker = Caretaker(
-        Endings(client, keys, lease_ms=settings.lease_ms),
+    reaper = Reaper(
+        Terminations(client, keys, lease_ms=settings.lease_ms),
         presence,
         tier_names,
         lambda: MIN_LEFT_MS,
@@ -166,13 +166,13 @@ async def _run_loops(
     )
     auditor = _auditor(settings, Outbox(client, keys, uuid7().hex))
     quotas = QuotaKeeper(settings.database_url, QuotaRestore(client, keys), lambda: catalog.snapshot)
-    cordons = CordonKeeper(Cordons(client, keys), lambda: _cordoned(catalog), time.monotonic)
+    cordons = CordonSync(Cordons(client, keys), lambda: _cordoned(catalog), time.monotonic)
     async with asyncio.TaskGroup() as group:
         roles: dict[str, Loop] = {
             "wake reader": waker.run,
             "dispatcher": dispatcher.run,
             "service times": service.run,
-            "caretaker": caretaker.run,
+            "caretaker": reaper.run,
             "quota keeper": quotas.run,
             "cordon keeper": cordons.run,
         }
@@ -196,7 +196,7 @@ def _cordoned(catalog: Catalog) -> frozenset[str] | None:
 
 
 def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
-    chores = ChorePolicy(
+    chores = MaintenancePolicy(
         deadline_s=settings.total_request_ms / 1000,
         job_deadline_s=settings.job_deadline_ms / 1000,
         grace_s=settings.audit_grace_ms / 1000,

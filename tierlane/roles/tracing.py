@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from scheduler.tracing import Context, Kind, Span
+from scheduler.tracing import Context, Span, SpanRole
 
 QUEUE = 4096  # Spans; about 4 MB.
 AT_A_TIME = 512
@@ -33,7 +33,7 @@ LAST_TRY_S = 0.25
 
 log = structlog.get_logger("traces")
 
-_KINDS = {Kind.INTERNAL: SpanKind.INTERNAL, Kind.SERVER: SpanKind.SERVER, Kind.CONSUMER: SpanKind.CONSUMER}
+_KINDS = {SpanRole.INTERNAL: SpanKind.INTERNAL, SpanRole.SERVER: SpanKind.SERVER, SpanRole.CONSUMER: SpanKind.CONSUMER}
 _RECORDED = TraceFlags(TraceFlags.SAMPLED)
 _FAILED, _UNSET = Status(StatusCode.ERROR), Status(StatusCode.UNSET)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from tierlane.up.data_dir import LogLines
-from tierlane.up.members import Member
+from tierlane.up.members import StackMember
 from tierlane.up.supervisor import Supervisor
 
 ASK_S = 1.0
@@ -22,7 +22,7 @@ LEAVE_S = 15.0
 """A worker that was told to leave ends within four seconds; one that has not by then is killed, and its batch retried."""
 
 
-class Asked(NamedTuple):
+class PoolAdvice(NamedTuple):
     """What the gateway says of the pool: workers that it finds healthy, how many it advises, and why."""
 
     healthy: int
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     reason: str
 
 
-def change(members: int, asked: Asked) -> int:
+def change(members: int, asked: PoolAdvice) -> int:
     """How many workers to start (or, below 0, to drain), where `members` are started and not leaving. Pure.
 
     One that is started and not healthy yet is on its way, or is being started again: it is neither replaced nor drained.
@@ -51,11 +51,18 @@ def free_names(taken: Iterable[str], count: int) -> list[str]:
     return found
 
 
-class Fleet:
+class WorkerAutoscaler:
     """The workers that come and go. `make` builds the member of a name."""
 
     def __init__(
-        self, supervisor: Supervisor, make: Callable[[str], Member], lines: LogLines, *, pool: str, url: str, token: str
+        self,
+        supervisor: Supervisor,
+        make: Callable[[str], StackMember],
+        lines: LogLines,
+        *,
+        pool: str,
+        url: str,
+        token: str,
     ) -> None:
         self._supervisor = supervisor
         self._make = make
@@ -63,7 +70,7 @@ class Fleet:
         self._pool = pool
         self._url = f"{url}/internal/autoscale"
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._workers: list[Member] = []
+        self._workers: list[StackMember] = []
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def start(self, count: int) -> None:
@@ -82,7 +89,7 @@ class Fleet:
                     await self.obey(asked)
                 await asyncio.sleep(ASK_S)
 
-    async def obey(self, asked: Asked) -> None:
+    async def obey(self, asked: PoolAdvice) -> None:
         """Start or drain as many as it takes."""
         more = change(len(self._workers), asked)
         if more:
@@ -104,7 +111,7 @@ class Fleet:
             raise
         self._workers.append(member)
 
-    async def _ask(self, session: aiohttp.ClientSession) -> Asked | None:
+    async def _ask(self, session: aiohttp.ClientSession) -> PoolAdvice | None:
         """None where nobody answers as expected: then everything stays as it is."""
         try:
             async with session.get(self._url) as answer:
@@ -112,6 +119,6 @@ class Fleet:
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             return None
 
-    def _read(self, document: Any) -> Asked:
+    def _read(self, document: Any) -> PoolAdvice:
         row = document["pools"][self._pool]
-        return Asked(int(row["current_workers"]), int(row["recommended_workers"]), str(row["reason"]))
+        return PoolAdvice(int(row["current_workers"]), int(row["recommended_workers"]), str(row["reason"]))

@@ -15,7 +15,7 @@ from tierlane.settings.model import Settings
 from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port, standard_output
 from tierlane.up.leftovers import end_leftovers
 from tierlane.up.members import Command, role_command
-from tierlane.up.orphan_guard import MARK_VARIABLE, Leash
+from tierlane.up.orphan_guard import MARK_VARIABLE, OrphanGuard
 from tierlane.up.stack import Stack
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -40,7 +40,7 @@ def _run_locked(settings: Settings, lines: LogLines, command: Command) -> int:
             settings = _completed(settings, data_dir, port)
             # Inherited by every process that is started from here on.
             os.environ[MARK_VARIABLE] = secrets.token_hex(16)
-            leash = Leash(data_dir)
+            leash = OrphanGuard(data_dir)
             try:
                 asyncio.run(_serve(Stack(settings, data_dir, leash, lines, command), lines))
             finally:

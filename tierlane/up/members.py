@@ -23,7 +23,7 @@ from tierlane.settings.sections import default_torch_threads, parse_pools
 from tierlane.up.data_dir import LogLines
 
 
-class Member(Protocol):
+class StackMember(Protocol):
     """A process of the stack. `role` and `name` are what stack.json calls it."""
 
     role: str

@@ -39,7 +39,7 @@ POLL_S = 0.02
 RELEASE_WAIT_S = 3.0
 
 
-class Leash:
+class OrphanGuard:
     """The side of `up`: starts the process, names to it what must not outlive us, starts it again if it dies."""
 
     def __init__(self, data_dir: DataDir) -> None:

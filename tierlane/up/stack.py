@@ -21,11 +21,11 @@ from tierlane.connect import STACK_FILE
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings.model import Settings
 from tierlane.settings.sections import parse_pools
-from tierlane.up.autoscale import Fleet
+from tierlane.up.autoscale import WorkerAutoscaler
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
 from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, ServerMember
-from tierlane.up.orphan_guard import REMOVABLE_PREFIX, Leash
+from tierlane.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
 
@@ -136,7 +136,9 @@ LOOK_S = 0.25
 class Stack:
     """One stack on one data directory. `run` returns only by cancellation or error; `stop` ends everything."""
 
-    def __init__(self, settings: Settings, data_dir: DataDir, leash: Leash, lines: LogLines, command: Command) -> None:
+    def __init__(
+        self, settings: Settings, data_dir: DataDir, leash: OrphanGuard, lines: LogLines, command: Command
+    ) -> None:
         """`settings.port` is the real port, `settings.service_token` is set; `command` gives a role's argv."""
         self._settings = settings
         self._data_dir = data_dir
@@ -213,7 +215,7 @@ class Stack:
         if code != 0:
             raise StackError(f"The migrations failed (exit code {code}); the message is above.")
 
-    async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> Fleet:
+    async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> WorkerAutoscaler:
         settings = roles.settings
         for number in range(1, settings.schedulers + 1):
             await self._supervisor.add(self._member(roles, "scheduler", f"scheduler-{number}"))
@@ -228,8 +230,8 @@ class Stack:
             await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
         return fleet
 
-    def _fleet(self, roles: RoleEnvironment) -> Fleet:
-        return Fleet(
+    def _fleet(self, roles: RoleEnvironment) -> WorkerAutoscaler:
+        return WorkerAutoscaler(
             self._supervisor,
             lambda name: self._member(roles, "worker", name),
             self._lines,

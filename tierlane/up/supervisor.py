@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine
 
 from tierlane.embedded import EmbeddedServerError
 from tierlane.up.data_dir import LogLines, StackError
-from tierlane.up.members import Member
-from tierlane.up.orphan_guard import Leash
+from tierlane.up.members import StackMember
+from tierlane.up.orphan_guard import OrphanGuard
 
 FIRST_S = 0.2
 LONGEST_S = 5.0
@@ -15,7 +15,7 @@ SERVED_S = 1.0  # A role serves after less than half of this; who lived so long 
 STEADY_S = 10.0  # A role that ends by its own fault after so long had started well, too.
 
 
-class Backoff:
+class RestartBackoff:
     """Delays in seconds that double from `FIRST_S` to `LONGEST_S` while starts fail.
 
     A process that was ended from outside after it had served is no failed start: it is started again at once.
@@ -55,7 +55,7 @@ STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
 class Supervisor:
     """The running members. `changed` is called whenever the set of processes is another one."""
 
-    def __init__(self, leash: Leash, lines: LogLines, changed: Callable[[], None]) -> None:
+    def __init__(self, leash: OrphanGuard, lines: LogLines, changed: Callable[[], None]) -> None:
         """`leash` is told of every process, so that none can be left behind."""
         self._leash = leash
         self._lines = lines
@@ -63,24 +63,24 @@ class Supervisor:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._refused = asyncio.Event()
         self._refusal = ""
-        self.members: list[Member] = []
+        self.members: list[StackMember] = []
 
-    async def add(self, member: Member) -> None:
+    async def add(self, member: StackMember) -> None:
         """Start a member and keep it running from now on. Raises what its first start raises."""
         self.members.append(member)
         await self._start(member)
         self._keepers[member.name] = asyncio.create_task(self._keep(member), name=f"keep {member.name}")
 
-    async def remove(self, member: Member, grace_s: float) -> None:
+    async def remove(self, member: StackMember, grace_s: float) -> None:
         """Tell a member to leave, kill it after `grace_s` seconds, and forget it. It is not started again meanwhile."""
-        keeper = self._keepers.pop(member.name)
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
+        supervisor = self._keepers.pop(member.name)
+        supervisor.cancel()
+        await asyncio.gather(supervisor, return_exceptions=True)
         await member.stop(grace_s)
         self.members.remove(member)
         self._changed()
 
-    async def run_once(self, member: Member) -> int:
+    async def run_once(self, member: StackMember) -> int:
         """Start a member that is to end by itself, and return its exit code."""
         self.members.append(member)
         await self._start(member)
@@ -104,8 +104,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop everything, stage by stage; harmless when nothing runs."""
         keepers = list(self._keepers.values())
-        for keeper in keepers:
-            keeper.cancel()
+        for supervisor in keepers:
+            supervisor.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         for roles, grace_s in STOP_STAGES:
             stage = [member.stop(grace_s) for member in self.members if member.role in roles]
@@ -116,13 +116,13 @@ class Supervisor:
         for member in self.members:
             member.kill()
 
-    async def _start(self, member: Member) -> None:
+    async def _start(self, member: StackMember) -> None:
         await member.start()
         self._leash.hold(member.pid)
         self._changed()
 
-    async def _keep(self, member: Member) -> None:
-        backoff = Backoff()
+    async def _keep(self, member: StackMember) -> None:
+        backoff = RestartBackoff()
         refusals = 0
         while True:
             started = time.monotonic()
@@ -139,14 +139,14 @@ class Supervisor:
             await asyncio.sleep(delay)
             await self._start_again(member)
 
-    async def _start_again(self, member: Member) -> None:
+    async def _start_again(self, member: StackMember) -> None:
         try:
             await self._start(member)
         except (EmbeddedServerError, OSError) as error:
             self._lines.say(f"{member.name} does not start: {error}")
 
 
-async def _ended(member: Member) -> None:
+async def _ended(member: StackMember) -> None:
     while member.alive:  # noqa: ASYNC110 - a process has no event to wait for
         await asyncio.sleep(WATCH_S)
 

@@ -15,7 +15,7 @@ from gpu_pool.backends.hf.directory import Unusable, read_directory
 from scheduler.errors import StartError
 
 if TYPE_CHECKING:
-    from gpu_pool.backends.hf.loading import Model
+    from gpu_pool.backends.hf.loading import HfModel
 
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """Read by the libraries when they are imported. `TOKENIZERS_PARALLELISM` is left to whoever runs it."""
@@ -33,7 +33,7 @@ class HfBackend:
         self._threads = threads
         self._dtype = dtype
         self._version = f"hf:{directory}"
-        self._model: Model | None = None
+        self._model: HfModel | None = None
 
     @property
     def version(self) -> str:
@@ -71,7 +71,7 @@ class HfBackend:
         """Let the weights go."""
         self._model = None
 
-    def _loaded(self) -> Model:
+    def _loaded(self) -> HfModel:
         if self._model is None:
             raise RuntimeError("the model is used before load(); this is a bug")
         return self._model

@@ -23,10 +23,10 @@ from torch import Tensor
 from gpu_pool.backends.backend import NO_EMBEDDINGS, TOO_LATE, InvalidOutput, Item, ItemResult
 from gpu_pool.backends.generation import as_result, named_turns, prompt_of, read_parameters, run_prepared
 from gpu_pool.backends.hf.directory import Unusable
-from gpu_pool.backends.hf.row import Row
+from gpu_pool.backends.hf.row import HfSequence
 from gpu_pool.backends.tiny.sampling import choose
 from scheduler.errors import ErrorCode
-from scheduler.payload import Message, Task
+from scheduler.payload import PromptMessage, Task
 
 NEEDED: Final = ("past_key_values", "attention_mask")
 """What a network must take to be run like this."""
@@ -110,7 +110,7 @@ class PromptReader:
         ids: list[int] = self._tokenizer(text, add_special_tokens=not own_marks)["input_ids"]
         return ids or [self._first]
 
-    def _template(self, messages: Sequence[Message]) -> str:
+    def _template(self, messages: Sequence[PromptMessage]) -> str:
         # `developer` is OpenAI's newer word for `system`, which templates know.
         said = [{"role": _role(message), "content": message.content} for message in messages]
         try:
@@ -119,7 +119,7 @@ class PromptReader:
             raise PromptRefused("The model's chat template does not take these messages.") from error
 
 
-def _role(message: Message) -> str:
+def _role(message: PromptMessage) -> str:
     return "system" if message.role == "developer" else message.role
 
 
@@ -165,7 +165,7 @@ class CausalModel:
         few = {"max_tokens": 4}
         self.texts([Item("The", few), Item("Once upon a time", few)], lambda: None)
 
-    def _prepare(self, item: Item) -> Row | ItemResult:
+    def _prepare(self, item: Item) -> HfSequence | ItemResult:
         wish = read_parameters(item, MOST_TOKENS)
         if isinstance(wish, ItemResult):
             return wish
@@ -178,14 +178,14 @@ class CausalModel:
             long = f"The input has {len(tokens)} tokens; the model reads less than {self._context}."
             return ItemResult(long, 0, ErrorCode.INVALID_REQUEST)
         wish = replace(wish, max_tokens=min(wish.max_tokens, room))
-        return Row(tokens, wish, self._ends, self._decode, listener=item.listener, deadline=item.until)
+        return HfSequence(tokens, wish, self._ends, self._decode, listener=item.listener, deadline=item.until)
 
-    def _continued(self, rows: list[Row], progress: Callable[[], None]) -> list[ItemResult]:
+    def _continued(self, rows: list[HfSequence], progress: Callable[[], None]) -> list[ItemResult]:
         self._run(rows, progress)
         return [TOO_LATE if row.late else as_result(row.result()) for row in rows]
 
     @torch.inference_mode()
-    def _run(self, rows: list[Row], progress: Callable[[], None]) -> None:
+    def _run(self, rows: list[HfSequence], progress: Callable[[], None]) -> None:
         """Draw tokens for all rows until each is finished."""
         decoding = Decoding(self._network, self._device)
         scores = decoding.read_prompts([row.tokens for row in rows])
@@ -201,7 +201,7 @@ class CausalModel:
                 return
             scores = decoding.read_next([row.tokens[-1] for row in rows])
 
-    def _draw(self, decoding: Decoding, rows: list[Row], scores: Tensor) -> None:
+    def _draw(self, decoding: Decoding, rows: list[HfSequence], scores: Tensor) -> None:
         """Let each unfinished row take its next token; a choice that noise could turn is made from the row alone."""
         live = [index for index, row in enumerate(rows) if not row.finished]
         drawing = [rows[index] for index in live]
@@ -221,7 +221,7 @@ def _first_token(tokenizer: Any, ends: frozenset[int]) -> int:
     return int(begins) if begins is not None else min(ends, default=0)
 
 
-def _choose(rows: list[Row], scores: Tensor) -> tuple[list[int], list[bool]]:
+def _choose(rows: list[HfSequence], scores: Tensor) -> tuple[list[int], list[bool]]:
     wide = scores.to(torch.float64)
     if not bool(wide.amax(dim=-1).isfinite().all()):  # NaN stays the largest; single tokens may be ruled out by -inf.
         raise InvalidOutput("The network's scores are not finite.")
@@ -231,7 +231,7 @@ def _choose(rows: list[Row], scores: Tensor) -> tuple[list[int], list[bool]]:
     return choice.tokens, choice.clear
 
 
-def _leave(rows: list[Row], decoding: Decoding) -> list[Row]:
+def _leave(rows: list[HfSequence], decoding: Decoding) -> list[HfSequence]:
     """Let finished rows leave once they are half of the batch: each leave copies the cache, so few are worth it."""
     staying = [index for index, row in enumerate(rows) if not row.finished]
     if staying and 2 * len(staying) > len(rows):

@@ -24,7 +24,7 @@ _ENDLESS: Final = 1_000_000
 """Contexts from here on are transformers' way of saying that it knows none."""
 
 
-class Model(Protocol):
+class HfModel(Protocol):
     """What is made of a directory of either kind."""
 
     def texts(self, items: Sequence[Item], progress: Callable[[], None], /) -> list[ItemResult]: ...
@@ -34,7 +34,7 @@ class Model(Protocol):
     def warmup(self) -> None: ...
 
 
-def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> Model:
+def load_model(found: ModelDirectory, device: str, dtype: str, threads: int) -> HfModel:
     """Raises Unusable where the directory is at fault, RuntimeError from torch where the device is."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
-from gpu_pool.backends.backend import Listener
+from gpu_pool.backends.backend import OutputListener
 from gpu_pool.backends.generation import Generation, GenerationParameters
-from gpu_pool.backends.tiny.row import Spoken, draw_uniforms
+from gpu_pool.backends.tiny.row import StreamBuffer, draw_uniforms
 
 Decode = Callable[[Sequence[int]], str]
 UNFINISHED: Final = "\ufffd"
@@ -52,7 +52,7 @@ class Detokenizer:
         return self._decode(self._tokens[self._start :])[len(before) :]
 
 
-class Row:
+class HfSequence:
     """The state of one continuation; knows nothing of the rows beside it. Text is kept in UTF-8, as stop strings are.
 
     `ends`: tokens by which the model says that it is done.
@@ -65,7 +65,7 @@ class Row:
         ends: frozenset[int],
         decode: Decode,
         *,
-        listener: Listener | None = None,
+        listener: OutputListener | None = None,
         deadline: float = math.inf,
     ) -> None:
         self.parameters = parameters
@@ -80,7 +80,7 @@ class Row:
         self._detokenizer = Detokenizer(decode, prompt)
         self._uniforms = draw_uniforms(parameters)
         self._stops = [stop.encode("utf-8", errors="replace") for stop in parameters.stop]
-        self._spoken = Spoken(listener, self._stops) if listener is not None else None
+        self._spoken = StreamBuffer(listener, self._stops) if listener is not None else None
 
     @property
     def repeatable(self) -> bool:

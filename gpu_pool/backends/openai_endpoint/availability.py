@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.client import BrokenOff, NoAnswer, Reply, TooSlow, Transport
+from gpu_pool.backends.openai_endpoint.client import BrokenOff, EndpointResponse, NoAnswer, TooSlow, Transport
 from gpu_pool.backends.openai_endpoint.messages import ROUTES
-from gpu_pool.backends.openai_endpoint.settings import Address
+from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from scheduler.payload import Task
 
 STRIKES = 3
@@ -77,7 +77,7 @@ def _nobody(wanted: bool, why: str, brief: bool) -> None:  # noqa: FBT001 - one 
     """Whoever has no supervisor to tell."""
 
 
-class Door:
+class EndpointAvailability:
     """`look` returns why the endpoint cannot be used, or "" where it can."""
 
     def __init__(self, look: Callable[[], Awaitable[str]]) -> None:
@@ -172,7 +172,7 @@ class _Models(msgspec.Struct):
 _models = msgspec.json.Decoder(_Models)
 
 
-async def look(transport: Transport, address: Address, before: str = "") -> Look:
+async def look(transport: Transport, address: EndpointUrl, before: str = "") -> Look:
     """`before`: the model that was chosen last, which stays where the server still has it. Never raises."""
     try:
         found = await _model(transport, address, before)
@@ -183,7 +183,7 @@ async def look(transport: Transport, address: Address, before: str = "") -> Look
         return Look(str(error))
 
 
-async def _model(transport: Transport, address: Address, before: str) -> Look:
+async def _model(transport: Transport, address: EndpointUrl, before: str) -> Look:
     reply = await transport.get(address.base + "/models", LOOK_S)
     if reply.status in _KEY:
         return Look(_NO_KEY, ours=True)
@@ -203,7 +203,7 @@ async def _model(transport: Transport, address: Address, before: str) -> Look:
     )
 
 
-def _chosen(reply: Reply, wanted: str, before: str) -> Look:
+def _chosen(reply: EndpointResponse, wanted: str, before: str) -> Look:
     try:
         owners = {model.id: model.owned_by for model in _models.decode(reply.body).data}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -239,7 +239,7 @@ ODD_LISTS = 3
 """So many lists in a row that were answered wrongly, each of whose texts alone went well, and no more are sent."""
 
 
-class Habits:
+class EndpointCapabilities:
     """Learnt from answers, for the life of the process."""
 
     def __init__(self) -> None:
@@ -284,6 +284,6 @@ async def takes_priority(transport: Transport, model: str, tasks: frozenset[Task
         return False
 
 
-def refuses_priority(reply: Reply) -> bool:
+def refuses_priority(reply: EndpointResponse) -> bool:
     """Whether a refusal is of the field itself, as by a server that was started anew without that policy."""
     return reply.status in (400, 422, 500) and b"priority" in reply.body.lower()

@@ -16,22 +16,30 @@ from functools import partial
 from typing import Any
 
 from gpu_pool.backends.backend import Item, ItemResult, Unwell
-from gpu_pool.backends.openai_endpoint.availability import ORDERS, Door, Habits, Look, Pauses, look, takes_priority
+from gpu_pool.backends.openai_endpoint.availability import (
+    ORDERS,
+    EndpointAvailability,
+    EndpointCapabilities,
+    Look,
+    Pauses,
+    look,
+    takes_priority,
+)
 from gpu_pool.backends.openai_endpoint.client import Transport
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, End
 from gpu_pool.backends.openai_endpoint.requests import (
     BROKE_OFF,
     TOO_SLOW,
     EndpointBatch,
+    EndpointCall,
     HandBack,
-    Line,
     reason_of,
     settled,
     wait_asked_s,
 )
-from gpu_pool.backends.openai_endpoint.settings import Address, read_address
+from gpu_pool.backends.openai_endpoint.settings import EndpointUrl, read_address
 from gpu_pool.config import Access, take_access
-from gpu_pool.model_process.frame_socket import FrameLine
+from gpu_pool.model_process.frame_socket import FrameConnection
 from gpu_pool.model_process.inputs import Listeners, deadlines, read_items, stream_deadlines, with_late, with_unreadable
 from gpu_pool.model_process.messages import (
     Asked,
@@ -63,15 +71,15 @@ class EndpointAway(TierlaneError):
 class Endpoint:
     """Used in one event loop. `door` says whether batches are wanted."""
 
-    def __init__(self, address: Address, access: Access, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, address: EndpointUrl, access: Access, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises StartError for certificates that cannot be used."""
         self._address = address
         self._clock = clock
         self._transport = Transport(address, access)
         self._seen = Look()
         turns = asyncio.Semaphore(access.max_calls)
-        self._line = Line(self._transport, turns, Habits(), lambda: self._seen.model, clock)
-        self.door = Door(self.look_again)
+        self._line = EndpointCall(self._transport, turns, EndpointCapabilities(), lambda: self._seen.model, clock)
+        self.door = EndpointAvailability(self.look_again)
         self.replaced: Callable[[], Any] = lambda: None
         """Called when a look finds another model than was loaded."""
 
@@ -175,19 +183,19 @@ BUG = "The worker failed over this batch."
 
 async def serve(endpoint: Endpoint, connection: socket.socket) -> None:
     """Never returns: the process ends when the supervisor goes."""
-    desk = Desk(endpoint)
-    await asyncio.get_running_loop().create_unix_connection(lambda: desk.line, sock=connection)
+    transaction = EndpointServing(endpoint)
+    await asyncio.get_running_loop().create_unix_connection(lambda: transaction.line, sock=connection)
     await asyncio.Event().wait()
 
 
-class Desk:
+class EndpointServing:
     """Takes what the supervisor asks, and says what is to be said."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._running: dict[int, tuple[Listeners, asyncio.Task[None]]] = {}
         self._progress = ProgressCounter(self._send)
-        self.line = FrameLine(self._take, _end, read_asked)
+        self.line = FrameConnection(self._take, _end, read_asked)
         endpoint.door.tell = lambda *told: self._send(Available(*told))
         endpoint.replaced = partial(_end, "The endpoint serves another model now; it is loaded anew.")
 

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from gpu_pool.backends.backend import InvalidOutput
-from gpu_pool.backends.openai_endpoint.settings import Address
+from gpu_pool.backends.openai_endpoint.settings import EndpointUrl
 from gpu_pool.config import Access
 from scheduler.errors import TierlaneError
 
@@ -35,7 +35,7 @@ class TooSlow(TierlaneError):
     """The time for a phase of the call was over."""
 
 
-class Reply(NamedTuple):
+class EndpointResponse(NamedTuple):
     """A whole answer."""
 
     status: int
@@ -64,20 +64,20 @@ class Opened:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise BrokenOff(f"The endpoint's answer broke off: {type(error).__name__}.") from None
 
-    async def whole(self) -> Reply:
+    async def whole(self) -> EndpointResponse:
         """The body to its end. Raises BrokenOff, and InvalidOutput for one that is too large."""
         body = bytearray()
         async for part in self.parts():
             body += part
             if len(body) > MAX_ANSWER_BYTES:
                 raise InvalidOutput("The model's answer is too large.")
-        return Reply(self.status, self.headers, bytes(body))
+        return EndpointResponse(self.status, self.headers, bytes(body))
 
 
 class Transport:
     """Calls to one endpoint. `open` comes first, in the loop that makes the calls."""
 
-    def __init__(self, address: Address, access: Access) -> None:
+    def __init__(self, address: EndpointUrl, access: Access) -> None:
         """Raises StartError for certificates that cannot be used."""
         self._base = address.base
         self._access = access
@@ -102,12 +102,14 @@ class Transport:
         if self._session is not None:
             await self._session.close()
 
-    async def get(self, url: str, within_s: float) -> Reply:
+    async def get(self, url: str, within_s: float) -> EndpointResponse:
         """A small document. Raises NoAnswer, BrokenOff, TooSlow."""
         async with self._limited(within_s), self._begun("GET", url, None, within_s) as opened:
             return await opened.whole()
 
-    async def post(self, route: str, body: Mapping[str, Any], within_s: float, traceparent: str = "") -> Reply:
+    async def post(
+        self, route: str, body: Mapping[str, Any], within_s: float, traceparent: str = ""
+    ) -> EndpointResponse:
         """A whole answer. Raises NoAnswer, BrokenOff, TooSlow; InvalidOutput for one that is too large."""
         async with self._limited(within_s), self.begun(route, body, within_s, traceparent) as opened:
             return await opened.whole()

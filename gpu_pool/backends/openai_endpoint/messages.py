@@ -102,33 +102,33 @@ def _kind(item: Item, *, tiers: bool) -> bytes:
 NO_VECTOR = ItemResult("The model's vector is not a list of numbers.", 0, ErrorCode.INVALID_OUTPUT)
 
 
-class Usage(msgspec.Struct, gc=False):
+class EndpointUsage(msgspec.Struct, gc=False):
     """Tokens of a call. Servers that count none say nothing, or null."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
-class Message(msgspec.Struct, gc=False):
+class EndpointMessage(msgspec.Struct, gc=False):
     """What a chat model said."""
 
     content: str | None = None
 
 
-class Choice(msgspec.Struct, gc=False):
+class EndpointChoice(msgspec.Struct, gc=False):
     """One text of `/completions`, or one message of `/chat/completions`."""
 
     index: int = 0
     text: str | None = None
-    message: Message | None = None
+    message: EndpointMessage | None = None
     finish_reason: str | None = None
 
 
 class Texts(msgspec.Struct, gc=False):
     """The answer of both."""
 
-    choices: list[Choice]
-    usage: Usage | None = None
+    choices: list[EndpointChoice]
+    usage: EndpointUsage | None = None
 
 
 class Vector(msgspec.Struct, gc=False):
@@ -142,7 +142,7 @@ class Vectors(msgspec.Struct, gc=False):
     """The answer of `/embeddings`."""
 
     data: list[Vector]
-    usage: Usage | None = None
+    usage: EndpointUsage | None = None
 
 
 _texts = msgspec.json.Decoder(Texts)
@@ -164,7 +164,7 @@ def finish(reason: str | None) -> str:
     return "length" if reason == "length" else "stop"
 
 
-def counted(usage: Usage | None) -> tuple[int, int]:
+def counted(usage: EndpointUsage | None) -> tuple[int, int]:
     """Tokens (read, written), 0 where nobody counted."""
     if usage is None:
         return 0, 0
@@ -207,14 +207,14 @@ def _vector(values: list[float], tokens: int) -> ItemResult:
         return NO_VECTOR
 
 
-def _text(choice: Choice) -> str:
+def _text(choice: EndpointChoice) -> str:
     text = choice.message.content if choice.message is not None else choice.text
     if text is None:
         raise InvalidOutput("The model's answer holds no text.")
     return text
 
 
-def _ordered(found: list[Choice] | list[Vector], expected: int) -> list:  # type: ignore[type-arg]
+def _ordered(found: list[EndpointChoice] | list[Vector], expected: int) -> list:  # type: ignore[type-arg]
     if sorted(each.index for each in found) != list(range(expected)):
         raise InvalidOutput(f"The model returned {len(found)} answers for {expected} inputs, or numbered them wrongly.")
     return sorted(found, key=lambda each: each.index)
@@ -228,19 +228,19 @@ class StreamFault(InvalidOutput):
     """The server told of an error in the middle of its answer."""
 
 
-class Piece(msgspec.Struct, gc=False):
+class StreamedPiece(msgspec.Struct, gc=False):
     """What is added to a text, or to a message."""
 
     text: str | None = None
-    delta: Message | None = None
+    delta: EndpointMessage | None = None
     finish_reason: str | None = None
 
 
 class Chunk(msgspec.Struct, gc=False):
     """One event's data. The one with the tokens has no choices."""
 
-    choices: list[Piece] = []
-    usage: Usage | None = None
+    choices: list[StreamedPiece] = []
+    usage: EndpointUsage | None = None
     error: Any = None
 
 
@@ -269,13 +269,13 @@ class EventLines:
         return events
 
 
-class Growing:
+class StreamedCompletion:
     """The answer so far. `over`: the server has said that this is all."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._reason: str | None = None
-        self._usage: Usage | None = None
+        self._usage: EndpointUsage | None = None
         self.length = 0
         """Characters so far."""
         self.ended = False

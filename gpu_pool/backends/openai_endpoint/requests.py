@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult
-from gpu_pool.backends.openai_endpoint.availability import BUSY, Habits, refuses_priority
-from gpu_pool.backends.openai_endpoint.client import BrokenOff, NoAnswer, Opened, Reply, TooSlow, Transport
+from gpu_pool.backends.openai_endpoint.availability import BUSY, EndpointCapabilities, refuses_priority
+from gpu_pool.backends.openai_endpoint.client import BrokenOff, EndpointResponse, NoAnswer, Opened, TooSlow, Transport
 from gpu_pool.backends.openai_endpoint.errors import Broken, Busy, End, Lost, Unreached, read_refusal
 from gpu_pool.backends.openai_endpoint.messages import (
     ROUTES,
     EventLines,
-    Growing,
+    StreamedCompletion,
     body_of,
     read_answer,
     refused_early,
@@ -32,12 +32,12 @@ SECOND_TRY_S = 0.05  # Before the second try.
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class EndpointCall:
     """What calls stand on: the way there, whose turn it is, what was learnt."""
 
     transport: Transport
     turns: asyncio.Semaphore
-    habits: Habits
+    habits: EndpointCapabilities
     model: Callable[[], str]
     clock: Callable[[], float] = time.monotonic
 
@@ -45,7 +45,7 @@ class Line:
 class Calls:
     """The calls of one batch. `step` is called whenever something came."""
 
-    def __init__(self, line: Line, step: Callable[[], None]) -> None:
+    def __init__(self, line: EndpointCall, step: Callable[[], None]) -> None:
         self._line = line
         self._step = step
         self._streams: dict[int, tuple[Item, asyncio.Timeout]] = {}
@@ -112,11 +112,11 @@ class Calls:
             reply = await self._posted(items, self.left_s(items), ordered=False)
         return self._read(reply, items)
 
-    async def _posted(self, items: Sequence[Item], left_s: float, *, ordered: bool) -> Reply:
+    async def _posted(self, items: Sequence[Item], left_s: float, *, ordered: bool) -> EndpointResponse:
         body = body_of(self._line.model(), items, priority=ordered)
         return await self._line.transport.post(ROUTES[items[0].task], body, left_s, traceparent_of(items))
 
-    def _read(self, reply: Reply, items: Sequence[Item]) -> list[End]:
+    def _read(self, reply: EndpointResponse, items: Sequence[Item]) -> list[End]:
         if reply.status == 200:
             return list(read_answer(reply.body, items))
         meaning = read_refusal(reply.status, reply.headers, reply.body, items[0].parameters, time.time())
@@ -141,7 +141,7 @@ class Calls:
 
     async def _told(self, item: Item, *, usage: bool, ordered: bool) -> End:
         body = body_of(self._line.model(), [item], stream=True, usage=usage, priority=ordered)
-        growing, left_s = Growing(), self.left_s([item])
+        growing, left_s = StreamedCompletion(), self.left_s([item])
         try:
             async with asyncio.timeout(self._line.transport.patience_s(left_s)) as limit:
                 self._streams[id(item)] = item, limit
@@ -160,7 +160,7 @@ class Calls:
         finally:
             self._streams.pop(id(item), None)
 
-    async def _hear(self, opened: Opened, item: Item, growing: Growing, *, ordered: bool) -> End:
+    async def _hear(self, opened: Opened, item: Item, growing: StreamedCompletion, *, ordered: bool) -> End:
         if not opened.in_pieces:  # A refusal, or a server that makes no streams.
             reply = await opened.whole()
             if ordered and refuses_priority(reply):
@@ -179,7 +179,7 @@ class Calls:
             self._step()
         return growing.result() if growing.over else self._cut(growing)
 
-    def _cut(self, growing: Growing) -> End:
+    def _cut(self, growing: StreamedCompletion) -> End:
         return BROKE_OFF if growing.length else Lost("The endpoint's stream ended before its answer.")
 
     def _say(self, item: Item, offset: int, text: str) -> None:
@@ -237,7 +237,9 @@ class HandBack:
 class EndpointBatch:
     """`tasks`: what the endpoint can do. No call outlasts the `until` of the last of its items."""
 
-    def __init__(self, line: Line, tasks: frozenset[Task], items: Sequence[Item], step: Callable[[], None]) -> None:
+    def __init__(
+        self, line: EndpointCall, tasks: frozenset[Task], items: Sequence[Item], step: Callable[[], None]
+    ) -> None:
         self._line = line
         self._items = items
         self.calls = Calls(line, step)

@@ -11,7 +11,7 @@ _VERSION = "/v1"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class EndpointUrl:
     """`base` has the routes (`<base>/completions`), `root` the server's own; `model` is "" where the server may choose."""
 
     base: str
@@ -19,7 +19,7 @@ class Address:
     model: str
 
 
-def read_address(spec: str) -> Address:
+def read_address(spec: str) -> EndpointUrl:
     """The address in `openai:URL[#MODEL]`; a URL without a path gets `/v1`. Raises StartError that says what is wrong."""
     try:
         url = urlsplit(spec.removeprefix(PREFIX))
@@ -30,7 +30,7 @@ def read_address(spec: str) -> Address:
         raise StartError(f"Backend {_shown(spec)!r}: {fault}; use {FORM}.")
     path = url.path.rstrip("/") or _VERSION
     place = f"{url.scheme}://{url.netloc}"
-    return Address(place + path, place + path.removesuffix(_VERSION), url.fragment)
+    return EndpointUrl(place + path, place + path.removesuffix(_VERSION), url.fragment)
 
 
 def _fault(url: SplitResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, Listener, Padding, by_task
+from gpu_pool.backends.backend import InvalidOutput, Item, ItemResult, OutputListener, Padding, by_task
 from gpu_pool.backends.generation import (
     GenerationParameters,
     as_result,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_pool.backends.tiny.generate import TinyModel
 
 
-Prepared = tuple[str, GenerationParameters, "Listener | None"]
+Prepared = tuple[str, GenerationParameters, "OutputListener | None"]
 
 
 class TinyBackend:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpu_pool.backends.backend import Listener, Padding
+from gpu_pool.backends.backend import OutputListener, Padding
 from gpu_pool.backends.generation import Generation, GenerationParameters
 from gpu_pool.backends.tiny import model
 from gpu_pool.backends.tiny.model import VERSION, Cache, Network, load_network, nothing
-from gpu_pool.backends.tiny.row import Row
+from gpu_pool.backends.tiny.row import TinySequence
 from gpu_pool.backends.tiny.sampling import choose
 
 LARGEST_BATCH = 64
@@ -95,7 +95,7 @@ class TinyModel:
         prompts: Sequence[str],
         parameters: Sequence[GenerationParameters],
         on_step: Callable[[], None] | None = None,
-        listeners: Sequence[Listener | None] | None = None,
+        listeners: Sequence[OutputListener | None] | None = None,
     ) -> list[Generation]:
         """Return the continuation of each prompt, in order; `on_step` is called after each layer of each pass.
 
@@ -105,7 +105,7 @@ class TinyModel:
         `FloatingPointError` when the network computes NaN or infinity.
         """
         rows = [
-            Row.start(prompt, wish, self._network.shape.context, listener)
+            TinySequence.start(prompt, wish, self._network.shape.context, listener)
             for prompt, wish, listener in zip(prompts, parameters, listeners or [None] * len(prompts), strict=True)
         ]
         for first in range(0, len(rows), LARGEST_BATCH):
@@ -117,7 +117,7 @@ class TinyModel:
         return embed(self._network, self._device, texts, on_step or nothing, self.padding)
 
     @torch.inference_mode()
-    def _run(self, rows: list[Row], on_step: Callable[[], None]) -> None:
+    def _run(self, rows: list[TinySequence], on_step: Callable[[], None]) -> None:
         """Draw tokens for all rows until each is finished."""
         slots = max(row.longest for row in rows)
         cache = Cache(self._network.shape, len(rows), slots, self._device)
@@ -132,7 +132,7 @@ class TinyModel:
                 return
             scores = self._read_last(rows, cache, on_step)
 
-    def _read_prompts(self, rows: list[Row], cache: Cache, on_step: Callable[[], None]) -> Tensor:
+    def _read_prompts(self, rows: list[TinySequence], cache: Cache, on_step: Callable[[], None]) -> Tensor:
         lengths = [len(row.tokens) for row in rows]
         self.padding.passed(lengths)
         widest = max(lengths)
@@ -143,14 +143,14 @@ class TinyModel:
             torch.tensor(tokens, device=self._device), positions, widest, cache, last, on_layer=on_step
         )
 
-    def _read_last(self, rows: list[Row], cache: Cache, on_step: Callable[[], None]) -> Tensor:
+    def _read_last(self, rows: list[TinySequence], cache: Cache, on_step: Callable[[], None]) -> Tensor:
         self.padding.stepped(sum(not row.finished for row in rows), len(rows))
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self._device)
         positions = torch.tensor([[len(row.tokens) - 1] for row in rows], device=self._device)
         reach = max(len(row.tokens) for row in rows)
         return self._network.step(tokens, positions, reach, cache, torch.zeros_like(positions[:, 0]), on_layer=on_step)
 
-    def _draw(self, rows: list[Row], scores: Tensor, on_step: Callable[[], None]) -> None:
+    def _draw(self, rows: list[TinySequence], scores: Tensor, on_step: Callable[[], None]) -> None:
         """Let each unfinished row take its next token; a choice that noise could turn is made from the row alone."""
         live = [index for index, row in enumerate(rows) if not row.finished]
         drawing = [rows[index] for index in live]
@@ -161,12 +161,12 @@ class TinyModel:
                 on_step()
             row.take(token)
 
-    def _score_alone(self, row: Row) -> Tensor:
+    def _score_alone(self, row: TinySequence) -> Tensor:
         """Score the next token from the row's whole text, without cache or neighbours: the same in every batch."""
         return cast("Tensor", self._network(torch.tensor([row.tokens], device=self._device)))[:, -1]
 
 
-def _choose(rows: list[Row], scores: Tensor) -> tuple[list[int], list[bool]]:
+def _choose(rows: list[TinySequence], scores: Tensor) -> tuple[list[int], list[bool]]:
     wide = scores.to("cpu", torch.float64, copy=True)
     if not bool(wide.isfinite().all()):
         raise FloatingPointError("The network's scores are not finite.")  # Any choice from them would be nonsense.
@@ -178,7 +178,7 @@ def _choose(rows: list[Row], scores: Tensor) -> tuple[list[int], list[bool]]:
     return choice.tokens, choice.clear
 
 
-def _leave(rows: list[Row], cache: Cache, device: torch.device) -> list[Row]:
+def _leave(rows: list[TinySequence], cache: Cache, device: torch.device) -> list[TinySequence]:
     """Let finished rows leave once they are half of the batch: each leave copies the cache, so few are worth it."""
     staying = [index for index, row in enumerate(rows) if not row.finished]
     if staying and 2 * len(staying) > len(rows):

@@ -51,7 +51,7 @@ def decoder() -> IncrementalDecoder:
 
 
 @dataclass(frozen=True)
-class Shape:
+class NetworkShape:
     """The sizes that fix the network.
 
     `window` is how many tokens back each layer looks, itself included. Positions enter only as distances, and none is
@@ -72,7 +72,7 @@ class Shape:
 
 
 @dataclass
-class Place:
+class TokenPositions:
     """Where the tokens of one call stand: their angles and, with a cache, their slots and what they may see."""
 
     cos: Tensor
@@ -85,11 +85,11 @@ class Place:
 class Cache:
     """Keys and values of every layer for every row, allocated once for the longest row."""
 
-    def __init__(self, shape: Shape, rows: int, slots: int, device: torch.device) -> None:
+    def __init__(self, shape: NetworkShape, rows: int, slots: int, device: torch.device) -> None:
         size = (shape.layers, 2, rows, slots, shape.heads, shape.head_width)
         self._store = torch.zeros(size, device=device)
 
-    def write(self, layer: int, place: Place, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, place: TokenPositions, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put `keys` and `values` (rows, heads, tokens, head width) into each row's slots; return all within reach."""
         store = self._store[layer]
         rows = torch.arange(keys.shape[0], device=keys.device).unsqueeze(1)
@@ -103,7 +103,7 @@ class Cache:
         self._store = self._store.index_select(2, rows)
 
 
-def rope_table(shape: Shape) -> tuple[Tensor, Tensor]:
+def rope_table(shape: NetworkShape) -> tuple[Tensor, Tensor]:
     """Return cos and sin of the rotary embedding (Su et al. 2021), each (context, head width / 2)."""
     half = shape.head_width // 2
     rates = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -129,13 +129,13 @@ def nothing() -> None:
 class Attention(nn.Module):
     """Causal self-attention with normalised queries and keys."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.heads = shape.heads
         self.inward = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.outward = nn.Linear(shape.width, shape.width, bias=False)
 
-    def forward(self, x: Tensor, place: Place, layer: int) -> Tensor:
+    def forward(self, x: Tensor, place: TokenPositions, layer: int) -> Tensor:
         """Attend from each token to those before it, in the window itself or in the cache."""
         rows, tokens, width = x.shape
         mixed = self.inward(x).view(rows, tokens, 3, self.heads, width // self.heads)
@@ -151,14 +151,14 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One layer: attention, then a two-matrix perceptron, each added to what came in."""
 
-    def __init__(self, shape: Shape, dropout: float) -> None:
+    def __init__(self, shape: NetworkShape, dropout: float) -> None:
         super().__init__()
         self.attention = Attention(shape)
         self.up = nn.Linear(shape.width, shape.hidden, bias=False)
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, place: Place, layer: int) -> Tensor:
+    def forward(self, x: Tensor, place: TokenPositions, layer: int) -> Tensor:
         """Return x after both residual steps."""
         x = x + self.dropout(self.attention(norm(x), place, layer))
         lifted = functional.relu(self.up(norm(x))).square()
@@ -171,7 +171,7 @@ class Network(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+    def __init__(self, shape: NetworkShape, dropout: float = 0.0) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(VOCABULARY_SIZE, shape.width)
@@ -189,7 +189,7 @@ class Network(nn.Module):
         """What the last layer knows of each token of such windows; returns (rows, tokens, width)."""
         reach = tokens.shape[1]
         positions = torch.arange(reach, device=tokens.device)
-        place = Place(self.cos[:reach], self.sin[:reach], positions, self._visible(positions, reach), None)
+        place = TokenPositions(self.cos[:reach], self.sin[:reach], positions, self._visible(positions, reach), None)
         return norm(self._through(tokens, place, on_layer))
 
     def step(
@@ -210,7 +210,7 @@ class Network(nn.Module):
         """
         mask = self._visible(positions, reach).unsqueeze(1)
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        x = self._through(tokens, Place(cos, sin, positions, mask, cache), on_layer)
+        x = self._through(tokens, TokenPositions(cos, sin, positions, mask, cache), on_layer)
         rows = torch.arange(tokens.shape[0], device=tokens.device)
         return cast("Tensor", self.scores(norm(x[rows, last])))
 
@@ -219,7 +219,7 @@ class Network(nn.Module):
         behind = positions.unsqueeze(-1) - torch.arange(reach, device=positions.device)
         return (behind >= 0) & (behind < self.shape.window)
 
-    def _through(self, tokens: Tensor, place: Place, on_layer: Callable[[], None]) -> Tensor:
+    def _through(self, tokens: Tensor, place: TokenPositions, on_layer: Callable[[], None]) -> Tensor:
         x = norm(self.embedding(tokens))
         for layer, block in enumerate(self.blocks):
             x = block(x, place, layer)
@@ -242,7 +242,7 @@ def load_network(device: torch.device, path: Path = PATH, sha256: str = SHA256) 
     Raises `WeightsError` when the file is missing or its SHA-256 is not `sha256`.
     """
     tensors = {name: tensor.float() for name, tensor in load(_read_verified(path, sha256)).items()}
-    network = Network(Shape())
+    network = Network(NetworkShape())
     network.load_state_dict(tensors)
     return network.to(device).eval().requires_grad_(requires_grad=False)
 

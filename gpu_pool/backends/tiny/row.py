@@ -10,16 +10,16 @@ from typing import Literal
 
 import torch
 
-from gpu_pool.backends.backend import Listener
+from gpu_pool.backends.backend import OutputListener
 from gpu_pool.backends.generation import Generation, GenerationParameters
 from gpu_pool.backends.tiny import model
 from gpu_pool.backends.tiny.sampling import refused_bytes
 
 
-class Spoken:
+class StreamBuffer:
     """Tells a listener a row's text as it grows, with the bytes of its stop strings in mind."""
 
-    def __init__(self, listener: Listener, stops: Sequence[bytes]) -> None:
+    def __init__(self, listener: OutputListener, stops: Sequence[bytes]) -> None:
         self._listener = listener
         self._stops = stops
         self._decoder = model.decoder()
@@ -56,7 +56,7 @@ def _begun(drawn: bytes | bytearray, stop: bytes) -> int:
     return next((n for n in range(min(len(drawn), len(stop) - 1), 0, -1) if drawn.endswith(stop[:n])), 0)
 
 
-class Row:
+class TinySequence:
     """The state of one continuation; knows nothing of the rows beside it."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Row:
         prompt: list[int],
         parameters: GenerationParameters,
         uniforms: list[float],
-        listener: Listener | None = None,
+        listener: OutputListener | None = None,
     ) -> None:
         self.parameters = parameters
         self.tokens = prompt
@@ -74,12 +74,12 @@ class Row:
         self._end = 0
         self._uniforms = uniforms
         self._stops = [stop.encode("utf-8", errors="replace") for stop in parameters.stop]
-        self._spoken = Spoken(listener, self._stops) if listener is not None else None
+        self._spoken = StreamBuffer(listener, self._stops) if listener is not None else None
 
     @classmethod
     def start(
-        cls, prompt: str, parameters: GenerationParameters, context: int, listener: Listener | None = None
-    ) -> Row:
+        cls, prompt: str, parameters: GenerationParameters, context: int, listener: OutputListener | None = None
+    ) -> TinySequence:
         """Set a row up; the prompt keeps as many of its last bytes as leave room for `max_tokens` in the context."""
         tokens = model.encode(prompt, context - 1 - parameters.max_tokens)
         return cls(tokens, parameters, draw_uniforms(parameters), listener)

@@ -30,14 +30,14 @@ MARGIN: Final = 1e-3
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenTokens:
     """The token chosen for each row, and whether it is beyond the reach of rounding noise."""
 
     tokens: list[int]
     clear: list[bool]
 
 
-def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> Choice:
+def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) -> ChosenTokens:
     """Choose a token for each row of `scores` (rows, vocabulary; float64).
 
     `temperature`, `top_p` and `uniform` (a draw from [0, 1)) are float64, one a row, on the same device; at temperature 0 the likeliest
@@ -48,7 +48,7 @@ def choose(scores: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) 
     if not bool(greedy.all()):
         drawn, drawn_clear = _draw(scores, torch.where(greedy, 1.0, temperature), top_p, uniform)
         tokens, clear = torch.where(greedy, tokens, drawn), torch.where(greedy, clear, drawn_clear)
-    return Choice(tokens.tolist(), clear.tolist())
+    return ChosenTokens(tokens.tolist(), clear.tolist())
 
 
 def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:

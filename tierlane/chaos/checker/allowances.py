@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from tierlane.chaos.faults.catalogue import BLOW, BY_NAME
-from tierlane.chaos.faults.server_clock import CLOCK_STEPS, Step, SteppedClock, read_step
-from tierlane.chaos.history import Answered, Event, Fault, Invoked, Stalled, What
+from tierlane.chaos.faults.server_clock import CLOCK_STEPS, ClockStep, SteppedClock, read_step
+from tierlane.chaos.history import Answered, Event, FaultRecord, Invoked, Stalled, What
 
 STAMP_S = 0.25  # A fault is stamped about when it is done, not at the same instant.
 RESTART_S = 20.0  # A killed gateway is back by then, or its absence is no longer the kill's doing.
@@ -48,7 +48,7 @@ EVERYBODY = ""
 
 
 @dataclass(frozen=True)
-class Window:
+class FaultWindow:
     """A fault was there from `begin` to `end`; `whom` it hit, EVERYBODY for all; `step_s` moved the clock of Redis."""
 
     begin: float
@@ -70,12 +70,12 @@ class Window:
         return self.hits(whom) and self.overlaps(begin, end)
 
 
-def windows(events: Iterable[Event]) -> list[Window]:
+def windows(events: Iterable[Event]) -> list[FaultWindow]:
     """Each fault that was done, in order of begin. One without a heal lasts for ever, but a blow is over at once."""
-    begun: dict[tuple[str, str], list[Fault]] = defaultdict(list)
-    found: list[Window] = []
+    begun: dict[tuple[str, str], list[FaultRecord]] = defaultdict(list)
+    found: list[FaultWindow] = []
     for event in events:
-        if not isinstance(event, Fault) or event.error:
+        if not isinstance(event, FaultRecord) or event.error:
             continue
         waiting = begun[event.name, event.target]
         if event.what == What.START:
@@ -86,33 +86,33 @@ def windows(events: Iterable[Event]) -> list[Window]:
     return sorted(found, key=lambda window: window.begin)
 
 
-def _window(start: Fault, healed: float | None) -> Window:
+def _window(start: FaultRecord, healed: float | None) -> FaultWindow:
     kind = BY_NAME.get(start.name)
     blow = kind is not None and kind.length_s == BLOW
     end = healed if healed is not None else start.at if blow else float("inf")
     if start.name in ("kill-redis", "kill-postgres", "pg-disk-full"):
         end += SERVER_S  # Healed means that it may come back, not that it has.
     step_s = read_step(start.details) if start.name in CLOCK_STEPS else 0.0
-    return Window(start.at, end, start.target, start.name, step_s)
+    return FaultWindow(start.at, end, start.target, start.name, step_s)
 
 
-def _steps(windows: Iterable[Window]) -> Iterable[Step]:
+def _steps(windows: Iterable[FaultWindow]) -> Iterable[ClockStep]:
     """Each of these windows has one at its begin, and at its end the way back."""
     for window in windows:
         if window.step_s:
-            yield Step(window.begin, window.step_s)
-            yield Step(window.end, -window.step_s)
+            yield ClockStep(window.begin, window.step_s)
+            yield ClockStep(window.end, -window.step_s)
 
 
 def _counts(event: Event) -> TypeGuard[Stalled]:
     return isinstance(event, Stalled) and event.at - event.since >= CALL_S
 
 
-def _stall(event: Stalled) -> Window:
-    return Window(event.since, event.at, EVERYBODY, "this tool stood still")
+def _stall(event: Stalled) -> FaultWindow:
+    return FaultWindow(event.since, event.at, EVERYBODY, "this tool stood still")
 
 
-class Excuses:
+class Allowances:
     """The faults of one run, asked by what they can cause. Gateways have the names that the load gives them."""
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -131,11 +131,11 @@ class Excuses:
         self._redis = [w for w in map(self._at_redis, self.windows) if w is not None]
         self._postgres = [w for w in self.windows if w.name in POSTGRES_FAULTS or w.whom.endswith(">postgres")]
 
-    def _renamed(self, window: Window) -> Window:
+    def _renamed(self, window: FaultWindow) -> FaultWindow:
         whom = EVERYBODY if self._one_address else window.whom
-        return Window(window.begin, window.end, whom, window.name)
+        return FaultWindow(window.begin, window.end, whom, window.name)
 
-    def _until_back(self, name: str, at_least_s: float, answers: Mapping[str, Sequence[float]]) -> list[Window]:
+    def _until_back(self, name: str, at_least_s: float, answers: Mapping[str, Sequence[float]]) -> list[FaultWindow]:
         """These ends of gateways, each until the gateway was seen to answer again after `at_least_s`."""
         found = []
         for window in self.windows:
@@ -144,10 +144,10 @@ class Excuses:
                 after = bisect_right(times, least)
                 back = times[after] if after < len(times) else least + RESTART_S
                 end = max(window.end, min(back, least + RESTART_S))
-                found.append(self._renamed(Window(window.begin, end, window.whom, name)))
+                found.append(self._renamed(FaultWindow(window.begin, end, window.whom, name)))
         return found
 
-    def _at_redis(self, window: Window) -> Window | None:
+    def _at_redis(self, window: FaultWindow) -> FaultWindow | None:
         """The window as one in which Redis does not serve somebody, or None."""
         client, arrow, server = window.whom.partition(">")
         if window.name in REDIS_FAULTS:
@@ -158,7 +158,7 @@ class Excuses:
             whom = client
         else:
             return None
-        return self._renamed(Window(window.begin, window.end, whom, window.name))
+        return self._renamed(FaultWindow(window.begin, window.end, whom, window.name))
 
     def gone(self, gateway: str, sent: float, ended: float) -> bool:
         """Whether the gateway was killed while it had the request, or had not come back when it was sent."""
@@ -246,7 +246,7 @@ class Excuses:
                 return True
         return False
 
-    def at(self, begin: float, end: float) -> list[Window]:
+    def at(self, begin: float, end: float) -> list[FaultWindow]:
         """Every fault that was there in between, for a timeline."""
         return [w for w in self.windows if w.overlaps(begin, end)]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from scheduler.errors import ErrorCode
 from tierlane.chaos.checker.allowances import ANSWER_S
-from tierlane.chaos.checker.case import Case, Finding, Offence, Request, Try
+from tierlane.chaos.checker.case import Case, InvariantFinding, Offence, Request, Try
 from tierlane.chaos.history import Answered, Invoked, Unanswered
 from tierlane.chaos.load import NOBODY
 
@@ -33,7 +33,7 @@ NEVER = frozenset(
 )
 
 
-def unanswered(case: Case) -> Finding:
+def unanswered(case: Case) -> InvariantFinding:
     """Tries whose connection lived and that got no answer, and connections lost without a fault that cut them."""
     offences: list[Offence] = []
     explained: Counter[str] = Counter()
@@ -43,7 +43,7 @@ def unanswered(case: Case) -> Finding:
                 explained[excuse] += 1
             else:
                 offences.append(Offence(says, request.nonce))
-    return Finding(offences, explained)
+    return InvariantFinding(offences, explained)
 
 
 def _silences(case: Case, request: Request) -> Iterator[tuple[str, str]]:
@@ -80,31 +80,31 @@ def _silence(case: Case, one: Try) -> tuple[str, str]:
     return "", f"{one.gateway} broke the connection after {seconds:.2f} s, and no fault did it: {event.detail}"
 
 
-def unexpected(case: Case) -> Finding:
+def unexpected(case: Case) -> InvariantFinding:
     """What came that nobody had asked for."""
     offences = [Offence(f"{stray.gateway}: {stray.detail}", stray.nonce) for stray in case.strays]
     offences += [Offence(f"An answer ({one.status}) that nobody waits for.", one.nonce) for one in case.unasked]
     for one in case.tries:
         if one.answer is not None and one.answer.replayed and not one.invoked.key:
             offences.append(Offence("A replayed answer to a request without Idempotency-Key.", one.invoked.nonce))
-    return Finding(offences)
+    return InvariantFinding(offences)
 
 
-def alive_again(case: Case) -> Finding:
+def alive_again(case: Case) -> InvariantFinding:
     """Gateways that had completed nothing since the last fault when they were asked again long after it."""
     over = max((window.end for window in case.excuses.windows), default=min((t.sent for t in case.tries), default=0.0))
     asked = {one.gateway for one in case.tries if one.sent > over + STUCK_S}
     alive = {one.gateway for one in case.tries if one.sent > over and one.answer and one.answer.status == 200}
-    return Finding([Offence(f"{gateway} completes nothing any more.") for gateway in sorted(asked - alive)])
+    return InvariantFinding([Offence(f"{gateway} completes nothing any more.") for gateway in sorted(asked - alive)])
 
 
-def crosstalk(case: Case) -> Finding:
+def crosstalk(case: Case) -> InvariantFinding:
     """Answers and rows that belong to another request or customer."""
     offences: list[Offence] = []
     for nonce, request in case.requests.items():
         for one in request.tries:
             offences += [Offence(says, nonce, row) for says, row in _foreign(case, one)]
-    return Finding(offences)
+    return InvariantFinding(offences)
 
 
 def _foreign(case: Case, one: Try) -> Iterator[tuple[str, str]]:
@@ -127,21 +127,21 @@ def _whose(case: Case, invoked: Invoked, owner: str) -> str:
     return f"the nonce {owner}, of a request of {whose}"
 
 
-def wrong_answers(case: Case) -> Finding:
+def wrong_answers(case: Case) -> InvariantFinding:
     """Answers that no well-formed request of a known customer may get."""
     offences = [
         Offence(f"Answered {one.answer.status} {one.answer.code or 'without a code'}.", one.invoked.nonce)
         for one in case.tries
         if one.answer is not None and _is_never(one.answer)
     ]
-    return Finding(offences)
+    return InvariantFinding(offences)
 
 
 def _is_never(answer: Answered) -> bool:
     return answer.status != 200 and (answer.code in NEVER or not answer.code)
 
 
-def late_answers(case: Case) -> Finding:
+def late_answers(case: Case) -> InvariantFinding:
     """Answers later than 4.1 s after their request, less what this tool itself stood still."""
     offences: list[Offence] = []
     explained: Counter[str] = Counter()
@@ -154,7 +154,7 @@ def late_answers(case: Case) -> Finding:
             explained["gateway stopped"] += 1
         else:
             offences.append(Offence(f"Answered after {one.answer.seconds:.3f} s.", one.invoked.nonce))
-    return Finding(offences, explained, shown=_slowest(case))
+    return InvariantFinding(offences, explained, shown=_slowest(case))
 
 
 def _slowest(case: Case) -> str:
@@ -163,7 +163,7 @@ def _slowest(case: Case) -> str:
     return f"slowest {slowest:.3f} s, this tool stood still for {stall * 1000:.0f} ms at most"
 
 
-def duplicated(case: Case) -> Finding:
+def duplicated(case: Case) -> InvariantFinding:
     """Ids that were answered twice, or have two rows; requests that were accepted or completed twice."""
     offences = [*_answered_twice(case), *_two_rows(case)]
     explained: Counter[str] = Counter()
@@ -175,7 +175,7 @@ def duplicated(case: Case) -> Finding:
             explained[excuse] += 1
         else:
             offences.append(Offence(f"Completed {len(ids)} times under one Idempotency-Key.", nonce, min(ids)))
-    return Finding(offences, explained)
+    return InvariantFinding(offences, explained)
 
 
 def _answered_twice(case: Case) -> Iterator[Offence]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from scheduler.errors import http_status
 from tierlane.bench.verification import Fate, fate_of
 from tierlane.chaos.checker.allowances import LEAST_FOR_A_RUN_S
-from tierlane.chaos.checker.case import Case, Finding, Offence, Request, Try
-from tierlane.chaos.checker.evidence import Row
+from tierlane.chaos.checker.case import Case, InvariantFinding, Offence, Request, Try
+from tierlane.chaos.checker.evidence import AuditRow
 from tierlane.chaos.history import Answered
 
 MAX_ATTEMPTS = 3
@@ -24,7 +24,7 @@ TOLD_TIMEOUT = "told timeout"
 DIRECT = "direct"  # Past Redis a row may be there before it is clear that no worker takes the request.
 
 
-def lost(case: Case) -> Finding:
+def lost(case: Case) -> InvariantFinding:
     """Accepted, and never brought to an end."""
     offences = [
         Offence(f"The row is still {row.status}.", case.nonce_of(row), row.id)
@@ -37,10 +37,10 @@ def lost(case: Case) -> Finding:
         for request_id in case.evidence.leftovers.open_requests
         if request_id not in known
     ]
-    return Finding(offences)
+    return InvariantFinding(offences)
 
 
-def missing_rows(case: Case) -> Finding:
+def missing_rows(case: Case) -> InvariantFinding:
     """Accepted, as the answer or a run shows, and not in the audit; or in it without saying whose it was."""
     offences = [
         Offence("The row does not say whose request it was: only its end was noted.", case.nonce_of(row), row.id)
@@ -54,7 +54,7 @@ def missing_rows(case: Case) -> Finding:
                 explained[excuse] += 1
             else:
                 offences.append(Offence(says, request.nonce, one.answer.id if one.answer else ""))
-    return Finding(offences, explained)
+    return InvariantFinding(offences, explained)
 
 
 def _why_without_row(case: Case, one: Try) -> str:
@@ -87,7 +87,7 @@ def _implies_row(case: Case, one: Try) -> str:
     return ""
 
 
-def rows_without_request(case: Case) -> Finding:
+def rows_without_request(case: Case) -> InvariantFinding:
     """Rows and runs of requests that nobody sent."""
     offences = [
         Offence("Nobody sent a request with this trace id.", row=row.id)
@@ -95,10 +95,10 @@ def rows_without_request(case: Case) -> Finding:
         if row.customer and case.try_of(row) is None
     ]
     unknown = [nonce for nonce in case.runs if nonce not in case.requests]
-    return Finding([*offences, *(Offence(f"The nonce {nonce} ran, and nobody sent it.") for nonce in unknown)])
+    return InvariantFinding([*offences, *(Offence(f"The nonce {nonce} ran, and nobody sent it.") for nonce in unknown)])
 
 
-def mismatch(case: Case) -> Finding:
+def mismatch(case: Case) -> InvariantFinding:
     """The client was told one thing and the audit says another."""
     offences: list[Offence] = []
     explained: Counter[str] = Counter()
@@ -110,10 +110,10 @@ def mismatch(case: Case) -> Finding:
                 explained[BOTH_WITNESSES] += 1
             else:
                 offences.append(Offence(says, one.invoked.nonce, row.id))
-    return Finding(offences, explained)
+    return InvariantFinding(offences, explained)
 
 
-def _contradictions(case: Case, one: Try) -> Iterator[tuple[Row, str]]:
+def _contradictions(case: Case, one: Try) -> Iterator[tuple[AuditRow, str]]:
     answer = one.answer
     if answer is None:
         return
@@ -123,7 +123,7 @@ def _contradictions(case: Case, one: Try) -> Iterator[tuple[Row, str]]:
             yield row, says
 
 
-def _contradicts(case: Case, one: Try, answer: Answered, row: Row) -> str:
+def _contradicts(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
     """In one sentence how this answer and this row contradict each other; "" where they agree."""
     if says := _mistaken(case, one, answer, row):
         return says
@@ -138,7 +138,7 @@ def _contradicts(case: Case, one: Try, answer: Answered, row: Row) -> str:
     return "" if same else f"Told {answer.status}, the row says {row.http_status}."
 
 
-def _mistaken(case: Case, one: Try, answer: Answered, row: Row) -> str:
+def _mistaken(case: Case, one: Try, answer: Answered, row: AuditRow) -> str:
     """Why they are not even of the same request; "" where they are."""
     if answer.replayed:
         mine = case.nonce_of(row) == one.invoked.nonce
@@ -146,7 +146,7 @@ def _mistaken(case: Case, one: Try, answer: Answered, row: Row) -> str:
     return "" if answer.id == row.id else f"Answered as {answer.id}, accepted as {row.id}."
 
 
-def _outcome(row: Row) -> str:
+def _outcome(row: AuditRow) -> str:
     return row.status if row.completed else f"{row.status} with {row.code}"
 
 
@@ -163,7 +163,7 @@ def _in_doubt(case: Case, one: Try) -> bool:
     )
 
 
-def needless_failures(case: Case) -> Finding:
+def needless_failures(case: Case) -> InvariantFinding:
     """Accepted and failed for want of a worker or of time, where no fault was there that a request may feel."""
     offences: list[Offence] = []
     refused: list[Offence] = []
@@ -185,7 +185,7 @@ def needless_failures(case: Case) -> Finding:
     failures = len(offences)
     few = failures <= MOST_VICTIMS_LOST * victims
     offences = refused if few else refused + offences
-    return Finding(offences, explained, shown=f"{victims} victims, {failures} of them failed")
+    return InvariantFinding(offences, explained, shown=f"{victims} victims, {failures} of them failed")
 
 
 def _refused_as_late(case: Case, one: Try) -> str:
@@ -195,17 +195,17 @@ def _refused_as_late(case: Case, one: Try) -> str:
     return f"Refused with {DEADLINE} after {one.ended - one.sent:.3f} s." if late and not case.rows_of(one) else ""
 
 
-def attempts(case: Case) -> Finding:
+def attempts(case: Case) -> InvariantFinding:
     """Requests that ran more often than their budget allows."""
     offences = [
         Offence(f"It ran {row.attempts} times.", case.nonce_of(row), row.id)
         for row in case.evidence.rows
         if (row.attempts or 0) > MAX_ATTEMPTS
     ]
-    return Finding(offences)
+    return InvariantFinding(offences)
 
 
-def retries(case: Case) -> Finding:
+def retries(case: Case) -> InvariantFinding:
     """All retries of the run against the global budget: a fifth of what was accepted, and 10 a second."""
     rows = case.evidence.rows
     used = sum(max(0, (row.attempts or 0) - 1) for row in rows)
@@ -213,4 +213,4 @@ def retries(case: Case) -> Finding:
     seconds = max(times) - min(times) if times else 0.0
     budget = RETRY_SHARE * len(rows) + RETRIES_A_SECOND * seconds + RETRIES_AT_START
     says = f"{used} retries of {len(rows)} accepted; the budget is {budget:.0f}"
-    return Finding([Offence(says)] if used > budget else [], shown=says)
+    return InvariantFinding([Offence(says)] if used > budget else [], shown=says)

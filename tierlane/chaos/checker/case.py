@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tierlane.chaos.checker.allowances import Excuses
-from tierlane.chaos.checker.evidence import Evidence, Row, Run
+from tierlane.chaos.checker.allowances import Allowances
+from tierlane.chaos.checker.evidence import AuditRow, Evidence, ModelRun
 from tierlane.chaos.history import Answered, Event, Invoked, Stalled, Stray, Unanswered
 from tierlane.chaos.load import PERIOD_S
 
@@ -72,7 +72,7 @@ class Case:
     def __init__(self, events: Sequence[Event], evidence: Evidence) -> None:
         self.events = events
         self.evidence = evidence
-        self.excuses = Excuses(events)
+        self.excuses = Allowances(events)
         self.requests: dict[str, Request] = {}
         self.unasked: list[Answered] = []  # Answers to tries that were never sent, or were answered before.
         self.strays = [event for event in events if isinstance(event, Stray)]
@@ -80,9 +80,9 @@ class Case:
         self._join(events)
         self.tries = [one for request in self.requests.values() for one in request.tries]
         self.by_trace = {one.invoked.trace: one for one in self.tries}
-        self.rows_by_id: dict[str, list[Row]] = defaultdict(list)
-        self.rows_by_trace: dict[str, list[Row]] = defaultdict(list)
-        self.runs: dict[str, list[Run]] = defaultdict(list)
+        self.rows_by_id: dict[str, list[AuditRow]] = defaultdict(list)
+        self.rows_by_trace: dict[str, list[AuditRow]] = defaultdict(list)
+        self.runs: dict[str, list[ModelRun]] = defaultdict(list)
         self._index()
         self.workers = self._workers()
 
@@ -132,7 +132,7 @@ class Case:
                         seen[run.process][row.worker_id] += 1
         return {process: workers.most_common(1)[0][0] for process, workers in seen.items()}
 
-    def rows_of(self, one: Try) -> list[Row]:
+    def rows_of(self, one: Try) -> list[AuditRow]:
         """The rows of one try: those with its trace, else those without any that have the id it was answered with."""
         if found := self.rows_by_trace.get(one.invoked.trace):
             return found
@@ -140,11 +140,11 @@ class Case:
             return []
         return [row for row in self.rows_by_id.get(one.answer.id, []) if not row.trace]
 
-    def try_of(self, row: Row) -> Try | None:
+    def try_of(self, row: AuditRow) -> Try | None:
         """The try that a row belongs to; None where nobody sent it."""
         return self.by_trace.get(row.trace)
 
-    def nonce_of(self, row: Row) -> str:
+    def nonce_of(self, row: AuditRow) -> str:
         """Whose row it is, "" where nobody sent it."""
         one = self.try_of(row)
         return one.invoked.nonce if one else ""
@@ -170,7 +170,7 @@ class Offence:
 
 
 @dataclass(frozen=True)
-class Finding:
+class InvariantFinding:
     """What one law found. `explained`: what it would have counted, had no fault excused it, by excuse.
 
     `measured` is false where the evidence for it does not exist; `shown` says in words what there is to say.
@@ -193,7 +193,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class InvariantResult:
     """One line of the table. `limit` is None where nothing is asked of the figure: it only informs."""
 
     name: str
@@ -208,10 +208,10 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class InvariantResults:
     """The whole table, in the order in which it is shown."""
 
-    all: tuple[Verdict, ...]
+    all: tuple[InvariantResult, ...]
 
     @property
     def hold(self) -> bool:
@@ -269,7 +269,7 @@ def _of_try(case: Case, one: Try) -> Iterator[Moment]:
         yield from _of_row(case, row)
 
 
-def _of_row(case: Case, row: Row) -> Iterator[Moment]:
+def _of_row(case: Case, row: AuditRow) -> Iterator[Moment]:
     offset = case.evidence.wall_offset_s
     yield row.created_ms / 1000 - offset, f"row {row.id} made, gateway {row.gateway_id or '-'}"
     if row.ended_ms is not None:

@@ -54,56 +54,56 @@ from typing import NamedTuple
 
 from tierlane.chaos.checker import answers, stack
 from tierlane.chaos.checker import audit as rows
-from tierlane.chaos.checker.case import MAX_EXAMPLES, Case, Finding, Verdict, Verdicts, example
+from tierlane.chaos.checker.case import MAX_EXAMPLES, Case, InvariantFinding, InvariantResult, InvariantResults, example
 from tierlane.chaos.checker.evidence import Evidence
 from tierlane.chaos.history import Event, Recovery
 
 
-class Law(NamedTuple):
+class Invariant(NamedTuple):
     """One line of the table. `binds`: none may be broken; else the line only informs."""
 
     name: str
     says: str
-    find: Callable[[Case], Finding]
+    find: Callable[[Case], InvariantFinding]
     binds: bool = True
 
 
 LAWS = (
-    Law("lost", "every accepted request comes to an end", rows.lost),
-    Law("unanswered", "every connection that lives gets an answer", answers.unanswered),
-    Law("unexpected", "nothing comes that nobody asked for", answers.unexpected),
-    Law("duplicated", "one answer, one row, one completion each", answers.duplicated),
-    Law("crosstalk", "every answer is that of its own request", answers.crosstalk),
-    Law("mismatch", "the audit says what the client was told", rows.mismatch),
-    Law("alive again", "after the last fault every gateway serves", answers.alive_again),
-    Law("missing rows", "every accepted request has a row", rows.missing_rows),
-    Law("rows without request", "every row and run is of a request", rows.rows_without_request),
-    Law("wrong answers", "no answer blames a client without fault", answers.wrong_answers),
-    Law("late execution", "no run begins after its deadline", stack.late_execution),
-    Law("late answers", "every answer comes within 4.1 s", answers.late_answers),
-    Law("fencing", "only the owner of a run ends it", stack.fencing),
-    Law("needless failures", "a killed worker is hidden from clients", rows.needless_failures),
-    Law("attempts", "no request runs more than 3 times", rows.attempts),
-    Law("retries", "retries stay within the global budget", rows.retries),
-    Law("conservation", "nothing is left under way", stack.conservation),
-    Law("leaked keys", "every key has a time to live", stack.leaked_keys),
-    Law("leaked files", "no process keeps files open", stack.leaked_files),
-    Law("evidence", "the stack came to rest and could be read", stack.unread),
-    Law("priority", "enterprise beside free", stack.priority, binds=False),
+    Invariant("lost", "every accepted request comes to an end", rows.lost),
+    Invariant("unanswered", "every connection that lives gets an answer", answers.unanswered),
+    Invariant("unexpected", "nothing comes that nobody asked for", answers.unexpected),
+    Invariant("duplicated", "one answer, one row, one completion each", answers.duplicated),
+    Invariant("crosstalk", "every answer is that of its own request", answers.crosstalk),
+    Invariant("mismatch", "the audit says what the client was told", rows.mismatch),
+    Invariant("alive again", "after the last fault every gateway serves", answers.alive_again),
+    Invariant("missing rows", "every accepted request has a row", rows.missing_rows),
+    Invariant("rows without request", "every row and run is of a request", rows.rows_without_request),
+    Invariant("wrong answers", "no answer blames a client without fault", answers.wrong_answers),
+    Invariant("late execution", "no run begins after its deadline", stack.late_execution),
+    Invariant("late answers", "every answer comes within 4.1 s", answers.late_answers),
+    Invariant("fencing", "only the owner of a run ends it", stack.fencing),
+    Invariant("needless failures", "a killed worker is hidden from clients", rows.needless_failures),
+    Invariant("attempts", "no request runs more than 3 times", rows.attempts),
+    Invariant("retries", "retries stay within the global budget", rows.retries),
+    Invariant("conservation", "nothing is left under way", stack.conservation),
+    Invariant("leaked keys", "every key has a time to live", stack.leaked_keys),
+    Invariant("leaked files", "no process keeps files open", stack.leaked_files),
+    Invariant("evidence", "the stack came to rest and could be read", stack.unread),
+    Invariant("priority", "enterprise beside free", stack.priority, binds=False),
 )
-RECOVERY = Law("recovery", "after its heal a fault is felt no more", lambda _: Finding(), binds=False)
+RECOVERY = Invariant("recovery", "after its heal a fault is felt no more", lambda _: InvariantFinding(), binds=False)
 
 
-def check(events: Sequence[Event], evidence: Evidence, recoveries: Sequence[Recovery] = ()) -> Verdicts:
+def check(events: Sequence[Event], evidence: Evidence, recoveries: Sequence[Recovery] = ()) -> InvariantResults:
     """Judge one run."""
     case = Case(events, evidence)
     found = [_verdict(case, law, law.find(case)) for law in LAWS]
-    return Verdicts((*found, _verdict(case, RECOVERY, stack.recovered(recoveries))))
+    return InvariantResults((*found, _verdict(case, RECOVERY, stack.recovered(recoveries))))
 
 
-def _verdict(case: Case, law: Law, finding: Finding) -> Verdict:
+def _verdict(case: Case, law: Invariant, finding: InvariantFinding) -> InvariantResult:
     offences = finding.offences
-    return Verdict(
+    return InvariantResult(
         name=law.name,
         says=law.says,
         count=len(offences),

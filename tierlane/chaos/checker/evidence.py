@@ -21,11 +21,11 @@ from scheduler.errors import RedisUnavailable
 from scheduler.redis_client.connections import bounded, command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
-from tierlane.chaos.history import Customer, Sources
+from tierlane.chaos.history import LoadCustomer, Sources
 
 
 @dataclass(frozen=True)
-class Row:
+class AuditRow:
     """One audit row of a customer of the run; None and "" for what it does not hold. Times are UNIX milliseconds."""
 
     id: str
@@ -54,7 +54,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Run:
+class ModelRun:
     """A model began to run one input at `began`, which takes `takes_s`; `process` is the log that says so."""
 
     nonce: str
@@ -64,7 +64,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class DeadLetter:
+class DeadLetterEvidence:
     """One row of `dead_letters`."""
 
     id: str
@@ -99,9 +99,9 @@ class FileCount:
 class Evidence:
     """Everything. `runs` is None where the backend writes none; `errors` are sentences: what could not be read."""
 
-    rows: tuple[Row, ...] = ()
-    runs: tuple[Run, ...] | None = None
-    dead_letters: tuple[DeadLetter, ...] = ()
+    rows: tuple[AuditRow, ...] = ()
+    runs: tuple[ModelRun, ...] | None = None
+    dead_letters: tuple[DeadLetterEvidence, ...] = ()
     leftovers: Leftovers = Leftovers()
     files: tuple[FileCount, ...] = ()
     wall_offset_s: float = 0.0
@@ -194,15 +194,15 @@ class _RunLine(msgspec.Struct):
 
 
 async def collect(
-    sources: Sources, customers: Sequence[Customer], files: Sequence[FileCount] = (), unfinished: str = ""
+    sources: Sources, customers: Sequence[LoadCustomer], files: Sequence[FileCount] = (), unfinished: str = ""
 ) -> Evidence:
     """Read everything once; call it when the stack is idle. `files` come from `compared`.
 
     `unfinished`: in one sentence what the stack had not finished when it should have; it then proves nothing.
     """
     began, errors = time.monotonic(), [unfinished] if unfinished else []
-    rows: tuple[Row, ...] = ()
-    dead_letters: tuple[DeadLetter, ...] = ()
+    rows: tuple[AuditRow, ...] = ()
+    dead_letters: tuple[DeadLetterEvidence, ...] = ()
     leftovers = Leftovers()
     try:
         rows, dead_letters = await _audit(sources, customers)
@@ -224,7 +224,9 @@ async def collect(
     )
 
 
-async def _audit(sources: Sources, customers: Sequence[Customer]) -> tuple[tuple[Row, ...], tuple[DeadLetter, ...]]:
+async def _audit(
+    sources: Sources, customers: Sequence[LoadCustomer]
+) -> tuple[tuple[AuditRow, ...], tuple[DeadLetterEvidence, ...]]:
     since = datetime.fromtimestamp(sources.started_at - CLOCK_S, tz=UTC)
     connection = await connect(
         sources.database_url,
@@ -235,18 +237,18 @@ async def _audit(sources: Sources, customers: Sequence[Customer]) -> tuple[tuple
     async with closing(connection):
         rows = await _rows(connection, since, [customer.id for customer in customers])
         letters = await connection.fetch(_DEAD_LETTERS, since)
-    return rows, tuple(DeadLetter(*letter) for letter in letters)
+    return rows, tuple(DeadLetterEvidence(*letter) for letter in letters)
 
 
-async def _rows(connection: Connection, since: datetime, customers: Sequence[str]) -> tuple[Row, ...]:
+async def _rows(connection: Connection, since: datetime, customers: Sequence[str]) -> tuple[AuditRow, ...]:
     async with connection.transaction(readonly=True):
         cursor = connection.cursor(_ROWS, since, customers, prefetch=FETCH_ROWS)
         return tuple([_row(record) async for record in cursor])
 
 
-def _row(record: asyncpg.Record) -> Row:
+def _row(record: asyncpg.Record) -> AuditRow:
     ended = record["completed_at"]
-    return Row(
+    return AuditRow(
         id=record["id"],
         trace=record["trace_id"] or "",
         customer=record["customer_id"] or "",
@@ -263,14 +265,14 @@ def _row(record: asyncpg.Record) -> Row:
     )
 
 
-def _runs(directory: Path) -> Iterator[Run]:
+def _runs(directory: Path) -> Iterator[ModelRun]:
     """All runs of the load; a last line that was cut is no run that anybody saw, and warm-ups carry no time."""
     decoder = msgspec.json.Decoder(_RunLine)
     for path in sorted(directory.glob("*.jsonl")):
         for line in path.read_bytes().split(b"\n")[:-1]:
             run = decoder.decode(line)
             if run.sent is not None:
-                yield Run(run.nonce, run.began, path.stem, run.takes)
+                yield ModelRun(run.nonce, run.began, path.stem, run.takes)
 
 
 def open_files(processes: Iterable[tuple[str, psutil.Process]]) -> Files:

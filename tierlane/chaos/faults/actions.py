@@ -25,14 +25,14 @@ from tierlane.chaos.faults import hostile_client
 from tierlane.chaos.faults.catalogue import KINDS, Planned
 from tierlane.chaos.faults.proxy import Weather
 from tierlane.chaos.faults.server_clock import told_step
-from tierlane.chaos.faults.target import Doing, FaultImpossible, Ground
+from tierlane.chaos.faults.target import Doing, FaultImpossible, StackTargets
 
 
 def weather(**what: bool) -> Doing:
     """A spell of this weather; its delay is drawn with the fault."""
 
     @asynccontextmanager
-    async def held(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+    async def held(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
         proxy = ground.proxy(fault.place, fault.index)
         delay_s = fault.parameters.get("delay_ms", 0.0) / 1000
         try:
@@ -45,7 +45,7 @@ def weather(**what: bool) -> Doing:
 
 
 @asynccontextmanager
-async def cut(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def cut(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Every connection is reset on both sides."""
     yield f"{ground.proxy(fault.place, fault.index).cut()} connections"
 
@@ -115,7 +115,7 @@ def _set_limit_as_owner(process: psutil.Process, limit: str) -> None:
 
 def _blow(strike: Callable[[psutil.Process], None]) -> Doing:
     @asynccontextmanager
-    async def struck(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+    async def struck(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
         processes = await _processes(ground, fault)
         for process in processes:
             with suppress(psutil.Error):
@@ -132,7 +132,7 @@ ended = _blow(psutil.Process.terminate)
 
 
 @asynccontextmanager
-async def all_lost(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def all_lost(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Every process of the place at once: every other one killed, the rest told to end."""
     everybody = range(ground.targets[fault.place])
     found = await asyncio.gather(*(asyncio.to_thread(ground.processes, fault.place, index) for index in everybody))
@@ -144,7 +144,7 @@ async def all_lost(ground: Ground, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def stopped(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def stopped(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """SIGSTOP, then SIGCONT. psutil compares creation times, so a later process of that number is never hit."""
     processes = await _processes(ground, fault)
     try:
@@ -159,7 +159,7 @@ async def stopped(ground: Ground, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def gateway_without_disk(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def gateway_without_disk(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """A gateway without Redis, which would spool its audit, and no byte more fits on its disk."""
     processes = await _processes(ground, fault)
     proxy = ground.redis_proxy_of(fault.place, fault.index)
@@ -172,7 +172,7 @@ async def gateway_without_disk(ground: Ground, fault: Planned) -> AsyncIterator[
         await proxy.settle()
 
 
-async def _processes(ground: Ground, fault: Planned) -> list[psutil.Process]:
+async def _processes(ground: StackTargets, fault: Planned) -> list[psutil.Process]:
     # Looking for children reads about every process of the machine, too long for the loop that carries the load.
     found = list(await asyncio.to_thread(ground.processes, fault.place, fault.index))
     if not found:
@@ -195,7 +195,7 @@ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
 
 
 @asynccontextmanager
-async def session(ground: Ground) -> AsyncIterator[Connection]:
+async def session(ground: StackTargets) -> AsyncIterator[Connection]:
     """A session of our own, past all proxies."""
     connection = await asyncpg.connect(asyncpg_dsn(ground.database_url), timeout=CONNECT_TIMEOUT_S, command_timeout=3)
     try:
@@ -206,7 +206,7 @@ async def session(ground: Ground) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def terminated(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def terminated(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Every client is thrown out."""
     del fault
     async with session(ground) as connection:
@@ -215,7 +215,7 @@ async def terminated(ground: Ground, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def locked(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def locked(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Nobody else can read or write the audit."""
     del fault
     async with session(ground) as connection:
@@ -226,7 +226,7 @@ async def locked(ground: Ground, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def postgres_without_disk(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def postgres_without_disk(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """No backend can write a file, the log of transactions included: each commit ends in a crash and a recovery."""
     processes = await asyncio.to_thread(ground.processes, fault.place, fault.index)
     if not processes:
@@ -269,7 +269,7 @@ AOF_WITHIN_S = 2.0  # A file of what such a stack holds is begun in a fraction o
 
 
 @asynccontextmanager
-async def redis(ground: Ground) -> AsyncIterator[Redis]:
+async def redis(ground: StackTargets) -> AsyncIterator[Redis]:
     """A client of Redis itself."""
     client = command_client(ground.redis_url)
     try:
@@ -278,28 +278,28 @@ async def redis(ground: Ground) -> AsyncIterator[Redis]:
         await client.aclose()
 
 
-async def command(ground: Ground, *words: str | int) -> object:
+async def command(ground: StackTargets, *words: str | int) -> object:
     """Send one command. Raises RedisUnavailable when it is not answered in time; it may run later all the same."""
     async with redis(ground) as client, bounded(PATIENCE_S):
         return await client.execute_command(*words)  # type: ignore[no-untyped-call]
 
 
 @asynccontextmanager
-async def normal_clients_killed(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def normal_clients_killed(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Every command connection is closed."""
     del fault
     yield f"{await command(ground, 'CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')} connections"
 
 
 @asynccontextmanager
-async def subscribers_killed(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def subscribers_killed(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Every subscriber is closed."""
     del fault
     yield f"{await command(ground, 'CLIENT', 'KILL', 'TYPE', 'pubsub')} connections"
 
 
 @asynccontextmanager
-async def flushed(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def flushed(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Everything is gone."""
     del fault
     keys = await command(ground, "DBSIZE")
@@ -308,7 +308,7 @@ async def flushed(ground: Ground, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def scripts_flushed(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def scripts_flushed(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Redis knows no script any more."""
     del fault
     await command(ground, "SCRIPT", "FLUSH")
@@ -316,14 +316,14 @@ async def scripts_flushed(ground: Ground, fault: Planned) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def paused(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def paused(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """Redis takes commands and answers them when the time is over; the pause ends by itself."""
     await command(ground, "CLIENT", "PAUSE", round(fault.length_s * 1000), "ALL")
     yield ""
 
 
 @asynccontextmanager
-async def short_of_memory(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def short_of_memory(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """The limit is just above what is used."""
     before = await _memory_limit(ground)
     spare = round(fault.parameters["spare_kib"] * 1024)
@@ -336,12 +336,12 @@ async def short_of_memory(ground: Ground, fault: Planned) -> AsyncIterator[str]:
         await _set(ground, "maxmemory", before)
 
 
-async def _memory_limit(ground: Ground) -> int:
+async def _memory_limit(ground: StackTargets) -> int:
     async with redis(ground) as client, bounded(PATIENCE_S):
         return int((await client.config_get("maxmemory"))["maxmemory"] or 0)
 
 
-async def _set(ground: Ground, name: str, value: str | int) -> None:
+async def _set(ground: StackTargets, name: str, value: str | int) -> None:
     """Set it, however long Redis is away; a restarted one has its own value already."""
     deadline = time.monotonic() + HEAL_WITHIN_S
     while True:
@@ -355,7 +355,7 @@ async def _set(ground: Ground, name: str, value: str | int) -> None:
 
 
 @asynccontextmanager
-async def redis_without_disk(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def redis_without_disk(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """An append-only file that takes no byte more: every command that writes, and PING, is answered MISCONF."""
     processes = await asyncio.to_thread(ground.processes, fault.place, fault.index)
     if not processes:
@@ -370,7 +370,7 @@ async def redis_without_disk(ground: Ground, fault: Planned) -> AsyncIterator[st
         await _set(ground, "appendonly", "no")
 
 
-async def _file_begun(ground: Ground) -> None:
+async def _file_begun(ground: StackTargets) -> None:
     """Wait until the file has what is in memory. Raises FaultImpossible where that takes too long."""
     deadline = time.monotonic() + AOF_WITHIN_S
     while time.monotonic() < deadline:
@@ -386,7 +386,7 @@ def clock_stepped(direction: int) -> Doing:
     """Its wall clock steps forwards (1) or backwards (-1), and back again at the end."""
 
     @asynccontextmanager
-    async def stepped(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+    async def stepped(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
         step_s = direction * round(fault.parameters["step_s"], 3)
         if ground.redis_clock.why_not:
             raise FaultImpossible(ground.redis_clock.why_not)

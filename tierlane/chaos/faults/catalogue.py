@@ -23,7 +23,7 @@ class Family(StrEnum):
     CLIENT = "client"
 
 
-class Place(StrEnum):
+class FaultTarget(StrEnum):
     """What a fault hits: one of several processes, one of several proxies, or a server of which there is one."""
 
     GATEWAY = "gateway"
@@ -37,7 +37,7 @@ class Place(StrEnum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultKind:
     """One kind of fault. `length_s` (0, 0) is a blow: over at once. `draws`: ranges of further parameters.
 
     `outside`: it needs no proxy of ours and nothing that could not be undone, so it may be done to any stack.
@@ -46,7 +46,7 @@ class Kind:
 
     name: str
     family: Family
-    places: tuple[Place, ...]
+    places: tuple[FaultTarget, ...]
     length_s: Range
     says: str
     draws: dict[str, Range] = field(default_factory=dict)
@@ -62,27 +62,33 @@ STEP: Range = (0.5, 8.0)
 HOSTILE: Range = (2.0, 8.0)
 IN_A_ROW: Range = (6.0, 12.0)
 RESTART_EVERY_S = 3.0
-PROXIES = (Place.REDIS_PROXY, Place.REDIS_PROXY, Place.POSTGRES_PROXY)  # Redis is asked for every request.
+PROXIES = (
+    FaultTarget.REDIS_PROXY,
+    FaultTarget.REDIS_PROXY,
+    FaultTarget.POSTGRES_PROXY,
+)  # Redis is asked for every request.
 
 
-def _killed(place: Place) -> Kind:
-    return Kind(f"kill-{place}", Family.PROCESS, (place,), BLOW, f"SIGKILL of a {place} process", outside=True)
+def _killed(place: FaultTarget) -> FaultKind:
+    return FaultKind(f"kill-{place}", Family.PROCESS, (place,), BLOW, f"SIGKILL of a {place} process", outside=True)
 
 
-def _stopped(place: Place) -> Kind:
-    return Kind(f"stop-{place}", Family.PROCESS, (place,), STANDSTILL, f"SIGSTOP of a {place} process", outside=True)
+def _stopped(place: FaultTarget) -> FaultKind:
+    return FaultKind(
+        f"stop-{place}", Family.PROCESS, (place,), STANDSTILL, f"SIGSTOP of a {place} process", outside=True
+    )
 
 
-def _ended(place: Place) -> Kind:
-    return Kind(
+def _ended(place: FaultTarget) -> FaultKind:
+    return FaultKind(
         f"term-{place}", Family.PROCESS, (place,), BLOW, f"SIGTERM of a {place}, which hands back", outside=True
     )
 
 
-def _restarted(place: Place) -> Kind:
+def _restarted(place: FaultTarget) -> FaultKind:
     says = f"SIGKILL of one {place} every {RESTART_EVERY_S:.0f} s"
     kill = f"kill-{place}"
-    return Kind(
+    return FaultKind(
         f"restarts-{place}",
         Family.PROCESS,
         (place,),
@@ -94,37 +100,37 @@ def _restarted(place: Place) -> Kind:
     )
 
 
-def _proxy(name: str, says: str, length_s: Range = SPELL, **draws: Range) -> Kind:
-    return Kind(name, Family.PROXY, PROXIES, length_s, says, draws)
+def _proxy(name: str, says: str, length_s: Range = SPELL, **draws: Range) -> FaultKind:
+    return FaultKind(name, Family.PROXY, PROXIES, length_s, says, draws)
 
 
-def _redis(name: str, says: str, length_s: Range = BLOW, *, outside: bool = True, **draws: Range) -> Kind:
-    return Kind(name, Family.REDIS, (Place.REDIS,), length_s, says, draws, outside)
+def _redis(name: str, says: str, length_s: Range = BLOW, *, outside: bool = True, **draws: Range) -> FaultKind:
+    return FaultKind(name, Family.REDIS, (FaultTarget.REDIS,), length_s, says, draws, outside)
 
 
-def _postgres(name: str, says: str, length_s: Range = BLOW, *, outside: bool = True) -> Kind:
-    return Kind(name, Family.POSTGRES, (Place.POSTGRES,), length_s, says, outside=outside)
+def _postgres(name: str, says: str, length_s: Range = BLOW, *, outside: bool = True) -> FaultKind:
+    return FaultKind(name, Family.POSTGRES, (FaultTarget.POSTGRES,), length_s, says, outside=outside)
 
 
-ROLES = (Place.GATEWAY, Place.SCHEDULER, Place.WORKER, Place.MODEL)
+ROLES = (FaultTarget.GATEWAY, FaultTarget.SCHEDULER, FaultTarget.WORKER, FaultTarget.MODEL)
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[FaultKind, ...] = (
     *(_killed(role) for role in ROLES),
     *(_stopped(role) for role in ROLES),
-    *(_ended(role) for role in (Place.GATEWAY, Place.SCHEDULER, Place.WORKER)),
-    *(_restarted(role) for role in (Place.GATEWAY, Place.SCHEDULER, Place.WORKER)),
-    Kind(
+    *(_ended(role) for role in (FaultTarget.GATEWAY, FaultTarget.SCHEDULER, FaultTarget.WORKER)),
+    *(_restarted(role) for role in (FaultTarget.GATEWAY, FaultTarget.SCHEDULER, FaultTarget.WORKER)),
+    FaultKind(
         "lose-workers",
         Family.PROCESS,
-        (Place.WORKER,),
+        (FaultTarget.WORKER,),
         BLOW,
         "SIGKILL of half of the workers and SIGTERM of the others, at once",
         outside=True,
     ),
-    Kind(
+    FaultKind(
         "spool-full",
         Family.PROCESS,
-        (Place.GATEWAY,),
+        (FaultTarget.GATEWAY,),
         SPELL,
         "a gateway without Redis whose disk takes no byte more",
     ),
@@ -153,10 +159,10 @@ KINDS: tuple[Kind, ...] = (
     _postgres("pg-terminate", "pg_terminate_backend of every client"),
     _postgres("pg-lock", "LOCK TABLE requests", (1.0, 5.0)),
     _postgres("pg-disk-full", "backends of PostgreSQL that can write no file", (0.3, 3.0), outside=False),
-    Kind(
+    FaultKind(
         "hostile-client",
         Family.CLIENT,
-        (Place.GATEWAY,),
+        (FaultTarget.GATEWAY,),
         HOSTILE,
         "half heads, half bodies, strange hosts, garbage, abandoned streams and slow readers at a gateway",
     ),
@@ -177,8 +183,8 @@ class Planned:
     """One fault to come: `at_s` and `length_s` in seconds, `index` counts from 0 among the targets of `place`."""
 
     at_s: float
-    kind: Kind
-    place: Place
+    kind: FaultKind
+    place: FaultTarget
     index: int
     length_s: float
     parameters: Mapping[str, float]
@@ -190,7 +196,9 @@ class Planned:
         return f"{self.at_s:6.1f} s  {self.kind.name} {target}{length}{drawn}"
 
 
-def schedule(seed: int, duration_s: float, kinds: Sequence[Kind], targets: Mapping[Place, int]) -> list[Planned]:
+def schedule(
+    seed: int, duration_s: float, kinds: Sequence[FaultKind], targets: Mapping[FaultTarget, int]
+) -> list[Planned]:
     """All faults of a run in order of time. `targets`: how many there are of each place; kinds without one are left out.
 
     The same arguments give the same schedule on every machine.
@@ -216,7 +224,7 @@ def _times(random: Random, duration_s: float) -> Iterator[float]:
         at_s += random.uniform(*gap)
 
 
-def _dealt(random: Random, kinds: Sequence[Kind]) -> Iterator[Kind]:
+def _dealt(random: Random, kinds: Sequence[FaultKind]) -> Iterator[FaultKind]:
     """One of each family first, then what is left of the pack, then whole packs for ever."""
     pack = list(kinds)
     random.shuffle(pack)
@@ -229,7 +237,7 @@ def _dealt(random: Random, kinds: Sequence[Kind]) -> Iterator[Kind]:
         yield from pack
 
 
-def _planned(random: Random, at_s: float, kind: Kind, targets: Mapping[Place, int], end_s: float) -> Planned:
+def _planned(random: Random, at_s: float, kind: FaultKind, targets: Mapping[FaultTarget, int], end_s: float) -> Planned:
     place = random.choice([place for place in kind.places if targets.get(place)])
     index = random.randrange(targets[place])
     length_s = min(random.uniform(*kind.length_s), max(end_s - at_s, 0.0))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from tierlane.chaos.faults.catalogue import Planned
-from tierlane.chaos.faults.target import Ground, Stranger
+from tierlane.chaos.faults.target import StackTargets, Stranger
 
 CONNECTIONS_OF_A_SORT = 4
 PAUSE_S = 0.2
@@ -79,7 +79,7 @@ SORTS = (
 
 
 @asynccontextmanager
-async def hostile(ground: Ground, fault: Planned) -> AsyncIterator[str]:
+async def hostile(ground: StackTargets, fault: Planned) -> AsyncIterator[str]:
     """All sorts at one gateway; at the end every connection is reset."""
     stranger = ground.stranger(fault.index)
     random = Random(f"{fault.at_s}/hostile")

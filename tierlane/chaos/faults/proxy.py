@@ -106,11 +106,11 @@ class _Link:
         self._socket = socket
         self._gone = gone
         self._connecting: asyncio.Task[None] | None = None
-        self.client = _End(self, lambda: (weather().drop_requests, weather().delay_s))
-        self.server = _End(self, lambda: (weather().drop_replies, weather().delay_s))
+        self.client = _ProxyEnd(self, lambda: (weather().drop_requests, weather().delay_s))
+        self.server = _ProxyEnd(self, lambda: (weather().drop_replies, weather().delay_s))
         self.client.other, self.server.other = self.server, self.client
 
-    def opened(self, end: "_End") -> None:
+    def opened(self, end: "_ProxyEnd") -> None:
         if end is self.client:
             self._connecting = asyncio.create_task(self._connect())
 
@@ -134,10 +134,10 @@ class _Link:
             end.finish()
 
 
-class _End(asyncio.Protocol):
+class _ProxyEnd(asyncio.Protocol):
     """One side of a link: what comes in here goes out at `other`, later or never. Order is kept whatever changes."""
 
-    other: "_End"
+    other: "_ProxyEnd"
 
     def __init__(self, link: _Link, fate: Callable[[], tuple[bool, float]]) -> None:
         self._link = link

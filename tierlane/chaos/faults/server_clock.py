@@ -81,7 +81,7 @@ def read_step(details: str) -> float:
 
 
 @dataclass(frozen=True)
-class Step:
+class ClockStep:
     """At `at` (monotonic seconds) the clock was moved by `by_s`."""
 
     at: float
@@ -91,7 +91,7 @@ class Step:
 class SteppedClock:
     """The clock of Redis over one run. An event is stamped shortly after its step, so a step is a span of `stamp_s`."""
 
-    def __init__(self, steps: Iterable[Step], stamp_s: float) -> None:
+    def __init__(self, steps: Iterable[ClockStep], stamp_s: float) -> None:
         self._steps = sorted(steps, key=lambda step: step.at)
         self._stamp_s = stamp_s
         self._ahead = [0.0]
@@ -115,7 +115,7 @@ class SteppedClock:
         """When it may have been that the clock showed this time: none, one, or several after a step backwards."""
         return [shown - ahead for steps, ahead in enumerate(self._ahead) if self._may_have(steps, shown - ahead)]
 
-    def _between(self, begin: float, end: float) -> Iterable[Step]:
+    def _between(self, begin: float, end: float) -> Iterable[ClockStep]:
         return (step for step in self._steps if begin - self._stamp_s <= step.at <= end + self._stamp_s)
 
     def _may_have(self, steps: int, at: float) -> bool:

@@ -16,7 +16,7 @@ import psutil
 from redis.exceptions import RedisError
 
 from scheduler.errors import RedisUnavailable
-from tierlane.chaos.faults.catalogue import BY_NAME, Place, Planned
+from tierlane.chaos.faults.catalogue import BY_NAME, FaultTarget, Planned
 from tierlane.chaos.faults.proxy import FaultProxy
 from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.history import FaultEvent, What
@@ -32,11 +32,11 @@ class Stranger:
     model: str
 
 
-class Ground(Protocol):
+class StackTargets(Protocol):
     """A stack as faults see it. Targets of a place are counted from 0."""
 
     @property
-    def targets(self) -> Mapping[Place, int]:
+    def targets(self) -> Mapping[FaultTarget, int]:
         """How many there are of each place."""
 
     @property
@@ -54,16 +54,16 @@ class Ground(Protocol):
     def stranger(self, index: int) -> Stranger:
         """At this gateway."""
 
-    def name(self, place: Place, index: int) -> str:
+    def name(self, place: FaultTarget, index: int) -> str:
         """What a target is called in events."""
 
-    def processes(self, place: Place, index: int) -> Sequence[psutil.Process]:
+    def processes(self, place: FaultTarget, index: int) -> Sequence[psutil.Process]:
         """The processes that are there now, none where it is down; a server with all its children. Takes milliseconds."""
 
-    def proxy(self, place: Place, index: int) -> FaultProxy:
+    def proxy(self, place: FaultTarget, index: int) -> FaultProxy:
         """One proxy."""
 
-    def redis_proxy_of(self, place: Place, index: int) -> FaultProxy:
+    def redis_proxy_of(self, place: FaultTarget, index: int) -> FaultProxy:
         """The proxy between this process and Redis."""
 
 
@@ -71,7 +71,7 @@ class FaultImpossible(Exception):
     """The fault cannot be done now; the message says why."""
 
 
-Doing = Callable[[Ground, Planned], AbstractAsyncContextManager[str]]
+Doing = Callable[[StackTargets, Planned], AbstractAsyncContextManager[str]]
 """Does a fault on entry, tells its details, heals it on exit."""
 
 Tell = Callable[[FaultEvent], None]
@@ -89,7 +89,7 @@ AWAY = (
 """What keeps a fault from being done: mostly that another one has taken its target away."""
 
 
-async def do_fault(ground: Ground, fault: Planned, doing: Mapping[str, Doing], tell: Tell) -> None:
+async def do_fault(ground: StackTargets, fault: Planned, doing: Mapping[str, Doing], tell: Tell) -> None:
     """Do one fault and heal it after its length, or when cancelled; tell its begin and its end.
 
     One that repeats a blow tells each blow under the name of that.
@@ -110,7 +110,7 @@ def blows(fault: Planned) -> Iterator[Planned]:
         yield replace(fault, at_s=fault.at_s + number * fault.kind.every_s, kind=kind, length_s=0.0)
 
 
-async def _do_once(ground: Ground, fault: Planned, doing: Mapping[str, Doing], tell: Tell) -> None:
+async def _do_once(ground: StackTargets, fault: Planned, doing: Mapping[str, Doing], tell: Tell) -> None:
     name, target = fault.kind.name, ground.name(fault.place, fault.index)
     now, error = What.START, "Interrupted."
     try:
