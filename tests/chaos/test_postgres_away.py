@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from chaos.conftest import FOUR_GPUS
-from load import ALL_WELL, load, verdict
+from load import ALL_WELL, load, unwell, verdict
 from stack import start_stack
 from tierlane.embedded import EmbeddedPostgres
 
@@ -61,7 +61,7 @@ async def test_half_a_minute_without_postgres(postgres: EmbeddedPostgres, tmp_pa
         back = time.monotonic()
         answers = await loading
 
-        assert verdict(answers) == ALL_WELL
+        assert verdict(answers) == ALL_WELL, unwell(answers)[:5]
         assert "audit" in reasons
         assert "catalog" in reasons
         rows = await stack.audited([a.request_id for a in answers if a.request_id])
