@@ -31,13 +31,16 @@ install: $(INSTALLED) ## Make .venv with the tierlane command in it
 up: $(INSTALLED) ## Start everything on this machine; Ctrl-C stops it
 	@$(BIN)/tierlane up $(ARGS)
 
-# Most of the tests wait for servers, the others compute: side by side, the latter where nobody else needs the processor.
+# Tests with servers wait most of the time, so several processes run them, each with servers of its own; a file stays in
+# one process. The others compute: they run beside them at a lower priority.
+TEST_PROCESSES ?= 3
+
 test: $(TEST_READY) ## Run all tests but the long ones
 ifeq ($(ARGS),)
-	@told=$$(mktemp); nice -n 15 $(BIN)/python -m pytest tests/unit tests/architecture > $$told 2>&1 & computing=$$!; \
-	$(BIN)/python -m pytest --ignore=tests/unit --ignore=tests/architecture; waiting=$$?; \
-	wait $$computing; computed=$$?; cat $$told; rm -f $$told; \
-	test $$waiting -eq 0 -a $$computed -eq 0
+	@log=$$(mktemp); nice -n 15 $(BIN)/python -m pytest tests/unit tests/architecture > $$log 2>&1 & computing=$$!; \
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --ignore=tests/unit --ignore=tests/architecture; servers=$$?; \
+	wait $$computing; computed=$$?; cat $$log; rm -f $$log; \
+	test $$servers -eq 0 -a $$computed -eq 0
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
