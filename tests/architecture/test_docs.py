@@ -11,7 +11,7 @@ import typer.main
 
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.redis_client.keys import Keys
-from scheduler.states import State
+from scheduler.states import Admission, State
 from tierlane.cli import app
 from tierlane.settings.descriptions import CONFIG_VARIABLE, TEXTS, variable
 from tierlane.settings.model import FOREIGN_PREFIXES
@@ -19,6 +19,7 @@ from tierlane.settings.model import FOREIGN_PREFIXES
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 ENDINGS = "in|ini|json|lua|md|py|safetensors|sh|sql|toml|txt"
+PACKAGES = ("gateway", "ratelimit", "scheduler", "gpu_pool", "ledger", "tierlane")
 OF_A_MODEL = ("modules.json", "sentence_bert_config.json")
 MADE_AT_RUN_TIME = (
     ".tierlane/",
@@ -118,11 +119,25 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_reading_order_names_files() -> None:
-    """The README's tour through the code is not empty."""
-    tour = text_of(ROOT / "README.md").split("## Read the code in this order")[1].split("\n## ")[0]
+@by_name
+def test_named_functions_exist(page: Path) -> None:
+    """A function or class in parentheses after its file, `a.py` (`f`, `C.g`), is defined there."""
+    missing = []
+    for file, names in re.findall(r"`([\w/.]+\.(?:py|lua))`\s\(((?:`[\w.]+`(?:,\s)?)+)\)", text_of(page)):
+        text = text_of(ROOT / file)
+        parts = (part for name in re.findall(r"`([\w.]+)`", names) for part in name.split("."))
+        missing += [f"{file}: {part}" for part in parts if not re.search(rf"\b{part}\b", text)]
 
-    assert len(paths_in(tour)) >= 20
+    assert missing == []
+
+
+def test_the_reading_order_names_files() -> None:
+    """The README's reading order has at most 15 modules, and the scripts that they call."""
+    tour = text_of(ROOT / "README.md").split("## Read the code in this order")[1].split("\n## ")[0]
+    named = paths_in(tour)
+
+    assert 10 <= sum(name.endswith(".py") for name in named) <= 15
+    assert sum(name.endswith(".lua") for name in named) >= 2
 
 
 def test_every_setting_is_on_its_page() -> None:
@@ -143,7 +158,7 @@ def test_named_settings_exist(page: Path) -> None:
 
 def test_defaults_in_the_table_of_times() -> None:
     """Where the table of times names a setting, it says its default."""
-    rows = [cells for cells in table_rows("architecture.md") if len(cells) == 3 and cells[2].startswith("`TIERLANE_")]
+    rows = [cells for cells in table_rows("timeouts.md") if len(cells) == 3 and cells[2].startswith("`TIERLANE_")]
     wrong = []
     for what, default, name in rows:
         setting = name.strip("`").removeprefix("TIERLANE_").lower()
@@ -193,8 +208,8 @@ def test_every_hash_field_is_documented() -> None:
 
 
 def test_every_error_code_is_in_the_table() -> None:
-    """docs/architecture.md has each code with the status that it gets, and no other."""
-    rows = [cells for cells in table_rows("architecture.md") if len(cells) == 4 and cells[1].isdigit()]
+    """docs/errors.md has each code with the status that it gets, and no other."""
+    rows = [cells for cells in table_rows("errors.md") if len(cells) == 4 and cells[1].isdigit()]
     documented = {cells[0].strip("`"): int(cells[1]) for cells in rows}
     refused = {cells[0].strip("`") for cells in rows if cells[3] == "no"}
 
@@ -202,9 +217,26 @@ def test_every_error_code_is_in_the_table() -> None:
     assert refused == {code.value for code in ErrorCode if HTTP[code].retry is False}
 
 
+def test_every_outcome_of_admission_is_in_the_table() -> None:
+    """docs/errors.md has each outcome with the code that it becomes."""
+    page = text_of(ROOT / "docs" / "errors.md").split("## Admission outcomes")[1].split("\n## ")[0]
+
+    assert missing_from((f"`{outcome.value}`" for outcome in Admission), page) == []
+
+
 def test_every_state_is_named() -> None:
     """docs/architecture.md draws the states."""
     assert missing_from((state.value for state in State), text_of(ROOT / "docs" / "architecture.md")) == []
+
+
+def test_every_package_is_on_the_map() -> None:
+    """docs/architecture.md has one line for each package, and has at most 200 lines."""
+    page = text_of(ROOT / "docs" / "architecture.md")
+    packages = {f"`{path.parent.relative_to(ROOT)}/`" for top in PACKAGES for path in (ROOT / top).rglob("__init__.py")}
+
+    assert len(packages) > 30
+    assert missing_from(packages, page) == []
+    assert page.count("\n") <= 200
 
 
 def make_targets() -> set[str]:
