@@ -1,6 +1,6 @@
 """The command line: verbs, their flags, exit codes. What a verb does is imported when it is run, never before.
 
-`--help` must be quick, so this module imports typer and the setting texts only: no validation, no client libraries, no
+`--help` must be quick, so this module imports typer and the declared settings only: no validation, no client libraries, no
 torch. Flags reach the settings as text, so that a bad one is reported like a bad variable is. A role is imported
 without what no role uses: a third of the time until it serves.
 
@@ -19,24 +19,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierlane.settings.descriptions import (
-    AUDITOR,
-    AUTOSCALE,
-    CONFIG_VARIABLE,
-    DEFAULT_CONFIG_FILE,
-    ENDPOINT,
-    GATEWAY,
-    JOBS,
-    METRICS,
-    POOL_TIMES,
-    SCHEDULER,
-    SECRET_SETTINGS,
-    TEXTS,
-    TRACES,
-    WORKER,
-    flag,
-    variable,
+from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, flag, settings_of, variable
+from tierlane.settings.gateway_sections import (
+    AutoscaleSettings,
+    GatewaySettings,
+    JobSettings,
+    MetricsSettings,
+    TraceSettings,
 )
+from tierlane.settings.role_sections import (
+    AuditorSettings,
+    EndpointSettings,
+    PoolTimeSettings,
+    SchedulerSettings,
+    WorkerSettings,
+)
+from tierlane.settings.sections import SETTINGS
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -66,8 +64,8 @@ def lean_imports() -> Iterator[None]:
 
 
 USAGE_ERROR = 2
-SWITCHES = frozenset({"ephemeral", "replace"})  # Settings whose flag takes no value.
 LOGGING = ("log_format", "log_level")
+GATEWAY_SECTIONS = (GatewaySettings, JobSettings, AutoscaleSettings, MetricsSettings, TraceSettings, PoolTimeSettings)
 UP_FLAGS = (
     "port", "gateways", "schedulers", "workers", "autoscale", "backend", "pools", "max_batch_size", "data_dir", "ephemeral", "replace",
     *LOGGING,
@@ -146,8 +144,9 @@ def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Ver
         def command(config: Path | None = None, **given: object) -> None:
             raise typer.Exit(_run(function, config, given, required))
 
-        parameters = [_config_parameter(), *(_flag_parameter(name) for name in flags if name not in SECRET_SETTINGS)]
-        # typer reads options from the signature, so the signature is made from the table of settings.
+        shown = [name for name in flags if not SETTINGS[name].secret]
+        parameters = [_config_parameter(), *(_flag_parameter(name) for name in shown)]
+        # typer reads options from the signature, so the signature is made from the declared settings.
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         app.command(name=function.__name__, help=function.__doc__)(command)
@@ -173,11 +172,11 @@ def _config_parameter() -> inspect.Parameter:
 
 
 def _flag_parameter(name: str) -> inspect.Parameter:
-    text = TEXTS[name]
-    help_text = f"{text.description} [env: {variable(name)}] [default: {text.default or 'none'}]"
-    if name in SWITCHES:
+    setting = SETTINGS[name]
+    help_text = setting.help(variable(name))
+    if setting.switch:
         return _parameter(name, bool | None, typer.Option(flag(name), help=help_text))
-    return _parameter(name, str | None, typer.Option(flag(name), metavar=text.metavar, help=help_text))
+    return _parameter(name, str | None, typer.Option(flag(name), metavar=setting.metavar, help=help_text))
 
 
 def _parameter(name: str, kind: object, option: object) -> inspect.Parameter:
@@ -201,7 +200,7 @@ def up(settings: "Settings") -> int:
 
 
 @verb(
-    flags=[*GATEWAY, *JOBS, *AUTOSCALE, *METRICS, *TRACES, *POOL_TIMES, "pool", "serve_pools", "data_dir", *LOGGING],
+    flags=[*settings_of(*GATEWAY_SECTIONS), "pool", "serve_pools", "data_dir", *LOGGING],
     required=("redis_url", "database_url", "service_token"),
 )
 def gateway(settings: "Settings") -> int:
@@ -210,14 +209,18 @@ def gateway(settings: "Settings") -> int:
 
 
 @verb(
-    flags=[*SCHEDULER, *AUDITOR, *POOL_TIMES, "pool", "serve_pools", *LOGGING], required=("redis_url", "database_url")
+    flags=[*settings_of(SchedulerSettings, AuditorSettings, PoolTimeSettings), "pool", "serve_pools", *LOGGING],
+    required=("redis_url", "database_url"),
 )
 def scheduler(settings: "Settings") -> int:
     """Run one scheduler, with the reaper and the auditor."""
     return _role("scheduler")(settings)
 
 
-@verb(flags=[*WORKER, *ENDPOINT, *POOL_TIMES, "traces_endpoint", "pool", *LOGGING], required=("redis_url",))
+@verb(
+    flags=[*settings_of(WorkerSettings, EndpointSettings, PoolTimeSettings), "traces_endpoint", "pool", *LOGGING],
+    required=("redis_url",),
+)
 def worker(settings: "Settings") -> int:
     """Run one worker, with its model process."""
     return _role("worker")(settings)

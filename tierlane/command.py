@@ -1,6 +1,6 @@
-"""What verbs share: their style, common options, exit codes, and commands whose options are a table of texts.
+"""What verbs share: their style, common options, exit codes, and commands whose options are a table.
 
-Help must be quick, so only typer and texts are imported here; what a verb does is imported when it runs. Options of a
+Help must be quick, so only typer and declarations are imported here; what a verb does is imported when it runs. Options of a
 tool reach it as text, so that a bad flag is reported like a bad variable is.
 
 0: done. 1: failed, or not all of it was done. 2: wrong usage or a bad setting.
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from tierlane.settings.descriptions import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, Text, flag, variable
+from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, Option, flag, variable
+from tierlane.settings.sections import SETTINGS
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -70,9 +71,8 @@ def run_group(app: typer.Typer, name: str, argv: list[str]) -> int:
 
 def setting(name: str) -> Any:
     """The option of a setting, without a default: so the environment and the file get their turn."""
-    text = TEXTS[name]
-    shown = f"{text.description} [env: {variable(name)}] [default: {text.default or 'none'}]"
-    return typer.Option(flag(name), metavar=text.metavar, help=shown)
+    declared = SETTINGS[name]
+    return typer.Option(flag(name), metavar=declared.metavar, help=declared.help(variable(name)))
 
 
 def from_variable(*names: str, variable: str, says: str, default: str, **options: Any) -> Any:
@@ -130,7 +130,7 @@ class Tool:
     """One tool: its name, its options, and its switches, which take no value and are off unless given."""
 
     name: str
-    options: Mapping[str, Text]
+    options: Mapping[str, Option]
     switches: Mapping[str, str] = field(default_factory=dict)
 
     def variable(self, option: str) -> str:
@@ -163,7 +163,7 @@ def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
         raise typer.Exit(run(given))
 
     parameters = [_valued(tool, option) for option in tool.options] + [_switch(tool, name) for name in tool.switches]
-    # typer reads options from the signature, so the signature is made from the table of texts.
+    # typer reads options from the signature, so the signature is made from the table of options.
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command(name=tool.name, help=says, epilog=epilog)(command)
@@ -171,9 +171,9 @@ def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
 
 
 def _valued(tool: Tool, option: str) -> inspect.Parameter:
-    text, variable = tool.options[option], tool.variable(option)
-    shown = f"{text.description} [env: {variable}] [default: {text.default or 'none'}]"
-    info = typer.Option(flag(option), metavar=text.metavar, help=shown, envvar=variable, show_envvar=False)
+    declared, variable = tool.options[option], tool.variable(option)
+    shown = declared.help(variable)
+    info = typer.Option(flag(option), metavar=declared.metavar, help=shown, envvar=variable, show_envvar=False)
     return _parameter(option, Annotated[str | None, info])
 
 

@@ -22,7 +22,8 @@ from deploy_files import (
     unit,
 )
 from tierlane.cli import app
-from tierlane.settings.descriptions import TEXTS, variable
+from tierlane.settings.declaration import variable
+from tierlane.settings.sections import SETTINGS
 
 ROOT = DEPLOY.parent
 TEXT_FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
@@ -35,7 +36,7 @@ def test_named_settings_exist(path: Path) -> None:
     """No file of deploy/ sets a variable that no role reads."""
     named_here = set(re.findall(r"TIERLANE_[A-Z_]*[A-Z]", text_of(path)))
 
-    assert sorted(named_here - {variable(name) for name in TEXTS}) == []
+    assert sorted(named_here - {variable(name) for name in SETTINGS}) == []
 
 
 def test_commands_are_verbs_with_their_flags() -> None:

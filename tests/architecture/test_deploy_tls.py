@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from deploy_files import DEPLOY, documents, objects, text_of
-from tierlane.settings.descriptions import TEXTS, variable
+from tierlane.settings.declaration import variable
+from tierlane.settings.sections import SETTINGS
 
 OVERLAY = DEPLOY / "k8s" / "overlays" / "tls"
 TEMPLATES = DEPLOY / "helm" / "tierlane" / "templates"
@@ -85,7 +86,7 @@ def test_an_endpoint_is_shown_the_certificate() -> None:
     (policy,) = [found for found in CHANGED if found["kind"] == "NetworkPolicy"]
 
     assert set(told.values()) == FILES
-    assert set(told) == {variable(name) for name in TEXTS if name.startswith("endpoint") and name.endswith("_file")}
+    assert set(told) == {variable(name) for name in SETTINGS if name.startswith("endpoint") and name.endswith("_file")}
     assert policy["spec"]["egress"][-1]["ports"] == [{"protocol": "TCP", "port": 443}]
     chart = text_of(TEMPLATES / "worker.yaml")
     assert all(f"{{name: {name}, value: {value}}}" in chart for name, value in told.items())

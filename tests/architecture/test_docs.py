@@ -13,8 +13,9 @@ from scheduler.errors import HTTP, ErrorCode
 from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission, State
 from tierlane.cli import app
-from tierlane.settings.descriptions import CONFIG_VARIABLE, TEXTS, variable
+from tierlane.settings.declaration import CONFIG_VARIABLE, variable
 from tierlane.settings.model import FOREIGN_PREFIXES
+from tierlane.settings.sections import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
@@ -144,13 +145,13 @@ def test_every_setting_is_on_its_page() -> None:
     """docs/configuration.md has each variable."""
     page = text_of(ROOT / "docs" / "configuration.md")
 
-    assert missing_from((f"`{variable(name)}`" for name in TEXTS), page) == []
+    assert missing_from((f"`{variable(name)}`" for name in SETTINGS), page) == []
 
 
 @by_name
 def test_named_settings_exist(page: Path) -> None:
     """No page speaks of a variable that no role reads."""
-    known = {variable(name) for name in TEXTS} | {CONFIG_VARIABLE}
+    known = {variable(name) for name in SETTINGS} | {CONFIG_VARIABLE}
     named = set(re.findall(r"TIERLANE_[A-Z_]*[A-Z]", text_of(page)))
 
     assert sorted(name for name in named - known if not name.startswith(FOREIGN_PREFIXES)) == []
@@ -162,8 +163,8 @@ def test_defaults_in_the_table_of_times() -> None:
     wrong = []
     for what, default, name in rows:
         setting = name.strip("`").removeprefix("TIERLANE_").lower()
-        if not re.search(rf"\b{TEXTS[setting].default} ms$", default):
-            wrong.append(f"{what}: {default}, not {TEXTS[setting].default}")
+        if not re.search(rf"\b{SETTINGS[setting].default} ms$", default):
+            wrong.append(f"{what}: {default}, not {SETTINGS[setting].default}")
 
     assert wrong == []
     assert len(rows) >= 10

@@ -9,7 +9,7 @@ import pytest
 from tierlane.chaos.command import OPTIONS, TOOL, ChaosUsageError, main, read_options
 from tierlane.chaos.faults.actions import DOING
 from tierlane.chaos.faults.catalogue import KINDS
-from tierlane.settings.descriptions import flag
+from tierlane.settings.declaration import flag
 
 HEAVY = {"pydantic", "redis", "aiohttp", "sqlalchemy", "asyncpg", "rich", "psutil", "uvloop"}
 

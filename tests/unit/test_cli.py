@@ -5,7 +5,8 @@ from typer.testing import CliRunner
 
 from quick_help import shown_by
 from tierlane.cli import app
-from tierlane.settings.descriptions import TEXTS, flag, variable
+from tierlane.settings.declaration import flag, variable
+from tierlane.settings.sections import SETTINGS
 
 ROLES = ("up", "gateway", "scheduler", "worker", "migrate")
 TOOLS = (
@@ -48,9 +49,9 @@ def test_every_flag_shows_its_variable_and_default(verb: str) -> None:
     """Each flag of a verb is followed by [env: X] [default: Y]."""
     shown = " ".join(CliRunner().invoke(app, [verb, "--help"]).stdout.split())
 
-    for name, text in TEXTS.items():
+    for name, setting in SETTINGS.items():
         if f"{flag(name)} " in shown:
-            assert f"[env: {variable(name)}] [default: {text.default or 'none'}]" in shown
+            assert f"[env: {variable(name)}] [default: {setting.default or 'none'}]" in shown
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from scheduler.redis_client.keys import pools_of, pools_to_serve
-from tierlane.settings.sections import OtherPool, PoolsError, parse_pools
+from tierlane.settings.pools import OtherPool, PoolsError, parse_pools
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tierlane.settings.__main__ import configuration_page
-from tierlane.settings.descriptions import SECRET_SETTINGS, SECTIONS, TEXTS, variable
+from tierlane.settings.declaration import settings_of, variable
 from tierlane.settings.model import Settings, SettingsError, load_settings
+from tierlane.settings.sections import ORDERED, SECTIONS, SETTINGS
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
 
@@ -14,7 +15,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "configuration.md"
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No settings from outside: neither variables nor a file in the current directory."""
-    for name in [*TEXTS, "config"]:
+    for name in [*SETTINGS, "config"]:
         monkeypatch.delenv(variable(name), raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -161,20 +162,35 @@ def test_the_log_format_is_decided_at_loading() -> None:
     assert load_settings().log_format == "json"
 
 
-def test_every_setting_has_a_text_with_the_right_default() -> None:
-    """Texts and types are two tables of the same settings."""
-    assert set(TEXTS) == set(Settings.model_fields)
-    shown = {name: text.default for name, text in TEXTS.items()}
-    real = {name: field.default for name, field in Settings.model_fields.items()}
-    for name, value in real.items():
-        text = "" if value is None or name in SECRET_SETTINGS else str(value)
-        assert shown[name] == (text.lower() if isinstance(value, bool) else text), name
+def test_the_model_has_each_declared_setting_with_its_default() -> None:
+    """Pydantic finds the declarations of all sections, and a default as shown, read from a variable, is that default."""
+    assert set(SETTINGS) == set(Settings.model_fields)
+    assert sum(len(settings_of(section)) for section in SECTIONS.values()) == len(SETTINGS)
+    default = load_settings()
+
+    given = load_settings({name: setting.default for name, setting in SETTINGS.items() if setting.default})
+
+    assert given == default
+
+
+def test_secrets_are_hidden() -> None:
+    """No message and no repr shows a setting without a flag."""
+    hidden = {name for name, field in Settings.model_fields.items() if not field.repr}
+
+    assert hidden == {name for name, setting in SETTINGS.items() if setting.secret} | {"traces_endpoint"}
+
+
+def test_rules_name_settings() -> None:
+    """What a rule or a declaration says of another setting is about one that exists."""
+    named = {name for rule in ORDERED for name in (rule.smaller, rule.larger)}
+
+    assert named | {setting.needs for setting in SETTINGS.values() if setting.needs} <= set(SETTINGS)
 
 
 def test_every_time_says_its_unit() -> None:
     """A name that ends in _ms has a description in milliseconds."""
-    for name, text in TEXTS.items():
-        assert name.endswith("_ms") == ("Milliseconds" in text.description), name
+    for name, setting in SETTINGS.items():
+        assert name.endswith("_ms") == ("Milliseconds" in setting.description), name
 
 
 def test_the_page_is_current() -> None:
@@ -182,4 +198,4 @@ def test_the_page_is_current() -> None:
     page = configuration_page()
 
     assert PAGE.read_text() == page
-    assert all(variable(name) in page for section in SECTIONS.values() for name in section)
+    assert all(variable(name) in page for name in SETTINGS)

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from gpu_pool.model_process.handle import ModelLaunch
 from scheduler.protocol.direct import direct_token
 from tierlane.settings.model import Settings
-from tierlane.settings.sections import default_torch_threads
+from tierlane.settings.pools import default_torch_threads
 from tierlane.up.data_dir import LogLines
 from tierlane.up.demo_data import demo_model
 from tierlane.up.members import RoleEnvironment, role_command

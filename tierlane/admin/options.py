@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import typer
 
 from tierlane.command import Config, DataDir, Verb, carry_out, from_variable, no_variable, output
-from tierlane.settings.descriptions import flag
+from tierlane.settings.declaration import flag
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings

@@ -7,7 +7,7 @@ from typing import Any
 
 from tierlane.admin.options import REQUIRED, Field, Given
 from tierlane.connect import UsageError
-from tierlane.settings.descriptions import flag
+from tierlane.settings.declaration import flag
 
 _SPAN = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

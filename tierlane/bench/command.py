@@ -9,57 +9,59 @@ from typing import Any
 import typer
 
 from tierlane.command import USAGE_ERROR, Tool, run_tool
-from tierlane.settings.descriptions import Text, number
+from tierlane.settings.declaration import Option
 
-OPTIONS: dict[str, Text] = {
-    "url": Text("", "Where to send, as http://HOST:PORT. Unset: http_url of the stack file.", "URL"),
-    "stack": Text(
+OPTIONS: dict[str, Option] = {
+    "url": Option("", "Where to send, as http://HOST:PORT. Unset: http_url of the stack file.", "URL"),
+    "stack": Option(
         ".tierlane/stack.json",
         "Stack file of `tierlane up`: keys by tier, processes for CPU, database for the audit check.",
         "FILE",
     ),
-    "mode": Text(
+    "mode": Option(
         "open",
         "open: --rate requests a second on schedule, whatever comes back. closed: each of --connections sends its next "
         "request when the last one is answered, which finds how much the system can do.",
         "KIND",
     ),
-    "rate": Text("1000", "Requests a second over all tiers, in the open loop.", "RATE"),
-    "duration": Text("60", "Seconds that are measured.", "SECONDS"),
-    "warmup": Text("3", "Seconds of the same load before, not measured.", "SECONDS"),
-    "mix": Text("enterprise=0.3,paid=0.6,free=0.1", "Share of each tier; each needs a key.", "MIX"),
-    "keys": Text(
+    "rate": Option("1000", "Requests a second over all tiers, in the open loop.", "RATE"),
+    "duration": Option("60", "Seconds that are measured.", "SECONDS"),
+    "warmup": Option("3", "Seconds of the same load before, not measured.", "SECONDS"),
+    "mix": Option("enterprise=0.3,paid=0.6,free=0.1", "Share of each tier; each needs a key.", "MIX"),
+    "keys": Option(
         "",
         "Keys to send with, a line `TIER,KEY` for each customer; those of a tier take turns. Unset: the stack file's.",
         "FILE",
     ),
-    "arrivals": Text("poisson", "poisson (independent users, bursts included) or constant (equal gaps).", "KIND"),
-    "input_bytes": number("32", "Size of each input in bytes, at least 15; each begins with a number of its own."),
-    "input": Text("", "Text of each input, after the number of its own. Wins over --input-bytes."),
-    "model": Text("", "Model to name in each request. Unset: the gateway's default."),
-    "connections": number(
-        "128", "Keep-alive connections at most. When all are busy, waiting counts as latency. Closed loop: so many."
+    "arrivals": Option("poisson", "poisson (independent users, bursts included) or constant (equal gaps).", "KIND"),
+    "input_bytes": Option("32", "Size of each input in bytes, at least 15; each begins with a number of its own.", "N"),
+    "input": Option("", "Text of each input, after the number of its own. Wins over --input-bytes."),
+    "model": Option("", "Model to name in each request. Unset: the gateway's default."),
+    "connections": Option(
+        "128",
+        "Keep-alive connections at most. When all are busy, waiting counts as latency. Closed loop: so many.",
+        "N",
     ),
-    "timeout": Text("10", "Seconds from its scheduled time after which a request counts as unanswered.", "SECONDS"),
-    "verify": Text(
+    "timeout": Option("10", "Seconds from its scheduled time after which a request counts as unanswered.", "SECONDS"),
+    "verify": Option(
         "auto", "reversed (outputs must be the inputs reversed), off, or auto: reversed if the first ones are.", "KIND"
     ),
-    "audit_wait": Text("15", "Seconds to wait at the end for the audit rows.", "SECONDS"),
-    "seed": number("", "Seed of the schedule. Unset: drawn, and told in the report."),
-    "slo": Text(
+    "audit_wait": Option("15", "Seconds to wait at the end for the audit rows.", "SECONDS"),
+    "seed": Option("", "Seed of the schedule. Unset: drawn, and told in the report.", "N"),
+    "slo": Option(
         "",
         "Objectives that fail the run, such as enterprise.p99=250ms,enterprise.success=99.9%. Tier `all` is the sum.",
         "LIST",
     ),
-    "max_error_rate": Text("", "Largest share of requests without a 200, such as 1%; more fails the run.", "SHARE"),
-    "echo": Text(
+    "max_error_rate": Option("", "Largest share of requests without a 200, such as 1%; more fails the run.", "SHARE"),
+    "echo": Option(
         "auto",
         "on: before the run, the same load on a bare aiohttp echo of as many processes as there are gateways, to tell "
         "what a request costs beside it. off, or auto: on if the stack file names gateways.",
         "KIND",
     ),
-    "report": Text("", "Write plots, and a page that shows them, to this directory.", "DIR"),
-    "json": Text("", "Write everything that was measured to this file.", "FILE"),
+    "report": Option("", "Write plots, and a page that shows them, to this directory.", "DIR"),
+    "json": Option("", "Write everything that was measured to this file.", "FILE"),
 }
 TOOL = Tool("bench", OPTIONS)
 

@@ -18,35 +18,41 @@ import typer
 
 from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, FaultKind
 from tierlane.command import FAILED, USAGE_ERROR, Tool, run_tool
-from tierlane.settings.descriptions import Text, number
+from tierlane.settings.declaration import Option
 
-OPTIONS: dict[str, Text] = {
-    "seed": number("", "Seed of the load and of the faults; the same gives the same schedule. Unset: drawn, and told."),
-    "seeds": Text(
+OPTIONS: dict[str, Option] = {
+    "seed": Option(
+        "", "Seed of the load and of the faults; the same gives the same schedule. Unset: drawn, and told.", "N"
+    ),
+    "seeds": Option(
         "",
         "Several seeds, such as 1-20 or 3,7-9: one run after the other, a row for each at the end, the whole table only "
         "of those that broke something. Unset: one run.",
         "SEEDS",
     ),
-    "duration": Text("60", "Seconds of load; faults come in between, the first and last 3 s are quiet.", "SECONDS"),
-    "rate": Text("300", "Requests a second over all tiers, sent on schedule whatever comes back (open loop).", "RATE"),
-    "gateways": number("3", "Gateways, each on a port of its own."),
-    "workers": number(
-        "4", "Workers, each with a model that returns its inputs reversed, after 50 ms a batch, one in 8 after 300."
+    "duration": Option("60", "Seconds of load; faults come in between, the first and last 3 s are quiet.", "SECONDS"),
+    "rate": Option(
+        "300", "Requests a second over all tiers, sent on schedule whatever comes back (open loop).", "RATE"
     ),
-    "schedulers": number("2", "Schedulers."),
-    "faults": Text("all", "Which faults, as names with commas between; `list` shows them.", "NAMES"),
-    "tls": Text(
+    "gateways": Option("3", "Gateways, each on a port of its own.", "N"),
+    "workers": Option(
+        "4",
+        "Workers, each with a model that returns its inputs reversed, after 50 ms a batch, one in 8 after 300.",
+        "N",
+    ),
+    "schedulers": Option("2", "Schedulers.", "N"),
+    "faults": Option("all", "Which faults, as names with commas between; `list` shows them.", "NAMES"),
+    "tls": Option(
         "seed", "Whether the roles talk TLS to Redis: on, off, or seed: one seed in four, as it says itself.", "WHEN"
     ),
-    "against": Text(
+    "against": Option(
         "",
         "Stack file of a stack that is up: only faults that need no proxy. Its backend must be simulated. "
         "Unset: a stack of its own.",
         "FILE",
     ),
-    "json": Text("", "Write the verdicts, the schedule and what happened to this file.", "FILE"),
-    "keep": Text("", "Keep logs, history and evidence in this new directory. Unset: all is removed.", "DIR"),
+    "json": Option("", "Write the verdicts, the schedule and what happened to this file.", "FILE"),
+    "keep": Option("", "Keep logs, history and evidence in this new directory. Unset: all is removed.", "DIR"),
 }
 SWITCHES = {"quiet": "Show nothing but the table of invariants."}
 TOOL = Tool("chaos", OPTIONS, SWITCHES)

@@ -38,7 +38,7 @@ from tierlane.chaos.faults.target import StackTargets
 from tierlane.chaos.history import History, RunInfo, Sources, Target
 from tierlane.chaos.scenario import Conducted, Conductor, Screen, UnfinishedWork, timed
 from tierlane.chaos.stack import ChaosStack
-from tierlane.settings.descriptions import PREFIX
+from tierlane.settings.declaration import PREFIX
 from tierlane.up.data_dir import DataDir, LogLines
 from tierlane.up.orphan_guard import MARK_VARIABLE, REMOVABLE_PREFIX, OrphanGuard
 

@@ -39,7 +39,7 @@ from tierlane.check.model_report import (
 from tierlane.check.model_report import lines_of as finding_lines
 from tierlane.connect import UsageError, database
 from tierlane.output import print_json
-from tierlane.settings.sections import default_torch_threads
+from tierlane.settings.pools import default_torch_threads
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings

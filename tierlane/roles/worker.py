@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_pool.config import Access
 from gpu_pool.worker.worker import WorkerConfig, run_worker
 from tierlane.roles.process import check_redis, configure_logs, run_role, spans_of
-from tierlane.settings.sections import default_batch_size, default_torch_threads
+from tierlane.settings.pools import default_batch_size, default_torch_threads
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings

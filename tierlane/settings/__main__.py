@@ -1,18 +1,11 @@
-"""The page docs/configuration.md, generated from the settings so that it cannot go stale (a test compares them)."""
+"""The page docs/configuration.md, generated from the declarations; a test compares them."""
 
 import sys
 from typing import Any
 
-from tierlane.settings.descriptions import (
-    CONFIG_VARIABLE,
-    DEFAULT_CONFIG_FILE,
-    SECRET_SETTINGS,
-    SECTIONS,
-    Text,
-    flag,
-    variable,
-)
-from tierlane.settings.model import ORDERED, Settings
+from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, Setting, flag, settings_of, variable
+from tierlane.settings.model import Settings
+from tierlane.settings.sections import ORDERED, SECTIONS
 
 HEAD = f"""# Configuration
 
@@ -41,18 +34,18 @@ def configuration_page() -> str:
     """Return the whole page as Markdown."""
     schema = Settings.model_json_schema()["properties"]
     parts = [HEAD]
-    for title, texts in SECTIONS.items():
+    for title, section in SECTIONS.items():
         parts.append(f"\n## {title}\n\n| Variable | Type | Default | Meaning |\n|---|---|---|---|\n")
-        parts.extend(_row(name, text, schema[name]) for name, text in texts.items())
+        parts.extend(_row(name, setting, schema[name]) for name, setting in settings_of(section).items())
     parts.append(RULES_HEAD + "\n")
     parts.extend(f"* `{variable(low)}` is less than `{variable(high)}`, {why}.\n" for low, high, why in ORDERED)
     return "".join(parts)
 
 
-def _row(name: str, text: Text, schema: dict[str, Any]) -> str:
-    default = f"`{text.default}`" if text.default else "not set"
-    names = f"`{variable(name)}`" + (f"<br>`{flag(name)}`" if name not in SECRET_SETTINGS else "")
-    return f"| {names} | {_type(schema)} | {default} | {text.description} |\n"
+def _row(name: str, setting: Setting, schema: dict[str, Any]) -> str:
+    default = f"`{setting.default}`" if setting.default else "not set"
+    names = f"`{variable(name)}`" + ("" if setting.secret else f"<br>`{flag(name)}`")
+    return f"| {names} | {_type(schema)} | {default} | {setting.description} |\n"
 
 
 def _type(schema: dict[str, Any]) -> str:

@@ -1,70 +1,43 @@
-"""The settings of every role: types, ranges, the rules between them, and their errors.
+"""The settings as one pydantic model, where each value comes from, and the error for a bad one.
 
-What each means is in `descriptions`. Precedence: flag > environment > file > default. They are read once, here, and
-handed down as plain values. A bad one stops the process with one line that names the variable, what it must be, what it
-was, and where it was set. `python -m tierlane.settings` prints the page for docs/.
+Each setting is declared in `gateway_sections` or `role_sections`. Precedence: flag > environment > file > default. They
+are read once, here, and handed down as plain values. A bad one stops the process with one line that names the variable,
+what it must be, what it was, and where it was set.
 """
 
 import os
-import sys
 import tomllib
 from collections.abc import Callable, Container, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from typing import Any, Self
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from gateway.host_lists import origin_list
-from scheduler.errors import StartError
-from tierlane.settings.descriptions import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, TEXTS, flag, variable
-from tierlane.settings.sections import EndpointSettings, JobSettings, PoolsError, ScaleSettings, parse_pools
-
-
-class StackSettings(BaseSettings):
-    """A part of `Settings`."""
-
-    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = "default"
-    gateways: Annotated[int, Field(ge=1, le=64)] | None = None
-    schedulers: Annotated[int, Field(ge=0, le=64)] = 2
-    workers: Annotated[int, Field(ge=1, le=256)] = 2
-    pools: str = ""
-    ephemeral: bool = False
-    replace: bool = False
-
-    @property
-    def gateway_count(self) -> int:
-        """How many gateways to start: the setting, else two, or one where both would share a single core."""
-        return self.gateways or min(2, os.cpu_count() or 1)
-
-    @model_validator(mode="after")
-    def _pools_are_meant(self) -> Self:
-        try:
-            parse_pools(self.pools, self.pool)
-        except PoolsError as error:
-            raise ValueError(f"TIERLANE_POOLS: {error}") from None
-        return self
-
-
-class TraceSettings(BaseSettings):
-    """A part of `Settings`."""
-
-    traces_endpoint: Annotated[str, Field(repr=False)] = ""  # Somebody may try to put a password into it.
-    traces_sample: Annotated[float, Field(ge=0, le=1)] = 0.01
-    traces_trust_callers: Literal["on", "off"] = "off"
-
-    @field_validator("traces_endpoint")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if value and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError("must begin with http:// or https:// and name a host")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("must be an address alone; what it wants to be shown goes into OTEL_EXPORTER_OTLP_HEADERS")
-        return value.rstrip("/")
-
+from gateway.host_lists import host_list, origin_list
+from gateway.jobs.signature import secret_bytes
+from scheduler.autoscale import ScaleRules
+from tierlane.settings.checks import MAX_WORKERS, parse_bounds
+from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, flag, settings_of, variable
+from tierlane.settings.gateway_sections import (
+    AutoscaleSettings,
+    GatewaySettings,
+    JobSettings,
+    MetricsSettings,
+    TraceSettings,
+)
+from tierlane.settings.pools import PoolsError, parse_pools
+from tierlane.settings.role_sections import (
+    AuditorSettings,
+    EndpointSettings,
+    PoolTimeSettings,
+    SchedulerSettings,
+    SharedSettings,
+    StackSettings,
+    WorkerSettings,
+)
+from tierlane.settings.sections import ORDERED, SETTINGS
 
 MAX_SHOWN_CHARS = 80
 
@@ -127,145 +100,103 @@ FOREIGN_PREFIXES = (
     "TIERLANE_TOP_",
 )
 
-MIN_TOKEN_CHARS = 16
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
-DATABASE_SCHEME = "postgresql+asyncpg://"
 
-Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-BodyMemory = Annotated[int, Field(ge=1 << 20, le=1 << 40)]
-# The name becomes part of Redis keys, where braces and colons have a meaning.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+class Settings(
+    SharedSettings,
+    PoolTimeSettings,
+    GatewaySettings,
+    JobSettings,
+    AutoscaleSettings,
+    MetricsSettings,
+    TraceSettings,
+    SchedulerSettings,
+    WorkerSettings,
+    EndpointSettings,
+    AuditorSettings,
+    StackSettings,
+    BaseSettings,
+):
+    """All settings; a role uses those of its section. An empty URL or token means that it is not set.
 
-# (smaller, larger, why): pairs of timings that only work when the first is less than the second.
-ORDERED = (
-    ("renew_ms", "lease_ms", "or a lease runs out before it is renewed"),
-    ("reap_ms", "lease_ms", "or a lost batch waits longer for the reaper than for its lease"),
-    ("heartbeat_ms", "gone_ms", "or a live worker counts as gone between two heartbeats"),
-    ("gpu_timeout_ms", "total_request_ms", "or a request is answered before its batch is given up"),
-    ("max_body_bytes", "key_body_memory_bytes", "or a body of that size is never read where it does not come at once"),
-    ("key_body_memory_bytes", "customer_body_memory_bytes", "or one key of a customer keeps out all others"),
-    ("customer_body_memory_bytes", "body_memory_bytes", "or one customer keeps out all others"),
-    ("audit_interval_ms", "audit_grace_ms", "or requests are closed as abandoned before their rows are written"),
-)
+    pydantic makes a field of each annotation in these classes, and takes its default and range from the
+    `dataclasses.Field` that `setting` returns.
+    """
 
-
-class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, TraceSettings):
-    """All settings; a role uses those of its section. An empty URL or token means that it is not set."""
-
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
-
-    redis_url: Annotated[str, Field(repr=False)] = ""
-    database_url: Annotated[str, Field(repr=False)] = ""
-    service_token: Annotated[SecretStr, Field(repr=False)] = SecretStr("")
-    direct_token: Annotated[SecretStr, Field(repr=False)] = SecretStr("")
-    serve_pools: Literal["all", "own"] = "all"
-    data_dir: Path = Path(".tierlane")
-    # Never "auto" after loading.
-    log_format: Annotated[Literal["auto", "console", "json"], Field(validate_default=True)] = "auto"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-
-    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8080
-    max_body_bytes: Annotated[int, Field(ge=1024, le=64 << 20)] = 262_144
-    body_memory_bytes: BodyMemory = 128 << 20
-    customer_body_memory_bytes: BodyMemory = 32 << 20
-    key_body_memory_bytes: BodyMemory = 16 << 20
-    header_timeout_ms: Milliseconds = 5000
-    body_timeout_ms: Milliseconds = 10_000
-    idle_timeout_ms: Milliseconds = 75_000
-    max_connections: Count = 20_000
-    total_request_ms: Milliseconds = 4000
-    notice_ms: Annotated[int, Field(ge=0, le=600_000)] = 2000
-    drain_ms: Milliseconds = 4000
-    default_model: str | None = None
-    direct_mode: Literal["on", "off"] = "on"
-    spool_max_bytes: Annotated[int, Field(ge=1 << 20, le=16 << 30)] = 64 << 20
-    idempotency_keep_ms: Annotated[int, Field(ge=1000, le=604_800_000)] = 86_400_000
-    idempotency_max_answers: Count = 10_000
-    idempotency_max_bytes: Annotated[int, Field(ge=64 << 10, le=16 << 30)] = 16 << 20
-    metrics_dir: Path | None = None
-    request_log: Literal["on", "off"] = "off"
-
-    cors_origins: str = ""
-    auth_failures: Annotated[str, Field(min_length=1)] = "30/minute"
-    jwt_jwks: str | None = None
-    jwt_issuer: str | None = None
-    jwt_audience: str | None = None
-    jwt_algorithms: Annotated[str, Field(min_length=1)] = "RS256,ES256,EdDSA"
-    jwt_customer_claim: Annotated[str, Field(min_length=1)] = "sub"
-
-    lease_ms: Milliseconds = 600
-    reap_ms: Milliseconds = 100
-    batch_lookahead_workers: Count = 4
-    batch_headroom: Annotated[float, Field(ge=0, le=0.5)] = 0.05
-    ageing_ms: Milliseconds = 1000
-
-    backend: Annotated[str, Field(min_length=1)] = "tiny"
-    worker_id: Name | None = None
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:[0-9]+)$")] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    torch_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    max_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = None
-    heartbeat_ms: Milliseconds = 250
-    gone_ms: Milliseconds = 1000
-    renew_ms: Milliseconds = 150
-    gpu_timeout_ms: Milliseconds = 3000
-    direct_host: str = "127.0.0.1"
-    direct_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    direct_advertise: str = ""
-
-    audit_batch: Count = 500
-    audit_interval_ms: Milliseconds = 500
-    audit_grace_ms: Milliseconds = 10_000
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, validate_default=True
+    )
 
     @property
     def cors_origin_list(self) -> tuple[str, ...]:
         """The origins one by one."""
         return origin_list(self.cors_origins)
 
-    @field_validator("cors_origins")
-    @classmethod
-    def _known_origins(cls, value: str) -> str:
-        origin_list(value)
-        return value
+    @property
+    def callback_host_list(self) -> tuple[str, ...]:
+        """The hosts one by one."""
+        return host_list(self.callback_hosts)
 
-    @field_validator("redis_url")
-    @classmethod
-    def _known_redis_scheme(cls, value: str) -> str:
-        if value and not value.startswith(REDIS_SCHEMES):
-            raise ValueError("must begin with redis://, rediss://, unix:// or redis+sentinel://")
-        if "+sentinel://" in value:
-            _check_sentinel_url(value)
-        return value
+    @property
+    def callback_key(self) -> bytes:
+        """The key from which those that sign callbacks are derived; empty where callbacks are refused."""
+        secret = self.callback_secret.get_secret_value()
+        return secret_bytes(secret) if secret else b""
 
-    @field_validator("database_url")
-    @classmethod
-    def _asyncpg_driver(cls, value: str) -> str:
-        # A bare postgresql:// would make SQLAlchemy look for another driver, with an error that explains nothing.
-        if value and not value.startswith(DATABASE_SCHEME):
-            raise ValueError(f"must begin with {DATABASE_SCHEME}")
-        return value
+    @property
+    def endpoint_values(self) -> dict[str, Any]:
+        """The settings of the endpoint that are set, as `Access` in gpu_pool has them."""
+        values = {name: getattr(self, name) for name in settings_of(EndpointSettings)}
+        return {name.removeprefix("endpoint_"): _plain(value) for name, value in values.items() if value is not None}
 
-    @field_validator("service_token", "direct_token")
-    @classmethod
-    def _long_enough(cls, value: SecretStr) -> SecretStr:
-        if 0 < len(value.get_secret_value()) < MIN_TOKEN_CHARS:
-            raise ValueError(f"must have at least {MIN_TOKEN_CHARS} characters")
-        return value
+    @property
+    def gateway_count(self) -> int:
+        """The number of gateways to start: the setting, else two, or one where both would share a single core."""
+        return self.gateways or min(2, os.cpu_count() or 1)
 
-    @field_validator("direct_host")
-    @classmethod
-    def _empty_is_off(cls, value: str) -> str:
-        return value or "off"  # Which an environment variable can say, too: an empty one counts as not set.
+    @property
+    def scale_bounds(self) -> tuple[int, int]:
+        """The smallest and the largest number of workers of a pool."""
+        return parse_bounds(self.autoscale) if self.autoscale else (1, MAX_WORKERS)
 
-    @field_validator("log_format")
+    @property
+    def scale_rules(self) -> ScaleRules:
+        """The parameters of the scale policy."""
+        least, most = self.scale_bounds
+        return ScaleRules(
+            least=least,
+            most=most,
+            target_wait_s=self.autoscale_wait_ms / 1000,
+            need_s=self.autoscale_need_ms / 1000,
+            deep_s=self.autoscale_deep_ms / 1000,
+            long_s=self.autoscale_long_ms / 1000,
+            busy_s=self.autoscale_busy_ms / 1000,
+            calm_s=self.autoscale_calm_ms / 1000,
+            cooldown_s=self.autoscale_cooldown_ms / 1000,
+        )
+
+    @field_validator("*")
     @classmethod
-    def _decide_log_format(cls, value: str) -> str:
-        return ("console" if sys.stdout.isatty() else "json") if value == "auto" else value
+    def _check_one(cls, value: Any, info: ValidationInfo) -> Any:
+        check = SETTINGS[info.field_name or ""].check
+        return check(value) if check else value
 
     @model_validator(mode="after")
-    def _timings_agree(self) -> Self:
+    def _check_pools(self) -> Self:
+        try:
+            parse_pools(self.pools, self.pool)
+        except PoolsError as error:
+            raise ValueError(f"{variable('pools')}: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _check_needs(self) -> Self:
+        for name, setting in SETTINGS.items():
+            if setting.needs and _is_set(getattr(self, name)) and not _is_set(getattr(self, setting.needs)):
+                raise ValueError(f"{variable(setting.needs)}: must be set where {variable(name)} is")
+        return self
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
         for smaller, larger, why in ORDERED:
             low, high = getattr(self, smaller), getattr(self, larger)
             if low >= high:
@@ -273,6 +204,12 @@ class Settings(JobSettings, EndpointSettings, ScaleSettings, StackSettings, Trac
                     f"{variable(smaller)}: must be less than {variable(larger)} ({high}), got {low}, {why}"
                 )
         return self
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return str(value) if isinstance(value, Path) else value
 
 
 def load_settings(
@@ -295,7 +232,7 @@ def load_settings(
         raise SettingsError(first_error(error, Settings, origin=lambda name: _origin(name, given, path))) from None
     for name in required:
         if not _is_set(getattr(settings, name)):
-            raise SettingsError(f"{variable(name)}: is not set; {TEXTS[name].description}")
+            raise SettingsError(f"{variable(name)}: is not set; {SETTINGS[name].description}")
     return settings
 
 
@@ -326,7 +263,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{CONFIG_VARIABLE}: {path} is not valid TOML: {error}") from None
     for name in values:
         if name not in Settings.model_fields:
-            raise SettingsError(unknown_name(f"{path}: {name}", get_close_matches(name, TEXTS, 1)))
+            raise SettingsError(unknown_name(f"{path}: {name}", get_close_matches(name, SETTINGS, 1)))
     return values
 
 
@@ -339,15 +276,6 @@ def _refuse_unknown_variables() -> None:
                 # Compared without the prefix, which would make everything look similar.
                 similar = [PREFIX + match for match in get_close_matches(own, sorted(known), 1)]
                 raise SettingsError(unknown_name(name, similar))
-
-
-def _check_sentinel_url(url: str) -> None:
-    from scheduler.redis_client.sentinel import parse  # noqa: PLC0415 - the Redis client takes long to load, and few need it here
-
-    try:
-        parse(url)
-    except StartError as error:
-        raise ValueError(str(error)) from None
 
 
 def _is_set(value: object) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import asyncpg
 
 from tierlane.settings.model import Settings
-from tierlane.settings.sections import default_batch_size, parse_pools
+from tierlane.settings.pools import default_batch_size, parse_pools
 from tierlane.up.data_dir import DataDir, StackError
 
 TIERS = ("enterprise", "paid", "free")

@@ -17,9 +17,10 @@ from pydantic import SecretStr
 from scheduler.protocol.direct import direct_token
 from tierlane.child_process import ChildProcess, still_runs
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
-from tierlane.settings.descriptions import CONFIG_VARIABLE, UP, variable
+from tierlane.settings.declaration import CONFIG_VARIABLE, settings_of, variable
 from tierlane.settings.model import Settings
-from tierlane.settings.sections import default_torch_threads, parse_pools
+from tierlane.settings.pools import default_torch_threads, parse_pools
+from tierlane.settings.role_sections import StackSettings
 from tierlane.up.data_dir import LogLines
 
 
@@ -128,7 +129,8 @@ class RoleMember:
         self._child.kill()
 
 
-NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in UP)}
+STACK_ONLY = frozenset(settings_of(StackSettings))
+NOT_A_ROLES = {CONFIG_VARIABLE, *(variable(setting) for setting in STACK_ONLY)}
 """Variables that are about the stack: a worker of another pool would find its pool among the others."""
 
 NOT_A_WORKERS = {variable(setting) for setting in ("service_token", "database_url", "callback_secret")}
@@ -170,7 +172,7 @@ class RoleEnvironment:
 
     def _values(self, role: str, name: str) -> dict[str, object]:
         # Every value is passed, so that neither the file nor the environment is read a second time in another order.
-        values = {setting: value for setting, value in self.settings if value is not None and setting not in UP}
+        values = {setting: value for setting, value in self.settings if value is not None and setting not in STACK_ONLY}
         # A directory each, because the audit spool of a gateway has one writer.
         values["data_dir"] = self.settings.data_dir / name
         values.setdefault("metrics_dir", self.settings.data_dir / "metrics")  # Gateways on one port sum their counters.

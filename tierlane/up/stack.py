@@ -20,7 +20,7 @@ from typing import Any, TypedDict
 from tierlane.connect import STACK_FILE
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings.model import Settings
-from tierlane.settings.sections import parse_pools
+from tierlane.settings.pools import parse_pools
 from tierlane.up.autoscale import WorkerAutoscaler
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo

@@ -1,0 +1,117 @@
+"""Checks of single settings. Each takes a value of the right type, raises ValueError, and returns the value to use.
+
+The text of the error follows the name of the variable, as in "TIERLANE_POOLS: must be ...". Only the standard library
+is imported here, because the declarations name these functions and `--help` must be quick.
+"""
+# ruff: noqa: PLC0415 - see above
+
+import re
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+MIN_TOKEN_CHARS = 16
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
+DATABASE_SCHEME = "postgresql+asyncpg://"
+MAX_WORKERS = 256
+_BOUNDS = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
+
+
+def redis_url(value: str) -> str:
+    """Check the scheme, and the hosts of a Sentinel URL; empty is not set."""
+    if value and not value.startswith(REDIS_SCHEMES):
+        raise ValueError("must begin with redis://, rediss://, unix:// or redis+sentinel://")
+    if "+sentinel://" in value:
+        from scheduler.errors import StartError
+        from scheduler.redis_client.sentinel import parse  # Loads the Redis client, which takes long.
+
+        try:
+            parse(value)
+        except StartError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+def database_url(value: str) -> str:
+    """Check the scheme: for a bare postgresql:// SQLAlchemy would load another driver, with an error that explains nothing."""
+    if value and not value.startswith(DATABASE_SCHEME):
+        raise ValueError(f"must begin with {DATABASE_SCHEME}")
+    return value
+
+
+def token(value: "SecretStr") -> "SecretStr":
+    """Check the length of a token; empty is not set."""
+    if 0 < len(value.get_secret_value()) < MIN_TOKEN_CHARS:
+        raise ValueError(f"must have at least {MIN_TOKEN_CHARS} characters")
+    return value
+
+
+def log_format(value: str) -> str:
+    """Replace `auto` by the format that suits stdout, so that no role finds `auto`."""
+    return ("console" if sys.stdout.isatty() else "json") if value == "auto" else value
+
+
+def origins(value: str) -> str:
+    """Check a list of CORS origins."""
+    from gateway.host_lists import origin_list
+
+    origin_list(value)
+    return value
+
+
+def callback_hosts(value: str) -> str:
+    """Check a list of hosts."""
+    from gateway.host_lists import host_list
+
+    host_list(value)
+    return value
+
+
+def callback_secret(value: "SecretStr") -> "SecretStr":
+    """Check a secret of Standard Webhooks; empty is not set."""
+    from gateway.jobs.signature import secret_bytes
+
+    if value.get_secret_value():
+        secret_bytes(value.get_secret_value())
+    return value
+
+
+def direct_host(value: str) -> str:
+    """Replace an empty text by `off`, which an environment variable can also say: an empty variable counts as not set."""
+    return value or "off"
+
+
+def header_value(value: "SecretStr") -> "SecretStr":
+    """Check that the text fits into an HTTP header."""
+    text = value.get_secret_value()
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be printable ASCII without spaces")
+    return value
+
+
+def traces_endpoint(value: str) -> str:
+    """Check a URL without user, password, query and fragment; remove a slash at its end."""
+    parts = urlsplit(value)
+    if value and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError("must begin with http:// or https:// and name a host")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("must be an address alone; what it wants to be shown goes into OTEL_EXPORTER_OTLP_HEADERS")
+    return value.rstrip("/")
+
+
+def worker_bounds(value: str) -> str:
+    """Check the smallest and largest number of workers; empty is not set."""
+    if value:
+        parse_bounds(value)
+    return value
+
+
+def parse_bounds(text: str) -> tuple[int, int]:
+    """Return the two numbers of `--autoscale MIN:MAX`. Raises ValueError."""
+    match = _BOUNDS.fullmatch(text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_WORKERS:
+        raise ValueError(f"must be MIN:MAX, whole numbers with 1 <= MIN <= MAX <= {MAX_WORKERS}")
+    return int(match[1]), int(match[2])
