@@ -8,6 +8,7 @@ tool reach it as text, so that a bad flag is reported like a bad variable is.
 # ruff: noqa: PLC0415 - see above
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +141,56 @@ class Tool:
     def both_names(self, option: str) -> str:
         """The option as errors name it."""
         return f"{flag(option)} ({self.variable(option)})"
+
+
+class OptionReader:
+    """The values of a tool's options; those of None have their default.
+
+    `error` is raised with one sentence that names the option.
+    """
+
+    def __init__(self, tool: Tool, given: Mapping[str, str | None], error: type[Exception]) -> None:
+        self._tool = tool
+        self._given = given
+        self._error = error
+
+    def fault(self, option: str, sentence: str) -> Exception:
+        """The error for an option, to be raised."""
+        return self._error(f"{self._tool.both_names(option)}: {sentence}")
+
+    def text(self, option: str) -> str:
+        """The value as it was given."""
+        value = self._given.get(option)
+        return self._tool.options[option].default if value is None else value
+
+    def path(self, option: str) -> Path | None:
+        """A path; None for an empty value."""
+        text = self.text(option)
+        return Path(text) if text else None
+
+    def integer(self, option: str) -> int:
+        """An integer in the declared range."""
+        text, (least, most) = self.text(option), self._range(option)
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise self.fault(option, f"must be an integer from {least} to {most}, got {text!r}.")
+        return int(text)
+
+    def number(self, option: str, *, positive: bool = False) -> float:
+        """A number in the declared range; `positive`: and not 0."""
+        text, (least, most) = self.text(option), self._range(option)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or (positive and value == 0):
+            zero = "above 0" if positive else "of 0 or more"
+            allowed = f"from {least:g} to {most:g}" if least else f"{zero}, at most {most:g}"
+            raise self.fault(option, f"must be a number {allowed}, got {text!r}.")
+        return value
+
+    def _range(self, option: str) -> tuple[float, float]:
+        declared = self._tool.options[option]
+        return declared.minimum or 0, math.inf if declared.maximum is None else declared.maximum
 
 
 def run_tool(tool: Tool, run: Run, argv: list[str], *, says: str, epilog: str) -> int:

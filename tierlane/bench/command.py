@@ -11,6 +11,13 @@ import typer
 from tierlane.command import USAGE_ERROR, Tool, run_tool
 from tierlane.settings.declaration import Option
 
+MIN_INPUT_BYTES = 15  # The nonce, NONCE_CHARACTERS long, and one more character.
+MAX_INPUT_BYTES = 1 << 20
+MAX_CONNECTIONS = 20_000
+MAX_RATE = 1_000_000
+MAX_SECONDS = 86_400
+MAX_SEED = 2**63
+
 OPTIONS: dict[str, Option] = {
     "url": Option("", "Where to send, as http://HOST:PORT. Unset: http_url of the stack file.", "URL"),
     "stack": Option(
@@ -24,9 +31,9 @@ OPTIONS: dict[str, Option] = {
         "request when the last one is answered, which finds how much the system can do.",
         "KIND",
     ),
-    "rate": Option("1000", "Requests a second over all tiers, in the open loop.", "RATE"),
-    "duration": Option("60", "Seconds that are measured.", "SECONDS"),
-    "warmup": Option("3", "Seconds of the same load before, not measured.", "SECONDS"),
+    "rate": Option("1000", "Requests a second over all tiers, in the open loop.", "RATE", 0, MAX_RATE),
+    "duration": Option("60", "Seconds that are measured.", "SECONDS", 0, MAX_SECONDS),
+    "warmup": Option("3", "Seconds of the same load before, not measured.", "SECONDS", 0, MAX_SECONDS),
     "mix": Option("enterprise=0.3,paid=0.6,free=0.1", "Share of each tier; each needs a key.", "MIX"),
     "keys": Option(
         "",
@@ -34,20 +41,30 @@ OPTIONS: dict[str, Option] = {
         "FILE",
     ),
     "arrivals": Option("poisson", "poisson (independent users, bursts included) or constant (equal gaps).", "KIND"),
-    "input_bytes": Option("32", "Size of each input in bytes, at least 15; each begins with a number of its own.", "N"),
+    "input_bytes": Option(
+        "32",
+        "Size of each input in bytes, at least 15; each begins with a number of its own.",
+        "N",
+        MIN_INPUT_BYTES,
+        MAX_INPUT_BYTES,
+    ),
     "input": Option("", "Text of each input, after the number of its own. Wins over --input-bytes."),
     "model": Option("", "Model to name in each request. Unset: the gateway's default."),
     "connections": Option(
         "128",
         "Keep-alive connections at most. When all are busy, waiting counts as latency. Closed loop: so many.",
         "N",
+        1,
+        MAX_CONNECTIONS,
     ),
-    "timeout": Option("10", "Seconds from its scheduled time after which a request counts as unanswered.", "SECONDS"),
+    "timeout": Option(
+        "10", "Seconds from its scheduled time after which a request counts as unanswered.", "SECONDS", 0, MAX_SECONDS
+    ),
     "verify": Option(
         "auto", "reversed (outputs must be the inputs reversed), off, or auto: reversed if the first ones are.", "KIND"
     ),
-    "audit_wait": Option("15", "Seconds to wait at the end for the audit rows.", "SECONDS"),
-    "seed": Option("", "Seed of the schedule. Unset: drawn, and told in the report.", "N"),
+    "audit_wait": Option("15", "Seconds to wait at the end for the audit rows.", "SECONDS", 0, MAX_SECONDS),
+    "seed": Option("", "Seed of the schedule. Unset: drawn, and told in the report.", "N", 0, MAX_SEED),
     "slo": Option(
         "",
         "Objectives that fail the run, such as enterprise.p99=250ms,enterprise.success=99.9%. Tier `all` is the sum.",

@@ -24,8 +24,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tierlane.bench.command import OPTIONS, TOOL
+from tierlane.bench.command import MIN_INPUT_BYTES, TOOL
 from tierlane.bench.statistics import Objective, SloError, parse_share, parse_slo
+from tierlane.command import OptionReader
 
 
 class MixError(ValueError):
@@ -119,7 +120,6 @@ def _times(arrivals: Arrivals, rate: float, seconds: float, random: Random) -> I
 
 TAG_CHARACTERS = 6
 NONCE_CHARACTERS = TAG_CHARACTERS + 8  # The number in hex: 4 billion requests a run.
-MIN_INPUT_BYTES = NONCE_CHARACTERS + 1
 _FILLER = "the quick brown fox jumps over the lazy dog "
 
 
@@ -221,11 +221,6 @@ class OutputCheck:
             return False
 
 
-MAX_INPUT_BYTES = 1 << 20
-MAX_CONNECTIONS = 20_000
-MAX_RATE = 1e6
-MAX_SECONDS = 86_400.0
-
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
@@ -291,85 +286,50 @@ class BenchPlan:
 
 def read_plan(given: Mapping[str, str | None]) -> BenchPlan:
     """Check all options; those of None have their default. Raises UsageError."""
-    return _PlanReader(given).plan()
+    return _PlanReader(TOOL, given, BenchUsageError).plan()
 
 
-class _PlanReader:
-    def __init__(self, given: Mapping[str, str | None]) -> None:
-        self._given = given
-
+class _PlanReader(OptionReader):
     def plan(self) -> BenchPlan:
         mix = self._parsed("mix", parse_mix)
-        text = self._text("input")
-        share = self._text("max_error_rate")
+        text = self.text("input")
+        share = self.text("max_error_rate")
         return BenchPlan(
-            url=self._text("url"),
-            stack=Path(self._text("stack")),
+            url=self.text("url"),
+            stack=Path(self.text("stack")),
             mode=self._choice("mode", LoadMode),
-            rate=self._number("rate", above=0.0, most=MAX_RATE),
-            duration=self._number("duration", above=0.0, most=MAX_SECONDS),
-            warmup=self._number("warmup", above=-1.0, most=MAX_SECONDS),
+            rate=self.number("rate", positive=True),
+            duration=self.number("duration", positive=True),
+            warmup=self.number("warmup"),
             mix=mix,
-            keys=self._path("keys"),
+            keys=self.path("keys"),
             arrivals=self._choice("arrivals", Arrivals),
-            filler=" " + text if text else filler_of(self._integer("input_bytes", MIN_INPUT_BYTES, MAX_INPUT_BYTES)),
-            model=self._text("model") or None,
-            connections=self._integer("connections", 1, MAX_CONNECTIONS),
-            timeout=self._number("timeout", above=0.0, most=MAX_SECONDS),
+            filler=" " + text if text else filler_of(self.integer("input_bytes")),
+            model=self.text("model") or None,
+            connections=self.integer("connections"),
+            timeout=self.number("timeout", positive=True),
             verify=self._choice("verify", Verify),
-            audit_wait=self._number("audit_wait", above=-1.0, most=MAX_SECONDS),
-            seed=self._integer("seed", 0, 2**63) if self._text("seed") else secrets.randbits(32),
+            audit_wait=self.number("audit_wait"),
+            seed=self.integer("seed") if self.text("seed") else secrets.randbits(32),
             slo=self._parsed("slo", lambda value: parse_slo(value, mix.tiers)),
             max_error_rate=self._parsed("max_error_rate", parse_share) if share else None,
             echo=self._choice("echo", EchoMode),
-            report=self._path("report"),
-            json=self._path("json"),
+            report=self.path("report"),
+            json=self.path("json"),
         )
-
-    def _text(self, option: str) -> str:
-        value = self._given.get(option)
-        return OPTIONS[option].default if value is None else value
-
-    def _path(self, option: str) -> Path | None:
-        text = self._text(option)
-        return Path(text) if text else None
 
     def _parsed(self, option: str, parse: Callable[[str], T]) -> T:
         try:
-            return parse(self._text(option))
+            return parse(self.text(option))
         except (MixError, SloError) as error:
-            raise BenchUsageError(f"{TOOL.both_names(option)}: {error}.") from None
-
-    def _number(self, option: str, *, above: float, most: float) -> float:
-        """A number; `above` of -1 stands for "0 or more"."""
-        text = self._text(option)
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (above < value <= most and value >= 0):
-            least = "above 0" if above == 0 else "of 0 or more"
-            raise BenchUsageError(
-                f"{TOOL.both_names(option)}: must be a number {least}, at most {most:g}, got {text!r}."
-            )
-        return value
-
-    def _integer(self, option: str, least: int, most: int) -> int:
-        text = self._text(option)
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise BenchUsageError(
-                f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}."
-            )
-        return int(text)
+            raise self.fault(option, f"{error}.") from None
 
     def _choice(self, option: str, kind: type[E]) -> E:
-        text = self._text(option)
+        text = self.text(option)
         try:
             return kind(text)
         except ValueError:
-            raise BenchUsageError(
-                f"{TOOL.both_names(option)}: must be one of {', '.join(kind)}, got {text!r}."
-            ) from None
+            raise self.fault(option, f"must be one of {', '.join(kind)}, got {text!r}.") from None
 
 
 def read_address(url: str) -> TargetAddress:

@@ -5,7 +5,6 @@ started. 2: wrong usage.
 """
 # ruff: noqa: PLC0415 - help must be quick, so what a run needs is imported when it runs
 
-import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,22 @@ from typing import Any
 import typer
 
 from tierlane.chaos.faults.catalogue import BY_NAME, KINDS, FaultKind
-from tierlane.command import FAILED, USAGE_ERROR, Tool, run_tool
+from tierlane.command import FAILED, USAGE_ERROR, OptionReader, Tool, run_tool
 from tierlane.settings.declaration import Option
+
+MAX_SEED = 2**63
+MAX_SECONDS = 86_400
+MIN_SECONDS = 8  # Shorter, there is no time between the quiet first and last seconds.
+MAX_RATE = 10_000
+MAX_PROCESSES = 16  # Of one role.
 
 OPTIONS: dict[str, Option] = {
     "seed": Option(
-        "", "Seed of the load and of the faults; the same gives the same schedule. Unset: drawn, and told.", "N"
+        "",
+        "Seed of the load and of the faults; the same gives the same schedule. Unset: drawn, and told.",
+        "N",
+        0,
+        MAX_SEED,
     ),
     "seeds": Option(
         "",
@@ -30,17 +39,29 @@ OPTIONS: dict[str, Option] = {
         "of those that broke something. Unset: one run.",
         "SEEDS",
     ),
-    "duration": Option("60", "Seconds of load; faults come in between, the first and last 3 s are quiet.", "SECONDS"),
-    "rate": Option(
-        "300", "Requests a second over all tiers, sent on schedule whatever comes back (open loop).", "RATE"
+    "duration": Option(
+        "60",
+        "Seconds of load; faults come in between, the first and last 3 s are quiet.",
+        "SECONDS",
+        MIN_SECONDS,
+        MAX_SECONDS,
     ),
-    "gateways": Option("3", "Gateways, each on a port of its own.", "N"),
+    "rate": Option(
+        "300",
+        "Requests a second over all tiers, sent on schedule whatever comes back (open loop).",
+        "RATE",
+        1,
+        MAX_RATE,
+    ),
+    "gateways": Option("3", "Gateways, each on a port of its own.", "N", 1, MAX_PROCESSES),
     "workers": Option(
         "4",
         "Workers, each with a model that returns its inputs reversed, after 50 ms a batch, one in 8 after 300.",
         "N",
+        1,
+        MAX_PROCESSES,
     ),
-    "schedulers": Option("2", "Schedulers.", "N"),
+    "schedulers": Option("2", "Schedulers.", "N", 1, MAX_PROCESSES),
     "faults": Option("all", "Which faults, as names with commas between; `list` shows them.", "NAMES"),
     "tls": Option(
         "seed", "Whether the roles talk TLS to Redis: on, off, or seed: one seed in four, as it says itself.", "WHEN"
@@ -90,13 +111,8 @@ def _run(given: dict[str, Any]) -> int:
 
 
 ALL = "all"
-MAX_SEED = 2**63
 MAX_SEEDS = 1000
 _SEEDS = re.compile(r"(?P<first>[0-9]{1,19})(-(?P<last>[0-9]{1,19}))?")
-MAX_SECONDS = 86_400.0
-MIN_SECONDS = 8.0  # Shorter, there is no time between the quiet ends.
-MAX_RATE = 10_000.0
-MAX_OF_A_ROLE = 16
 ON, OFF, BY_SEED = "on", "off", "seed"
 TLS_ONE_IN = 4
 
@@ -149,16 +165,16 @@ class Options:
 
 def read_options(given: Mapping[str, str | None], *, quiet: bool = False) -> Options:
     """Check all options; those of None have their default. Raises UsageError."""
-    reader = _OptionsReader(given)
+    reader = _ChaosOptionReader(TOOL, given, ChaosUsageError)
     against = reader.path("against")
     seeds = reader.seeds("seeds")
     if seeds and reader.text("seed"):
-        raise ChaosUsageError(f"{TOOL.both_names('seeds')}: cannot be given together with {TOOL.both_names('seed')}.")
+        raise reader.fault("seeds", f"cannot be given together with {TOOL.both_names('seed')}.")
     return Options(
-        seed=reader.integer("seed", 0, MAX_SEED) if reader.text("seed") else secrets.randbits(32),
-        duration=reader.number("duration", MIN_SECONDS, MAX_SECONDS),
-        rate=reader.number("rate", 1.0, MAX_RATE),
-        shape=StackShape(*(reader.integer(role, 1, MAX_OF_A_ROLE) for role in ("gateways", "workers", "schedulers"))),
+        seed=reader.integer("seed") if reader.text("seed") else secrets.randbits(32),
+        duration=reader.number("duration"),
+        rate=reader.number("rate"),
+        shape=StackShape(*(reader.integer(role) for role in ("gateways", "workers", "schedulers"))),
         kinds=reader.kinds("faults", outside=against is not None),
         against=against,
         json=reader.path("json"),
@@ -191,50 +207,20 @@ def fault_list() -> str:
     return "\n".join([*lines, "* also with --against"])
 
 
-class _OptionsReader:
-    def __init__(self, given: Mapping[str, str | None]) -> None:
-        self._given = given
-
-    def text(self, option: str) -> str:
-        value = self._given.get(option)
-        return OPTIONS[option].default if value is None else value
-
-    def path(self, option: str) -> Path | None:
-        return Path(self.text(option)) if self.text(option) else None
-
-    def number(self, option: str, least: float, most: float) -> float:
-        text = self.text(option)
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            raise ChaosUsageError(
-                f"{TOOL.both_names(option)}: must be a number from {least:g} to {most:g}, got {text!r}."
-            )
-        return value
-
-    def integer(self, option: str, least: int, most: int) -> int:
-        text = self.text(option)
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise ChaosUsageError(
-                f"{TOOL.both_names(option)}: must be an integer from {least} to {most}, got {text!r}."
-            )
-        return int(text)
-
+class _ChaosOptionReader(OptionReader):
     def seeds(self, option: str) -> tuple[int, ...]:
         text = self.text(option)
         try:
             return seed_range(text) if text else ()
         except ValueError as error:
-            raise ChaosUsageError(f"{TOOL.both_names(option)}: {error}.") from None
+            raise self.fault(option, f"{error}.") from None
 
     def tls(self, option: str, *, outside: bool) -> str:
         text = self.text(option)
         if text not in (ON, OFF, BY_SEED):
-            raise ChaosUsageError(f"{TOOL.both_names(option)}: must be {ON}, {OFF} or {BY_SEED}, got {text!r}.")
+            raise self.fault(option, f"must be {ON}, {OFF} or {BY_SEED}, got {text!r}.")
         if outside and text == ON:
-            raise ChaosUsageError(f"{TOOL.both_names(option)}: cannot be changed on a stack that is not our own.")
+            raise self.fault(option, "cannot be changed on a stack that is not our own.")
         return text
 
     def kinds(self, option: str, *, outside: bool) -> tuple[FaultKind, ...]:
@@ -248,10 +234,6 @@ class _OptionsReader:
     def _check_names(self, option: str, names: Sequence[str], *, outside: bool) -> None:
         for name in names:
             if name not in BY_NAME:
-                raise ChaosUsageError(
-                    f"{TOOL.both_names(option)}: there is no fault {name!r}; `--faults list` shows all."
-                )
+                raise self.fault(option, f"there is no fault {name!r}; `--faults list` shows all.")
             if outside and not BY_NAME[name].outside:
-                raise ChaosUsageError(
-                    f"{TOOL.both_names(option)}: {name} cannot be done to a stack that is not our own."
-                )
+                raise self.fault(option, f"{name} cannot be done to a stack that is not our own.")

@@ -34,11 +34,13 @@ def flag(name: str) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """The text of a command line option: its default ("" for none), its description, and the placeholder of its value."""
+    """A command line option: its default ("" for none), its description, the placeholder and the range of its value."""
 
     default: str
     description: str
     metavar: str = "TEXT"
+    minimum: float | None = None
+    maximum: float | None = None
 
     def help(self, variable: str) -> str:
         """Return the help; `variable` is the environment variable that also gives the value."""
@@ -47,7 +49,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Setting(Option):
-    """The text of a setting, and the checks that pydantic does not do."""
+    """A setting, beside its type: also the checks that pydantic does not do."""
 
     secret: bool = False
     """It has no flag, since command lines are visible to every user of a host."""
@@ -80,7 +82,7 @@ def setting(
     """Declare a setting. `hidden`: its value may hold a password, so no message shows it; a `secret` is hidden, too."""
     text = "" if default is None else str(default)
     shown = text.lower() if isinstance(default, bool) else text
-    declared = Setting(shown, description, metavar, secret, switch, check, needs)
+    declared = Setting(shown, description, metavar, minimum, maximum, secret, switch, check, needs)
     limits = {"ge": minimum, "le": maximum, "pattern": pattern, "min_length": 1 if not_empty else None}
     given = {name: value for name, value in limits.items() if value is not None}
     return dataclasses.field(default=default, repr=not (secret or hidden), metadata={_SETTING: declared, **given})
