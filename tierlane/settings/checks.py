@@ -17,7 +17,6 @@ MIN_TOKEN_CHARS = 16
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 DATABASE_SCHEME = "postgresql+asyncpg://"
 MAX_WORKERS = 256
-_BOUNDS = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")
 
 
 def redis_url(value: str) -> str:
@@ -111,7 +110,7 @@ def worker_bounds(value: str) -> str:
 
 def parse_bounds(text: str) -> tuple[int, int]:
     """Return the two numbers of `--autoscale MIN:MAX`. Raises ValueError."""
-    match = _BOUNDS.fullmatch(text)
+    match = re.fullmatch(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_WORKERS:
         raise ValueError(f"must be MIN:MAX, whole numbers with 1 <= MIN <= MAX <= {MAX_WORKERS}")
     return int(match[1]), int(match[2])

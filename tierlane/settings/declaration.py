@@ -32,7 +32,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)  # Python generates these methods at each start.
 class Option:
     """A command line option: its default ("" for none), its description, the placeholder and the range of its value."""
 
@@ -47,7 +47,7 @@ class Option:
         return f"{self.description} [env: {variable}] [default: {self.default or 'none'}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Setting(Option):
     """A setting, beside its type: also the checks that pydantic does not do."""
 
