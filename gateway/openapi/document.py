@@ -101,13 +101,13 @@ BEFORE_IDENTITY = frozenset(
 """Codes that can come before it is known whose limits there are to tell."""
 
 
-def openapi(drain_state: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
+def openapi(endpoints: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     """The document. Raises KeyError for a header that is not in the table of headers."""
-    kinds = [ErrorBody, Problem, *(kind for door in drain_state for kind in door.types())]
+    kinds = [ErrorBody, Problem, *(kind for door in endpoints for kind in door.types())]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     known = dict(zip(kinds, schemas, strict=True))
-    _narrow(components, drain_state)
-    paths = {door.template: _path(door, known) for door in drain_state}
+    _narrow(components, endpoints)
+    paths = {door.template: _path(door, known) for door in endpoints}
     return {
         "openapi": DIALECT,
         "info": {"title": "Tierlane", "version": version, "description": ABOUT},
@@ -123,9 +123,9 @@ def openapi(drain_state: Sequence[ApiEndpoint], version: str) -> dict[str, Any]:
     }
 
 
-def _narrow(components: dict[str, Any], drain_state: Iterable[ApiEndpoint]) -> None:
+def _narrow(components: dict[str, Any], endpoints: Iterable[ApiEndpoint]) -> None:
     """Say in the schemas what is checked after decoding, and what each error code means."""
-    for door in drain_state:
+    for door in endpoints:
         if door.body is not None:
             schema = components[door.body.__name__]
             schema["properties"].update(door.rules)

@@ -62,11 +62,11 @@ def test_it_is_valid(document: dict[str, Any]) -> None:
 
 def test_every_route_is_described(routes: dict[str, set[str]]) -> None:
     """A route without a door, or with other methods than its door has, is named with what to do."""
-    drain_state = {door.path: set(door.methods) for door in DOORS}
+    endpoints = {door.path: set(door.methods) for door in DOORS}
     bare = [
         f"{', '.join(sorted(methods))} {path} is not described: add a Door for it in gateway/openapi/endpoints.py"
         for path, methods in routes.items()
-        if drain_state.get(path) != methods
+        if endpoints.get(path) != methods
     ]
 
     assert bare == []

@@ -46,13 +46,13 @@ async def outage(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[O
 
 @asynccontextmanager
 async def direct_stack(
-    client: Redis, redis_url: str, home: Path, drain_state: list[FakeEndpoint], **changes: Any
+    client: Redis, redis_url: str, home: Path, direct_workers: list[FakeEndpoint], **changes: Any
 ) -> AsyncIterator[Stack]:
     """A gateway that knows these doors, and comes back to Redis sooner than in production."""
-    addresses = {door.worker_id: door.address for door in drain_state}
-    async with running_stack(client, redis_url, worker=False, drain_state=addresses, data_dir=home, **changes) as stack:
+    addresses = {door.worker_id: door.address for door in direct_workers}
+    async with running_stack(client, redis_url, worker=False, direct_workers=addresses, data_dir=home, **changes) as stack:
         stack.gateway.direct._policy._leave_after_s = LEAVE_AFTER_S
-        await eventually(lambda: knows(stack, len(drain_state)), "the gateway has seen the doors")
+        await eventually(lambda: knows(stack, len(direct_workers)), "the gateway has seen the doors")
         yield stack
 
 
@@ -62,17 +62,17 @@ async def direct_already(
 ) -> AsyncIterator[tuple[Stack, FakeEndpoint]]:
     """The same with one door, once Redis is away and a first request was served past it."""
     async with (
-        endpoints("serve") as drain_state,
-        direct_stack(client, redis_url, home, drain_state, **changes) as stack,
+        endpoints("serve") as direct_workers,
+        direct_stack(client, redis_url, home, direct_workers, **changes) as stack,
     ):
         outage.begin()
         await stack.infer(tier_name="enterprise")
-        yield stack, drain_state[0]
+        yield stack, direct_workers[0]
 
 
-def knows(stack: Stack, drain_state: int) -> bool:
+def knows(stack: Stack, direct_workers: int) -> bool:
     seen = stack.gateway.heartbeat.observation
-    return seen is not None and sum(bool(worker.direct) for worker in seen.workers) == drain_state
+    return seen is not None and sum(bool(worker.direct) for worker in seen.workers) == direct_workers
 
 
 async def back(stack: Stack) -> None:

@@ -238,13 +238,13 @@ async def running_stack(
     redis_url: str,
     *,
     worker: bool = True,
-    drain_state: Mapping[str, str] = {},
+    direct_workers: Mapping[str, str] = {},
     catalog: LiteralCatalog | None = None,
     database_url: str = "",
     traces: RequestTraces | None = None,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
-    """A ready gateway; `changes` go into its configuration, `drain_state` are workers with a direct endpoint.
+    """A ready gateway; `changes` go into its configuration, `direct_workers` are workers with a direct endpoint.
 
     `database_url` is where the actions of the page for on-call are done.
     """
@@ -260,10 +260,10 @@ async def running_stack(
     catalog = catalog or LiteralCatalog()
     hands = TestWorker(client, keys)
     await hands.heartbeat()
-    for worker_id, address in drain_state.items():
+    for worker_id, address in direct_workers.items():
         hands.direct = address
         await hands.heartbeat(worker_id)
-    hands.direct = drain_state.get("worker-1", "")
+    hands.direct = direct_workers.get("worker-1", "")
     stored: dict[str, RequestRow] = {}
 
     async def find_stored(request_id: str) -> RequestRow | None:

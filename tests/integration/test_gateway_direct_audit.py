@@ -42,8 +42,8 @@ async def test_a_gateway_that_stops_meanwhile_leaves_its_spool_to_the_next(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Redis is away when it stops; the next gateway of the directory merges, and the files are gone."""
-    async with endpoints("serve") as drain_state:
-        async with direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers:
+        async with direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
             outage.begin()
             _, document, _ = await stack.infer({"input": "abc"}, "enterprise")
         assert len(list((tmp_path / "spool").glob("g1.log*"))) == 1
@@ -93,8 +93,8 @@ async def test_what_cannot_be_noted_is_not_answered(
     """503, and no worker sees it; health says why; when there is room again it serves again."""
     changes = {"spool_max_bytes": 100} if fault == "full" else {}
     async with (
-        endpoints("serve") as drain_state,
-        direct_stack(client, redis_url, tmp_path, drain_state, **changes) as stack,
+        endpoints("serve") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers, **changes) as stack,
     ):
         blocker = tmp_path / "spool" / "g1.log"
         if fault == "disk":
@@ -105,7 +105,7 @@ async def test_what_cannot_be_noted_is_not_answered(
         assert {each["error"]["message"] for _, each, _ in answers} == {
             "This gateway cannot note further requests while its queues are away; try again soon."
         }
-        assert drain_state[0].batches == []
+        assert direct_workers[0].batches == []
 
         async def told() -> list[str]:
             _, health = await stack.internal("/internal/health")
@@ -130,8 +130,8 @@ async def test_a_spool_that_fills_up_refuses_before_anything_runs(
 ) -> None:
     """What a worker ran is answered and in the audit, to the last byte; who is refused then has not run."""
     async with (
-        endpoints("serve") as drain_state,
-        direct_stack(client, redis_url, tmp_path, drain_state, spool_max_bytes=64_000) as stack,
+        endpoints("serve") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers, spool_max_bytes=64_000) as stack,
     ):
         outage.begin()
         asking = [stack.infer({"input": f"n{n}"}, "enterprise") for n in range(200)]
@@ -141,7 +141,7 @@ async def test_a_spool_that_fills_up_refuses_before_anything_runs(
         assert good
         assert bad
         assert set(bad) == {(503, "no_capacity")}
-        assert sorted(i for batch in drain_state[0].batches for i in batch) == sorted(good)
+        assert sorted(i for batch in direct_workers[0].batches for i in batch) == sorted(good)
         assert stack.gateway.direct.view().spool_bytes <= 64_000
         outage.end()
         await back(stack)
@@ -152,10 +152,10 @@ async def test_a_spool_that_fills_up_refuses_before_anything_runs(
 
 async def test_a_retried_request_begins_once(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
     """Three workers lost with it: one beginning on the disk, then its pair."""
-    async with endpoints("hang up") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("hang up") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         outage.begin()
         _, document, _ = await stack.infer(tier_name="enterprise")
-        assert len(drain_state[0].batches) == 3
+        assert len(direct_workers[0].batches) == 3
         notes = [from_line(line) for line in (tmp_path / "spool" / "g1.log").read_bytes().splitlines(keepends=True)]
 
         assert [note and (note[0].id, note[1] and note[1].error_code) for note in notes] == [
@@ -246,11 +246,11 @@ async def test_who_waits_too_long_in_the_room_is_told_so(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Busy workers: `queue_timeout` after the tier's queue age, as through Redis."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.catalog.set(key={"max_queue_ms": 300})
         outage.begin()
         await stack.infer(tier_name="enterprise")
-        drain_state[0].behaviour = "busy"
+        direct_workers[0].behaviour = "busy"
         status, document, _ = await stack.infer(tier_name="free")
         assert (status, document["error"]["code"]) == (504, "queue_timeout")
         outage.end()
@@ -263,11 +263,11 @@ async def test_what_redis_accepted_waits_for_redis_where_no_worker_serves_it(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Taken over, not served, left to Redis: when Redis is back in time its worker's answer is the answer."""
-    async with endpoints("hang up") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("hang up") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         asking = asyncio.create_task(stack.infer({"input": "abc"}))
         await eventually(lambda: [w.accepted for w in stack.gateway.pending_requests.all()] == [True], "it is accepted")
         outage.begin()
-        await eventually(lambda: len(drain_state[0].batches) == 3, "it was tried three times")
+        await eventually(lambda: len(direct_workers[0].batches) == 3, "it was tried three times")
         (pending,) = stack.gateway.pending_requests.all()
         await eventually(lambda: not pending.direct, "it is left to Redis")
         assert not asking.done()
@@ -285,17 +285,17 @@ async def test_a_gateway_that_drains_meanwhile_serves_and_notes_what_it_holds(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """What a worker can serve is served; the rest is told to go elsewhere; the next gateway merges both."""
-    async with endpoints("serve") as drain_state:
+    async with endpoints("serve") as direct_workers:
         changes = {"drain_timeout_s": 0.5}
-        async with direct_stack(client, redis_url, tmp_path, drain_state, **changes) as stack:
+        async with direct_stack(client, redis_url, tmp_path, direct_workers, **changes) as stack:
             outage.begin()
             await stack.infer(tier_name="enterprise")
-            drain_state[0].seconds = 0.2
+            direct_workers[0].seconds = 0.2
             served = asyncio.create_task(stack.infer(tier_name="enterprise"))
-            await eventually(lambda: len(drain_state[0].batches) == 2, "the worker has one")
+            await eventually(lambda: len(direct_workers[0].batches) == 2, "the worker has one")
             left = asyncio.create_task(stack.infer(tier_name="free"))
             await eventually(lambda: len(stack.gateway.direct._ends) == 2, "the other waits")
-            drain_state[0].behaviour = "silent"
+            direct_workers[0].behaviour = "silent"
             await stack.gateway.drain()
             (status, first, _), (code, second, _) = await served, await left
             assert (status, code, second["error"]["code"]) == (200, 503, "draining")

@@ -24,7 +24,7 @@ async def test_within_a_second_requests_are_answered_past_redis(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """The one sent at once and the ones sent later; each is in the audit afterwards, with mode direct, once."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stopped = outage.begin()
         status, first, headers = await stack.infer({"input": "abc"}, "enterprise")
         assert time.monotonic() - stopped < 1.0
@@ -35,7 +35,7 @@ async def test_within_a_second_requests_are_answered_past_redis(
         assert [(code, each["output"]) for code, each, _ in later] == [(200, f"text {n}"[::-1]) for n in range(5)]
         metadata = first["metadata"]
         assert (metadata["tier"], metadata["attempts"], metadata["gpu_ms"]) == ("enterprise", 1, 2.5)
-        assert (drain_state[0].hellos[0].gateway_id, headers["x-ratelimit-limit-requests"]) == ("g1", "1000")
+        assert (direct_workers[0].hellos[0].gateway_id, headers["x-ratelimit-limit-requests"]) == ("g1", "1000")
         outage.end()
         await back(stack)
 
@@ -51,7 +51,7 @@ async def test_those_who_wait_already_are_taken_over(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Accepted by Redis before it stopped: answered by a worker's door, and ended in Redis by what they were told."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         asking = [asyncio.create_task(stack.infer({"input": name}, name)) for name in ("free", "paid", "enterprise")]
         pending_requests = stack.gateway.pending_requests
         await eventually(lambda: [w.accepted for w in pending_requests.all()] == [True] * 3, "all three are accepted")
@@ -64,10 +64,10 @@ async def test_those_who_wait_already_are_taken_over(
             (200, "diap"),
             (200, "esirpretne"),
         ]
-        assert len(drain_state[0].batches) == 1  # All three were there when it began.
+        assert len(direct_workers[0].batches) == 1  # All three were there when it began.
         order = [
             each["metadata"]["tier"]
-            for i in drain_state[0].batches[0]
+            for i in direct_workers[0].batches[0]
             for _, each, _ in answers
             if each["request_id"] == i
         ]
@@ -99,13 +99,13 @@ async def test_without_a_door_it_fails_fast(client: Redis, redis_url: str, outag
 async def test_switched_off_it_fails_fast_too(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
     """`direct_mode=off`: doors are not used, and nothing is spooled."""
     async with (
-        endpoints("serve") as drain_state,
-        direct_stack(client, redis_url, tmp_path, drain_state, direct=False) as stack,
+        endpoints("serve") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers, direct=False) as stack,
     ):
         outage.begin()
         for _ in range(2):
             assert (await stack.infer())[0] == 503
-        assert (drain_state[0].hellos, (tmp_path / "spool").exists()) == ([], False)
+        assert (direct_workers[0].hellos, (tmp_path / "spool").exists()) == ([], False)
 
 
 @pytest.mark.parametrize("bad", ["busy", "hang up", "unfriendly", "nonsense", "another"])
@@ -113,19 +113,19 @@ async def test_what_one_worker_does_not_serve_another_does(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path, bad: str
 ) -> None:
     """Busy, gone, closed, speaking nonsense, answering another batch: everybody is served by the good worker."""
-    async with endpoints(bad, "serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints(bad, "serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         outage.begin()
         answers = await asyncio.gather(*(stack.infer({"input": f"n{n}"}, "paid") for n in range(20)))
 
         assert [(code, each["output"]) for code, each, _ in answers] == [(200, f"n{n}"[::-1]) for n in range(20)]
-        assert drain_state[0].hellos
+        assert direct_workers[0].hellos
 
 
 async def test_a_silent_worker_costs_a_second(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
     """After it the batch is another worker's, one request at a time, and there is still time."""
     async with (
-        endpoints("silent", "serve") as drain_state,
-        direct_stack(client, redis_url, tmp_path, drain_state) as stack,
+        endpoints("silent", "serve") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
     ):
         outage.begin()
         answers = await asyncio.gather(*(stack.infer({"input": f"n{n}"}, "paid") for n in range(20)))
@@ -170,11 +170,11 @@ async def test_workers_that_all_hang_up_cost_three_attempts_and_then_it_fails_fa
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """`worker_lost` for the one that was tried, and `no_capacity` at once for who comes while no door opens."""
-    async with endpoints("hang up") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("hang up") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         outage.begin()
         status, document, _ = await stack.infer(tier_name="enterprise")
         assert (status, document["error"]["code"]) == (503, "worker_lost")
-        assert len(drain_state[0].batches) == 3
+        assert len(direct_workers[0].batches) == 3
         status, document, _ = await stack.infer(tier_name="enterprise")
         assert (status, document["error"]["code"]) == (503, "no_capacity")
         message = "No GPU can be reached while the queues are away; try again soon."
@@ -190,8 +190,8 @@ async def test_a_bad_input_is_told_so(
     pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """What the model refuses is the client's answer and the audit's row, as through Redis."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
-        drain_state[0].serve = picky
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
+        direct_workers[0].serve = picky
         outage.begin()
         status, document, _ = await stack.infer({"input": "bad"})
         assert (status, document["error"]["code"]) == (422, "poison_request")
@@ -204,7 +204,7 @@ async def test_a_bad_input_is_told_so(
 
 async def test_limits_hold_in_direct_mode(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
     """A quarter of the bucket to begin with; the rest is refused with the usual headers and no audit."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.catalog.set(
             tiers=(tier("enterprise", 1, 0.05), tier("free", 3, 0.1, requests_per_second=1.0, burst=20.0))
         )
@@ -227,8 +227,8 @@ async def test_health_says_who_serves_and_since_when(
 ) -> None:
     """Degraded, never down; ready all the time; healthy again afterwards."""
     async with (
-        endpoints("serve", "serve") as drain_state,
-        direct_stack(client, redis_url, tmp_path, drain_state) as stack,
+        endpoints("serve", "serve") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
     ):
         outage.begin()
         await stack.infer()
@@ -255,13 +255,13 @@ async def test_health_says_who_serves_and_since_when(
 
 async def test_with_redis_well_nothing_is_direct(client: Redis, redis_url: str, tmp_path: Path) -> None:
     """No connection, no spool line, and no request looks at more than one boolean."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         entered: list[Any] = []
         stack.gateway.direct.enter = entered.append  # type: ignore[method-assign,assignment]
         asking = asyncio.create_task(stack.infer())
         await eventually(lambda: served(stack, asking), "it is served through Redis")
 
-        assert ((await asking)[0], entered, drain_state[0].hellos) == (200, [], [])
+        assert ((await asking)[0], entered, direct_workers[0].hellos) == (200, [], [])
         assert stack.gateway.direct.view().spool_bytes == 0
 
 
@@ -269,14 +269,14 @@ async def test_a_full_waiting_room_sheds_free_for_enterprise(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """The last of the lowest tier makes room; nobody makes room for his own tier. Who was shed may try again."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         direct = stack.gateway.direct
         direct._queue._max_waiting = 2
         outage.begin()
         await stack.infer(tier_name="enterprise")
-        drain_state[0].seconds = 0.5
+        direct_workers[0].seconds = 0.5
         running = asyncio.create_task(stack.infer(tier_name="free"))
-        await eventually(lambda: len(drain_state[0].batches) == 2, "the worker is busy")
+        await eventually(lambda: len(direct_workers[0].batches) == 2, "the worker is busy")
         waiting = [asyncio.create_task(stack.infer(tier_name="free"))]
         await eventually(lambda: len(direct._queue) == 1, "the first waits")
         waiting.append(asyncio.create_task(stack.infer(tier_name="free")))

@@ -17,7 +17,7 @@ async def test_a_redis_that_comes_and_goes_does_not_change_the_way(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Back for less than the time of trust: requests stay on their way, and are answered without a pause."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.gateway.direct._policy._leave_after_s = 2.0
         outage.begin()
         assert (await stack.infer(tier_name="enterprise"))[0] == 200

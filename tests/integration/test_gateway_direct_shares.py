@@ -27,7 +27,7 @@ async def test_tokens_and_quotas_hold_and_are_told(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """What Redis would tell, from here: what is left of each limit on a 200, and which one was it on a 429."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.catalog.set(key={"tokens_per_minute": 400, "quotas": (("1day", 50),), "max_concurrency": 9})
         await begun(stack, outage)
         body = {"input": "abcd", "parameters": {"max_tokens": 39}}  # Estimated at 40 tokens, of 100 to begin with.
@@ -48,7 +48,7 @@ async def test_tokens_and_quotas_hold_and_are_told(
 
 async def test_a_quota_that_is_used_up_says_so(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
     """It counts from nothing when direct mode begins, for each customer."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.catalog.set(key={"quotas": (("1day", 3),)})
         await begun(stack, outage)
         answers = [await stack.infer() for _ in range(4)]
@@ -62,10 +62,10 @@ async def test_concurrency_is_free_again_when_requests_end(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Two at a time: the third is refused while they run, and nobody when they have been answered."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.catalog.set(key={"max_concurrency": 2})
         await begun(stack, outage)
-        drain_state[0].seconds = 0.4
+        direct_workers[0].seconds = 0.4
         running = [asyncio.create_task(stack.infer()) for _ in range(2)]
         await eventually(lambda: len(stack.gateway.direct._ends) == 2, "two are under way")
         status, document, headers = await stack.infer()
@@ -74,7 +74,7 @@ async def test_concurrency_is_free_again_when_requests_end(
         assert "concurrency limit" in document["error"]["message"]
         assert '"concurrency";r=0' in headers["ratelimit"]
         assert [(await each)[0] for each in running] == [200, 200]
-        drain_state[0].seconds = 0.0
+        direct_workers[0].seconds = 0.0
         assert [(await stack.infer())[0] for _ in range(3)] == [200] * 3
 
 
@@ -82,10 +82,10 @@ async def test_clients_that_leave_do_not_use_up_their_concurrency(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Sixty came, ten at a time, and hung up while they waited or ran: nothing of them is left, no thread either."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.catalog.set(key={"max_concurrency": 10})
         await begun(stack, outage)
-        ends, drain_state[0].seconds = stack.gateway.direct._ends, 0.1
+        ends, direct_workers[0].seconds = stack.gateway.direct._ends, 0.1
         threads = threading.active_count()
         for _ in range(6):
             asking = [asyncio.create_task(stack.infer()) for _ in range(10)]
@@ -95,7 +95,7 @@ async def test_clients_that_leave_do_not_use_up_their_concurrency(
             left: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
             assert {type(each) for each in left} == {asyncio.CancelledError}
             await eventually(lambda: ends.of_customer("customer-free") == 0, "nothing of them is left")
-        drain_state[0].seconds = 0.0
+        direct_workers[0].seconds = 0.0
 
         assert (await stack.infer())[0] == 200
         assert threading.active_count() <= threads
@@ -106,7 +106,7 @@ async def test_a_shadow_tier_refuses_nobody_here_either(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Its limits are judged, and everybody is let in."""
-    async with endpoints("serve") as drain_state, direct_stack(client, redis_url, tmp_path, drain_state) as stack:
+    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.catalog.set(key={"requests_per_second": 0.01, "burst": 1.0, "quotas": (("1day", 1),)})
         assert stack.catalog.snapshot is not None
         await begun(stack, outage)

@@ -36,10 +36,10 @@ class Pending(msgspec.Struct):
     task_id: str
 
 
-def responses(*drain_state: ApiEndpoint) -> tuple[Described, dict[str, Any]]:
+def responses(*endpoints: ApiEndpoint) -> tuple[Described, dict[str, Any]]:
     """The whole, and the responses of the first operation, references followed."""
-    described = Described(openapi(drain_state, "1"))
-    operation = next(iter(described.document["paths"][drain_state[0].template].values()))
+    described = Described(openapi(endpoints, "1"))
+    operation = next(iter(described.document["paths"][endpoints[0].template].values()))
     return described, {status: described.resolved(each) for status, each in operation["responses"].items()}
 
 
@@ -123,8 +123,8 @@ def test_head_has_no_body() -> None:
 
 def test_what_is_alike_stands_there_once() -> None:
     """Two doors of one kind share their errors; the answers of each stay with it."""
-    drain_state = [asks(path, Asked, kind, "Ask", example={}) for path, kind in (("/a", Told), ("/b", Pending))]
-    paths = openapi(drain_state, "1")["paths"]
+    endpoints = [asks(path, Asked, kind, "Ask", example={}) for path, kind in (("/a", Told), ("/b", Pending))]
+    paths = openapi(endpoints, "1")["paths"]
     first, second = (paths[path]["post"]["responses"] for path in ("/a", "/b"))
 
     assert first["429"] == second["429"] == {"$ref": "#/components/responses/inference-429"}
