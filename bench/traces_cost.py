@@ -108,7 +108,7 @@ def one_gateway(key: NewKey) -> Gateway:
 def switch(gateway: Gateway, traces: RequestTraces | None) -> None:
     """The same gateway with traces, or without: two of them would differ by where they lie in memory."""
     object.__setattr__(gateway.inference._parts, "traces", traces)
-    gateway.inference.ends._log = traces
+    gateway.inference.events._log = traces
 
 
 def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:

@@ -44,7 +44,7 @@ def submission(request_id: str = "req", **changes: Any) -> Submission:
 
 def waiting(request_id: str, started: float = 0.0, **changes: Any) -> PendingRequest:
     """A request that waits for its answer; `changes` go into its submission."""
-    return PendingRequest(submission(request_id, **changes), started, asyncio.get_running_loop().create_future())
+    return PendingRequest(submission(request_id, **changes), started)
 
 
 Serve = Callable[[DirectItem], Outcome | None]

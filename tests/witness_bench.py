@@ -1,6 +1,5 @@
 """A second witness on a fake Redis and a clock of the test's own."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +41,7 @@ def pending(started: float = 0.0, tier: str = "free", **state: bool) -> PendingR
         fingerprint="body",
         body=b"x" * 1000,
     )
-    made = PendingRequest(submission, started, asyncio.get_running_loop().create_future())
+    made = PendingRequest(submission, started)
     made.sent = made.accepted = True
     for name, value in state.items():
         setattr(made, name, value)

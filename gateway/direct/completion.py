@@ -13,7 +13,7 @@ from gateway.direct.spool_tasks import DirectAudit
 from gateway.direct.workers import END_MARGIN_S
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import Outcome, PendingRequest
-from gateway.inference.recovery import Pair, audit_pair, beginning, outcome_of
+from gateway.inference.recovery import Pair, audit_pair, beginning
 from gateway.limits.rejections import refusal
 from scheduler.errors import ErrorCode
 from scheduler.failpoints import failpoint
@@ -70,7 +70,7 @@ class DirectCompletion:
 
     def may_run(self, entry: DirectEntry) -> bool:
         """Whether somebody still waits for it."""
-        return entry.id in self._open and not entry.pending.future.done()
+        return entry.id in self._open and not entry.pending.done
 
     def ran(self, entry: DirectEntry, outcome: Ran, worker_id: str, batch_size: int) -> None:
         """A worker said what became of it."""
@@ -103,7 +103,7 @@ class DirectCompletion:
         """End those that nobody waits for any more, and those whose time is over."""
         for entry in self._open:
             pending = entry.pending
-            if pending.future.done():
+            if pending.done:
                 self._end(entry, None)
             elif pending.deadline - now < END_MARGIN_S:
                 self.given_up(entry, ErrorCode.DEADLINE_EXCEEDED)
@@ -145,8 +145,8 @@ class DirectCompletion:
         """Note it, then answer. Where somebody else answered already, that is what is noted."""
         self._open.take(entry.id)
         pending = entry.pending
-        if pending.future.done():
-            if isinstance(outcome_of(pending.future), Verdict) and not entry.on_record:
+        if pending.done:
+            if isinstance(pending.outcome, Verdict) and not entry.on_record:
                 return  # Refused after all: there is nothing to remember.
             pair = self._pair_as_told(pending)
         else:
@@ -157,7 +157,7 @@ class DirectCompletion:
 
     def _pair_as_told(self, pending: PendingRequest) -> Pair:
         """The pair of what was answered already, by whomever."""
-        outcome = outcome_of(pending.future)
+        outcome = pending.outcome
         if isinstance(outcome, Verdict):
             outcome = refusal(outcome, base_limit_allows=False).code
         mode = "queue" if isinstance(outcome, Reply) else "direct"
@@ -169,7 +169,7 @@ class DirectCompletion:
             self._not_noted(entry)
         elif outcome is not None:
             entry.pending.finish(outcome)
-            sent = outcome_of(entry.pending.future)
+            sent = entry.pending.outcome
             if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
                 self._note_owed(self._pair_as_told(entry.pending))
 
@@ -179,7 +179,7 @@ class DirectCompletion:
         pending = entry.pending
         pending.direct = pending.settled = False
         refuse(pending, ErrorCode.NO_CAPACITY, self._cancellations)
-        if entry.on_record and pending.future.done():
+        if entry.on_record and pending.done:
             self._owed.append(self._pair_as_told(pending))
         elif entry.on_record:  # Redis accepted it, and ends it.
             self._audit.release(entry.id)

@@ -293,7 +293,7 @@ class Direct:
     def _take_over(self, now: float) -> None:
         """Those who wait already, the highest tier first."""
         least_s = END_MARGIN_S + self._parts.heartbeat.service_p95_ms / 1000
-        waiting = [w for w in self._parts.pending_requests.all() if not w.direct and not w.future.done()]
+        waiting = [w for w in self._parts.pending_requests.all() if not w.direct and not w.done]
         for pending in sorted(waiting, key=lambda w: self._priority(w.submission.tier)):
             priority = self._priority(pending.submission.tier)
             if pending.submission.idempotency and not pending.accepted:  # Only Redis knows whether it has run already.

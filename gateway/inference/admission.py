@@ -225,10 +225,10 @@ class AdmissionBatcher:
         pending.accepted = True
         if pending.reader is not None:
             pending.reader.admitted()
-        if pending.gone or pending.future.done():  # The client left, or was answered, while the call was under way.
-            told = pending.told
+        if pending.gone or pending.done:  # The client left, or was answered, while the call was under way.
+            code = pending.error_code
             self._cancellations.add(
-                pending.id, told or ErrorCode.CANCELLED, running=pending.streams, told=told is not None
+                pending.id, code or ErrorCode.CANCELLED, running=pending.streams, told=code is not None
             )
         if pending.gone and self._accepted_late is not None:
             self._accepted_late(pending)
@@ -248,7 +248,7 @@ class AdmissionBatcher:
 
 
 def _asks(pending: PendingRequest) -> bool:
-    return not pending.gone and not pending.direct and not pending.future.done()
+    return not pending.gone and not pending.direct and not pending.done
 
 
 def with_time_left(pending: PendingRequest, now: float) -> Submission:

@@ -123,7 +123,7 @@ class DeadlineSweep:
         for pending in self._pending_requests.due(now + LEAD_S):
             if pending.settling_since is None:
                 fresh.append(pending)
-            elif pending.settling_since + GRACE_S <= now and not pending.future.done():
+            elif pending.settling_since + GRACE_S <= now and not pending.done:
                 self.overrun += 1
                 self._answer(pending, ErrorCode.DEADLINE_EXCEEDED)
         for group in _groups(fresh):
@@ -157,7 +157,7 @@ class DeadlineSweep:
 
     def _answer(self, pending: PendingRequest, code: ErrorCode) -> None:
         """Send this error where nothing else was sent. Redis may note another end at this moment, which then is revoked."""
-        if pending.future.done():
+        if pending.done:
             return
         if pending.sent:
             self._cancellations.add(pending.id, code, told=True, used=pending.used)

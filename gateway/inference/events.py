@@ -211,9 +211,7 @@ class RequestLog:
     ) -> None:
         """`outcome` is the error's code; `reason` what admission said, where it was admission."""
         verdict = pending.verdict if pending else None
-        outcome = (
-            pending.future.result() if pending and pending.future.done() and not pending.future.cancelled() else None
-        )
+        outcome = pending.outcome if pending else None
         self._write(
             HTTP[error.code].status,
             error.code.value,

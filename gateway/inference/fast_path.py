@@ -1,8 +1,8 @@
-"""The fast lane: `POST /v1/inference` that came whole is answered without a task or a future of its own.
+"""The fast path: a `POST /v1/inference` whose body arrived whole is handled without a task or a future of its own.
 
-A ride stands in for the future of its waiter: whoever ends the waiting writes the answer, at that moment. What a ride
-decides it decides with the steps of the handler (gateway/inference/handler.py), so both say the same; whatever is out of the
-ordinary (a body in pieces, an Idempotency-Key, a preference, direct mode, a gateway that leaves) is left to the handler.
+The sink of its pending request is the method that writes the response to the connection. The stages are those of
+`InferenceCall`, as for all requests. Anything unusual (a body in pieces, an Idempotency-Key, a preference, direct mode,
+a draining gateway) is left to the handler (gateway/inference/handler.py).
 """
 
 from collections.abc import Sequence
@@ -12,27 +12,21 @@ from aiohttp import HttpVersion, HttpVersion11, StreamReader
 from aiohttp.streams import EMPTY_PAYLOAD
 from multidict import CIMultiDictProxy
 
-from gateway.api.format import InferenceRequest
-from gateway.api.inference import INFERENCE, read_inference
-from gateway.catalog import IdentityView
+from gateway.api.inference import INFERENCE
 from gateway.http.errors import wants_problem
 from gateway.http.request import HEADER as PREFER
 from gateway.http.request import check_media
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState
-from gateway.inference.pending import Outcome, PendingRequest
-from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.pending import Outcome, ResponseSink
+from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.submission import HEADER as IDEMPOTENCY_KEY
-from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
 
-NOTHING = InferenceRequest("")
-"""Stands for a body that is not read yet."""
-
 
 class RequestHead(Protocol):
-    """The head of a request as aiohttp's parser gives it; what stands for a parser's error has none of it."""
+    """The parsed request line and headers, as aiohttp's parser returns them."""
 
     @property
     def method(self) -> str: ...
@@ -53,35 +47,35 @@ class RequestHead(Protocol):
 
 
 class FastPathConnection(Protocol):
-    """What a ride needs of its connection."""
+    """The connection that a fast path request came on."""
 
     @property
     def remote(self) -> str | None: ...
 
     def arrive(self, answer: HttpResponse) -> None:
-        """Write the answer."""
+        """Write the response."""
 
     def fault(self, error: Exception, request_id: str, *, problem: bool) -> HttpResponse:
-        """An answer without anybody's limits."""
+        """Build an error response without limit headers."""
 
 
 class FastPath:
-    """Which requests ride, and the handler whose parts they use."""
+    """Decides which requests take the fast path. `pipeline` is that of the gateway's own pool."""
 
-    def __init__(self, inference: InferencePipeline, drain_state: DrainState, path: str = "/v1/inference") -> None:
-        self.inference = inference
+    def __init__(self, pipeline: InferencePipeline, drain_state: DrainState, path: str = "/v1/inference") -> None:
+        self.pipeline = pipeline
         self._drain_state = drain_state
         self._path = path
 
     @property
     def open(self) -> bool:
-        """Whether anything rides now."""
+        """Whether requests may take the fast path now: not while draining, nor in direct mode."""
         drain_state = self._drain_state
-        return not (drain_state.leaving or drain_state.closed or self.inference.past_redis)
+        return not (drain_state.leaving or drain_state.closed or self.pipeline.direct_active)
 
     def suits(self, message: RequestHead, payload: StreamReader) -> bool:
-        """Whether a ride can answer this; aiohttp's parser has read it to its end."""
-        if payload is EMPTY_PAYLOAD:  # Nothing, or an error in the place of a request.
+        """Whether this request may take the fast path. aiohttp's parser has read it to its end."""
+        if payload is EMPTY_PAYLOAD:  # No body, or a parser error instead of a request.
             return False
         headers = message.headers
         return (
@@ -98,21 +92,10 @@ class FastPath:
         )
 
 
-class FastPathRequest:
-    """One request on its way, from its headers to its answer. To its waiter it is the future."""
+class FastPathRequest(InferenceCall):
+    """One request on the fast path, from its headers to its response."""
 
-    __slots__ = (
-        "_asked",
-        "_authorization",
-        "_connection",
-        "_identity",
-        "_inference",
-        "_left",
-        "_outcome",
-        "_pending",
-        "headers",
-        "request_id",
-    )
+    __slots__ = ("_authorization", "_connection", "recognised")
 
     def __init__(
         self,
@@ -121,94 +104,61 @@ class FastPathRequest:
         headers: CIMultiDictProxy[str],
         authorization: Sequence[str],
     ) -> None:
-        """`authorization`: all values of that header, which need not be among `headers`."""
+        """`authorization`: all values of that header, which need not be in `headers`."""
+        super().__init__(fast_path.pipeline, INFERENCE, new_request_id(), headers)
         self._authorization = authorization
-        self._inference = fast_path.inference
         self._connection = connection
-        self.headers = headers
-        self.request_id = new_request_id()
-        self._identity: IdentityView | None = None
-        self._asked = NOTHING
-        self._pending: PendingRequest | None = None
-        self._outcome: Outcome | None = None
-        self._left = False
+        self.recognised = False  # Whether the caller was authenticated.
 
     @property
     def remote(self) -> str | None:
         """The client's address."""
         return self._connection.remote
 
-    @property
-    def recognised(self) -> bool:
-        """Whether it is known whose request it is."""
-        return self._identity is not None
-
     def begin(self, raw: bytes) -> None:
-        """Ask for admission; what is refused at once is answered at once."""
-        inference = self._inference
-        started = inference.clock()
+        """Run the stages up to admission; a rejection is written at once. Never raises."""
+        pipeline = self.pipeline
+        self.started = pipeline.clock()
         try:
-            identity = self._identity = inference.recognise(self._authorization, self)
-            check_media(self.headers, len(raw), inference.max_body_bytes)
-            asked = self._asked = read_inference(raw, inference.max_input_bytes)
-            if asked.service_tier is not None:
-                identity = self._identity = inference.served_as(identity, asked)
-            inference = self._inference = inference.serving(asked)
-            payload = inference.payload(asked, INFERENCE)
-            pending = self._pending = inference.pending(self, identity, payload, None, started, future=self)
-            inference.enter(pending)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            if self._pending is not None:
-                inference.pending_requests.remove(self._pending)
-            self._fail(error)
+            self.identity = pipeline.recognise(self._authorization, self)
+            self.recognised = True
+            check_media(self.headers, len(raw), pipeline.max_body_bytes)
+            self.submit(raw)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a response
+            if self.pending is not None:
+                self.pipeline.pending_requests.remove(self.pending)
+            self._write_error(error)
 
     def client_left(self) -> None:
-        """The connection is gone."""
-        self._left = True
-        if self._pending is not None:
-            self._inference.abandon(self._pending)
-        if self._identity is not None:
-            self._inference.ends.left(INFERENCE.endpoint, self.request_id, self._identity, self._pending)
+        """The connection was closed before the response: cancel what is pending and record it."""
+        if self.recognised:
+            super().client_left()
 
-    def done(self) -> bool:
-        """As of a future."""
-        return self._outcome is not None or self._left
+    def sink(self) -> ResponseSink:
+        """The method that writes the response. The pending request drops it once it is done, so no reference ring stays."""
+        return self._finish
 
-    def cancelled(self) -> bool:
-        """As of a future: nobody waits any more."""
-        return self._left
-
-    def result(self) -> Outcome:
-        """As of a future. Raises RuntimeError before it is done."""
-        if self._outcome is None:
-            raise RuntimeError("This is a bug: the ride has not ended.")
-        return self._outcome
-
-    def set_result(self, outcome: Outcome) -> None:
-        """The waiting ends: answer. Never raises, because it is called in the loops that serve everybody."""
-        self._outcome = outcome
-        pending, identity = self._pending, self._identity
-        if pending is None or identity is None:  # Only who was entered can be told an outcome.
+    def _finish(self, outcome: Outcome) -> None:
+        """Respond to the outcome. Never raises, because it is called in the loops that serve all requests."""
+        pending = self.pending
+        if pending is None:  # Not reached: a request is admitted after it was built.
             return
         try:
-            self._inference.pending_requests.remove(pending)
-            self._connection.arrive(self._inference.answer(identity, pending, outcome, self._asked))
-        except Exception as error:  # noqa: BLE001
-            self._fail(error)
-        self._pending = None  # It knows this ride: only the garbage collector could free a ring of two.
+            self.pipeline.pending_requests.remove(pending)
+            reply = self.completed(pending, outcome)
+            self._connection.arrive(self.respond((pending,), (reply,)))
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a response
+            self._write_error(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _write_error(self, error: Exception) -> None:
         try:
-            self._connection.arrive(self._error_answer(error))
-        except Exception as fault:  # noqa: BLE001  # nothing more can be said
+            self._connection.arrive(self.reject(error))
+        except Exception as fault:  # noqa: BLE001  # no other response is possible
             log_fault("answer not written", fault, request_id=self.request_id)
 
-    def _error_answer(self, error: Exception) -> HttpResponse:
-        problem = wants_problem(self.headers)
-        if self._identity is None:
-            self._inference.ends.unknown(INFERENCE.endpoint, self.request_id, error)
-            return self._connection.fault(error, self.request_id, problem=problem)
-        if not isinstance(error, RequestError):
-            log_fault("request failed", error, request_id=self.request_id)
-            error = RequestError(ErrorCode.INTERNAL_ERROR)
-        return self._inference.not_served(self, self._identity, self._pending, error)
+    def reject(self, error: Exception) -> HttpResponse:
+        """Record the error and build its response; without limit headers if the caller was not authenticated."""
+        if self.recognised:
+            return super().reject(error)
+        self.pipeline.events.unknown(INFERENCE.endpoint, self.request_id, error)
+        return self._connection.fault(error, self.request_id, problem=wants_problem(self.headers))

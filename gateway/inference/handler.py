@@ -1,45 +1,176 @@
-"""READ FIRST. The handler of an inference request: read the body, submit, wait, respond in the request's API format.
+"""READ FIRST. The handler of an inference request, top to bottom.
 
-A list of inputs is as many requests. They are admitted all or none, and answered together: where one fails, its error
-is the response, and the others are cancelled.
+`serve` runs the stages of gateway/inference/pipeline.py for everything but the fast path: single requests, lists,
+streams (gateway/inference/streaming.py) and jobs (gateway/jobs/submit.py).
+
+A list of inputs is one request per input. All of them are admitted or none. They have one response: if one fails, its
+error is the response, and the others are cancelled.
 """
 
 import asyncio
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, cast
 
-from multidict import CIMultiDictProxy
-
-from gateway.api.format import InferenceRequest
 from gateway.api.inference import ApiFormat
-from gateway.catalog import IdentityView
-from gateway.http.errors import wants_problem
-from gateway.http.request import check_media, check_text, invalid, read_body
+from gateway.http.request import check_text, invalid
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
-from gateway.inference.pending import Outcome, PendingRequest
-from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
+from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse
-from gateway.inference.submission import REPLAYED, idempotency_key, with_more
+from gateway.inference.submission import REPLAYED, with_more
 from ratelimit.effective import EffectiveLimits, effective
 from scheduler.errors import ErrorCode, RequestError
-from scheduler.fault_log import log_fault
+from scheduler.payload import Payload
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Verdict
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import new_request_id
-from scheduler.states import Admission, State
+from scheduler.states import Admission
 
 
-class ListMember(NamedTuple):
-    """One of them, as a request that asks."""
+class InferenceHandler:
+    """The handler of one endpoint, which is written in one API format."""
 
-    request_id: str
-    headers: CIMultiDictProxy[str]
-    remote: str | None
+    def __init__(self, pipeline: InferencePipeline, api_format: ApiFormat) -> None:
+        self._pipeline = pipeline
+        self._api_format = api_format
+
+    async def __call__(self, request: RoutedRequest) -> HttpResponse:
+        """Handle one request. Raises RequestError if the caller is unknown; other errors are responses with limits."""
+        return await serve(AwaitedCall(self._pipeline, self._api_format, request), request)
 
 
-def texts_of(field: str, given: str | list[Any], max_bytes: int, not_text: str) -> list[str]:
-    """The texts of a field that may hold one or several. Raises RequestError, which says `not_text` where one is none."""
-    texts = [given] if isinstance(given, str) else given
+async def serve(call: "AwaitedCall", request: RoutedRequest) -> HttpResponse:
+    """Run the stages of one call. Raises RequestError if the caller is unknown, CancelledError if the client left."""
+    call.authenticate(request)
+    try:
+        raw = await call.read(request)
+        call.submit(raw)  # Decodes the body, chooses tier and pool, builds the pending requests, admits them.
+        await call.wait()
+        return await call.response()  # Recorded as a success.
+    except asyncio.CancelledError:
+        call.client_left()  # Cancelled, and recorded as such.
+        raise
+    except Exception as error:  # noqa: BLE001  # every error has a response, with the limit headers
+        return call.reject(error)  # Recorded as a failure.
+
+
+class AwaitedCall(InferenceCall):
+    """A call whose outcomes are awaited: one request, or a list of them, or a stream."""
+
+    __slots__ = ("_futures", "_pending_requests", "_replayed", "_replies", "_stream")
+
+    def __init__(self, pipeline: InferencePipeline, api_format: ApiFormat, request: RoutedRequest) -> None:
+        super().__init__(pipeline, api_format, request.request_id, request.headers)
+        self._futures: list[asyncio.Future[Outcome]] = []  # One per pending request.
+        self._pending_requests: list[PendingRequest] = []
+        self._replies: list[Reply] = []
+        self._replayed = False  # Whether a reply is the stored one of an Idempotency-Key.
+        self._stream: StreamedResponse | None = None
+
+    def sink(self) -> ResponseSink:
+        """A sink that resolves a future. It must not reference the call, which references the pending request."""
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._futures.append(future)
+        return partial(_resolve, future)
+
+    def build(self) -> None:
+        """Build a pending request for each input, and the stream if one is wanted.
+
+        Raises RequestError if the model is unknown, or if the list has more inputs than can ever be admitted together.
+        """
+        if self.body.more:
+            self._pending_requests = self._build_list()
+            self.pending = self._pending_requests[0]
+            return
+        super().build()
+        pending = cast("PendingRequest", self.pending)
+        self._pending_requests = [pending]
+        if self.body.stream:
+            self._stream = StreamedResponse(self, pending, self._futures[0])
+
+    def _build_list(self) -> list[PendingRequest]:
+        texts = (self.body.input, *self.body.more)
+        payload = self.pipeline.payload(self.body, self.api_format)
+        check_size(self.api_format.input_field, len(texts), effective(self.identity))
+        together: list[PendingRequest] = []
+        for index, text in enumerate(texts):
+            pending = self._build_member(payload.with_input(text), index, together[0] if together else None)
+            if self.key is not None:
+                pending.submission.fingerprint = with_more(pending.submission.fingerprint, str(len(texts)))
+            pending.together = together
+            together.append(pending)
+        together[0].submission.together = len(texts)
+        return list(together)
+
+    def _build_member(self, payload: Payload, index: int, first: PendingRequest | None) -> PendingRequest:
+        request_id = new_request_id() if index else self.request_id
+        key = None if self.key is None else member_key(self.key, index)
+        return self.pipeline.build_pending(self, payload, self.sink(), request_id=request_id, key=key, first=first)
+
+    async def wait(self) -> None:
+        """Wait for all outcomes, or for the admission of a stream. Raises RequestError for the first that failed."""
+        if self._stream is not None:
+            await self._stream.wait()
+            return
+        try:
+            for pending, future in zip(self._pending_requests, self._futures, strict=True):
+                outcome = await future
+                if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
+                    self._replayed = True
+                    self._replies.append(await self.replayed_reply(pending, outcome))
+                else:
+                    self._replies.append(self.completed(pending, outcome))
+        except Exception as error:
+            code = error.code if isinstance(error, RequestError) else ErrorCode.INTERNAL_ERROR
+            self.pipeline.fail_list(self._pending_requests, code)
+            raise
+        self.release()
+
+    async def response(self) -> HttpResponse:
+        """Build the response: 200 with the outputs, or the stream."""
+        stream, self._stream = self._stream, None  # It references this call: kept, it would form a ring.
+        if stream is not None:
+            return stream.response()
+        response = self.respond(self._pending_requests, self._replies)
+        if self._replayed:
+            response.headers.append(REPLAYED)
+        return response
+
+    def reject(self, error: Exception) -> HttpResponse:
+        """Record the error and build its response, with the limit headers."""
+        if self._stream is not None:
+            self._stream.close()
+        self._drop_rings()
+        return super().reject(error)
+
+    def release(self) -> None:
+        """Remove all pending requests; cancel those without an outcome."""
+        if self._stream is not None:
+            self._stream.close()
+        else:
+            for pending in self._pending_requests:
+                self.pipeline.leave(pending)
+        self._drop_rings()
+
+    def _drop_rings(self) -> None:
+        """Drop the references of list members to each other, and to the stream: only the garbage collector could free them."""
+        self._stream = None
+        for pending in self._pending_requests:
+            pending.together = ()
+
+
+def _resolve(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
+    if not future.done():  # It is cancelled between the loss of the connection and the next turn of its task.
+        future.set_result(outcome)
+
+
+def texts_of(field: str, value: str | list[Any], max_bytes: int, not_text: str) -> list[str]:
+    """The texts of a field that holds one or several. Raises RequestError, with the message `not_text` for a non-string.
+
+    `max_bytes` is the largest size of one text.
+    """
+    texts = [value] if isinstance(value, str) else value
     if not texts:
         raise invalid(field, f"`{field}` must not be empty.")
     if any(not isinstance(each, str) for each in texts):
@@ -50,199 +181,19 @@ def texts_of(field: str, given: str | list[Any], max_bytes: int, not_text: str) 
 
 
 def check_size(field: str, count: int, limits: EffectiveLimits) -> None:
-    """Raises RequestError, naming `field`, for more than could ever enter in one moment, by the base limits."""
+    """Raises RequestError, naming `field`, if a list is longer than the base limits could ever admit at once."""
     most = MAX_SUBMISSIONS
     why = "of one call"
     for limit, words in ((limits.told_burst, "of this key's burst"), (limits.max_concurrency, "of its concurrency")):
         if 0 < limit < most:
             most, why = int(limit), words
     if count > most:
-        raise _too_many(field, count, most, why)
+        raise invalid(field, f"`{field}` holds {count} texts, which enter together: {most} is the most {why}.")
 
 
-def _too_many(field: str, count: int, most: int, why: str) -> RequestError:
-    return invalid(field, f"`{field}` holds {count} texts, which enter together: {most} is the most {why}.")
+def member_key(key: str, index: int) -> str:
+    """The Idempotency-Key of a list member. The first has the client's own, which detects a changed body.
 
-
-def member_key(key: str, place: int) -> str:
-    """The Idempotency-Key of one of them. The first has the client's own, by which another body is found out.
-
-    No client can send the others': a key holds no space.
+    No client can send the others: a key holds no space.
     """
-    return f"{key} {place}" if place else key
-
-
-class ReplayedFailure(RequestError):
-    """The request's Idempotency-Key belongs to one that failed, and would fail again."""
-
-    def __init__(self, error: RequestError, request_id: str) -> None:
-        super().__init__(error.code, str(error), error.param)
-        self.request_id = request_id
-
-
-class CompletedReplies(NamedTuple):
-    """All inputs of one exchange, completed."""
-
-    replies: list[Reply]
-    replayed: bool
-
-
-class InferenceCall(NamedTuple):
-    """What was read of one call: who asks, for what, with which Idempotency-Key, and since when."""
-
-    identity: IdentityView
-    asked: InferenceRequest
-    key: str | None
-    started: float
-
-
-class InferenceHandler:
-    """The handler of one door."""
-
-    def __init__(self, inference: InferencePipeline, api_format: ApiFormat) -> None:
-        self._inference = inference
-        self._api_format = api_format
-
-    async def __call__(self, call: RoutedRequest) -> HttpResponse:
-        """Answer one call. Raises RequestError only for who is not known; other errors carry the key's limits."""
-        ends = self._inference.ends
-        identity = ends.known(self._inference.identify, call, self._api_format.endpoint)
-        try:
-            wish = await self._wish(call, identity)
-            inference = self._inference.serving(wish.asked)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is told with the limits, as everything else
-            return self._not_served(call, identity, [], error)
-        there = self if inference is self._inference else InferenceHandler(inference, self._api_format)
-        return await there.serve(call, wish)
-
-    async def serve(self, call: RoutedRequest, wish: InferenceCall) -> HttpResponse:
-        """Answer what was read, in the pool that this exchange is of."""
-        pending_requests: list[PendingRequest] = []
-        identity, asked = wish.identity, wish.asked
-        try:
-            pending_requests += self._pending_requests(call, wish)
-            if asked.stream:
-                streaming = StreamedResponse(
-                    self._inference, self._api_format, identity, pending_requests[0], asked, stored=self._stored
-                )
-                return await streaming.answer()
-            ended = await self._ended(identity, pending_requests)
-            return self._written(identity, pending_requests, ended, asked)
-        except asyncio.CancelledError:  # The client left.
-            first = pending_requests[0] if pending_requests else None
-            self._inference.ends.left(self._api_format.endpoint, call.request_id, identity, first)
-            raise
-        except Exception as error:  # noqa: BLE001  # as above
-            return self._not_served(call, identity, pending_requests, error)
-
-    async def _wish(self, call: RoutedRequest, identity: IdentityView) -> InferenceCall:
-        """What is asked. Raises RequestError."""
-        inference = self._inference
-        key = idempotency_key(call.headers)
-        came_whole = call.request.content.is_eof()
-        raw = await self._read(call, identity)
-        if not came_whole:  # It took up to seconds, in which the key may have been revoked or moved.
-            identity = inference.identify(call)
-        # A slow sender's time does not count against its deadline; the time that we take does.
-        started = call.arrived if came_whole else inference.clock()
-        asked = self._api_format.read(raw, inference.max_input_bytes)
-        return InferenceCall(inference.served_as(identity, asked), asked, key, started)
-
-    async def _read(self, call: RoutedRequest, identity: IdentityView) -> bytes:
-        """The body. Raises RequestError where it is not to be read, or does not come as it should."""
-        most = self._inference.max_body_bytes
-        if self._inference.drain_state.closed:
-            raise RequestError(ErrorCode.DRAINING)
-        check_media(call.headers, call.request.content_length or 0, most)
-        return await read_body(call.request, most, self._inference.bodies.share(identity))
-
-    def _pending_requests(self, call: RoutedRequest, wish: InferenceCall) -> list[PendingRequest]:
-        """One for each input, not entered yet. Raises RequestError where there are more than may ever enter together."""
-        identity, asked, key, started = wish
-        inference, payload = self._inference, self._inference.payload(asked, self._api_format)
-        if not asked.more:
-            future = _new_future()
-            return [inference.pending(call, identity, payload, key, started, future=future, stream=asked.stream)]
-        count = 1 + len(asked.more)
-        check_size(self._api_format.input_field, count, effective(identity))
-        together: list[PendingRequest] = []
-        for place, text in enumerate((asked.input, *asked.more)):
-            member = ListMember(new_request_id() if place else call.request_id, call.headers, call.remote)
-            own_key = None if key is None else member_key(key, place)
-            one = payload.with_input(text)
-            first = together[0] if together else None
-            pending = inference.pending(member, identity, one, own_key, started, future=_new_future(), first=first)
-            if key is not None:
-                pending.submission.fingerprint = with_more(pending.submission.fingerprint, str(count))
-            pending.together = together
-            together.append(pending)
-        together[0].submission.together = count
-        return list(together)
-
-    async def _ended(self, identity: IdentityView, pending_requests: list[PendingRequest]) -> CompletedReplies:
-        """Ask for admission and wait for every end. Raises RequestError for the first that is no success."""
-        inference = self._inference
-        inference.enter(pending_requests[0])
-        replies: list[Reply] = []
-        replayed = False
-        try:
-            for pending in pending_requests:
-                outcome = await cast("asyncio.Future[Outcome]", pending.future)
-                if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
-                    replayed = True
-                    replies.append(await self._stored(identity, pending, outcome))
-                else:
-                    replies.append(inference.completed(identity, pending, outcome, self._api_format))
-        except Exception as error:
-            code = error.code if isinstance(error, RequestError) else ErrorCode.INTERNAL_ERROR
-            inference.fail_list(pending_requests, code)
-            raise
-        except BaseException:  # The client left: whatever has not ended has nobody who waits for it.
-            _leave(inference, pending_requests)
-            raise
-        finally:
-            for pending in pending_requests:
-                pending.together = ()  # Only the garbage collector could free a ring.
-        _leave(inference, pending_requests)
-        return CompletedReplies(replies, replayed)
-
-    async def _stored(self, identity: IdentityView, pending: PendingRequest, verdict: Verdict) -> Reply:
-        reply = await self._inference.stored(identity, pending, verdict)
-        if reply.state != State.COMPLETED:
-            raise ReplayedFailure(self._inference.failure(reply, self._api_format), reply.id)
-        return reply
-
-    def _written(
-        self,
-        identity: IdentityView,
-        pending_requests: list[PendingRequest],
-        ended: CompletedReplies,
-        asked: InferenceRequest,
-    ) -> HttpResponse:
-        answer = self._inference.written(identity, pending_requests, ended.replies, asked, self._api_format)
-        if ended.replayed:
-            answer.headers.append(REPLAYED)
-        return answer
-
-    def _not_served(
-        self, call: RoutedRequest, identity: IdentityView, pending_requests: list[PendingRequest], error: Exception
-    ) -> HttpResponse:
-        inference = self._inference
-        if not isinstance(error, RequestError):
-            log_fault("request failed", error, request_id=call.request_id)
-            error = RequestError(ErrorCode.INTERNAL_ERROR)
-        first = pending_requests[0] if pending_requests else None
-        if isinstance(error, ReplayedFailure):
-            inference.ends.failed(self._api_format.endpoint, error.request_id, identity, first, error)
-            headers = [*inference.customer_limits.headers(identity, first.verdict if first else None), REPLAYED]
-            return inference.faults.answer(error, error.request_id, headers, problem=wants_problem(call.headers))
-        return inference.not_served(call, identity, first, error, self._api_format)
-
-
-def _new_future() -> "asyncio.Future[Outcome]":
-    return asyncio.get_running_loop().create_future()
-
-
-def _leave(inference: InferencePipeline, pending_requests: list[PendingRequest]) -> None:
-    for pending in pending_requests:
-        inference.leave(pending)
+    return f"{key} {index}" if index else key

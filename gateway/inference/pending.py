@@ -1,10 +1,10 @@
-"""The requests that wait for an answer here: id -> waiter, registered before admission is asked.
+"""Pending requests: each owns its outcome; the registry of all of them, id -> pending request.
 
-A reply resolves a waiter only where id, customer and nonce are those of the waiting request; anything else is dropped
-and counted, so that no mix-up below can show one customer another's output.
+A request is registered before it is sent to admission, so that no reply can arrive too early. A reply resolves a pending
+request only if id, customer and nonce match; all others are dropped and counted, so that no customer can receive the
+output of another one.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -14,41 +14,32 @@ from scheduler.protocol.replies import Increment, Reply
 from scheduler.tracing import Context
 
 Outcome = Reply | Verdict | ErrorCode
-"""How waiting ends: with the stored reply, with admission's refusal, or with a code of the gateway's own."""
+"""How a request ends: with the stored reply, with admission's rejection, or with an error code of the gateway."""
 
-
-class OutcomeSink(Protocol):
-    """What is told the outcome: an asyncio future that somebody awaits, or a ride that answers by itself."""
-
-    def done(self) -> bool: ...
-
-    def cancelled(self) -> bool: ...
-
-    def result(self) -> Outcome: ...
-
-    def set_result(self, outcome: Outcome, /) -> None: ...
+ResponseSink = Callable[[Outcome], None]
+"""Receives the outcome, once. Must not raise: it is called in the loops that serve all requests."""
 
 
 class IncrementReader(Protocol):
-    """Whoever reads a request's output along. Neither may raise."""
+    """Receives the output of a streamed request while it grows. The methods must not raise."""
 
     def admitted(self) -> None:
-        """Redis keeps the request."""
+        """Redis has stored the request."""
 
     def hear(self, increment: Increment) -> None:
-        """Its output has grown."""
+        """The output has grown by this increment."""
 
     @property
     def used(self) -> int:
-        """Tokens that were read and delivered, estimated; 0 while nothing was delivered."""
+        """Estimated tokens of the input and of the output delivered so far; 0 while nothing was delivered."""
 
 
 OUT_OF_ORDER_S = 0.25
-"""A request whose body took its time is registered in its turn, but its deadline is a little later than its neighbours'."""
+"""Seconds by which the deadline of a request whose body arrived slowly may be later than those of its neighbours."""
 
 
 class RequestTrace:
-    """The trace of one call that is sampled: its own span, and its caller's. `entered`: when Redis kept it."""
+    """The trace of a sampled request: its own span and its caller's; `entered`: when Redis stored it."""
 
     __slots__ = ("caller", "context", "entered")
 
@@ -59,21 +50,25 @@ class RequestTrace:
 
 
 class PendingRequest:
-    """One waiting request. Times are monotonic seconds."""
+    """One request and its outcome. The first outcome is final; `sink` receives it. Times are monotonic seconds."""
 
-    trace: RequestTrace | None = None  # Of the class, and so free of cost: only TracedWaiter has one of its own.
+    trace: RequestTrace | None = (
+        None  # A class attribute, which costs nothing: only TracedRequest has one per instance.
+    )
 
     __slots__ = (
         "accepted",
+        "cancelled",
         "deadline",
         "direct",
-        "future",
         "gone",
         "lost",
+        "outcome",
         "reader",
         "sent",
         "settled",
         "settling_since",
+        "sink",
         "started",
         "streams",
         "submission",
@@ -81,75 +76,99 @@ class PendingRequest:
         "verdict",
     )
 
-    def __init__(self, submission: Submission, started: float, future: "asyncio.Future[Outcome] | OutcomeSink") -> None:
+    def __init__(self, submission: Submission, started: float, sink: ResponseSink | None = None) -> None:
         self.submission = submission
         self.started = started
         self.deadline = started + submission.total_ms / 1000
-        self.future = future
+        self.sink = (
+            sink  # None once it was called, or once the request was removed: kept, it could form a reference ring.
+        )
+        self.outcome: Outcome | None = None
+        self.cancelled = False  # The client left before there was an outcome; there will be none.
         self.verdict: Verdict | None = None
-        self.sent = False  # Admission was asked, so Redis may know it.
-        self.accepted = False  # Redis said that it keeps it.
-        self.lost = False  # Redis may have lost it since, and has not said again that it keeps it.
-        self.direct = False  # A worker runs it past Redis, and its audit is written there: no witness is needed.
-        self.settled = False  # Its end past Redis is on its way to the disk: Redis may not tell another one.
-        self.gone = False  # Nobody waits any more.
-        self.reader: IncrementReader | None = None  # Whoever reads along now.
-        self.streams = False  # Somebody reads along, or did: without a reader nothing is to be run to its end.
+        self.sent = False  # Sent to admission, so Redis may have it.
+        self.accepted = False  # Redis has confirmed that it stores it.
+        self.lost = False  # Redis may have lost it since, and has not confirmed it again.
+        self.direct = False  # A worker runs it without Redis, and the audit is written on that path.
+        self.settled = False  # Its direct-mode outcome is being written to disk: a reply from Redis no longer counts.
+        self.gone = False  # Removed: nobody waits for it.
+        self.reader: IncrementReader | None = None  # Receives increments of the output.
+        self.streams = False  # A stream now or before: without a reader it need not run to its end.
         self.together: Sequence[
             PendingRequest
-        ] = ()  # Those that enter with it or not at all, itself among them; () for one.
-        self.settling_since: float | None = None  # When the deadline sweep took it up.
+        ] = ()  # All members of its list, itself included; () for a single request.
+        self.settling_since: float | None = None  # When the deadline sweep started to end it.
 
     @property
     def id(self) -> str:
+        """The request id."""
         return self.submission.id
 
     @property
     def used(self) -> int:
-        """Tokens that whoever reads along was sent, those of the input included; 0 where there is none."""
+        """Tokens delivered by its stream so far, input included; 0 without a stream."""
         return 0 if self.reader is None else self.reader.used
 
     @property
-    def told(self) -> ErrorCode | None:
-        """The code that is its answer, where that is one of the gateway's own."""
-        future = self.future
-        outcome = future.result() if future.done() and not future.cancelled() else None
+    def done(self) -> bool:
+        """Whether it has an outcome, or never will have one because the client left."""
+        return self.outcome is not None or self.cancelled
+
+    @property
+    def error_code(self) -> ErrorCode | None:
+        """The gateway's own error code, if that is the outcome."""
+        outcome = self.outcome
         return outcome if isinstance(outcome, ErrorCode) else None
 
     def finish(self, outcome: Outcome) -> None:
-        """End the waiting; the first outcome stands."""
-        if not self.future.done():
-            self.future.set_result(outcome)
+        """Set the outcome and pass it to the sink. Does nothing if the request is done."""
+        if self.outcome is not None or self.cancelled:
+            return
+        self.outcome = outcome
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            sink(outcome)
+
+    def cancel(self) -> None:
+        """The client left: no outcome will be delivered. Does nothing if there is one."""
+        self.cancelled = self.outcome is None
+
+    def replace_outcome(self, code: ErrorCode) -> None:
+        """The response of its list is this error, so this is the outcome of every member; the sink is not called."""
+        self.outcome = code
+        self.cancelled = False
+        self.sink = None
 
 
 class PendingRequests:
-    """All waiting requests in the order of their arrival, which is the order of their deadlines.
+    """All pending requests in order of arrival, which is the order of their deadlines.
 
-    `ended` is told of every accepted request that leaves.
+    `ended` is called with each accepted request that is removed, unless a worker ran it in direct mode.
     """
 
     def __init__(self, ended: Callable[[PendingRequest], None] | None = None) -> None:
         self._waiting: dict[str, PendingRequest] = {}
         self._ended = ended
-        self.unknown_replies = 0  # Late, or never ours.
-        self.refused_replies = 0  # Right id, wrong customer or nonce.
+        self.unknown_replies = 0  # Late, or for another gateway.
+        self.refused_replies = 0  # Known id, wrong customer or nonce.
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, pending: PendingRequest) -> None:
-        """Register before admission is asked, so that no reply can come too early."""
+        """Register a request. To be called before it is sent to admission."""
         self._waiting[pending.id] = pending
 
     def remove(self, pending: PendingRequest) -> None:
-        """Whoever added it removes it, however the waiting ended."""
+        """Remove a request that is done, or for which nobody waits. The caller of `add` calls this, whatever the outcome."""
         pending.gone = True
+        pending.sink = None
         self._waiting.pop(pending.id, None)
         if pending.accepted and not pending.direct and self._ended is not None:
             self._ended(pending)
 
     def resolve(self, reply: Reply) -> bool:
-        """Hand a reply to its waiter. False when it was dropped."""
+        """Finish the request of this reply. Returns False if the reply was dropped."""
         pending = self._waiting.get(reply.id)
         if pending is None:
             self.unknown_replies += 1
@@ -163,13 +182,13 @@ class PendingRequests:
         return True
 
     def resolve_all(self, replies: Iterable[Reply | None]) -> None:
-        """Hand over what is there of stored results."""
+        """Finish the requests of all replies that are not None."""
         for reply in replies:
             if reply is not None:
                 self.resolve(reply)
 
     def hear_all(self, increments: Iterable[Increment]) -> None:
-        """Hand increments to those who read along; what nobody here asked for is dropped, since its end tells the same."""
+        """Pass increments to the readers of their streams. Others are dropped: the stored reply has the whole output."""
         for increment in increments:
             pending = self._waiting.get(increment.id)
             if pending is None or pending.reader is None:
@@ -180,7 +199,7 @@ class PendingRequests:
             pending.reader.hear(increment)
 
     def started_before(self, moment: float) -> list[PendingRequest]:
-        """Those that have waited since before `moment`, oldest first."""
+        """Requests that arrived before `moment` (monotonic seconds), oldest first."""
         found: list[PendingRequest] = []
         for pending in self._waiting.values():
             if pending.started >= moment:
@@ -189,7 +208,7 @@ class PendingRequests:
         return found
 
     def due(self, now: float) -> list[PendingRequest]:
-        """Those whose deadline has passed, oldest first."""
+        """Requests whose deadline has passed at `now` (monotonic seconds), oldest first."""
         found: list[PendingRequest] = []
         for pending in self._waiting.values():
             if pending.deadline <= now:
@@ -199,5 +218,5 @@ class PendingRequests:
         return found
 
     def all(self) -> list[PendingRequest]:
-        """Everyone who waits."""
+        """All pending requests, oldest first."""
         return list(self._waiting.values())

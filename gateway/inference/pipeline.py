@@ -1,34 +1,43 @@
-"""The stages of an inference request (authenticate, check, submit, respond), and the parts that they use.
+"""The stages of an inference request, and the objects that they use.
 
-The stages make no Redis call, task or timer. Two callers run them: gateway/inference/fast_path.py, which responds where
-the waiting ends, and gateway/inference/handler.py, which awaits the result. The parts are built once by the composition
-root.
+The stages and their order are methods of `InferenceCall`: authenticate, read, check, build, admit, then, once there is
+an outcome, respond or reject; both record the result. Two callers run them: the procedure `serve` in
+gateway/inference/handler.py, which awaits the outcome (single requests, lists, streams, jobs), and
+gateway/inference/fast_path.py, where the outcome itself triggers the response. No stage creates a task or a timer, and
+only `read` and `replayed_reply` wait for anything.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
+from multidict import CIMultiDictProxy
 
 from gateway.api.format import InferenceRequest, InferenceResult
-from gateway.api.inference import INFERENCE, ApiFormat
+from gateway.api.inference import ApiFormat
 from gateway.auth.authenticator import Authenticator, Identities
 from gateway.auth.service_tier import served_as
 from gateway.catalog import CatalogView, IdentityView, ServedModels
 from gateway.config import GatewayConfig
 from gateway.direct.mode import Direct
 from gateway.http.errors import ErrorResponses, wants_problem
-from gateway.http.request import BodyBudget, HttpRequest
+from gateway.http.request import BodyBudget, check_media, read_body
 from gateway.http.response import HttpResponse
-from gateway.http.router import DrainState
+from gateway.http.router import DrainState, RoutedRequest
 from gateway.inference.admission import ENTERED, AdmissionBatcher
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.events import RequestEvents, RequestLog, told_to
-from gateway.inference.pending import Outcome, OutcomeSink, PendingRequest, PendingRequests
+from gateway.inference.pending import Outcome, PendingRequest, PendingRequests, ResponseSink
 from gateway.inference.recovery import Pair, replayed_pair
-from gateway.inference.submission import build_submission, is_retry, let_share, stored_reply
+from gateway.inference.submission import (
+    REPLAYED,
+    build_submission,
+    idempotency_key,
+    is_retry,
+    let_share,
+    stored_reply,
+)
 from gateway.inference.traces import RequestTraces, trace_id
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.customer_limits import CustomerLimits
@@ -37,22 +46,23 @@ from gateway.limits.rejections import for_want_of_capacity
 from gateway.metrics.counters import Counters
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.failpoints import failpoint
+from scheduler.fault_log import log_fault
 from scheduler.payload import Payload
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import Reply, Results
 from scheduler.states import State
 
-NoteRefusal = Callable[[str, IdentityView, RequestError, Verdict | None, float], None]
-"""Told of every request that was not let in: its id, whose it is, the error, what admission said, the tier's factor."""
+RecordRejection = Callable[[str, IdentityView, RequestError, Verdict | None, float], None]
+"""Called for each request that was not admitted: request id, identity, error, verdict if there is one, tier factor."""
 
 
-def _tell_nobody(*_: object) -> None:
-    """Nobody asked to be told."""
+def _ignore(*_: object) -> None:
+    """The default of optional callbacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceParts:
-    """The parts by name."""
+    """What a pipeline uses, by name. Built once per pool by gateway/pool.py."""
 
     config: GatewayConfig
     catalog: CatalogView
@@ -61,16 +71,16 @@ class InferenceParts:
     admission: AdmissionBatcher
     cancellations: Cancellations
     demand_meter: DemandMeter
-    faults: ErrorResponses
+    error_responses: ErrorResponses
     drain_state: DrainState
     bodies: BodyBudget
     results: Results
     direct: Direct
-    authenticator: Authenticator | None = None  # None: API keys only, and nobody is told to wait.
-    note_refusal: NoteRefusal = _tell_nobody
-    remember: Callable[[Iterable[Pair]], None] = _tell_nobody  # Takes ends to tell Redis again, should it lose them.
-    greedy: Callable[[], bool] = bool  # Whether no worker samples where a request has no temperature.
-    model_version: Callable[[], str] = str  # The one that all healthy workers run; "" where that is not known.
+    authenticator: Authenticator | None = None  # None: API keys only, without a limit on failed authentications.
+    record_rejection: RecordRejection = _ignore
+    remember: Callable[[Iterable[Pair]], None] = _ignore  # Keeps audit records, to be sent again if Redis loses them.
+    greedy: Callable[[], bool] = bool  # Whether no worker samples when a request has no temperature.
+    model_version: Callable[[], str] = str  # The version that all healthy workers run; "" if there is not exactly one.
     counters: Counters = field(default_factory=Counters)
     request_log: RequestLog | None = None
     traces: RequestTraces | None = None
@@ -81,8 +91,16 @@ NO_GPU = "No GPU is ready to serve this request; try again soon."
 KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or leave it out."
 
 
+class ReplayedFailure(RequestError):
+    """The request with the same Idempotency-Key failed with this error; its response is repeated."""
+
+    def __init__(self, error: RequestError, request_id: str) -> None:
+        super().__init__(error.code, str(error), error.param)
+        self.request_id = request_id  # Of the stored request.
+
+
 class InferencePipeline:
-    """The steps. `customer_limits` is what is known of the customers' limits."""
+    """The inference pipeline of one pool: what the stages do with requests of that pool."""
 
     def __init__(self, parts: InferenceParts) -> None:
         self._parts = parts
@@ -91,11 +109,11 @@ class InferencePipeline:
         self.pending_requests = parts.pending_requests
         self.clock = parts.clock
         self.identify, self.recognise = self._authenticator.identify, self._authenticator.recognise
-        self.ends = RequestEvents(
+        self.events = RequestEvents(
             parts.counters, told_to(parts.request_log, parts.traces), parts.config.pool, parts.demand_meter
         )
         self.drain_state = parts.drain_state
-        self.faults = parts.faults
+        self.error_responses = parts.error_responses
         self.max_body_bytes = parts.config.max_body_bytes
         self.bodies = parts.bodies
         self.max_input_bytes = parts.config.max_input_bytes
@@ -103,79 +121,83 @@ class InferencePipeline:
         self.elsewhere: Callable[[str], InferencePipeline | None] = lambda _: None
 
     @property
-    def past_redis(self) -> bool:
-        """Whether requests go straight to workers now."""
+    def direct_active(self) -> bool:
+        """Whether requests are sent to workers without Redis now."""
         return self._parts.direct.active
 
-    def served_as(self, identity: IdentityView, asked: InferenceRequest) -> IdentityView:
-        """Whose limits and tier it is. Raises RequestError that names `service_tier`."""
-        return served_as(identity, asked.service_tier, self._parts.catalog.snapshot)
+    def served_as(self, identity: IdentityView, body: InferenceRequest) -> IdentityView:
+        """The identity in the tier that `service_tier` selects. Raises RequestError that names the field."""
+        return served_as(identity, body.service_tier, self._parts.catalog.snapshot)
 
-    def serving(self, asked: InferenceRequest) -> "InferencePipeline":
-        """The steps of the pool that has the model; these, where none has. Raises RequestError where it is not served yet."""
-        wanted = asked.model
+    def serving(self, body: InferenceRequest) -> "InferencePipeline":
+        """The pipeline of the pool that has the model; this one if no pool has it.
+
+        Raises RequestError `no_capacity` while that pool is being started.
+        """
+        wanted = body.model
         if wanted is UNSET or wanted in self.models.names(self._parts.catalog.snapshot):
             return self
         return self.elsewhere(wanted) or self
 
-    def payload(self, asked: InferenceRequest, api_format: ApiFormat) -> Payload:
-        """What the model gets of the first input. Raises RequestError `model_not_found`."""
-        model = self.models.choose(self._parts.catalog.snapshot, asked.model, api_format.model_field)
-        return Payload(model, asked.input, dict(asked.parameters), asked.task)
+    def payload(self, body: InferenceRequest, api_format: ApiFormat) -> Payload:
+        """The model's payload for the first input. Raises RequestError `model_not_found`."""
+        model = self.models.choose(self._parts.catalog.snapshot, body.model, api_format.model_field)
+        return Payload(model, body.input, dict(body.parameters), body.task)
 
-    def pending(
+    def build_pending(
         self,
-        asking: HttpRequest,
-        identity: IdentityView,
+        call: "InferenceCall",
         payload: Payload,
-        key: str | None,
-        started: float,
+        sink: ResponseSink,
         *,
-        future: "asyncio.Future[Outcome] | OutcomeSink",
-        stream: bool = False,
+        request_id: str,
+        key: str | None,
         first: PendingRequest | None = None,
     ) -> PendingRequest:
-        """What waits for the answer to this, not entered yet. `stream`: somebody reads along. `first`: of its list."""
-        parts = self._parts
+        """Build a pending request of `call`, not admitted yet, and count it as demand.
+
+        `key` is its Idempotency-Key; `first` is the first member of its list, None for a single request.
+        """
+        parts, identity, stream = self._parts, call.identity, call.body.stream
         submission = build_submission(
-            asking.request_id,
+            request_id,
             identity,
             payload,
             self.customer_limits.limits(identity),
             total_ms=parts.config.total_ms,
             key=key,
-            trace=trace_id(asking.headers),
+            trace=trace_id(call.headers),
             stream_to=parts.config.gateway_id if stream else "",
         )
         sharing = self.models.sharing.get(payload.model)
         if sharing is not None and not stream:
             let_share(submission, payload, sharing, parts.model_version(), greedy=parts.greedy())
         parts.demand_meter.arrived(identity.tier, identity.customer_name)
-        if is_retry(asking.headers):
+        if is_retry(call.headers):
             parts.demand_meter.retried(identity.tier)
             parts.counters.retried(identity.tier)
-        pending = PendingRequest(submission, started, future)
-        return pending if parts.traces is None else parts.traces.followed(pending, asking.headers, first)
+        pending = PendingRequest(submission, call.started, sink)
+        return pending if parts.traces is None else parts.traces.followed(pending, call.headers, first)
 
-    def enter(self, pending: PendingRequest) -> None:
-        """Ask for admission of it and of all that are to enter together with it; whoever knows the outcome ends them.
+    def admit(self, pending: PendingRequest) -> None:
+        """Submit the request, with its whole list, to admission or to direct mode; the sinks receive the outcomes.
 
-        Raises RequestError where admission is not even asked; then nothing waits.
+        Raises RequestError if it is rejected before that; then nothing is pending.
         """
         parts, tier = self._parts, pending.submission.tier
-        past_redis = parts.direct.active
-        if past_redis and pending.submission.idempotency:  # Only Redis knows whether it has run already.
+        direct = parts.direct.active
+        if direct and pending.submission.idempotency:  # Only Redis knows whether it ran before.
             if not parts.direct.redis_answers:
                 raise RequestError(ErrorCode.NO_CAPACITY, KEY_UNKNOWN)
-            past_redis = False
-        if not past_redis and parts.limits.no_gpu(pending.started):
-            self._refused(tier)
+            direct = False
+        if not direct and parts.limits.no_gpu(pending.started):
+            self._count_rejection(tier)
             raise RequestError(ErrorCode.NO_CAPACITY, NO_GPU)
-        if not past_redis and parts.limits.short_of_memory:
-            self._refused(tier)
+        if not direct and parts.limits.short_of_memory:
+            self._count_rejection(tier)
             raise RequestError(ErrorCode.BACKPRESSURE)
-        if not (self._direct(pending) if past_redis else self._submit(pending)):
-            self._refused(tier)
+        if not (self._submit_directly(pending) if direct else self._submit(pending)):
+            self._count_rejection(tier)
             raise RequestError(ErrorCode.QUEUE_FULL)
 
     def _submit(self, pending: PendingRequest) -> bool:
@@ -187,8 +209,8 @@ class InferencePipeline:
             self.pending_requests.remove(each)
         return False
 
-    def _direct(self, pending: PendingRequest) -> bool:
-        """Past Redis each enters by itself, once there is enough for all; where one cannot, all are given up."""
+    def _submit_directly(self, pending: PendingRequest) -> bool:
+        """In direct mode the members of a list enter one by one, after a check that the limits allow all of them."""
         if pending.together and self._parts.direct.keeps_out(pending):
             return True
         for each in pending.together or (pending,):
@@ -199,133 +221,241 @@ class InferencePipeline:
                 return False
         return True
 
-    def abandon(self, pending: PendingRequest) -> None:
-        """The client has left: end what is under way for it."""
-        if pending.verdict is not None and pending.verdict.outcome in ENTERED:
-            self._parts.cancellations.add(pending.id, ErrorCode.CANCELLED, running=pending.streams, used=pending.used)
+    def _count_rejection(self, tier: str) -> None:
+        """Count a request that was rejected without a call of admission: it is unserved demand."""
+        self._parts.demand_meter.passed(tier, self._parts.limits.factor(tier))
+        self._parts.demand_meter.shed(tier)
+
+    def leave(self, pending: PendingRequest) -> None:
+        """Remove a request that nobody waits for any more; cancel it if it has no outcome."""
+        if pending.outcome is None:
+            pending.cancel()
+            if pending.verdict is not None and pending.verdict.outcome in ENTERED:
+                running, used = pending.streams, pending.used
+                self._parts.cancellations.add(pending.id, ErrorCode.CANCELLED, running=running, used=used)
         self.pending_requests.remove(pending)
 
     def give_up(self, pending: PendingRequest, code: ErrorCode) -> None:
-        """It cannot be answered as it was begun: end it, and whatever still runs for it."""
+        """End a request with this error, here and in Redis: its response cannot be continued."""
         self._parts.cancellations.add(pending.id, code, told=True)
         pending.finish(code)
 
     def fail_list(self, pending_requests: Sequence[PendingRequest], code: ErrorCode) -> None:
-        """A list is answered with this code, for one of its members: that is the answer to the others as well.
+        """End all members of a list with this error, because one of them failed: the list has one response.
 
-        Those that completed or still run end so, in Redis and in the audit, and get back what they were charged where the
-        fault is ours. A member that failed by itself keeps its own end.
+        Members that completed or still run end with the same error in Redis and in the audit, and their charges are
+        returned if the fault is Tierlane's. A member that failed by itself keeps its own outcome.
         """
         for pending in pending_requests:
             if pending.sent and not _failed(pending):
                 self._parts.cancellations.add(pending.id, code, told=True)
-                pending.future = answered = asyncio.get_running_loop().create_future()
-                answered.set_result(code)
+                pending.replace_outcome(code)
             self.leave(pending)
-
-    def leave(self, pending: PendingRequest) -> None:
-        """Nobody waits any more: where it has not ended, it is to end."""
-        if pending.future.done() and not pending.future.cancelled():
-            self.pending_requests.remove(pending)
-        else:
-            self.abandon(pending)
-
-    def answer(
-        self, identity: IdentityView, pending: PendingRequest, outcome: Outcome, asked: InferenceRequest
-    ) -> HttpResponse:
-        """Turn the end of one request into the 200 of `/v1/inference`. Raises RequestError for every other end."""
-        reply = self.completed(identity, pending, outcome, INFERENCE)
-        return self.written(identity, [pending], [reply], asked, INFERENCE)
 
     def completed(
         self, identity: IdentityView, pending: PendingRequest, outcome: Outcome, api_format: ApiFormat
     ) -> Reply:
-        """What has become of it, where it is completed. Raises RequestError for every other end."""
+        """Settle the limits and return the reply of a completed request. Raises RequestError for any other outcome."""
         failpoint("reply_unwritten")
         verdict = pending.verdict
         base_limit_allows = verdict is not None and self.customer_limits.judged(identity, pending.submission, verdict)
         if isinstance(outcome, Verdict):
-            raise self._shed(
+            raise self._count_shed(
                 identity, self.customer_limits.refusal(identity, outcome, base_limit_allows=base_limit_allows)
             )
         if isinstance(outcome, ErrorCode):
             why = self._parts.direct.why_refused() if outcome is ErrorCode.NO_CAPACITY else None
-            raise self._shed(identity, RequestError(outcome, why))
-        if outcome.served_from != "cache":  # Else the verdict has told it already.
+            raise self._count_shed(identity, RequestError(outcome, why))
+        if outcome.served_from != "cache":  # For a cached reply the verdict had the final charge.
             self.customer_limits.settle(identity, pending.submission.tokens - outcome.tokens_used)
         if outcome.state != State.COMPLETED:
-            raise self.failure(outcome, api_format)
+            raise failure(outcome, api_format)
         now = self.clock()
         self._parts.demand_meter.answered(identity.tier, (now - pending.started) * 1000, now)
         return outcome
 
-    async def stored(self, identity: IdentityView, pending: PendingRequest, verdict: Verdict) -> Reply:
-        """The reply that the request's Idempotency-Key has already. Raises RequestError where it cannot be read."""
-        self.customer_limits.judged(identity, pending.submission, verdict)
-        reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
-        # The gateway that told it first may be dead: should Redis lose the end, this one can tell it.
-        self._parts.remember([replayed_pair(self._parts.config.gateway_id, pending, reply)])
-        return reply
-
-    def written(
-        self,
-        identity: IdentityView,
-        pending_requests: Sequence[PendingRequest],
-        replies: Sequence[Reply],
-        asked: InferenceRequest,
-        api_format: ApiFormat,
-    ) -> HttpResponse:
-        """The 200. Of those that were admitted together the last one's verdict tells what is left."""
-        lines, model = (
-            self.customer_limits.lines(identity, pending_requests[-1].verdict),
-            pending_requests[0].submission.model,
-        )
-        seconds = self.clock() - pending_requests[0].started
-        answer = api_format.write(InferenceResult(replies, asked, model, identity.tier, seconds * 1000, lines))
-        self.ends.completed(api_format.endpoint, identity, pending_requests, replies, seconds)
-        return answer
-
-    def failure(self, reply: Reply, api_format: ApiFormat) -> RequestError:
-        """What a failed reply says to the client: the backend's own sentence only where it refused the parameters."""
-        try:
-            code = ErrorCode(reply.error_code)
-        except ValueError:  # Written by a newer version.
-            code = ErrorCode.INTERNAL_ERROR
-        if code is ErrorCode.INVALID_REQUEST and reply.output:
-            return api_format.bad_parameters(reply.output)
-        return RequestError(code)
-
-    def _shed(self, identity: IdentityView, error: RequestError) -> RequestError:
+    def _count_shed(self, identity: IdentityView, error: RequestError) -> RequestError:
         if for_want_of_capacity(error.code):
             self._parts.demand_meter.shed(identity.tier)
         return error
 
-    def _refused(self, tier: str) -> None:
-        """Count what was refused without asking admission: it is demand that went unserved."""
-        self._parts.demand_meter.passed(tier, self._parts.limits.factor(tier))
-        self._parts.demand_meter.shed(tier)
+    async def stored(self, identity: IdentityView, pending: PendingRequest, verdict: Verdict) -> Reply:
+        """The stored reply for the request's Idempotency-Key. Raises RequestError `no_capacity` if it cannot be read."""
+        self.customer_limits.judged(identity, pending.submission, verdict)
+        reply = await stored_reply(self._parts.results, verdict.stored_id, identity.customer_id)
+        # The gateway that sent this reply first may be gone. If Redis loses the record, this gateway sends it again.
+        self._parts.remember([replayed_pair(self._parts.config.gateway_id, pending, reply)])
+        return reply
 
-    def not_served(
-        self,
-        asking: HttpRequest,
-        identity: IdentityView,
-        pending: PendingRequest | None,
-        error: RequestError,
-        api_format: ApiFormat = INFERENCE,
-    ) -> HttpResponse:
-        """The answer to an error, which tells the limits as well; what was kept out is noted for who asks why."""
-        verdict = pending.verdict if pending else None
-        if pending is not None and (verdict is None or verdict.outcome not in ENTERED):
-            self._parts.note_refusal(asking.request_id, identity, error, verdict, self.customer_limits.factor(identity))
-        self.ends.failed(api_format.endpoint, asking.request_id, identity, pending, error)
-        headers = self.customer_limits.headers(identity, verdict)
-        problem = wants_problem(asking.headers)
-        return self._parts.faults.answer(error, asking.request_id, headers, problem=problem)
+    def record_rejection(
+        self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None
+    ) -> None:
+        """Record a request that was not admitted, for `tierlane explain`."""
+        self._parts.record_rejection(request_id, identity, error, verdict, self.customer_limits.factor(identity))
+
+
+NO_BODY = InferenceRequest("")
+"""The body of a call before it was decoded."""
+
+
+class InferenceCall:
+    """One call of an inference endpoint, and the stages of its handling, in this order.
+
+    authenticate, read: whose it is; its body. The fast path has both at once.
+    submit: check the body, tier and pool; build the pending request; admit it.
+    respond or reject, or client_left: build the response of the outcome and record the result.
+
+    `pipeline` is that of the gateway's own pool until `choose_pool` found the pool of the model. All times are monotonic
+    seconds.
+    """
+
+    FAULT = "request failed"
+    """The log event of an exception that is not a RequestError."""
+
+    __slots__ = (
+        "api_format",
+        "body",
+        "headers",
+        "identity",
+        "key",
+        "pending",
+        "pipeline",
+        "request_id",
+        "started",
+    )
+
+    identity: IdentityView  # Not set before the call was authenticated.
+
+    def __init__(
+        self, pipeline: InferencePipeline, api_format: ApiFormat, request_id: str, headers: CIMultiDictProxy[str]
+    ) -> None:
+        self.pipeline = pipeline
+        self.api_format = api_format
+        self.request_id = request_id
+        self.headers = headers
+        self.body = NO_BODY
+        self.key: str | None = None
+        self.started = 0.0
+        self.pending: PendingRequest | None = None  # Of a list the first one.
+
+    def authenticate(self, request: RoutedRequest) -> None:
+        """Find the identity of the caller. Raises RequestError, which is recorded, if there is none."""
+        pipeline = self.pipeline
+        self.identity = pipeline.events.known(pipeline.identify, request, self.api_format.endpoint)
+
+    async def read(self, request: RoutedRequest) -> bytes:
+        """Read the Idempotency-Key and the body. Raises RequestError if either is not acceptable, or while draining."""
+        pipeline, http_request = self.pipeline, request.request
+        self.key = idempotency_key(request.headers)
+        arrived_whole = http_request.content.is_eof()
+        if pipeline.drain_state.closed:
+            raise RequestError(ErrorCode.DRAINING)
+        check_media(request.headers, http_request.content_length or 0, pipeline.max_body_bytes)
+        raw = await read_body(http_request, pipeline.max_body_bytes, pipeline.bodies.share(self.identity))
+        if not arrived_whole:  # Reading may have taken seconds, in which the key may have been revoked or moved.
+            self.identity = pipeline.identify(request)
+        # The time of a slow upload does not count against the deadline; the gateway's own time does.
+        self.started = request.arrived if arrived_whole else pipeline.clock()
+        return raw
+
+    def submit(self, raw: bytes) -> None:
+        """Check the body, choose tier and pool, build the pending request, and admit it. Raises RequestError."""
+        self.body = self.decode(raw)
+        if self.body.service_tier is not None:
+            self.identity = self.pipeline.served_as(self.identity, self.body)
+        self.choose_pool()
+        self.build()
+        self.admit()
+
+    def decode(self, raw: bytes) -> InferenceRequest:
+        """Decode and check the body. Raises RequestError that names the field."""
+        return self.api_format.read(raw, self.pipeline.max_input_bytes)
+
+    def choose_pool(self) -> None:
+        """Go on with the pipeline of the pool that has the model. Raises RequestError while that pool is being started."""
+        self.pipeline = self.pipeline.serving(self.body)
+
+    def build(self) -> None:
+        """Build the pending request. Raises RequestError `model_not_found`."""
+        pipeline = self.pipeline
+        payload = pipeline.payload(self.body, self.api_format)
+        self.pending = pipeline.build_pending(self, payload, self.sink(), request_id=self.request_id, key=self.key)
+
+    def sink(self) -> ResponseSink:
+        """The sink of a pending request of this call."""
+        raise NotImplementedError
+
+    def admit(self) -> None:
+        """Submit the pending request to admission. Raises RequestError if it is rejected before that."""
+        assert self.pending is not None
+        self.pipeline.admit(self.pending)
+
+    def completed(self, pending: PendingRequest, outcome: Outcome) -> Reply:
+        """The reply of a completed request. Raises RequestError for any other outcome."""
+        return self.pipeline.completed(self.identity, pending, outcome, self.api_format)
+
+    async def replayed_reply(self, pending: PendingRequest, verdict: Verdict) -> Reply:
+        """The completed reply that is stored for the Idempotency-Key.
+
+        Raises ReplayedFailure if the stored request failed, RequestError `no_capacity` if the reply cannot be read.
+        """
+        reply = await self.pipeline.stored(self.identity, pending, verdict)
+        if reply.state != State.COMPLETED:
+            raise ReplayedFailure(failure(reply, self.api_format), reply.id)
+        return reply
+
+    def respond(self, pending_requests: Sequence[PendingRequest], replies: Sequence[Reply]) -> HttpResponse:
+        """Build the 200 response and record it. The limit headers of a list are those of its last member's verdict."""
+        pipeline, identity = self.pipeline, self.identity
+        lines = pipeline.customer_limits.lines(identity, pending_requests[-1].verdict)
+        model = pending_requests[0].submission.model
+        seconds = pipeline.clock() - self.started
+        result = InferenceResult(replies, self.body, model, identity.tier, seconds * 1000, lines)
+        response = self.api_format.write(result)
+        pipeline.events.completed(self.api_format.endpoint, identity, pending_requests, replies, seconds)
+        return response
+
+    def reject(self, error: Exception) -> HttpResponse:
+        """Record the error and build its response, with the limit headers. Unexpected errors are logged and get 500."""
+        pipeline, identity, pending = self.pipeline, self.identity, self.pending
+        if not isinstance(error, RequestError):
+            log_fault(self.FAULT, error, request_id=self.request_id)
+            error = RequestError(ErrorCode.INTERNAL_ERROR)
+        verdict = pending.verdict if pending is not None else None
+        request_id, replayed = self.request_id, isinstance(error, ReplayedFailure)
+        if isinstance(error, ReplayedFailure):
+            request_id = error.request_id
+        elif pending is not None and (verdict is None or verdict.outcome not in ENTERED):
+            pipeline.record_rejection(request_id, identity, error, verdict)
+        pipeline.events.failed(self.api_format.endpoint, request_id, identity, pending, error)
+        headers = pipeline.customer_limits.headers(identity, verdict)
+        if replayed:
+            headers = [*headers, REPLAYED]
+        return pipeline.error_responses.answer(error, request_id, headers, problem=wants_problem(self.headers))
+
+    def client_left(self) -> None:
+        """The connection was closed before the response: cancel what is pending and record it."""
+        self.release()
+        self.pipeline.events.left(self.api_format.endpoint, self.request_id, self.identity, self.pending)
+
+    def release(self) -> None:
+        """Remove what is pending; cancel what has no outcome."""
+        if self.pending is not None:
+            self.pipeline.leave(self.pending)
+
+
+def failure(reply: Reply, api_format: ApiFormat) -> RequestError:
+    """The error of a failed reply. The backend's own message is included only if it rejected the parameters."""
+    try:
+        code = ErrorCode(reply.error_code)
+    except ValueError:  # Written by a newer version.
+        code = ErrorCode.INTERNAL_ERROR
+    if code is ErrorCode.INVALID_REQUEST and reply.output:
+        return api_format.bad_parameters(reply.output)
+    return RequestError(code)
 
 
 def _failed(pending: PendingRequest) -> bool:
-    """Whether it ended, and not as completed; a refusal of admission is no end of its own."""
-    if not pending.future.done() or pending.future.cancelled():
-        return False
-    outcome = pending.future.result()
-    return not isinstance(outcome, Reply) or outcome.state != State.COMPLETED
+    """Whether it has an outcome other than a completed reply."""
+    outcome = pending.outcome
+    return outcome is not None and not (isinstance(outcome, Reply) and outcome.state == State.COMPLETED)

@@ -10,7 +10,6 @@ is well. A pair is built once for each accepted request, without its body and ou
 
 import asyncio
 import time
-from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,7 +18,7 @@ import structlog
 
 from gateway.inference.admission import ENTERED, AdmissionLimits, with_time_left
 from gateway.inference.deadlines import Cancellations
-from gateway.inference.pending import Outcome, OutcomeSink, PendingRequest, PendingRequests
+from gateway.inference.pending import Outcome, PendingRequest, PendingRequests
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
@@ -60,7 +59,7 @@ def candidates(waiting: Iterable[PendingRequest]) -> list[PendingRequest]:
 
     Those who run past Redis too, since they may be left to it again.
     """
-    return [pending for pending in waiting if pending.sent and not pending.future.done()]
+    return [pending for pending in waiting if pending.sent and not pending.done]
 
 
 def worth_again(
@@ -79,7 +78,7 @@ def worth_again(
         and pending.accepted
         and not pending.direct
         and not pending.gone
-        and not pending.future.done()
+        and not pending.done
         and pending.deadline >= last_start
         and pending.submission.tier in rank
     ]
@@ -167,7 +166,7 @@ class RecentOutcomes:
 
     def note(self, pending: PendingRequest) -> Pair:
         """Keep how this accepted request ended."""
-        pair = audit_pair(self._gateway_id, pending, outcome_of(pending.future), self._clock(), "queue")
+        pair = audit_pair(self._gateway_id, pending, pending.outcome, self._clock(), "queue")
         self.keep([pair])
         return pair
 
@@ -188,11 +187,6 @@ class RecentOutcomes:
     def pairs(self) -> list[Pair]:
         """All that is kept, oldest first."""
         return [pair for _, pair in self._ring]
-
-
-def outcome_of(future: "Future[Outcome] | OutcomeSink") -> Outcome | None:
-    """How waiting ended; None where nobody was told, because the client left."""
-    return future.result() if future.done() and not future.cancelled() else None
 
 
 log = structlog.get_logger("gateway")
@@ -257,7 +251,7 @@ class LossRecovery:
     def ended(self, pending: PendingRequest) -> None:
         """A request that was accepted has ended here."""
         pair = self._ends.note(pending)
-        if pending.lost and not isinstance(outcome_of(pending.future), Reply):
+        if pending.lost and not isinstance(pending.outcome, Reply):
             self._unsent.append(pair)  # Redis does not know of it, and nobody else will say how it ended.
             self._alarm.set()
 
@@ -300,7 +294,7 @@ class LossRecovery:
         start = 0
         for piece in calls_of([pending.submission for pending in chosen]):
             # Some may have ended during the call before.
-            group = [w for w in chosen[start : start + len(piece)] if not w.gone and not w.future.done()]
+            group = [w for w in chosen[start : start + len(piece)] if not w.gone and not w.done]
             start += len(piece)
             if not group:
                 continue
@@ -317,9 +311,9 @@ class LossRecovery:
             return
         pending.lost = False
         self.submitted_again += 1
-        if pending.gone or pending.future.done():
-            told = pending.told
-            self._cancellations.add(pending.id, told or ErrorCode.CANCELLED, told=told is not None)
+        if pending.gone or pending.done:
+            code = pending.error_code
+            self._cancellations.add(pending.id, code or ErrorCode.CANCELLED, told=code is not None)
 
     def _take_up_ends(self) -> None:
         """Put the last records among those to send, or say when."""

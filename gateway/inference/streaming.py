@@ -1,25 +1,19 @@
 """A streamed response, from admission to its last event, and the assembly of its text from increments.
 
-Until a stream is admitted, a rejection is an ordinary response. Increments are written when the subscriber reads them,
-without a task or a timer in between. The end comes with the stored reply, as for any request, and fills what was lost
-on the way.
+Until a stream is admitted, an error is an ordinary response. Increments are written when the subscriber reads them,
+without a task or a timer in between. The end comes with the stored reply, as for any request, and fills the gaps.
 
-Increments may be lost, late, duplicated, or of a run that was lost. Text that was sent is never taken back: what
-overlaps is cut, a gap waits for the stored reply. Where a run is lost whose text was sent, nothing may follow.
+Increments may be lost, late, duplicated, or of a run that was lost. Text that was sent cannot be revoked: an overlap is
+cut, a gap waits for the stored reply. If text of a lost run was sent, the stream ends with an error.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from typing import cast
 
-from gateway.api.format import InferenceRequest
-from gateway.api.inference import ApiFormat
 from gateway.api.stream_chunks import DONE, Chunks, event
-from gateway.catalog import IdentityView
 from gateway.http.sse import EventStream
 from gateway.inference.pending import Outcome, PendingRequest
-from gateway.inference.pipeline import InferencePipeline
+from gateway.inference.pipeline import InferenceCall
 from gateway.inference.submission import BYTES_PER_TOKEN, REPLAYED
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
@@ -76,73 +70,52 @@ class StreamAssembly:
         return self._text.startswith(text, offset)
 
 
-FindStored = Callable[[IdentityView, PendingRequest, Verdict], Awaitable[Reply]]
-
-
 class StreamedResponse:
-    """The stream of one waiter, which has not entered yet. `stored` finds the answer that its Idempotency-Key has."""
+    """The stream of one pending request, built before it is admitted. `future` is resolved with its outcome."""
 
-    def __init__(
-        self,
-        inference: InferencePipeline,
-        api_format: ApiFormat,
-        identity: IdentityView,
-        pending: PendingRequest,
-        asked: InferenceRequest,
-        *,
-        stored: FindStored,
-    ) -> None:
-        self._inference = inference
-        self._api_format = api_format
-        self._identity = identity
+    def __init__(self, call: InferenceCall, pending: PendingRequest, future: "asyncio.Future[Outcome]") -> None:
+        self._call = call
         self._pending = pending
-        self._asked = asked
-        self._stored = stored
-        self._future = cast("asyncio.Future[Outcome]", pending.future)
-        self._begun = asyncio.Event()
+        self._future = future
+        self._started = asyncio.Event()
         self._assembly = StreamAssembly()
         self._stream: EventStream | None = None
-        self._early = ""  # Came before the head was written.
+        self._early = ""  # Text that arrived before the headers were written.
         self._reply: Reply | None = None
-        self._chunks: Chunks = self._form(pending.id)
+        self._chunks: Chunks = self._new_chunks(pending.id)
+        pending.reader, pending.streams = self, True
 
     def admitted(self) -> None:
-        """Redis keeps it: from now on the client is told."""
-        self._begun.set()
+        """Redis has stored the request: the stream may start."""
+        self._started.set()
 
     def hear(self, increment: Increment) -> None:
-        """The output has grown. Never raises, because it is called in the loop that serves everybody."""
+        """Send an increment of the output. Never raises, because it is called in the loop that serves all requests."""
         stream = self._stream
         if stream is not None and stream.full and increment.offset != LOST:
-            return  # What a slow reader misses is a gap like any other: the end fills it.
+            return  # What a slow client misses is a gap like any other: the stored reply fills it.
         try:
-            self._told(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
-        except Exception as error:  # noqa: BLE001
+            self._send(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
+        except Exception as error:  # noqa: BLE001  # the loop must go on
             log_fault("increment not written", error, request_id=self._pending.id)
 
-    async def answer(self) -> EventStream:
-        """Ask for admission; the stream that is to be played. Raises RequestError for what is refused or fails at once."""
-        inference, pending = self._inference, self._pending
-        pending.reader, pending.streams = self, True
-        try:
-            inference.enter(pending)
-            self._future.add_done_callback(lambda _: self._begun.set())
-            await self._begun.wait()
-            if self._future.done():
-                self._reply = await self._ended(self._future.result())
-            return self._prepared()
-        except BaseException:
-            self._leave()
-            raise
+    async def wait(self) -> None:
+        """Wait until the request is admitted or has an outcome. Raises RequestError if it was rejected or failed."""
+        self._future.add_done_callback(lambda _: self._started.set())
+        await self._started.wait()
+        if self._future.done():
+            self._reply = await self._completed(self._future.result())
 
-    def _prepared(self) -> EventStream:
+    def response(self) -> EventStream:
+        """The stream, which is played after its headers were written."""
         stream = EventStream(self._play)
         request_id = self._pending.id
         if self._reply is not None and self._reply.id != request_id:
             request_id = self._reply.id
-            self._chunks = self._form(request_id)
+            self._chunks = self._new_chunks(request_id)
             stream.headers.append(REPLAYED)
-        stream.lines = f"x-request-id: {request_id}\r\n{self._limits()}"
+        limits = self._call.pipeline.customer_limits.lines(self._call.identity, self._pending.verdict)
+        stream.lines = f"x-request-id: {request_id}\r\n{limits}"
         return stream
 
     async def _play(self, stream: EventStream) -> None:
@@ -150,29 +123,30 @@ class StreamedResponse:
             stream.start()
             stream.send(self._chunks.opening())
             self._stream = stream
-            self._told(stream, self._early)
-            reply = self._reply or await self._ended(await self._future)
+            self._send(stream, self._early)
+            reply = self._reply or await self._completed(await self._future)
             stream.send(self._last_events(reply))
-            self._told_all(reply)
+            self._record_completed(reply)
         except RequestError as error:
             self._fail(stream, error)
         except (ConnectionError, asyncio.CancelledError):
-            self._inference.ends.left(self._api_format.endpoint, self._pending.id, self._identity, self._pending)
+            call = self._call
+            call.pipeline.events.left(call.api_format.endpoint, self._pending.id, call.identity, self._pending)
             raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is told as everything else
+        except Exception as error:  # noqa: BLE001  # every error ends the stream with an event
             log_fault("stream failed", error, request_id=self._pending.id)
             self._fail(stream, RequestError(ErrorCode.INTERNAL_ERROR))
         finally:
-            self._leave()
+            self.close()
         stream.end()
 
-    def _told(self, stream: EventStream | None, text: str) -> None:
+    def _send(self, stream: EventStream | None, text: str) -> None:
         if stream is None:
             self._early += text
         elif text:
             stream.send(self._chunks.delta(text))
         if self._assembly.broken and not self._future.done():
-            self._inference.give_up(self._pending, ErrorCode.WORKER_LOST)
+            self._call.pipeline.give_up(self._pending, ErrorCode.WORKER_LOST)
 
     def _last_events(self, reply: Reply) -> bytes:
         rest = self._assembly.rest(reply.output, reply.attempts)
@@ -180,36 +154,38 @@ class StreamedResponse:
             raise RequestError(ErrorCode.WORKER_LOST)
         return (self._chunks.delta(rest) if rest else b"") + self._chunks.closing(reply) + DONE
 
-    async def _ended(self, outcome: Outcome) -> Reply:
-        """Raises RequestError for every end but a completed one."""
+    async def _completed(self, outcome: Outcome) -> Reply:
+        """The completed reply. Raises RequestError for any other outcome."""
         if isinstance(outcome, Verdict) and outcome.outcome is Admission.REPLAYED:
-            return await self._stored(self._identity, self._pending, outcome)
-        return self._inference.completed(self._identity, self._pending, outcome, self._api_format)
+            return await self._call.replayed_reply(self._pending, outcome)
+        return self._call.completed(self._pending, outcome)
 
-    def _told_all(self, reply: Reply) -> None:
-        seconds = self._inference.clock() - self._pending.started
-        self._inference.ends.completed(self._api_format.endpoint, self._identity, (self._pending,), (reply,), seconds)
+    def _record_completed(self, reply: Reply) -> None:
+        call = self._call
+        seconds = call.pipeline.clock() - self._pending.started
+        call.pipeline.events.completed(call.api_format.endpoint, call.identity, (self._pending,), (reply,), seconds)
 
     def _fail(self, stream: EventStream, error: RequestError) -> None:
-        self._inference.ends.failed(self._api_format.endpoint, self._pending.id, self._identity, self._pending, error)
-        stream.send(event(self._inference.faults.answer(error, self._pending.id).body))
+        call = self._call
+        call.pipeline.events.failed(call.api_format.endpoint, self._pending.id, call.identity, self._pending, error)
+        stream.send(event(call.pipeline.error_responses.answer(error, self._pending.id).body))
         stream.keep_alive = False
 
     @property
     def used(self) -> int:
-        """Estimated as admission does: bytes of the input and of what was sent, by four."""
+        """Estimated tokens, as admission does it: a quarter of the bytes of the input and of the text that was sent."""
         sent = self._assembly.sent_bytes
         return math.ceil((self._pending.submission.input_bytes + sent) / BYTES_PER_TOKEN) if sent else 0
 
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """Remove the pending request; cancel it if it has no outcome. References that would form a ring are dropped."""
         self._stream = None
-        self._inference.leave(self._pending)
+        self._call.pipeline.leave(self._pending)
         self._pending.reader = None
+        self._future.cancel()  # Does nothing if it is resolved; else its callback, which references this, is dropped.
 
-    def _limits(self) -> str:
-        return self._inference.customer_limits.lines(self._identity, self._pending.verdict)
-
-    def _form(self, request_id: str) -> Chunks:
-        if self._api_format.chunks is None:
-            raise RuntimeError("This is a bug: a stream at a door that has none.")
-        return self._api_format.chunks(request_id, self._pending.submission.model, self._asked)
+    def _new_chunks(self, request_id: str) -> Chunks:
+        call = self._call
+        if call.api_format.chunks is None:
+            raise RuntimeError("This is a bug: this endpoint has no streams.")
+        return call.api_format.chunks(request_id, self._pending.submission.model, call.body)

@@ -48,7 +48,7 @@ class TracedRequest(PendingRequest):
     def __init__(self, pending: PendingRequest, trace: RequestTrace, clock: Callable[[], float]) -> None:
         self.trace: RequestTrace = trace
         self._clock = clock
-        super().__init__(pending.submission, pending.started, pending.future)
+        super().__init__(pending.submission, pending.started, pending.sink)
 
     @property
     def accepted(self) -> bool:
@@ -123,9 +123,7 @@ class RequestTraces:
         """It was answered with an error. Whoever came no further than its own mistake was never sampled."""
         if pending is None or pending.trace is None or identity is None:
             return
-        ending = pending.future
-        outcome = ending.result() if ending.done() and not ending.cancelled() else None
-        reply = outcome if isinstance(outcome, Reply) else None
+        reply = pending.outcome if isinstance(pending.outcome, Reply) else None
         end = _RequestEnd(endpoint, request_id, HTTP[error.code].status, self._clock(), reply)
         self._tell(identity, pending, pending.trace, end, {"error.type": error.code.value})
 

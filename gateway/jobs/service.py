@@ -55,7 +55,7 @@ class Jobs:
             self.submit = self.serving.submit
         terminations = Terminations(parts.client, Keys(config.pool))
         self.result = JobResultHandler(
-            parts.inference, parts.parts.faults, terminations, parts.parts.cancellations, self._store
+            parts.inference, parts.parts.error_responses, terminations, parts.parts.cancellations, self._store
         )
 
     @property

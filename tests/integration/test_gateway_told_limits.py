@@ -178,7 +178,7 @@ async def test_everything_that_has_a_key_is_told_the_limits(stack: Stack, monkey
     stack.catalog.set(key={"tokens_per_minute": 4000, "quotas": (("1day", 100),)})
     stack.worker.answerer = lambda member: Outcome(member.id, "worker_lost", 1.0, 0, "v1", "")
     answers = [await stack.infer(b"{}"), await stack.infer({"input": "a"}), await stack.infer(b"{}")]
-    monkeypatch.setattr(InferencePipeline, "pending", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(InferencePipeline, "build_pending", lambda *_, **__: 1 / 0)
     answers.append(await stack.infer())
 
     assert [answer[0] for answer in answers] == [400, 503, 400, 500]
@@ -226,9 +226,9 @@ async def test_who_was_refused_and_why_is_noted(stack: Stack) -> None:
         noted.append((request_id, identity.customer_id, error.code, verdict.outcome if verdict else ""))
 
     handlers = stack.gateway._routes._exact["/v1/inference"]
-    inference = handlers["POST"]._inference  # type: ignore[attr-defined]  # of its exchange
+    inference = handlers["POST"]._pipeline  # type: ignore[attr-defined]  # of its exchange
     assert isinstance(inference, InferencePipeline)
-    inference._parts = replace(inference._parts, note_refusal=note)
+    inference._parts = replace(inference._parts, record_rejection=note)
     stack.catalog.set(key={"quotas": (("1day", 1),)})
     await stack.infer()
     await stack.infer(b"{}")

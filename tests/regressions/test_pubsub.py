@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from eventually import eventually
-from gateway.inference.pending import PendingRequest, PendingRequests
+from gateway.inference.pending import Outcome, PendingRequest, PendingRequests
 from gateway.inference.responses import PING_EVERY_S, PONG_WITHIN_S, ResponseSubscriber
 from pool import Pool, done
 from regressions.bad_line import BadLine
@@ -29,6 +29,7 @@ class Waiting:
     pool: Pool
     batch: ClaimedBatch
     pending: PendingRequest
+    outcome: "asyncio.Future[Outcome]"
 
     async def finish(self) -> None:
         """The worker ends it: the reply is stored, then published."""
@@ -36,7 +37,7 @@ class Waiting:
 
     async def answered(self, timeout_s: float = 5.0) -> Reply:
         async with asyncio.timeout(timeout_s):
-            reply = await self.pending.future
+            reply = await self.outcome
         assert isinstance(reply, Reply)
         return reply
 
@@ -45,10 +46,11 @@ async def wait_at(pending_requests: PendingRequests, pool: Pool) -> Waiting:
     """One running request with a waiter."""
     batch = await pool.running(1)
     submission = pool.submission(id=batch.requests[0].id)
-    pending = PendingRequest(submission, time.monotonic(), asyncio.get_running_loop().create_future())
+    outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    pending = PendingRequest(submission, time.monotonic(), outcome.set_result)
     pending.verdict = Verdict(Admission.ACCEPTED, 1.0, 0, 0, 0)
     pending_requests.add(pending)
-    return Waiting(pool, batch, pending)
+    return Waiting(pool, batch, pending, outcome)
 
 
 @asynccontextmanager

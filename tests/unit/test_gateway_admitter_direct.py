@@ -67,7 +67,7 @@ async def test_whom_direct_mode_took_is_neither_refused_nor_ended() -> None:
     redis.meanwhile = take
     cancellations = await run(redis, taken, left)
 
-    assert (taken.future.done(), left.future.result(), len(cancellations)) == (False, ErrorCode.NO_CAPACITY, 1)
+    assert (taken.done, left.outcome, len(cancellations)) == (False, ErrorCode.NO_CAPACITY, 1)
 
 
 async def test_who_waits_behind_and_was_taken_is_not_asked_for() -> None:
@@ -89,7 +89,7 @@ async def test_a_late_refusal_does_not_reach_who_is_served_already() -> None:
     redis.meanwhile = take
     await run(redis, taken)
 
-    assert (taken.future.done(), taken.verdict) == (False, None)
+    assert (taken.done, taken.verdict) == (False, None)
 
 
 async def test_a_late_acceptance_is_noted() -> None:
@@ -102,4 +102,4 @@ async def test_a_late_acceptance_is_noted() -> None:
     redis.meanwhile = take
     await run(redis, taken)
 
-    assert (taken.future.done(), taken.accepted) == (False, True)
+    assert (taken.done, taken.accepted) == (False, True)

@@ -78,7 +78,7 @@ async def test_shed_before_it_was_sent_it_leaves_no_trace(transaction: Desk) -> 
     entry = transaction.enter()
     transaction.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
 
-    assert entry.pending.future.result() is ErrorCode.SHED_FOR_PRIORITY
+    assert entry.pending.outcome is ErrorCode.SHED_FOR_PRIORITY
     assert await transaction.notes() == []
 
 
@@ -86,10 +86,10 @@ async def test_shed_after_it_was_sent_it_has_an_end(transaction: Desk) -> None:
     """A busy worker sent it back, and then it had to make room: told when the disk has it."""
     entry = await transaction.begun()
     transaction.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
-    assert not entry.pending.future.done()
+    assert not entry.pending.done
 
     assert await transaction.ended() == [("failed", "shed_for_priority", True)]
-    assert entry.pending.future.result() is ErrorCode.SHED_FOR_PRIORITY
+    assert entry.pending.outcome is ErrorCode.SHED_FOR_PRIORITY
     assert transaction.audit.spool.kept_free == 0
 
 
@@ -115,7 +115,7 @@ async def test_what_redis_accepted_is_left_to_it(transaction: Desk) -> None:
 
     assert await beginning == []
     assert await transaction.ended() == []
-    assert [entry.pending.future.done() for entry in (sent, leaving)] == [False, False]
+    assert [entry.pending.done for entry in (sent, leaving)] == [False, False]
     assert transaction.audit.spool.kept_free == 0
 
 
@@ -132,7 +132,7 @@ async def test_what_is_on_its_way_to_the_disk_is_what_is_told(transaction: Desk)
 
     assert not pending_requests.resolve(expired)
     assert await transaction.ended() == [("completed", "", True)]
-    assert entry.pending.future.result().output == "output"
+    assert entry.pending.outcome.output == "output"
 
 
 async def test_a_result_that_the_disk_holds_up_gives_way_to_the_504(transaction: Desk) -> None:
@@ -154,7 +154,7 @@ async def test_a_thousand_that_were_cancelled_leave_nothing(transaction: Desk) -
     sent = [await transaction.begun() for _ in range(5)]
     assert transaction.ends.of_customer("c") == 1005
     for entry in (*cancelled, sent[0]):
-        entry.pending.future.cancel()
+        entry.pending.cancel()
         entry.pending.gone = True
     sent[1].pending.accepted = True
     transaction.ends.given_up(sent[1], ErrorCode.WORKER_LOST)

@@ -8,7 +8,7 @@ import pytest
 from fake_redis import ACCEPTED, FakeRedis
 from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
 from gateway.inference.deadlines import GRACE_S, LEAD_S, MAX_IDS, Cancellations, DeadlineSweep
-from gateway.inference.pending import PendingRequest, PendingRequests
+from gateway.inference.pending import Outcome, PendingRequest, PendingRequests
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict, calls_of
 from scheduler.protocol.replies import Reply
@@ -36,7 +36,7 @@ def pending(
         burst=1.0,
         body=b"",
     )
-    return PendingRequest(submission, started, asyncio.get_running_loop().create_future())
+    return PendingRequest(submission, started)
 
 
 def reply(request_id: str, customer: str = "c", nonce: str = "n", output: str = "out") -> Reply:
@@ -67,7 +67,55 @@ async def test_a_reply_must_match_id_customer_and_nonce(
 
     assert pending_requests.resolve(reply(*sent)) is resolved
     assert (pending_requests.unknown_replies, pending_requests.refused_replies) == (unknown, refused)
-    assert waiting.future.done() is resolved
+    assert waiting.done is resolved
+
+
+def test_the_sink_receives_the_first_outcome_once() -> None:
+    """A later outcome changes nothing, and the sink is dropped: kept, it could form a reference ring."""
+    received: list[Outcome] = []
+    waiting = pending("a")
+    waiting.sink = received.append
+    waiting.finish(ErrorCode.QUEUE_TIMEOUT)
+    waiting.finish(reply("a"))
+    waiting.cancel()
+
+    assert received == [ErrorCode.QUEUE_TIMEOUT]
+    assert (waiting.outcome, waiting.error_code) == (ErrorCode.QUEUE_TIMEOUT, ErrorCode.QUEUE_TIMEOUT)
+    assert (waiting.done, waiting.cancelled, waiting.sink) == (True, False, None)
+
+
+def test_a_cancelled_request_has_no_outcome() -> None:
+    """Its client left: it is done, and nothing is delivered."""
+    received: list[Outcome] = []
+    waiting = pending("a")
+    waiting.sink = received.append
+    waiting.cancel()
+    waiting.finish(reply("a"))
+
+    assert (waiting.done, waiting.cancelled, waiting.outcome, received) == (True, True, None, [])
+
+
+def test_a_removed_request_calls_no_sink() -> None:
+    """Nobody waits for it; what it ends with is kept for the audit."""
+    received: list[Outcome] = []
+    pending_requests, waiting = PendingRequests(), pending("a")
+    waiting.sink = received.append
+    pending_requests.add(waiting)
+    pending_requests.remove(waiting)
+    waiting.finish(reply("a"))
+
+    assert (waiting.outcome, waiting.gone, received) == (reply("a"), True, [])
+
+
+def test_the_error_of_a_list_replaces_the_outcomes_of_its_members() -> None:
+    """The response that was sent is the outcome, also of a member that completed."""
+    completed, running = pending("a"), pending("b")
+    completed.finish(reply("a"))
+    for member in (completed, running):
+        member.replace_outcome(ErrorCode.POISON_REQUEST)
+    running.finish(reply("b"))
+
+    assert [member.error_code for member in (completed, running)] == [ErrorCode.POISON_REQUEST] * 2
 
 
 async def test_the_first_outcome_stands_and_late_replies_are_counted() -> None:
@@ -76,7 +124,7 @@ async def test_the_first_outcome_stands_and_late_replies_are_counted() -> None:
     pending_requests.add(waiting)
     pending_requests.resolve_all([reply("a", output="first"), None, reply("a", output="second")])
 
-    outcome = await waiting.future
+    outcome = waiting.outcome
     assert isinstance(outcome, Reply)
     assert outcome.output == "first"
     pending_requests.remove(waiting)
@@ -128,8 +176,8 @@ async def test_refusals_end_the_waiting_and_acceptance_does_not() -> None:
     await settled()
     await end_all([task])
 
-    assert (accepted.verdict, accepted.future.done()) == (ACCEPTED, False)
-    assert await refused.future == REFUSED
+    assert (accepted.verdict, accepted.done) == (ACCEPTED, False)
+    assert refused.outcome == REFUSED
 
 
 async def test_pending_is_bounded() -> None:
@@ -170,7 +218,7 @@ async def test_redis_away_refuses_the_call_and_everybody_behind_it() -> None:
     await settled()
     await end_all([task])
 
-    assert (await sent.future, await behind.future) == (ErrorCode.NO_CAPACITY, ErrorCode.NO_CAPACITY)
+    assert (sent.outcome, behind.outcome) == (ErrorCode.NO_CAPACITY, ErrorCode.NO_CAPACITY)
     assert await cancellations.flush()
     assert redis.cancelled == [[("sent", ErrorCode.NO_CAPACITY)]]
 
@@ -186,7 +234,7 @@ async def test_a_tier_that_is_gone_fails_only_its_own() -> None:
     await settled()
     await end_all([task])
 
-    assert await stray.future is ErrorCode.CATALOG_UNAVAILABLE
+    assert stray.outcome is ErrorCode.CATALOG_UNAVAILABLE
     assert (redis.admitted, other.verdict) == ([["other"]], ACCEPTED)
 
 
@@ -307,8 +355,8 @@ async def test_all_can_be_ended_at_once_with_what_is_stored() -> None:
     await sweep.end_all(ErrorCode.DRAINING)
 
     assert redis.cancelled == [[("done", ErrorCode.DRAINING), ("rest", ErrorCode.DRAINING)]]
-    assert await done.future == reply("done", output="in time")
-    assert [await rest.future, await unasked.future] == [ErrorCode.DRAINING] * 2
+    assert done.outcome == reply("done", output="in time")
+    assert [rest.outcome, unasked.outcome] == [ErrorCode.DRAINING] * 2
 
 
 async def test_all_that_are_due_are_ended_in_one_call() -> None:
@@ -327,9 +375,9 @@ async def test_all_that_are_due_are_ended_in_one_call() -> None:
     await settled()
 
     assert redis.cancelled == [[("done", ErrorCode.DEADLINE_EXCEEDED), ("late", ErrorCode.DEADLINE_EXCEEDED)]]
-    assert await done.future == reply("done", output="in time")
-    assert await late.future is ErrorCode.DEADLINE_EXCEEDED
-    assert not early.future.done()
+    assert done.outcome == reply("done", output="in time")
+    assert late.outcome is ErrorCode.DEADLINE_EXCEEDED
+    assert not early.done
 
 
 async def test_a_silent_redis_does_not_hold_the_504() -> None:
@@ -344,9 +392,9 @@ async def test_a_silent_redis_does_not_hold_the_504() -> None:
 
     sweep.sweep(4.0)
     await settled()
-    assert not late.future.done()
+    assert not late.done
     sweep.sweep(4.0 + GRACE_S)
-    assert await late.future is ErrorCode.DEADLINE_EXCEEDED
+    assert late.outcome is ErrorCode.DEADLINE_EXCEEDED
     redis.gate.set()
     await settled()
     assert (len(cancellations), sweep.overrun) == (1, 1)
@@ -369,7 +417,7 @@ async def test_redis_is_told_of_a_504_that_it_did_not_confirm() -> None:
     await settled()
     await cancellations.flush()
 
-    assert await late.future is ErrorCode.DEADLINE_EXCEEDED
+    assert late.outcome is ErrorCode.DEADLINE_EXCEEDED
     assert redis.told == ["late"]
 
 
@@ -385,7 +433,7 @@ async def test_after_standing_still_the_result_is_asked_for_before_the_504() -> 
     sweep.sweep(10.0)
     await settled()
 
-    assert await waiting.future == reply("done")
+    assert waiting.outcome == reply("done")
     assert sweep.overrun == 0
 
 
@@ -399,7 +447,7 @@ async def test_what_was_never_sent_is_not_asked_about() -> None:
     sweep.sweep(4.0)
     await settled()
 
-    assert await waiting.future is ErrorCode.DEADLINE_EXCEEDED
+    assert waiting.outcome is ErrorCode.DEADLINE_EXCEEDED
     assert redis.cancelled == [[]]
 
 
@@ -463,7 +511,7 @@ async def test_who_is_over_a_limit_is_rejected_without_a_call() -> None:
         redis.verdict = ACCEPTED
 
     assert redis.admitted == [["a"], ["c"]]
-    verdict = waiting["b"].future.result()
+    verdict = waiting["b"].outcome
     assert isinstance(verdict, Verdict)
     assert (verdict.outcome, verdict.retry_after_ms) == (Admission.CUSTOMER_LIMIT, 300)
     assert waiting["b"].verdict == verdict
@@ -519,7 +567,7 @@ async def test_a_step_of_redis_clock_makes_nobody_too_late(inputs: int) -> None:
 
     ids = [one.id for one in waiting]
     assert (redis.admitted, redis.redis_ms) == ([ids, ids], [1000, 0])
-    assert [(one.verdict, one.future.done()) for one in waiting] == [(ACCEPTED, False)] * inputs
+    assert [(one.verdict, one.done) for one in waiting] == [(ACCEPTED, False)] * inputs
 
 
 async def test_who_is_too_late_by_our_own_clock_is_refused() -> None:
@@ -535,4 +583,4 @@ async def test_who_is_too_late_by_our_own_clock_is_refused() -> None:
     await settled()
     await end_all([task])
 
-    assert (await waiting.future, len(redis.admitted)) == (refused, 1)
+    assert (waiting.outcome, len(redis.admitted)) == (refused, 1)

@@ -62,7 +62,7 @@ async def test_a_recovery_submits_again_under_the_same_id_with_the_time_left() -
         sent.id, sent.nonce, sent.body, "c:key", "body",
     )  # fmt: skip
     assert (again.again, again.total_ms) == (True, 2500)
-    assert not waiting.future.done()
+    assert not waiting.done
     assert not waiting.lost
 
 
@@ -114,7 +114,7 @@ async def test_what_redis_has_no_room_for_is_tried_again() -> None:
     bench.redis.outcome = Admission.BACKPRESSURE
     bench.recovery.suspect("a test")
     assert not await bench.recovery.recover()
-    assert not waiting.future.done()
+    assert not waiting.done
     bench.redis.outcome = Admission.DUPLICATE
     assert await bench.recovery.recover()
 

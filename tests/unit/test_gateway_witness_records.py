@@ -45,7 +45,7 @@ async def test_ends_of_the_gateways_own(outcome: ErrorCode | None, code: str, de
     waiting = pending()
     bench.add(waiting)
     if outcome is None:
-        waiting.future.cancel()
+        waiting.cancel()
     else:
         waiting.finish(outcome)
     bench.pending_requests.remove(waiting)

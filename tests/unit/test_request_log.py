@@ -17,16 +17,6 @@ from scheduler.states import Admission
 PLANTED = "canary-5d1f"
 
 
-class NoFuture:
-    """Nobody waits: what a waiter is given for an ending that is not looked at."""
-
-    def done(self) -> bool:
-        return False
-
-    def cancelled(self) -> bool:
-        return False
-
-
 def identity() -> Any:
     snapshot = LiteralCatalog().snapshot
     assert snapshot is not None
@@ -38,7 +28,7 @@ def pending(verdict: Verdict | None = None) -> PendingRequest:
         id="req_1", tier="free", customer_id="c", api_key_id="k", nonce=PLANTED, model="tiny", input_bytes=11,
         total_ms=4000, queue_ms=2000, rate=1.0, burst=1.0, idempotency=PLANTED, body=PLANTED.encode(),
     )  # fmt: skip
-    made = PendingRequest(submission, 100.0, NoFuture())  # type: ignore[arg-type]
+    made = PendingRequest(submission, 100.0)
     made.verdict = verdict
     return made
 

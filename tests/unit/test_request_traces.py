@@ -22,25 +22,6 @@ SPAN = "00f067aa0ba902b7"
 BODY = encode_payload(Payload("tiny", "canary-5d1f", {}))
 
 
-class Ending:
-    """What a waiter is given for its future."""
-
-    def __init__(self) -> None:
-        self.outcome: Any = None
-
-    def done(self) -> bool:
-        return self.outcome is not None
-
-    def cancelled(self) -> bool:
-        return False
-
-    def result(self) -> Any:
-        return self.outcome
-
-    def set_result(self, outcome: Any) -> None:
-        self.outcome = outcome
-
-
 class Scene:
     """Traces at 100 % whose clock stands where the test puts it; what was told is in `spans`."""
 
@@ -57,7 +38,7 @@ class Scene:
             total_ms=4000, queue_ms=2000, rate=1.0, burst=1.0, body=BODY,
         )  # fmt: skip
         headers = CIMultiDictProxy(CIMultiDict([("traceparent", traceparent)] if traceparent else []))
-        return self.traces.followed(PendingRequest(submission, 100.0, Ending()), headers, first)
+        return self.traces.followed(PendingRequest(submission, 100.0), headers, first)
 
     def told(self) -> dict[str, Span]:
         return {span.name: span for span in self.spans}
@@ -122,7 +103,7 @@ def test_a_list_of_inputs_is_one_trace() -> None:
 
     never = Scene(0.0)
     never.traces._share = 1.0
-    assert never.pending(first=PendingRequest(first.submission, 0.0, Ending())).trace is None
+    assert never.pending(first=PendingRequest(first.submission, 0.0)).trace is None
 
 
 def test_the_spans_of_a_completed_request() -> None:
