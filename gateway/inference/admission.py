@@ -1,10 +1,10 @@
-"""Coalesced admission: everything that arrived while the previous call was under way shares the next one.
+"""Batched admission: all requests that arrived during the previous call of admit.lua share the next one.
 
-No timer and no added wait: an idle gateway asks for one request at once, a busy one for up to 256 together, of 2 MB of
-bodies and a share of that for each customer. Who is over a limit of its own is rejected here until it may pass. A call
-whose outcome is unknown is sent again under the same ids, since admission is idempotent, until Redis counts as away.
-Those whom direct mode has taken by then are left to it; the others of the call and everybody behind it are refused, and
-the ids that may have been admitted after all are ended later, so that nothing runs for nobody.
+No timer and no added wait: an idle gateway calls for one request at once, a busy one for up to 256 requests, with up to
+2 MB of bodies and a share of that for each customer. A customer that Redis has just rejected for a limit of its own is
+rejected here until it may pass. A call whose result is unknown is repeated with the same ids, since admission is
+idempotent, until Redis counts as unavailable. Requests that direct mode has taken by then are left to it. The others of
+the call, and all that are queued behind it, are rejected; ids that may have been admitted are cancelled later.
 """
 
 import asyncio
@@ -25,26 +25,26 @@ from scheduler.protocol.replies import readable
 from scheduler.redis_client.scripts import MAX_CALL_BYTES
 from scheduler.states import Admission
 
-WORTH_TELLING_MS = 20  # Waits under this are not worth telling.
-SMALL_BYTES = 4096  # A body that counts for no share: 256 of them are half of a call.
+WORTH_TELLING_MS = 20  # Shorter waits do not change the deadline that Redis gets.
+SMALL_BYTES = 4096  # A body up to this size counts for no share: 256 of them are half of a call.
 SHARE_BYTES = MAX_CALL_BYTES // 4
-"""What one customer's larger bodies may be of a call while others wait."""
+"""Bytes that the larger bodies of one customer may take of a call while others wait."""
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
 class AdmissionLimits(NamedTuple):
-    """What admission is told of the tiers now."""
+    """The limits of the tiers that a call is judged by."""
 
     tiers: Sequence[TierLimit]
     capacity_rps: float
-    redis_ms: int = 0  # Redis TIME now, at the latest; 0: not known.
-    run_ms: int = 0  # What a run takes; 0: not known.
+    redis_ms: int = 0  # Redis TIME now, an upper bound; 0: not known.
+    run_ms: int = 0  # Duration of a run; 0: not known.
 
 
 class AdmissionBatcher:
-    """Takes waiters, gives each a verdict. `limits` is asked before each call.
+    """Gives each submitted request its verdict. `limits` is called before each call of Redis.
 
-    `accepted_late` is told of requests that were accepted when their clients had left.
+    `accepted_late` is called with requests that were accepted after their clients had left.
     """
 
     def __init__(
@@ -67,20 +67,20 @@ class AdmissionBatcher:
         self._max_pending = max_pending
         self._clock = clock
         self._accepted_late = accepted_late
-        self._took = took  # Told the seconds of each call that Redis answered.
+        self._took = took  # Called with the duration in seconds of each call that Redis answered.
         self._wake = asyncio.Event()
         self.rejections = RejectionCache()
-        self._doubted = False  # What is thought to be Redis TIME was wrong: the next call goes without it.
+        self._doubted = False  # The estimate of Redis TIME was wrong: the next call is sent without it.
         self.calls = 0
         self.failed_calls = 0
 
     @property
     def pending(self) -> int:
-        """How many wait for the next call."""
+        """Number of requests queued for the next call."""
         return len(self._pending)
 
     def submit(self, pending: PendingRequest) -> bool:
-        """Queue for the next call, with all that enter together with it. False when too many wait already."""
+        """Queue a request, with all members of its list. Returns False if too many are queued already."""
         if len(self._pending) >= self._max_pending:
             return False
         if pending.together:
@@ -91,7 +91,7 @@ class AdmissionBatcher:
         return True
 
     async def run(self) -> None:
-        """Call while somebody waits; never ends by itself."""
+        """Call Redis while requests are queued; never returns."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -99,9 +99,9 @@ class AdmissionBatcher:
                 await self._call(self._take())
 
     def _take(self) -> list[PendingRequest]:
-        """The oldest, as many as one call may carry, without those that left or are known to be over a limit.
+        """The oldest requests that fit into one call, without those that are done or known to be over a limit.
 
-        What is put off stays in its order, before all that comes later.
+        Postponed requests keep their order, before all later ones.
         """
         batch: list[PendingRequest] = []
         size, shares, put_off = 0, dict[str, int](), list[PendingRequest]()
@@ -120,11 +120,11 @@ class AdmissionBatcher:
                 customer_id = first.submission.customer_id
                 share = shares.get(customer_id, 0) + (length if length > SMALL_BYTES else 0)
                 if batch and (share > SHARE_BYTES or size + length > MAX_CALL_BYTES):
-                    shares[customer_id] = SHARE_BYTES + 1  # All that it asks later waits behind this one.
+                    shares[customer_id] = SHARE_BYTES + 1  # Its later requests wait behind this one.
                     put_off += members
                     continue
                 shares[customer_id] = share
-            if not (self._party(first) if first.together else _asks(first)):
+            if not (self._members_to_admit(first) if first.together else _to_admit(first)):
                 continue
             if self.rejections.held and (rejected := self.rejections.verdict(first.submission, now)):
                 for each in members:
@@ -135,9 +135,9 @@ class AdmissionBatcher:
         self._pending.extendleft(reversed(put_off))
         return batch
 
-    def _party(self, first: PendingRequest) -> Sequence[PendingRequest]:
-        """Those that enter together: all of them, or none where one has left, been answered or been taken past Redis."""
-        if all(_asks(pending) for pending in first.together):
+    def _members_to_admit(self, first: PendingRequest) -> Sequence[PendingRequest]:
+        """All members of a list, or none if one of them is done, removed, or taken by direct mode."""
+        if all(_to_admit(pending) for pending in first.together):
             return first.together
         for pending in first.together:
             if not pending.direct:
@@ -171,7 +171,7 @@ class AdmissionBatcher:
                 self._judged(pending, verdict)
 
     def _ask_again(self, judged: list[tuple[PendingRequest, Verdict]]) -> list[tuple[PendingRequest, Verdict]]:
-        """Those that are judged; the others stand first in the next call."""
+        """The verdicts that hold; requests that were wrongly judged too late come first in the next call."""
         again = self._not_late(judged)
         if again:
             self._doubted = True
@@ -180,14 +180,14 @@ class AdmissionBatcher:
 
     def _note_rejections(self, judged: list[tuple[PendingRequest, Verdict]]) -> None:
         now = self._clock()
-        together = 0  # So many more are judged as one with those before.
+        together = 0  # Members still to come of the list that is being read.
         for pending, verdict in judged:
             together = max(together - 1, len(pending.together))
             if not together and verdict.outcome not in ENTERED:
                 self.rejections.note(pending.submission, verdict, now)
 
     def _not_late(self, judged: list[tuple[PendingRequest, Verdict]]) -> Collection[PendingRequest]:
-        """Those who were told that they are too late and are not, by our own clock: the one of Redis went forwards."""
+        """Requests judged too late that are in time by the gateway's clock: the clock of Redis went forwards."""
         late = {pending for pending, verdict in judged if verdict.outcome is Admission.TOO_LATE}
         if not late:
             return ()
@@ -217,7 +217,7 @@ class AdmissionBatcher:
 
     def _judged(self, pending: PendingRequest, verdict: Verdict) -> None:
         if verdict.outcome not in ENTERED:
-            if not pending.direct:  # Else it is being served already.
+            if not pending.direct:  # Else direct mode serves it already.
                 pending.verdict = verdict
                 pending.finish(verdict)
             return
@@ -225,14 +225,14 @@ class AdmissionBatcher:
         pending.accepted = True
         if pending.reader is not None:
             pending.reader.admitted()
-        if pending.gone or pending.done:  # The client left, or was answered, while the call was under way.
+        if pending.gone or pending.done:  # It was done before the call returned.
             code = pending.error_code
             self._cancellations.add(
                 pending.id, code or ErrorCode.CANCELLED, running=pending.streams, told=code is not None
             )
         if pending.gone and self._accepted_late is not None:
             self._accepted_late(pending)
-        if verdict.reply and (reply := readable(verdict.reply)):  # An answer that was kept is its own.
+        if verdict.reply and (reply := readable(verdict.reply)):  # A cached reply is the outcome.
             pending.finish(reply)
 
     def _refuse(self, batch: list[PendingRequest], code: ErrorCode) -> None:
@@ -240,19 +240,19 @@ class AdmissionBatcher:
             if not pending.direct:
                 self._cancellations.add(pending.id, code, told=True)
                 pending.finish(code)
-        # Whoever stands behind would only wait as long to hear the same.
+        # Requests queued behind would only wait for the same result.
         for pending in self._pending:
             if not pending.direct:
                 pending.finish(code)
         self._pending.clear()
 
 
-def _asks(pending: PendingRequest) -> bool:
+def _to_admit(pending: PendingRequest) -> bool:
     return not pending.gone and not pending.direct and not pending.done
 
 
 def with_time_left(pending: PendingRequest, now: float) -> Submission:
-    """The submission with what is left of its deadline, which began with its arrival and not with its admission."""
+    """The submission with the remaining time of its deadline, which counts from its arrival. `now`: monotonic seconds."""
     left_ms = int((pending.deadline - now) * 1000)
     if left_ms < pending.submission.total_ms - WORTH_TELLING_MS:
         pending.submission.total_ms = max(1, left_ms)
@@ -260,7 +260,7 @@ def with_time_left(pending: PendingRequest, now: float) -> Submission:
 
 
 def _of_known_tiers(batch: list[PendingRequest], limits: AdmissionLimits) -> list[PendingRequest]:
-    """Those whose tier is there. One that an admin took away since the key was looked at must not fail the others."""
+    """Requests whose tier exists. A tier that was removed since authentication must not fail the whole call."""
     names = {tier.name for tier in limits.tiers}
     for pending in batch:
         if pending.submission.tier not in names:

@@ -1,11 +1,11 @@
-"""Deadlines and cancellations of waiting requests: one loop over all of them, since timers would cost more.
+"""Deadlines and cancellations of pending requests: one loop over all of them, since timers would cost more.
 
 Just before its deadline a request is ended in Redis, and the reply that is stored then is the response: a result that
-was stored already wins over the timeout. If Redis does not respond in time, the client gets 504, and Redis is told that
-it did.
+was stored already wins over the timeout. If Redis does not respond in time, the client gets 504, and this is reported
+to Redis.
 
-Cancellations are collected into one call. What cannot be cancelled because Redis is unavailable is kept and retried,
-bounded in number and age; the scheduler ends by deadline whatever is lost here.
+Cancellations are collected into one call. While Redis is unavailable they are kept and retried, bounded in number and
+age. If one is lost, the scheduler ends the request at its deadline.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ RETRY_S = 0.25
 
 
 class Cancellations:
-    """The ids to end, each with its code."""
+    """Request ids to cancel, each with its error code. `clock`: monotonic seconds."""
 
     def __init__(self, terminations: Terminations, clock: Callable[[], float] = time.monotonic) -> None:
         self._terminations = terminations
@@ -40,9 +40,9 @@ class Cancellations:
     def add(
         self, request_id: str, code: ErrorCode, *, running: bool = False, told: bool = False, used: int = 0
     ) -> None:
-        """End this request soon, as `Cancellation` says; CANCELLED leaves one that runs alone, unless `running`.
+        """Queue a cancellation; the arguments are those of `Cancellation`.
 
-        The oldest is dropped and counted when there are too many.
+        CANCELLED does not stop a request that runs, unless `running`. If there are too many, the oldest is dropped.
         """
         if len(self._ids) >= MAX_IDS:
             del self._ids[next(iter(self._ids))]
@@ -51,7 +51,7 @@ class Cancellations:
         self._wake.set()
 
     async def flush(self) -> bool:
-        """One call for the oldest ids. False when Redis is away and they are kept."""
+        """Send the oldest cancellations in one call. Returns False if Redis is unavailable; then they are kept."""
         self._forget_old()
         batch = [cancellation for cancellation, _ in islice(self._ids.values(), CALL_SIZE)]
         try:
@@ -64,7 +64,7 @@ class Cancellations:
         return True
 
     async def run(self) -> None:
-        """Flush whenever something was added; never ends by itself."""
+        """Flush whenever a cancellation was added; never returns."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -87,12 +87,12 @@ class Cancellations:
 
 
 TICK_S = 0.025
-GRACE_S = 0.05  # How long Redis has to say what stands.
-LEAD_S = 0.05  # So much before the deadline it is asked, or a machine with no time to spare would answer too late.
+GRACE_S = 0.05  # Time that Redis has to return the final reply.
+LEAD_S = 0.05  # Redis is called this long before the deadline, or a busy machine would respond too late.
 
 
 class DeadlineSweep:
-    """Ends what is overdue among `pending_requests`. `clock` is monotonic seconds."""
+    """Ends overdue requests among `pending_requests`. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -106,18 +106,18 @@ class DeadlineSweep:
         self._cancellations = cancellations
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
-        self.overrun = 0  # Answered 504 because Redis did not say in time.
+        self.overrun = 0  # 504 responses because Redis did not respond in time.
 
     async def run(self) -> None:
-        """Sweep forever."""
+        """Sweep every TICK_S seconds; never returns."""
         while True:
             await asyncio.sleep(TICK_S)
             self.sweep(self._clock())
 
     def sweep(self, now: float) -> None:
-        """One look: settle what is newly due, answer what Redis was asked about too long ago.
+        """One pass at `now` (monotonic seconds): end requests that are due in Redis, and answer those without a reply in time.
 
-        The grace counts from the asking: a process that stood still may be long past the deadline with the result there.
+        The grace counts from the call: a process that was suspended may be past the deadline while the result is stored.
         """
         fresh: list[PendingRequest] = []
         for pending in self._pending_requests.due(now + LEAD_S):
@@ -130,7 +130,7 @@ class DeadlineSweep:
             self._begin(group, now)
 
     async def end_all(self, code: ErrorCode) -> None:
-        """End all that wait with this code, as at their deadline: what is stored by then is the answer."""
+        """End all pending requests with this code, as at their deadline: a reply that is stored by then is the response."""
         await asyncio.gather(*(self._settle(group, code) for group in _groups(self._pending_requests.all())))
 
     def _begin(self, group: Sequence[PendingRequest], now: float) -> None:
@@ -148,15 +148,17 @@ class DeadlineSweep:
             )
             self._pending_requests.resolve_all(replies)
         except TierlaneError:
-            pass  # It is told what the client was told when it is back.
+            pass  # The cancellation that `_answer` queues is sent when Redis is back.
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
             log_fault("ending requests failed", error)
         for pending in group:
-            if not pending.settled:  # Else its end is on its way to the disk, and is told within the grace.
+            if (
+                not pending.settled
+            ):  # Else its direct-mode outcome is being written to disk, and follows within the grace.
                 self._answer(pending, code)
 
     def _answer(self, pending: PendingRequest, code: ErrorCode) -> None:
-        """Send this error where nothing else was sent. Redis may note another end at this moment, which then is revoked."""
+        """Finish the request with this error unless it is done. If Redis stores another outcome now, that one is revoked."""
         if pending.done:
             return
         if pending.sent:
@@ -165,5 +167,5 @@ class DeadlineSweep:
 
 
 def _groups(pending_requests: Sequence[PendingRequest]) -> list[Sequence[PendingRequest]]:
-    """What one call takes each."""
+    """Slices of at most CALL_SIZE."""
     return [pending_requests[start : start + CALL_SIZE] for start in range(0, len(pending_requests), CALL_SIZE)]

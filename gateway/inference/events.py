@@ -1,9 +1,9 @@
-"""The end of each customer call, reported once: to the counters, to the SLO, and as a log line.
+"""Result of each customer call, recorded once: in the counters, as SLO failure, as a log line.
 
-This runs between a response and its writing, so it only adds, and logs only where TIERLANE_REQUEST_LOG asks for it.
-What counts as an SLO failure is the same as in deploy/prometheus/rules.yaml. Fields of the log line are named one by
-one; none is an input, an output, a secret or anything else that a client wrote but `model`, a row of the catalog by
-then, and the ids of its trace.
+This runs between building a response and writing it, so it only counts, and logs only if TIERLANE_REQUEST_LOG is set.
+The definition of an SLO failure is that of deploy/prometheus/rules.yaml. The fields of the log line are an explicit
+list. None is an input, an output, a secret or any other text of a client, but `model` (by then a row of the catalog) and
+the ids of its trace.
 """
 
 import time
@@ -40,11 +40,11 @@ OUR_FAULT = frozenset(
         ErrorCode.DRAINING,
     }
 )
-"""Not the client's input, keys, limits or leaving: those are refused or ended as they should be."""
+"""Errors that are not caused by the client's input, keys, limits or disconnection."""
 
 
 class EventListener(Protocol):
-    """Who is told each call's end, where that was asked for: the log, the traces."""
+    """Receives the result of each call: the request log and the traces, if they are enabled."""
 
     def completed(
         self,
@@ -70,7 +70,7 @@ class EventListener(Protocol):
 
 
 class EventListeners:
-    """Two who are told."""
+    """Two listeners as one."""
 
     def __init__(self, one: EventListener, other: EventListener) -> None:
         self._two = one, other
@@ -78,7 +78,7 @@ class EventListeners:
     def completed(
         self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
-        """As `EventListener` says."""
+        """As in EventListener."""
         for each in self._two:
             each.completed(endpoint, identity, pending, replies, seconds)
 
@@ -90,23 +90,23 @@ class EventListeners:
         pending: PendingRequest | None,
         error: RequestError,
     ) -> None:
-        """As `EventListener` says."""
+        """As in EventListener."""
         for each in self._two:
             each.failed(endpoint, request_id, identity, pending, error)
 
     def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
-        """As `EventListener` says."""
+        """As in EventListener."""
         for each in self._two:
             each.accepted(endpoint, request_id, identity, pending)
 
 
 def told_to(one: EventListener | None, other: EventListener | None) -> EventListener | None:
-    """Those of the two that are there, as one: a call's end costs one look, whoever is told."""
+    """The listeners that are not None, as one; None if both are."""
     return EventListeners(one, other) if one is not None and other is not None else one or other
 
 
 class RequestEvents:
-    """Of one pool. `endpoint` is the address that was called; `seconds` is since the call arrived."""
+    """Records the results of calls of one pool. `endpoint`: the path that was called; `seconds`: since the call arrived."""
 
     __slots__ = ("_counters", "_demand_meter", "_log", "_pool")
 
@@ -124,7 +124,7 @@ class RequestEvents:
         replies: Sequence[Reply],
         seconds: float,
     ) -> None:
-        """It was answered with what the model gave."""
+        """The response had the model's output."""
         tier, model = identity.tier, pending_requests[0].submission.model
         self._counters.completed(tier, endpoint, seconds)
         for reply in replies:
@@ -140,7 +140,7 @@ class RequestEvents:
         pending: PendingRequest | None,
         error: RequestError,
     ) -> None:
-        """It was answered with an error; `pending` where it came so far."""
+        """The response was an error; `pending` if a pending request was built."""
         self._counters.failed(identity.tier, endpoint, error.code, pending.verdict if pending else None)
         if error.code in OUR_FAULT:
             self._demand_meter.failed(identity.tier)
@@ -150,7 +150,7 @@ class RequestEvents:
     def known(
         self, identify: Callable[[HttpRequest], IdentityView], asking: HttpRequest, endpoint: str
     ) -> IdentityView:
-        """Who asks for inference. Raises RequestError, which is told as that of nobody."""
+        """The identity of the caller. Raises RequestError, recorded as of an unknown caller."""
         try:
             return identify(asking)
         except RequestError as error:
@@ -158,7 +158,7 @@ class RequestEvents:
             raise
 
     def unknown(self, endpoint: str, request_id: str, error: Exception) -> None:
-        """It was answered with an error before it was known whose it is."""
+        """The response was an error before the caller was authenticated."""
         if not isinstance(error, RequestError):
             error = RequestError(ErrorCode.INTERNAL_ERROR)
         self._counters.failed(UNKNOWN, endpoint, error.code)
@@ -166,13 +166,13 @@ class RequestEvents:
             self._log.failed(endpoint, request_id, None, None, error)
 
     def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
-        """A job was promised."""
+        """The response was the 202 of a job."""
         self._counters.ended(identity.tier, endpoint, ACCEPTED)
         if self._log is not None:
             self._log.accepted(endpoint, request_id, identity, pending)
 
     def left(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest | None) -> None:
-        """Its client did not wait."""
+        """The client left before the response."""
         error = RequestError(ErrorCode.CANCELLED)
         self.failed(endpoint, request_id, identity, pending, error)
 
@@ -181,7 +181,7 @@ _log = structlog.get_logger("request")
 
 
 class RequestLog:
-    """Writes the lines. `clock` is monotonic seconds, as in the waiters."""
+    """Writes one log line per call. `clock`: monotonic seconds, as in pending requests."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -189,7 +189,7 @@ class RequestLog:
     def completed(
         self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
-        """Of a list of inputs the first one's run, and the tokens of all."""
+        """Logs the run of the first input, and the tokens of all."""
         first = replies[0]
         self._write(
             200,
@@ -209,7 +209,7 @@ class RequestLog:
         pending: PendingRequest | None,
         error: RequestError,
     ) -> None:
-        """`outcome` is the error's code; `reason` what admission said, where it was admission."""
+        """Logs the error code as `outcome`, and the verdict of admission, if there is one, as `reason`."""
         verdict = pending.verdict if pending else None
         outcome = pending.outcome if pending else None
         self._write(
@@ -223,7 +223,7 @@ class RequestLog:
         )
 
     def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
-        """A job: how it ends is in the audit."""
+        """Logs a job; its result is in the audit."""
         self._write(202, ACCEPTED, **_asked(endpoint, request_id, identity, pending))
 
     def _write(self, status: int, outcome: str, **fields: Any) -> None:
@@ -248,7 +248,7 @@ def _asked(
 
 
 def _run(reply: Reply) -> dict[str, Any]:
-    """Where the time went, and who did the work."""
+    """Durations of the run, its batch and its worker."""
     return {
         "attempt": reply.attempts,
         "queue_wait_ms": round(max(0.0, reply.queue_ms), 2),

@@ -140,12 +140,12 @@ class FastPathRequest(InferenceCall):
 
     def _finish(self, outcome: Outcome) -> None:
         """Respond to the outcome. Never raises, because it is called in the loops that serve all requests."""
-        pending = self.pending
-        if pending is None:  # Not reached: a request is admitted after it was built.
+        pipeline, pending = self.pipeline, self.pending
+        if pending is None:  # Not reached: only a request that was built can have an outcome.
             return
         try:
-            self.pipeline.pending_requests.remove(pending)
-            reply = self.completed(pending, outcome)
+            pipeline.pending_requests.remove(pending)
+            reply = pipeline.completed(self.identity, pending, outcome, INFERENCE)
             self._connection.arrive(self.respond((pending,), (reply,)))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a response
             self._write_error(error)

@@ -9,7 +9,7 @@ error is the response, and the others are cancelled.
 
 import asyncio
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from gateway.api.inference import ApiFormat
 from gateway.http.request import check_text, invalid
@@ -74,20 +74,19 @@ class AwaitedCall(InferenceCall):
         self._futures.append(future)
         return partial(_resolve, future)
 
-    def build(self) -> None:
+    def build(self) -> PendingRequest:
         """Build a pending request for each input, and the stream if one is wanted.
 
         Raises RequestError if the model is unknown, or if the list has more inputs than can ever be admitted together.
         """
         if self.body.more:
             self._pending_requests = self._build_list()
-            self.pending = self._pending_requests[0]
-            return
-        super().build()
-        pending = cast("PendingRequest", self.pending)
+            return self._pending_requests[0]
+        pending = super().build()
         self._pending_requests = [pending]
         if self.body.stream:
             self._stream = StreamedResponse(self, pending, self._futures[0])
+        return pending
 
     def _build_list(self) -> list[PendingRequest]:
         texts = (self.body.input, *self.body.more)
@@ -106,7 +105,7 @@ class AwaitedCall(InferenceCall):
     def _build_member(self, payload: Payload, index: int, first: PendingRequest | None) -> PendingRequest:
         request_id = new_request_id() if index else self.request_id
         key = None if self.key is None else member_key(self.key, index)
-        return self.pipeline.build_pending(self, payload, self.sink(), request_id=request_id, key=key, first=first)
+        return self.pipeline.build_pending(self, payload, self.sink(), request_id, key, first=first)
 
     async def wait(self) -> None:
         """Wait for all outcomes, or for the admission of a stream. Raises RequestError for the first that failed."""

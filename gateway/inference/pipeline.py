@@ -149,9 +149,9 @@ class InferencePipeline:
         call: "InferenceCall",
         payload: Payload,
         sink: ResponseSink,
-        *,
         request_id: str,
         key: str | None,
+        *,
         first: PendingRequest | None = None,
     ) -> PendingRequest:
         """Build a pending request of `call`, not admitted yet, and count it as demand.
@@ -364,8 +364,8 @@ class InferenceCall:
         if self.body.service_tier is not None:
             self.identity = self.pipeline.served_as(self.identity, self.body)
         self.choose_pool()
-        self.build()
-        self.admit()
+        pending = self.pending = self.build()
+        self.admit(pending)
 
     def decode(self, raw: bytes) -> InferenceRequest:
         """Decode and check the body. Raises RequestError that names the field."""
@@ -375,20 +375,19 @@ class InferenceCall:
         """Go on with the pipeline of the pool that has the model. Raises RequestError while that pool is being started."""
         self.pipeline = self.pipeline.serving(self.body)
 
-    def build(self) -> None:
-        """Build the pending request. Raises RequestError `model_not_found`."""
+    def build(self) -> PendingRequest:
+        """Build the pending request; of a list all of them, and return the first. Raises RequestError `model_not_found`."""
         pipeline = self.pipeline
         payload = pipeline.payload(self.body, self.api_format)
-        self.pending = pipeline.build_pending(self, payload, self.sink(), request_id=self.request_id, key=self.key)
+        return pipeline.build_pending(self, payload, self.sink(), self.request_id, self.key)
 
     def sink(self) -> ResponseSink:
         """The sink of a pending request of this call."""
         raise NotImplementedError
 
-    def admit(self) -> None:
-        """Submit the pending request to admission. Raises RequestError if it is rejected before that."""
-        assert self.pending is not None
-        self.pipeline.admit(self.pending)
+    def admit(self, pending: PendingRequest) -> None:
+        """Submit the request, with its list, to admission. Raises RequestError if it is rejected before that."""
+        self.pipeline.admit(pending)
 
     def completed(self, pending: PendingRequest, outcome: Outcome) -> Reply:
         """The reply of a completed request. Raises RequestError for any other outcome."""

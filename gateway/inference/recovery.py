@@ -1,11 +1,11 @@
-"""Recovery after a loss in Redis: waiting requests are submitted again, recent audit records are sent again.
+"""Recovery after a loss in Redis: pending requests are submitted again, recent audit records are sent again.
 
 Loss is suspected, never proved: Redis has another epoch, or connections broke. A false alarm is cheap, since everything
 that is sent again is idempotent by id. One recovery runs at a time, at most one a second. A request with too little
-time left to be submitted again ends at its deadline; Redis never heard of it, so its records are sent when it ends.
+time left to be submitted again ends at its deadline; Redis does not know it, so its records are sent when it ends.
 
-The audit records of recent requests are kept in a ring that is bounded in number; old ones are dropped only while Redis
-is well. A pair is built once for each accepted request, without its body and output, in about a microsecond.
+The audit records of recent requests are kept in a ring buffer of bounded length; old ones are dropped only while Redis
+is healthy. A pair is built once for each accepted request, without its body and output, in about a microsecond.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ AWAY = "it was away"
 
 
 class LossSigns:
-    """What heartbeats and the subscription tell of Redis."""
+    """Signs of a loss, from heartbeats."""
 
     def __init__(self) -> None:
         self._epoch: int | None = None
         self._missed = False
 
     def heartbeat(self, epoch_us: int) -> str | None:
-        """A heartbeat came through. Returns why Redis may have lost something, or None."""
+        """A heartbeat succeeded. Returns the reason why Redis may have lost data, or None."""
         reason = None
         if self._epoch is not None and epoch_us != self._epoch:
             reason = OTHER_EPOCH
@@ -55,9 +55,9 @@ class LossSigns:
 
 
 def candidates(waiting: Iterable[PendingRequest]) -> list[PendingRequest]:
-    """Those whom Redis held, or may be about to hold: a call under way may have been answered before the loss.
+    """Requests that Redis may have had: also those of a call under way, which may have been executed before the loss.
 
-    Those who run past Redis too, since they may be left to it again.
+    Requests in direct mode are included, since they may be returned to Redis.
     """
     return [pending for pending in waiting if pending.sent and not pending.done]
 
@@ -65,11 +65,12 @@ def candidates(waiting: Iterable[PendingRequest]) -> list[PendingRequest]:
 def worth_again(
     waiting: Iterable[PendingRequest], tiers: Sequence[TierLimit], now: float, p95_ms: float
 ) -> list[PendingRequest]:
-    """Those to submit again now: accepted, not known to be kept, and with time left for a run of typical length.
+    """Requests to submit again now: accepted, possibly lost, and with time left for a run of `p95_ms`.
 
-    Highest tier first, in each tier the nearest deadline first. The others end at their deadline.
+    Highest tier first, in each tier the nearest deadline first. The others end at their deadline. `now`: monotonic
+    seconds.
     """
-    rank = {tier.name: len(tier.ahead) for tier in tiers}  # A tier has itself and all that are above it ahead.
+    rank = {tier.name: len(tier.ahead) for tier in tiers}  # `ahead` holds the tier itself and all above it.
     last_start = now + p95_ms / 1000
     chosen = [
         pending
@@ -88,19 +89,19 @@ def worth_again(
 
 Pair = tuple[AcceptedRecord, EndedRecord]
 Note = tuple[AcceptedRecord, EndedRecord | None]
-"""A pair, or the beginning alone of what has not ended yet."""
+"""A pair, or the accepted record alone of a request that has not ended."""
 
 
 def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None, now: float, mode: str) -> Pair:
-    """The records of a request that ended with `outcome`; None: nobody was told, because the client left.
+    """The records of a request that ended with `outcome`; None: the client left, nothing was delivered.
 
-    `now` is monotonic seconds, `mode` that of `EndedRecord`. A refusal has no records, and must not be asked for.
+    `now` is monotonic seconds, `mode` that of `EndedRecord`. A rejection (a Verdict) has no records.
     """
     latency_ms = (now - pending.started) * 1000
-    # The id's own time plus what passed on this host, since Redis may not be there to tell it.
+    # The time in the id plus the time elapsed on this host, since Redis TIME may not be available.
     ended_at_ms = created_ms(pending.id) + int(latency_ms)
     if isinstance(outcome, Reply):
-        return beginning(gateway_id, pending), _told(outcome, ended_at_ms, latency_ms, mode)
+        return beginning(gateway_id, pending), _ended_record(outcome, ended_at_ms, latency_ms, mode)
     told = isinstance(outcome, ErrorCode)
     code = outcome if isinstance(outcome, ErrorCode) else ErrorCode.CANCELLED
     ended = EndedRecord(pending.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
@@ -108,22 +109,22 @@ def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None
 
 
 def beginning(gateway_id: str, pending: PendingRequest) -> AcceptedRecord:
-    """The record of what was taken, whatever becomes of it."""
+    """The accepted record of a request."""
     s = pending.submission
     return AcceptedRecord(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
 
 
 def replayed_pair(gateway_id: str, pending: PendingRequest, reply: Reply) -> Pair:
-    """The records of the request whose stored `reply` the client of `pending` got: same customer, key and input.
+    """The records of the stored request whose `reply` the client of `pending` received: same customer, key and input.
 
-    When it ended is not stored; its time in the queue and on the GPU is what is known of it.
+    Its end time is not stored; it is estimated from its queue and GPU time.
     """
     latency_ms = max(0.0, reply.queue_ms) + max(0.0, reply.gpu_ms)
     began = msgspec.structs.replace(beginning(gateway_id, pending), id=reply.id)
-    return began, _told(reply, created_ms(reply.id) + int(latency_ms), latency_ms, "queue")
+    return began, _ended_record(reply, created_ms(reply.id) + int(latency_ms), latency_ms, "queue")
 
 
-def _told(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> EndedRecord:
+def _ended_record(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> EndedRecord:
     output = reply.output
     return EndedRecord(
         reply.id,
@@ -145,12 +146,12 @@ def _told(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> Ended
     )
 
 
-KEEP_S = 10.0  # A failover may lose the writes of so long.
-MAX_KEPT_PAIRS = 50_000  # About 35 MB, and ten seconds of all that one gateway can do.
+KEEP_S = 10.0  # A failover may lose the writes of this many seconds.
+MAX_KEPT_PAIRS = 50_000  # About 35 MB; ten seconds of the highest throughput of one gateway.
 
 
 class RecentOutcomes:
-    """The ring. `clock` is monotonic seconds."""
+    """The ring buffer of audit records. `clock`: monotonic seconds."""
 
     def __init__(
         self, gateway_id: str, clock: Callable[[], float] = time.monotonic, max_pairs: int = MAX_KEPT_PAIRS
@@ -159,19 +160,19 @@ class RecentOutcomes:
         self._clock = clock
         self.max_pairs = max_pairs
         self._ring: deque[tuple[float, Pair]] = deque(maxlen=max_pairs)
-        self.overwritten = 0  # Pairs that were still wanted, dropped because there were too many.
+        self.overwritten = 0  # Pairs dropped before KEEP_S because there were too many.
 
     def __len__(self) -> int:
         return len(self._ring)
 
     def note(self, pending: PendingRequest) -> Pair:
-        """Keep how this accepted request ended."""
+        """Build and keep the records of an accepted request that ended."""
         pair = audit_pair(self._gateway_id, pending, pending.outcome, self._clock(), "queue")
         self.keep([pair])
         return pair
 
     def keep(self, pairs: Iterable[Pair]) -> None:
-        """Keep pairs that Redis was told of just now."""
+        """Keep pairs that were just sent to Redis."""
         now = self._clock()
         for pair in pairs:
             if len(self._ring) == self.max_pairs and now - self._ring[0][0] <= KEEP_S:
@@ -179,25 +180,25 @@ class RecentOutcomes:
             self._ring.append((now, pair))
 
     def forget_old(self) -> None:
-        """Drop what is older than ten seconds; to be called while Redis is known to have it."""
+        """Drop pairs older than KEEP_S; to be called while Redis is known to have them."""
         before = self._clock() - KEEP_S
         while self._ring and self._ring[0][0] < before:
             self._ring.popleft()
 
     def pairs(self) -> list[Pair]:
-        """All that is kept, oldest first."""
+        """All kept pairs, oldest first."""
         return [pair for _, pair in self._ring]
 
 
 log = structlog.get_logger("gateway")
 
 PAUSE_S = 1.0  # Between two recoveries.
-RETRY_S = 0.25  # After one that Redis did not let come to its end.
-RESEND_EVERY_S = 4.0  # Audit records under one epoch: a Redis that comes and goes must not be given them each second.
+RETRY_S = 0.25  # After a recovery that Redis interrupted.
+RESEND_EVERY_S = 4.0  # Audit records under one epoch: an unstable Redis must not receive them each second.
 
 
 class LossRecovery:
-    """Remembers, suspects, and tells Redis again. `clock` is monotonic seconds."""
+    """Detects a suspected loss and sends everything again. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class LossRecovery:
         self._clock = clock
         self._signs = LossSigns()
         self._alarm = asyncio.Event()
-        self._suspected = ""  # Why, until the requests that wait were looked at.
+        self._suspected = ""  # The reason, until pending requests were marked.
         self._resend = False  # The last records are to be sent again.
         self._resend_after = 0.0
         self._unsent: deque[Pair] = deque(maxlen=ends.max_pairs)
@@ -230,7 +231,7 @@ class LossRecovery:
         self.sent_again = 0
 
     def heartbeat(self, epoch_us: int) -> None:
-        """A heartbeat came through."""
+        """A heartbeat succeeded."""
         reason = self._signs.heartbeat(epoch_us)
         if reason is not None:
             self.suspect(reason, at_once=reason == OTHER_EPOCH)
@@ -242,28 +243,28 @@ class LossRecovery:
         self._signs.missed()
 
     def suspect(self, reason: str, *, at_once: bool = False) -> None:
-        """Redis may have lost something; `at_once` where it has for sure."""
+        """Redis may have lost data; `at_once` if it certainly has."""
         self._suspected, self._resend = reason, True
         if at_once:
             self._resend_after = 0.0
         self._alarm.set()
 
     def ended(self, pending: PendingRequest) -> None:
-        """A request that was accepted has ended here."""
+        """An accepted request has ended at this gateway."""
         pair = self._ends.note(pending)
         if pending.lost and not isinstance(pending.outcome, Reply):
-            self._unsent.append(pair)  # Redis does not know of it, and nobody else will say how it ended.
+            self._unsent.append(pair)  # Redis does not know it, so no other process reports its end.
             self._alarm.set()
 
     async def run(self) -> None:
-        """Recover whenever there is a sign of loss; never ends by itself."""
+        """Recover whenever there is a sign of loss; never returns."""
         while True:
             await self._alarm.wait()
             self._alarm.clear()
             await asyncio.sleep(await self._recovered())
 
     async def _recovered(self) -> float:
-        """One recovery, to be gone on with where it did not come to its end. Returns the pause after it in seconds."""
+        """One recovery; repeated later if it was incomplete. Returns the pause after it in seconds."""
         try:
             if not await self.recover():
                 self._alarm.set()
@@ -276,7 +277,7 @@ class LossRecovery:
         return RETRY_S
 
     async def recover(self) -> bool:
-        """One recovery. False where somebody is left to be submitted again; raises RedisUnavailable."""
+        """One recovery. Returns False if requests remain to be submitted again. Raises RedisUnavailable."""
         if self._suspected:
             log.warning("redis may have lost requests", reason=self._suspected, waiting=len(self._pending_requests))
             self._suspected = ""
@@ -293,7 +294,7 @@ class LossRecovery:
         chosen = worth_again(self._pending_requests.all(), limits.tiers, self._clock(), self._p95_ms())
         start = 0
         for piece in calls_of([pending.submission for pending in chosen]):
-            # Some may have ended during the call before.
+            # Some may be done since the previous call.
             group = [w for w in chosen[start : start + len(piece)] if not w.gone and not w.done]
             start += len(piece)
             if not group:
@@ -306,7 +307,7 @@ class LossRecovery:
                 self._judged(pending, verdict)
 
     def _judged(self, pending: PendingRequest, verdict: Verdict) -> None:
-        """Kept (again, or all the time): it waits on. Not kept for want of memory: it stays lost, and is tried again."""
+        """Stored: it stays pending. Not stored for lack of memory: it stays lost, and is submitted again later."""
         if verdict.outcome not in ENTERED:
             return
         pending.lost = False
@@ -316,7 +317,7 @@ class LossRecovery:
             self._cancellations.add(pending.id, code or ErrorCode.CANCELLED, told=code is not None)
 
     def _take_up_ends(self) -> None:
-        """Put the last records among those to send, or say when."""
+        """Queue the kept records to be sent, or schedule that."""
         if not self._resend:
             return
         now = self._clock()

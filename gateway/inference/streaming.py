@@ -23,7 +23,7 @@ from scheduler.states import Admission
 
 
 class StreamAssembly:
-    """What was sent of one output, and what may be sent now. `broken`: nothing may, the stream cannot be gone on with."""
+    """The text of one output that was sent so far. `broken`: nothing more may be sent, the stream has to end."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -34,11 +34,11 @@ class StreamAssembly:
 
     @property
     def length(self) -> int:
-        """Characters that were sent."""
+        """Number of characters sent."""
         return len(self._text)
 
     def take(self, attempt: int, offset: int, text: str) -> str:
-        """What is to be sent of an increment; "" for nothing."""
+        """The text of an increment that is to be sent; "" for none."""
         if self.broken or (self.length and attempt < self._attempt):
             return ""
         if self.length and (offset == LOST or attempt > self._attempt):
@@ -53,7 +53,7 @@ class StreamAssembly:
         return self._sent(attempt, text[seen:])
 
     def rest(self, output: str, attempts: int) -> str | None:
-        """What is still to be sent of the whole output, that run number `attempts` made; None where it does not go on."""
+        """The rest of the whole output of run number `attempts`; None if it does not continue the text that was sent."""
         if self.broken or (self.length and (attempts != self._attempt or not self._agrees(0, output[: self.length]))):
             self.broken = True
             return None

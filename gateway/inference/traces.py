@@ -1,8 +1,8 @@
 """Spans of sampled requests, where TIERLANE_TRACES_ENDPOINT asks for traces, and the caller's `traceparent` (W3C).
 
-A sampled request gets a waiter that notes when Redis stored it; its spans are made at the end, from what was measured
-anyway. No attribute is an input, an output, a key, or anything else that a client wrote but `model`. A `traceparent`
-that is not of W3C's form, or comes twice, is ignored.
+A sampled request is a TracedRequest, which records when Redis stored it; its spans are built at the end. No attribute is
+an input, an output, a key, or any other text of a client but `model`. A `traceparent` that is malformed, or present
+twice, is ignored.
 """
 
 import random
@@ -23,7 +23,7 @@ HEADER = "traceparent"
 
 
 def caller_of(headers: CIMultiDictProxy[str]) -> Context | None:
-    """The caller's span; None where it says nothing that is valid."""
+    """The caller's span; None without a valid traceparent."""
     value = headers.get(HEADER)
     if not value or len(headers.getall(HEADER)) != 1:
         return None
@@ -41,7 +41,7 @@ Attributes = Mapping[str, str | int | float]
 
 
 class TracedRequest(PendingRequest):
-    """A waiter whose request is sampled."""
+    """A pending request that is sampled."""
 
     __slots__ = ("_accepted", "_clock", "trace")
 
@@ -52,7 +52,7 @@ class TracedRequest(PendingRequest):
 
     @property
     def accepted(self) -> bool:
-        """As of any waiter."""
+        """As in PendingRequest."""
         return self._accepted
 
     @accepted.setter
@@ -63,9 +63,9 @@ class TracedRequest(PendingRequest):
 
 
 class RequestTraces:
-    """Samples and tells. `share` of the calls, 0..1; `trust_callers`: a caller's valid traceparent decides instead.
+    """Samples calls and exports their spans. `share`: of the calls, 0..1.
 
-    `clock` is monotonic seconds, as in the waiters.
+    `trust_callers`: the sampled flag of a caller's valid traceparent decides instead. `clock`: monotonic seconds.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RequestTraces:
     def followed(
         self, pending: PendingRequest, headers: CIMultiDictProxy[str], first: PendingRequest | None
     ) -> PendingRequest:
-        """What waits in its place: itself, where it is not sampled. What belongs to a list goes with the `first` of it."""
+        """The request itself, or a TracedRequest if it is sampled. Members of a list follow its `first`."""
         trace = self._sampled(headers) if first is None else first.trace
         if trace is None:
             return pending
@@ -105,7 +105,7 @@ class RequestTraces:
     def completed(
         self, endpoint: str, identity: IdentityView, pending: PendingRequest, replies: Sequence[Reply], seconds: float
     ) -> None:
-        """It was answered with what the model gave; of a list of inputs the first one's run is told."""
+        """Export the spans of a completed call; of a list the run of the first input."""
         if pending.trace is not None:
             first = replies[0]
             end = _RequestEnd(endpoint, first.id, 200, pending.started + seconds, first)
@@ -120,7 +120,7 @@ class RequestTraces:
         pending: PendingRequest | None,
         error: RequestError,
     ) -> None:
-        """It was answered with an error. Whoever came no further than its own mistake was never sampled."""
+        """Export the spans of a failed call. Calls without a pending request are never sampled."""
         if pending is None or pending.trace is None or identity is None:
             return
         reply = pending.outcome if isinstance(pending.outcome, Reply) else None
@@ -128,7 +128,7 @@ class RequestTraces:
         self._tell(identity, pending, pending.trace, end, {"error.type": error.code.value})
 
     def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
-        """A job was promised; its run is told by its worker."""
+        """Export the span of a job's submission; its worker exports the run."""
         if pending.trace is not None:
             self._tell(
                 identity, pending, pending.trace, _RequestEnd(endpoint, request_id, ACCEPTED, self._clock(), None), {}
@@ -154,7 +154,7 @@ class RequestTraces:
 
 
 class _RequestEnd(NamedTuple):
-    """How a call ended, and when: `at` is monotonic seconds. `request_id` is the one that its client was told."""
+    """The result of a call. `at`: monotonic seconds. `request_id`: as in the response."""
 
     endpoint: str
     request_id: str
@@ -164,7 +164,7 @@ class _RequestEnd(NamedTuple):
 
 
 def _waits(pending: PendingRequest, trace: RequestTrace, end: _RequestEnd) -> list[Span]:
-    """Until Redis kept it, and from then on in its tier queue. That time Redis has measured, so it is laid behind the first."""
+    """Two spans: until Redis stored it, then its time in the tier queue as measured by Redis."""
     reply, entered = end.reply, trace.entered
     spans = [] if entered is None else [_part("enqueue", trace, pending.started, min(entered, end.at))]
     if reply is not None and reply.id == pending.id and reply.queue_ms >= 0:
@@ -178,7 +178,7 @@ def _part(name: str, trace: RequestTrace, began: float, ended: float) -> Span:
 
 
 def _run(reply: Reply) -> Attributes:
-    """Who did the work, as far as it ran. Encoding is most of what a span costs, so what is mostly 1 is told where it is not."""
+    """Attributes of the run. Encoding is most of the cost of a span, so attempts are included only if over 1."""
     told: dict[str, str | int | float] = {}
     if reply.attempts > 1:
         told["tierlane.attempts"] = reply.attempts

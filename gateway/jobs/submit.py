@@ -124,7 +124,7 @@ class JobCall(AwaitedCall):
             self._handler = self._handler.elsewhere(self.body.model) or self._handler
             self.pipeline = self._handler.pipeline
 
-    def build(self) -> None:
+    def build(self) -> PendingRequest:
         """Build the pending request, with the deadlines of a job.
 
         Raises RequestError if the callback URL is not allowed or the model is unknown.
@@ -134,19 +134,18 @@ class JobCall(AwaitedCall):
             hosts = self._handler.hosts.of(self.identity.customer_id)
             if problem := refused(url, hosts, private=config.private_addresses):
                 raise invalid("callback_url", problem)
-        super().build()
-        pending = self._job()
+        pending = super().build()
         submission = pending.submission
-        submission.total_ms = submission.queue_ms = (
-            config.total_ms
-        )  # Nobody waits, so the tier's queue time does not apply.
+        # Nobody waits for a job, so the queue time of its tier does not apply.
+        submission.total_ms = submission.queue_ms = config.total_ms
         if url is not None and submission.idempotency:
             submission.fingerprint = with_more(submission.fingerprint, url)
         pending.deadline = self.started + submission.total_ms / 1000
+        return pending
 
-    def admit(self) -> None:
+    def admit(self, pending: PendingRequest) -> None:
         """Submit the job to admission. Raises RequestError if it is rejected before that."""
-        pending, parts = self._job(), self._handler.parts
+        parts = self._handler.parts
         tier, error = pending.submission.tier, None
         if parts.direct.active or parts.limits.no_gpu(pending.started):
             error = RequestError(ErrorCode.NO_CAPACITY, NOT_NOW)
@@ -165,7 +164,7 @@ class JobCall(AwaitedCall):
 
     async def response(self) -> HttpResponse:
         """Store the job and build the 202, or the response that its Idempotency-Key has already. Raises RequestError."""
-        outcome, pending = cast("Outcome", self._outcome), self._job()
+        outcome, pending = cast("Outcome", self._outcome), self._pending_requests[0]
         if isinstance(outcome, Verdict) and outcome.outcome in _SAME_KEY:
             return await self._known_job(outcome)
         if not isinstance(outcome, Verdict) or outcome.outcome not in ENTERED:
@@ -197,7 +196,7 @@ class JobCall(AwaitedCall):
 
     async def _known_job(self, verdict: Verdict) -> HttpResponse:
         """The Idempotency-Key was used before: the 202 of its job, or the response of the request that was not a job."""
-        pending = self._job()
+        pending = self._pending_requests[0]
         try:
             known = await self._handler.store.find(verdict.stored_id, self.identity.customer_id)
         except StoreUnavailable:
@@ -214,7 +213,7 @@ class JobCall(AwaitedCall):
 
     def _accepted(self, verdict: Verdict, task_id: str) -> HttpResponse:
         """Record the job as accepted and build its 202."""
-        self.pipeline.events.accepted(INFERENCE.endpoint, task_id, self.identity, self._job())
+        self.pipeline.events.accepted(INFERENCE.endpoint, task_id, self.identity, self._pending_requests[0])
         headers: Headers = [
             ("x-request-id", task_id),
             ("Location", f"/v1/result/{task_id}"),
@@ -228,9 +227,6 @@ class JobCall(AwaitedCall):
         if self.pending is not None:
             self.pending.cancel()
             self.pending.gone = True
-
-    def _job(self) -> PendingRequest:
-        return cast("PendingRequest", self.pending)
 
 
 class JobAdmitter(AdmissionBatcher):

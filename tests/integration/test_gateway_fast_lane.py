@@ -1,6 +1,7 @@
 """The fast lane: who rides, that a ride says what the handler says, and what happens when a ride is disturbed."""
 
 import asyncio
+import gc
 import json
 import socket
 import time
@@ -12,6 +13,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.app import Gateway
+from gateway.inference.pipeline import InferenceCall
 from integration.gateway_fixtures import Stack, head_of, running_stack
 
 BODY = b'{"input":"hello"}'
@@ -216,10 +218,13 @@ async def test_a_ride_that_is_not_answered_in_time_is_told_so(client: Redis, red
     assert (status, document["error"]["code"]) == (504, "deadline_exceeded")
 
 
+def calls_alive() -> list[InferenceCall]:
+    """The calls that are in memory now."""
+    return [found for found in gc.get_objects() if isinstance(found, InferenceCall)]
+
+
 async def test_rides_leave_no_rings_behind(stack: Stack) -> None:
     """What a request leaves is freed at once: the collector looks rarely, since it would find nothing."""
-    import gc  # noqa: PLC0415
-
     client = await Client.of(stack)
     client.writer.write(request(stack))
     await client.answer()
@@ -229,12 +234,32 @@ async def test_rides_leave_no_rings_behind(stack: Stack) -> None:
         for _ in range(20):
             client.writer.write(request(stack))
             await client.answer()
-        from gateway.inference.fast_path import FastPathRequest  # noqa: PLC0415
-
-        assert not [found for found in gc.get_objects() if type(found) is FastPathRequest]
+        assert not calls_alive()
     finally:
         gc.enable()
         client.writer.close()
+
+
+async def test_rejected_and_abandoned_requests_leave_no_rings_behind(stack: Stack) -> None:
+    """The pending request and the call reference each other until it is done, rejected, or its client has left."""
+    leaving = await Client.of(stack)
+    stack.worker.hold = True
+    gc.collect()
+    gc.disable()
+    try:
+        leaving.writer.write(request(stack))
+        await eventually(lambda: len(stack.gateway.pending_requests) == 1, "it is pending")
+        assert len(calls_alive()) == 1
+        leaving.writer.transport.abort()
+        await eventually(lambda: not stack.gateway.pending_requests, "its client has left")
+        stack.gateway.limits.no_gpu = lambda _: True  # type: ignore[method-assign]
+        rejected = await Client.of(stack)
+        rejected.writer.write(request(stack))
+        assert (await rejected.answer())[0] == 503
+        rejected.writer.close()
+        await eventually(lambda: not calls_alive(), "all are freed")
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_does_not_read_is_not_answered_without_end(stack: Stack) -> None:

@@ -1,10 +1,13 @@
 """Lists of prompts and of texts with the real `openai` client: as many requests, admitted all or none, one answer."""
 
+import gc
+
 import openai
 import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
+from gateway.inference.pipeline import InferenceCall
 from gateway.limits.capacity import LiveLimits
 from integration.gateway_fixtures import Stack, reverse
 from integration.openai_fixtures import caller, stack
@@ -188,3 +191,27 @@ async def test_every_request_of_a_list_is_known_by_its_id(stack: Stack, caller: 
     for request_id in stack.worker.seen:
         _, document = await stack.internal(f"/internal/requests/{request_id}")
         assert document["status"] == "completed"
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+@pytest.mark.parametrize("body", [{"prompt": ["a", "b", "c"]}, {"prompt": "a", "stream": True}])
+async def test_lists_and_streams_leave_no_rings_behind(stack: Stack, body: dict[str, object], rejected: bool) -> None:
+    """Members reference each other, and a stream its call, until there is a response; then all are freed at once."""
+    if rejected:
+        stack.gateway.limits.no_gpu = lambda _: True  # type: ignore[method-assign]
+    gc.collect()
+    gc.disable()
+    try:
+        async with stack.http.post(
+            f"{stack.url}/v1/completions",
+            json={"model": "tiny", **body},
+            headers={**stack.key(), "Connection": "close"},
+        ) as answer:
+            await answer.read()
+        await eventually(
+            lambda: not [found for found in gc.get_objects() if isinstance(found, InferenceCall)], "all are freed"
+        )
+    finally:
+        gc.enable()
+
+    assert answer.status == (503 if rejected else 200)

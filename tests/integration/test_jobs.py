@@ -189,25 +189,25 @@ async def test_what_limits_refuse_never_reaches_postgres(bench: JobBench) -> Non
     bench.stack.catalog.set(key={"max_concurrency": 1})
     bench.stack.worker.hold = True
     task_id = await bench.accepted()
-    asked = bench.serving.submit._store._inserts.calls
+    asked = bench.serving.submit.store._inserts.calls
     status, document, headers = await bench.submit()
 
     assert (status, document["error"]["code"]) == (429, "rate_limit_exceeded")
     assert "retry-after" in headers
-    assert bench.serving.submit._store._inserts.calls == asked
+    assert bench.serving.submit.store._inserts.calls == asked
     assert [row["id"] for row in await bench.db.fetch("SELECT id FROM jobs")] == [task_id]
 
 
 async def test_jobs_of_one_moment_share_a_statement(bench: JobBench) -> None:
     """What comes while an insert is under way goes with the next one, and results are read together, too."""
     ids = await asyncio.gather(*(bench.accepted({"input": f"n {n}"}) for n in range(60)))
-    calls = bench.serving.submit._store._inserts.calls
-    reads = bench.serving.submit._store._reads.calls
+    calls = bench.serving.submit.store._inserts.calls
+    reads = bench.serving.submit.store._reads.calls
     await asyncio.gather(*(bench.get(task_id) for task_id in ids))
 
     assert len(set(ids)) == 60
     assert calls < 40
-    assert bench.serving.submit._store._reads.calls - reads < 40
+    assert bench.serving.submit.store._reads.calls - reads < 40
     for number, task_id in enumerate(ids):
         assert (await bench.ended(task_id))["output"] == f"n {number}"[::-1]
 

@@ -178,7 +178,7 @@ async def test_without_redis_nothing_is_promised(bench: JobBench) -> None:
 async def test_a_client_that_leaves_early_leaves_nothing_running(bench: JobBench) -> None:
     """Its request is ended where the insert had not begun; nobody was promised anything."""
     bench.stack.worker.hold = True
-    inserts = bench.serving.submit._store._inserts
+    inserts = bench.serving.submit.store._inserts
     begun = asyncio.Event()
 
     async def never(_jobs: object) -> list[None]:
