@@ -294,10 +294,6 @@ class InferencePipeline:
         self._parts.record_rejection(request_id, identity, error, verdict, self.customer_limits.factor(identity))
 
 
-NO_BODY = InferenceRequest("")
-"""The body of a call before it was decoded."""
-
-
 class InferenceCall:
     """One call of an inference endpoint, and the stages of its handling, in this order.
 
@@ -312,19 +308,11 @@ class InferenceCall:
     FAULT = "request failed"
     """The log event of an exception that is not a RequestError."""
 
-    __slots__ = (
-        "api_format",
-        "body",
-        "headers",
-        "identity",
-        "key",
-        "pending",
-        "pipeline",
-        "request_id",
-        "started",
-    )
+    __slots__ = ("api_format", "body", "headers", "identity", "key", "pending", "pipeline", "request_id", "started")
 
-    identity: IdentityView  # Not set before the call was authenticated.
+    identity: IdentityView  # Set by `authenticate`.
+    started: float  # Set by `read`.
+    body: InferenceRequest  # Set by `submit`.
 
     def __init__(
         self, pipeline: InferencePipeline, api_format: ApiFormat, request_id: str, headers: CIMultiDictProxy[str]
@@ -333,9 +321,7 @@ class InferenceCall:
         self.api_format = api_format
         self.request_id = request_id
         self.headers = headers
-        self.body = NO_BODY
-        self.key: str | None = None
-        self.started = 0.0
+        self.key: str | None = None  # The Idempotency-Key.
         self.pending: PendingRequest | None = None  # Of a list the first one.
 
     def authenticate(self, request: RoutedRequest) -> None:
@@ -360,10 +346,11 @@ class InferenceCall:
 
     def submit(self, raw: bytes) -> None:
         """Check the body, choose tier and pool, build the pending request, and admit it. Raises RequestError."""
-        self.body = self.decode(raw)
-        if self.body.service_tier is not None:
-            self.identity = self.pipeline.served_as(self.identity, self.body)
-        self.choose_pool()
+        body = self.body = self.decode(raw)
+        if body.service_tier is not None:
+            self.identity = self.pipeline.served_as(self.identity, body)
+        if body.model is not UNSET:  # The default model is in the gateway's own pool.
+            self.choose_pool()
         pending = self.pending = self.build()
         self.admit(pending)
 

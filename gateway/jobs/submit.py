@@ -120,8 +120,8 @@ class JobCall(AwaitedCall):
 
     def choose_pool(self) -> None:
         """Go on with the handler of the pool that has the model. Raises RequestError while that pool is being started."""
-        if self.body.model is not UNSET and self.pipeline.serving(self.body) is not self.pipeline:
-            self._handler = self._handler.elsewhere(self.body.model) or self._handler
+        if self.pipeline.serving(self.body) is not self.pipeline:
+            self._handler = self._handler.elsewhere(str(self.body.model)) or self._handler
             self.pipeline = self._handler.pipeline
 
     def build(self) -> PendingRequest:
