@@ -69,7 +69,7 @@ class DirectCompletion:
         return ready
 
     def may_run(self, entry: DirectEntry) -> bool:
-        """Whether somebody still waits for it."""
+        """Whether it is open and has no outcome yet."""
         return entry.id in self._open and not entry.pending.done
 
     def ran(self, entry: DirectEntry, outcome: Ran, worker_id: str, batch_size: int) -> None:
@@ -156,7 +156,7 @@ class DirectCompletion:
         self._audit.note(pair, lambda safe: self._noted(entry, outcome, safe=safe))
 
     def _pair_as_told(self, pending: PendingRequest) -> Pair:
-        """The pair of what was answered already, by whomever."""
+        """The audit pair of the outcome that was already delivered."""
         outcome = pending.outcome
         if isinstance(outcome, Verdict):
             outcome = refusal(outcome, base_limit_allows=False).code

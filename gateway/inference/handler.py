@@ -56,7 +56,7 @@ async def serve(call: "AwaitedCall", request: RoutedRequest) -> HttpResponse:
 
 
 class AwaitedCall(InferenceCall):
-    """A call whose outcomes are awaited: one request, or a list of them, or a stream."""
+    """A call whose outcome is awaited: a single request, a list, or a stream. A list has an outcome per member."""
 
     __slots__ = ("_futures", "_pending_requests", "_replayed", "_replies", "_stream")
 

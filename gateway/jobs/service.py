@@ -1,4 +1,4 @@
-"""Asynchronous jobs put together: the handlers, the keeper, the callbacks, and the loops that they need."""
+"""Wiring of asynchronous jobs: the handlers, the reconciler, the callbacks, and their loops."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from scheduler.tasks import Loop, TaskRegistry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobParts:
-    """What jobs stand on: the parts of the handler of those who wait, and what admission is told."""
+    """What jobs use: the pipeline and its parts, and the limits for admission."""
 
     inference: InferencePipeline
     parts: InferenceParts
@@ -42,7 +42,7 @@ class JobParts:
 
 
 class Jobs:
-    """What a gateway has of jobs; without a JobConfig nobody's preference is heard, and no task is known."""
+    """The jobs of one pool. Without a JobConfig `Prefer: respond-async` is ignored, and no task is known."""
 
     def __init__(self, parts: JobParts) -> None:
         config = parts.parts.config
@@ -60,15 +60,15 @@ class Jobs:
 
     @property
     def under_way(self) -> int:
-        """Jobs that are being taken in at this moment."""
+        """Number of job submissions that are being handled."""
         return self.serving.submit.under_way if self.serving else 0
 
     def loops(self) -> dict[str, Loop]:
-        """What has to run, by name."""
+        """The loops to run, by name."""
         return self.serving.loops() if self.serving else {}
 
     async def close(self) -> None:
-        """End what is under way, once the loops are ended."""
+        """Close the connections; to be called after the loops were stopped."""
         if self._store is not None:
             await self._store.close()
         if self.serving is not None:
@@ -81,7 +81,7 @@ class JobServing:
     def __init__(self, parts: JobParts, jobs: JobConfig, store: JobStore, waiting: Handler) -> None:
         config, client = parts.parts.config, parts.client
         keys = self._keys = Keys(config.pool)
-        # Whoever keeps jobs may be away for as long as results are kept, and none is lost by that.
+        # The reconciler may be down for as long as results are kept without the loss of a job.
         admissions = Admissions(
             client, keys, JOBS_GATEWAY, jobs.kept_ms, replays=config.replays, pass_ms=config.reap_ms
         )
@@ -115,12 +115,12 @@ class JobServing:
         )
 
     def _beside(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """Loops of the active keeper."""
+        """Loops of the active reconciler."""
         channel, inbox = self._keys.responses(JOBS_GATEWAY), self.inbox
         subscriber = ResponseSubscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
         run_forever = self._tasks.run_forever
         return (run_forever("job subscriber", subscriber.run), run_forever("callbacks", self.callbacks.run))
 
     def loops(self) -> dict[str, Loop]:
-        """What has to run, by name."""
+        """The loops to run, by name."""
         return {"job admitter": self.admission.run, "job keeper": self.supervisor.run}
