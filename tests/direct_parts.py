@@ -136,7 +136,9 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
 async def endpoints(*behaviours: str) -> AsyncIterator[list[FakeEndpoint]]:
     """One door for each behaviour."""
     async with contextlib.AsyncExitStack() as stack:
-        direct_workers = [await stack.enter_async_context(FakeEndpoint(f"worker-{n + 1}")) for n in range(len(behaviours))]
+        direct_workers = [
+            await stack.enter_async_context(FakeEndpoint(f"worker-{n + 1}")) for n in range(len(behaviours))
+        ]
         for door, behaviour in zip(direct_workers, behaviours, strict=True):
             door.behaviour = behaviour
         yield direct_workers

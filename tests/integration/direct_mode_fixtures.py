@@ -50,7 +50,9 @@ async def direct_stack(
 ) -> AsyncIterator[Stack]:
     """A gateway that knows these doors, and comes back to Redis sooner than in production."""
     addresses = {door.worker_id: door.address for door in direct_workers}
-    async with running_stack(client, redis_url, worker=False, direct_workers=addresses, data_dir=home, **changes) as stack:
+    async with running_stack(
+        client, redis_url, worker=False, direct_workers=addresses, data_dir=home, **changes
+    ) as stack:
         stack.gateway.direct._policy._leave_after_s = LEAVE_AFTER_S
         await eventually(lambda: knows(stack, len(direct_workers)), "the gateway has seen the doors")
         yield stack

@@ -152,7 +152,10 @@ async def test_a_spool_that_fills_up_refuses_before_anything_runs(
 
 async def test_a_retried_request_begins_once(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
     """Three workers lost with it: one beginning on the disk, then its pair."""
-    async with endpoints("hang up") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
+    async with (
+        endpoints("hang up") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
+    ):
         outage.begin()
         _, document, _ = await stack.infer(tier_name="enterprise")
         assert len(direct_workers[0].batches) == 3
@@ -263,7 +266,10 @@ async def test_what_redis_accepted_waits_for_redis_where_no_worker_serves_it(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """Taken over, not served, left to Redis: when Redis is back in time its worker's answer is the answer."""
-    async with endpoints("hang up") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
+    async with (
+        endpoints("hang up") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
+    ):
         asking = asyncio.create_task(stack.infer({"input": "abc"}))
         await eventually(lambda: [w.accepted for w in stack.gateway.pending_requests.all()] == [True], "it is accepted")
         outage.begin()

@@ -113,7 +113,10 @@ async def test_what_one_worker_does_not_serve_another_does(
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path, bad: str
 ) -> None:
     """Busy, gone, closed, speaking nonsense, answering another batch: everybody is served by the good worker."""
-    async with endpoints(bad, "serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
+    async with (
+        endpoints(bad, "serve") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
+    ):
         outage.begin()
         answers = await asyncio.gather(*(stack.infer({"input": f"n{n}"}, "paid") for n in range(20)))
 
@@ -170,7 +173,10 @@ async def test_workers_that_all_hang_up_cost_three_attempts_and_then_it_fails_fa
     client: Redis, redis_url: str, outage: Outage, tmp_path: Path
 ) -> None:
     """`worker_lost` for the one that was tried, and `no_capacity` at once for who comes while no door opens."""
-    async with endpoints("hang up") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
+    async with (
+        endpoints("hang up") as direct_workers,
+        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
+    ):
         outage.begin()
         status, document, _ = await stack.infer(tier_name="enterprise")
         assert (status, document["error"]["code"]) == (503, "worker_lost")
