@@ -33,7 +33,7 @@ up: $(INSTALLED) ## Start everything on this machine; Ctrl-C stops it
 
 # Tests with servers wait most of the time, so several processes run them, each with servers of its own; a file stays in
 # one process. The others compute: they run beside them at a lower priority.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 2
 
 test: $(TEST_READY) ## Run all tests but the long ones
 ifeq ($(ARGS),)

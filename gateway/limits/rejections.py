@@ -9,8 +9,6 @@ are kept whole and the rest counted; in a full buffer a new customer or reason t
 has several.
 """
 
-import random
-from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -270,7 +268,6 @@ def _used_up(identity: IdentityView, verdict: Verdict) -> tuple[str, int]:
 
 
 MOST_S = 0.5
-JITTER = 0.1
 MOST_CUSTOMERS = 10_000
 
 Values = tuple[object, ...]
@@ -299,10 +296,11 @@ def _limit_of(outcome: Admission, asked: Submission) -> tuple[Values, int] | Non
 
 
 class RejectionCache:
-    """What is remembered in one pool. `draw` gives a number from 0 to 1."""
+    """Rejections of one pool that still hold. None holds for longer than Redis said: a client that waits as it was told, with
+    its own jitter, must not be rejected again.
+    """
 
-    def __init__(self, draw: Callable[[], float] = random.random) -> None:
-        self._draw = draw
+    def __init__(self) -> None:
         self.held: dict[str, dict[Admission, _Rejection]] = {}  # By customer.
 
     def note(self, asked: Submission, verdict: Verdict, now: float) -> None:
@@ -310,8 +308,7 @@ class RejectionCache:
         limit = _limit_of(verdict.outcome, asked)
         if limit is None or verdict.retry_after_ms <= 0:
             return
-        # A little longer for some, so that those who wait do not all ask in the same moment.
-        wait_s = min(MOST_S, verdict.retry_after_ms / 1000 * (1 + JITTER * self._draw()))
+        wait_s = min(MOST_S, verdict.retry_after_ms / 1000)
         known = self.held.setdefault(asked.customer_id, {})
         known[verdict.outcome] = _Rejection(verdict, *limit, now, now + wait_s)
         if len(self.held) > MOST_CUSTOMERS:
