@@ -82,6 +82,7 @@ lock: $(TEST_READY) ## Write the lock files anew from the ranges in pyproject.to
 
 docs: $(INSTALLED) ## Write the generated pages of docs/ anew
 	$(BIN)/python -m tierlane.settings > docs/configuration.md
+	$(BIN)/python -m ratelimit
 
 clean: ## Remove .venv and all caches; the data in .tierlane stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from gpu_pool.backends.generation import GenerationParameters
 from gpu_pool.backends.tiny.generate import TinyModel
+from ratelimit.limits import REQUEST_BUCKET, Bucket, EffectiveLimits
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import Admissions, Submission, TierLimit
 from scheduler.protocol.batches import Batches
@@ -94,8 +95,7 @@ def _submission(text: str) -> Submission:
         input_bytes=len(text),
         total_ms=LONG_MS,
         queue_ms=LONG_MS,
-        rate=1e6,
-        burst=1e6,
+        limits=EffectiveLimits((Bucket(REQUEST_BUCKET, 1e6, 1e6),)),
         body=encode_payload(Payload("tiny", text, {})),
     )
 

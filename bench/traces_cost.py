@@ -29,6 +29,7 @@ from gateway.inference.traces import RequestTraces
 from gpu_pool.worker.traces import BatchTraces
 from ledger.catalog.api_key import NewKey, mint, verify
 from ledger.catalog.snapshot import Identity, Key, Model, Snapshot, Tier
+from ratelimit.limits import Level, RemainingLimits
 from scheduler.payload import Payload, add_context, encode_payload
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import ClaimedRequest, Outcome
@@ -66,8 +67,8 @@ class OneCustomer:
     problem: str | None = None
 
     def __init__(self, key: NewKey) -> None:
-        tier = Tier("paid", 1, 0.1, 1e6, 1e6, 10**6, None, 10**6, 2000, None, None)
-        identity = Identity(key.id, "customer-1", "one", "paid", 1e6, 1e6, 10**6, None, 2000)
+        tier = Tier("paid", 1, 0.1, (1e6, 1e6, 10**6, None), 10**6, 2000, None, None)
+        identity = Identity(key.id, "customer-1", "one", "paid", (1e6, 1e6, 10**6, None), 2000)
         model = Model("tiny", "default", 32, None, 40, 3000, 1e6, 0.8, 0, enabled=True, cache_scope="customer")
         row = Key(identity, key.secret_hash, float("inf"), False, False)  # noqa: FBT003 - neither revoked nor suspended
         self.snapshot: Snapshot | None = Snapshot(1, (tier,), {}, {key.id: row}, {"tiny": model}, ())
@@ -113,7 +114,7 @@ def switch(gateway: Gateway, traces: RequestTraces | None) -> None:
 
 def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
     """So many requests, one after another, in batches of one."""
-    client, verdict = Client(), Verdict(Admission.ACCEPTED, 1e6, 0, 0, 1)
+    client, verdict = Client(), Verdict(Admission.ACCEPTED, RemainingLimits([Level(1e6, 0)]), depth=1)
     for _ in range(count):
         fast_path_request = FastPathRequest(gateway._fast_path, client, headers, headers.getall("Authorization"))
         fast_path_request.begin(BODY)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
+from ratelimit.limits import Values
 from scheduler.errors import ErrorCode, RequestError
 
 
@@ -97,17 +98,11 @@ class IdentityView(Protocol):
     @property
     def priority(self) -> int: ...  # The tier's, 1 first.
     @property
-    def requests_per_second(self) -> float: ...
-    @property
-    def burst(self) -> float: ...
+    def limits(self) -> Values: ...
     @property
     def max_queue_ms(self) -> int: ...
     @property
     def customer_name(self) -> str: ...
-    @property
-    def max_concurrency(self) -> int: ...
-    @property
-    def tokens_per_minute(self) -> int | None: ...
     @property
     def quotas(self) -> Sequence[tuple[str, int]]: ...
     @property

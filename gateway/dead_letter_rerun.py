@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from ledger.dead_letters import DeadLetterRow, RequeueTerms, find_letter, read_body, requeue_terms
 from ledger.postgres import Connection
+from ratelimit.limits import NO_LIMITS
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.payload import decode_payload
 from scheduler.protocol.admission import Admissions, Submission, TierLimit, calls_of
@@ -97,8 +98,7 @@ def _submission(letter: DeadLetterRow, body: bytes, terms: RequeueTerms, total_m
         input_bytes=len(payload.input.encode()),
         total_ms=total_ms,
         queue_ms=min(terms.queue_ms, total_ms),
-        rate=1.0,
-        burst=1.0,
+        limits=NO_LIMITS,
         again=True,  # It was accepted and paid for when it came first.
         body=body,
     )

@@ -1,28 +1,25 @@
 """The one place that writes rate-limit headers: IETF draft 11 and the form that OpenAI's clients read.
 
-A token bucket of `burst` tokens refilled at `rate` a second is announced as a quota of `burst` in the time that a
-full refill takes; "reset" is the time until the bucket is full again, not the time until one more request fits.
-What does not change from one answer to the next is built once for each set of limits.
+A token bucket of `size` units refilled at `rate` a second is announced as a quota of `size` in the time that a full
+refill takes; "reset" is the time until the bucket is full again, not the time until one more request fits. What does not
+change from one response to the next is built once for each set of limits.
 """
 
 import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from ratelimit.effective import EffectiveLimits, RemainingLimits
+from ratelimit.limits import CONCURRENCY, Bucket, EffectiveLimits, RemainingLimits
 
-REQUESTS, TOKENS, CONCURRENCY = "requests", "tokens", "concurrency"
-TOKEN_WINDOW_S = 60
 MOST = 10**15 - 1  # An integer of a structured field has 15 digits: with one more, clients may drop the whole field.
-# Months and years are the calendar's: the longest is announced, so that nobody who paces by it runs out early.
+# Months and years are the calendar's: the longest is announced, so that no client that paces by it is rejected early.
 _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "month": 31 * 86_400, "year": 366 * 86_400}
 
 
 class _Fixed(NamedTuple):
-    """What is the same on all answers under one set of limits; `lines` are whole header lines."""
+    """What is the same on all responses under one set of limits; `lines` are whole header lines."""
 
-    requests: int
-    tokens: int
+    buckets: tuple[tuple[str, int], ...]  # Name and size.
     quotas: tuple[str, ...]
     lines: str
 
@@ -36,43 +33,43 @@ def rate_headers(limits: EffectiveLimits, left: RemainingLimits) -> list[tuple[s
 def rate_lines(limits: EffectiveLimits, left: RemainingLimits) -> str:
     """The same as header lines, each with its end, as they are sent."""
     fixed = _fixed(limits)
-    remaining, reset_ms, tokens_left, tokens_reset_ms, in_use, quotas_left = left
-    requests = _within(remaining, fixed.requests)
-    told = f'"{REQUESTS}";r={requests};t={_seconds(reset_ms)}'
-    lines = (
-        f"{fixed.lines}x-ratelimit-remaining-requests: {requests}\r\n"
-        f"x-ratelimit-reset-requests: {go_duration(reset_ms)}\r\n"
-    )
-    if fixed.tokens:
-        tokens = _within(tokens_left, fixed.tokens)
-        told += f', "{TOKENS}";r={tokens};t={_seconds(tokens_reset_ms)}'
-        lines += (
-            f"x-ratelimit-remaining-tokens: {tokens}\r\nx-ratelimit-reset-tokens: {go_duration(tokens_reset_ms)}\r\n"
-        )
+    levels, in_use, quotas_left = left
+    lines, fields = fixed.lines, []
+    for (name, size), (spare, reset_ms) in zip(fixed.buckets, levels, strict=True):
+        units = _within(spare, size)
+        fields.append(f'"{name}";r={units};t={_seconds(reset_ms)}')
+        lines += f"x-ratelimit-remaining-{name}: {units}\r\nx-ratelimit-reset-{name}: {go_duration(reset_ms)}\r\n"
     if most := limits.max_concurrency:
-        told += f', "{CONCURRENCY}";r={_within(most - in_use, most)}'
+        fields.append(f'"{CONCURRENCY}";r={_within(most - in_use, most)}')
     if quotas_left and len(quotas_left) == len(fixed.quotas):
         for name, (_, amount), (spare, reset_ms) in zip(fixed.quotas, limits.quotas, quotas_left, strict=True):
-            told += f', "{name}";r={_within(spare, amount)};t={_seconds(reset_ms)}'
-    return f"{lines}RateLimit: {told}\r\n"
+            fields.append(f'"{name}";r={_within(spare, amount)};t={_seconds(reset_ms)}')
+    return f"{lines}RateLimit: {', '.join(fields)}\r\n"
 
 
 @lru_cache(maxsize=4096)
 def _fixed(limits: EffectiveLimits) -> _Fixed:
-    rate, burst = limits.told_rate, limits.told_burst
-    requests, tokens = max(1, int(burst)), int(min(MOST, limits.tokens_per_minute))
-    window_s = max(1, math.ceil(min(MOST, burst / rate))) if rate > 0 else 1
-    policies = [f'"{REQUESTS}";q={requests};w={window_s}']
-    lines = f"x-ratelimit-limit-requests: {requests}\r\n"
-    if tokens:
-        # No registered unit, but without one it would have to be read as requests.
-        policies.append(f'"{TOKENS}";q={tokens};qu="tokens";w={TOKEN_WINDOW_S}')
-        lines += f"x-ratelimit-limit-tokens: {tokens}\r\n"
+    buckets: list[tuple[str, int]] = []
+    policies: list[str] = []
+    lines = ""
+    for bucket in (limits.key_requests, *limits.buckets[1:]):
+        name, unit = bucket.kind.name, bucket.kind.unit
+        size = max(1, int(min(MOST, bucket.size)))
+        buckets.append((name, size))
+        policies.append(f'"{name}";q={size};' + (f'qu="{unit}";' if unit else "") + f"w={_window_s(bucket)}")
+        lines += f"x-ratelimit-limit-{name}: {size}\r\n"
     if limits.max_concurrency:
         policies.append(f'"{CONCURRENCY}";q={limits.max_concurrency};qu="concurrent-requests"')
     policies += [f'"{quota_name(period)}";q={amount};w={quota_window_s(period)}' for period, amount in limits.quotas]
     lines += f"RateLimit-Policy: {', '.join(policies)}\r\n"
-    return _Fixed(requests, tokens, tuple(quota_name(period) for period, _ in limits.quotas), lines)
+    return _Fixed(tuple(buckets), tuple(quota_name(period) for period, _ in limits.quotas), lines)
+
+
+def _window_s(bucket: Bucket) -> int:
+    """Seconds in which the whole bucket is refilled, at least 1."""
+    if bucket.kind.size is None:
+        return bucket.kind.period_s
+    return max(1, math.ceil(min(MOST, bucket.size / bucket.per_s))) if bucket.rate > 0 else 1
 
 
 def quota_name(period: str) -> str:

@@ -35,7 +35,7 @@ class LocalLimit(RateLimitItemPerSecond):
         return self.multiples
 
 
-class Level(NamedTuple):
+class WindowLevel(NamedTuple):
     """How far a window is used: units of the one before, which count less and less, and of this one."""
 
     previous: int
@@ -100,12 +100,12 @@ class SlidingWindows(MemoryStorage):
         self.storage[kept.previous], self.storage[kept.current] = before, used - before
         kept.limit = limit
 
-    def level(self, name: str, limit: LocalLimit) -> Level:
+    def level(self, name: str, limit: LocalLimit) -> WindowLevel:
         """How far it is used now."""
         length_us = limit.get_expiry()
         kept, at = self._present(name, length_us)
         spent = self.storage.get
-        return Level(spent(kept.previous, 0), spent(kept.current, 0), kept.ends_us - at, length_us)
+        return WindowLevel(spent(kept.previous, 0), spent(kept.current, 0), kept.ends_us - at, length_us)
 
     def get(self, key: str) -> int:
         """A counter; none goes by the wall clock."""

@@ -87,7 +87,7 @@ class Simulation:
         self.batch = batch
         self._prior_rps, self._target = prior_rps, target
         self._deadline_s = deadline_s
-        tier = Tier(TIER, 1, 0.1, 1e6, 1e6, 100_000, None, max_depth, int(deadline_s * 1000), None, None)
+        tier = Tier(TIER, 1, 0.1, (1e6, 1e6, 100_000, None), max_depth, int(deadline_s * 1000), None, None)
         self._tier = tier
         self.limits = LiveLimits("default")
         self._queue: deque[float] = deque()

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Self
 
+from customer_limits import with_limits
 from gateway.inference.pending import PendingRequest
 from scheduler.payload import decode_payload
 from scheduler.protocol.admission import Submission
@@ -39,7 +40,7 @@ def submission(request_id: str = "req", **changes: Any) -> Submission:
         "burst": 100.0,
         "body": b"",
     }
-    return Submission(**fields | changes)
+    return Submission(**with_limits(fields | changes))
 
 
 def waiting(request_id: str, started: float = 0.0, **changes: Any) -> PendingRequest:

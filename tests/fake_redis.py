@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from customer_limits import remaining
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.protocol.cancellation import Cancellation, Cancelled
 from scheduler.protocol.replies import Reply
 from scheduler.states import Admission
 
-ACCEPTED = Verdict(Admission.ACCEPTED, 5.0, 100, 0, 1)
+ACCEPTED = Verdict(Admission.ACCEPTED, remaining(5.0, 100), depth=1)
 
 
 class FakeRedis:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from customer_limits import with_values
 from ledger.catalog.snapshot import Identity
 
 
@@ -18,4 +19,4 @@ def identity(**changes: Any) -> Identity:
         "tokens_per_minute": None,
         "max_queue_ms": 2000,
     }
-    return Identity(**fields | changes)
+    return Identity(**with_values(fields | changes))

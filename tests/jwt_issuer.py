@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from customer_limits import with_values
 from gateway.auth.jwks import KeySet, parse_jwks
 from gateway.auth.jwt_verifier import JwtVerifier
 from gateway.config import JwtConfig
@@ -120,7 +121,7 @@ def customer(name: str = "acme", **changes: Any) -> Customer:
         "max_queue_ms": 2000,
         "quotas": (("1day", 1000),),
     }
-    return Customer(**fields | changes)
+    return Customer(**with_values(fields | changes))
 
 
 class LiteralCustomers:

@@ -5,6 +5,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from customer_limits import with_limits
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import Admissions, Adoption, Submission, TierLimit, Verdict
 from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Outbox, Record, decode_entry
@@ -55,7 +56,7 @@ class Pool:
             "burst": 1e6,
             "body": encode_payload(Payload("tiny", "hello", {})),
         }
-        return Submission(**fields | changes)
+        return Submission(**with_limits(fields | changes))
 
     async def admit(
         self,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from customer_limits import in_force
 from gateway.inference.admission import AdmissionLimits
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequest, PendingRequests
@@ -34,8 +35,7 @@ def pending(started: float = 0.0, tier: str = "free", **state: bool) -> PendingR
         input_bytes=7,
         total_ms=4000,
         queue_ms=2000,
-        rate=1.0,
-        burst=1.0,
+        limits=in_force(1.0, 1.0),
         trace_id="t",
         idempotency="c:key",
         fingerprint="body",
@@ -68,7 +68,7 @@ class FakeRedis:
         self._answer()
         self.submitted.append(list(asked))
         self.during()
-        return [Verdict(self.outcome, 0.0, 0, 0, 0) for _ in asked]
+        return [Verdict(self.outcome) for _ in asked]
 
     async def adopt(self, pairs: Sequence[Pair]) -> int:
         self._answer()

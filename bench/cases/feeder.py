@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from ratelimit.limits import BUCKETS, Bucket, EffectiveLimits
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Admissions, Submission, TierLimit
 from scheduler.protocol.pool_view import GatewayStats
@@ -25,6 +26,8 @@ TURN_S = 0.01
 WAIT_MS = 1_800_000
 LIMIT = TierLimit(TIER, 1e6, 1e6, 10_000_000, [TIER])
 CUSTOMER = "00000000-0000-0000-0000-00000000feed"
+
+LIMITS = EffectiveLimits(tuple(Bucket(kind, 1e12, 1e12) for kind in BUCKETS), max_concurrency=10_000_000)
 
 
 class Feeder:
@@ -94,10 +97,7 @@ class Feeder:
             input_bytes=len(self.body),
             total_ms=WAIT_MS,
             queue_ms=WAIT_MS,
-            rate=1e6,
-            burst=1e6,
-            max_concurrency=10_000_000,
-            tokens_per_minute=1e12,
+            limits=LIMITS,
             tokens=32,
             body=self.body,
         )

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 from gateway.auth.authenticator import Authenticator
 from gateway.catalog import IdentityView
@@ -17,27 +17,17 @@ from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.limits.customer_limits import CustomerLimits
 from ledger.audit.queries import Usage
-from ratelimit.effective import EffectiveLimits, LimitReading, RemainingLimits, effective
 from ratelimit.headers import quota_name, rate_headers
-from scheduler.protocol.limits import LimitsInForce
-
-
-class AgreedLimits(TypedDict):
-    """One set of limits; null where there is no such limit."""
-
-    requests_per_second: float
-    burst: float
-    tokens_per_minute: int | None
-    max_concurrency: int | None
-
-
-class LimitsNow(TypedDict):
-    """The limits as agreed, as they are in force now, the tier's factor (0..1) between them, and why it is under 1."""
-
-    base: AgreedLimits
-    effective: AgreedLimits
-    factor: float
-    reason: NotRequired[str]
+from ratelimit.limits import (
+    BUCKETS,
+    CONCURRENCY,
+    LIMIT_COLUMNS,
+    MAX_CONCURRENCY,
+    REQUEST_BUCKET,
+    EffectiveLimits,
+    RemainingLimits,
+    effective,
+)
 
 
 class QuotaLeft(TypedDict):
@@ -49,13 +39,37 @@ class QuotaLeft(TypedDict):
     reset_ms: int | None
 
 
-class Remaining(TypedDict):
-    """What is left now, in whole units; null where there is no such limit."""
+_TYPES: dict[str, type] = {"double": float, "integer": int, "bigint": int}
 
-    requests: int
-    tokens: int | None
-    concurrency: int | None
-    quotas: list[QuotaLeft]
+if TYPE_CHECKING:  # Their members come from the list of limits.
+    AgreedLimits = dict[str, float | int | None]
+    Remaining = dict[str, Any]
+else:
+    AgreedLimits = TypedDict(
+        "AgreedLimits",
+        {
+            column.name: _TYPES[column.type]
+            if column in (REQUEST_BUCKET.rate, REQUEST_BUCKET.size)
+            else _TYPES[column.type] | None
+            for column in LIMIT_COLUMNS
+        },
+    )
+    AgreedLimits.__doc__ = "One set of limits; null where there is no such limit."
+    Remaining = TypedDict(
+        "Remaining",
+        {kind.name: int if kind is REQUEST_BUCKET else int | None for kind in BUCKETS}
+        | {CONCURRENCY: int | None, "quotas": list[QuotaLeft]},
+    )
+    Remaining.__doc__ = "What is left now, in whole units; null where there is no such limit."
+
+
+class LimitsNow(TypedDict):
+    """The limits as agreed, as they are in force now, the tier's factor (0..1) between them, and why it is under 1."""
+
+    base: AgreedLimits
+    effective: AgreedLimits
+    factor: float
+    reason: NotRequired[str]
 
 
 class AccountUsage(TypedDict):
@@ -169,8 +183,8 @@ FindUsage = Callable[[str], Awaitable[Usage]]
 """From a customer's id to its last 24 hours: `ledger.audit.queries.find_usage` on some connection. Raises what asyncpg raises."""
 
 
-ReadLimits = Callable[[LimitsInForce], Awaitable[LimitReading]]
-"""`LimitState.read`: what is left, by a look that spends nothing. Raises RedisUnavailable."""
+ReadLimits = Callable[[str, EffectiveLimits, str], Awaitable[RemainingLimits]]
+"""`LimitState.read`: what is left, without a charge. Raises RedisUnavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +202,7 @@ class AccountEndpoint:
 
     def __init__(self, parts: AccountParts) -> None:
         self._parts = parts
-        self._looks: CachedLookup[LimitReading] = CachedLookup(
+        self._looks: CachedLookup[RemainingLimits] = CachedLookup(
             "Redis is away.", keep_s=LOOK_KEPT_S, sorry_s=SORRY_S, timeout_s=LOOK_TIMEOUT_S, at_once=LOOKS_AT_ONCE
         )
         self._usage: CachedLookup[Usage] = CachedLookup(
@@ -223,23 +237,11 @@ class AccountEndpoint:
         found = await self._looks.find(identity.key_id, lambda: self._read(identity, limits))
         return self._parts.customer_limits.left(identity, limits), found.value is not None
 
-    async def _read(self, identity: IdentityView, limits: EffectiveLimits) -> LimitReading:
-        """Look, and note what was seen once: noted again later it would undo what verdicts have told since."""
-        look = await self._parts.read_limits(
-            LimitsInForce(
-                customer_id=identity.customer_id,
-                key_id=identity.key_id,
-                rate=limits.rate,
-                burst=limits.burst,
-                tokens_per_minute=limits.tokens_per_minute,
-                max_concurrency=limits.max_concurrency,
-                quotas=limits.quotas,
-                key_rate=limits.key_rate,
-                key_burst=limits.key_burst,
-            )
-        )
-        self._parts.customer_limits.looked(identity, look)
-        return look
+    async def _read(self, identity: IdentityView, limits: EffectiveLimits) -> RemainingLimits:
+        """Read what is left, and note it once: noted again later it would undo what verdicts have reported since."""
+        left = await self._parts.read_limits(identity.customer_id, limits, identity.key_id)
+        self._parts.customer_limits.looked(identity, limits, left)
+        return left
 
     async def _usage_document(self, identity: IdentityView) -> AccountUsage:
         find = self._parts.find_usage
@@ -269,23 +271,23 @@ def limits_document(identity: IdentityView, limits: EffectiveLimits, factor: flo
 
 def _limits(limits: EffectiveLimits) -> AgreedLimits:
     """None where there is no such limit; a key with a limit of its own has the smaller of it and its customer's."""
-    return {
-        "requests_per_second": round(limits.told_rate, 6),
-        "burst": round(limits.told_burst, 3),
-        "tokens_per_minute": int(limits.tokens_per_minute) or None,
-        "max_concurrency": limits.max_concurrency or None,
-    }
+    document: AgreedLimits = {column.name: None for column in LIMIT_COLUMNS}
+    document[MAX_CONCURRENCY.name] = limits.max_concurrency or None
+    for kind, rate, size in (limits.key_requests, *limits.buckets[1:]):
+        document[kind.rate.name] = round(rate, 6) if kind.rate.type == "double" else int(rate)
+        if kind.size is not None:
+            document[kind.size.name] = round(size, 3)
+    return document
 
 
 def remaining_document(limits: EffectiveLimits, left: RemainingLimits) -> Remaining:
     """What is left of each limit, in whole units; None where there is no such limit, or where it is not known."""
-    pace, most = limits.tokens_per_minute, limits.max_concurrency
-    return {
-        "requests": _whole(left.remaining, limits.told_burst),
-        "tokens": _whole(left.tokens, pace) if pace else None,
-        "concurrency": _whole(most - left.in_use, most) if most else None,
-        "quotas": _quotas(limits, left),
-    }
+    most = limits.max_concurrency
+    document: Remaining = {kind.name: None for kind in BUCKETS}
+    for bucket, level in zip((limits.key_requests, *limits.buckets[1:]), left.buckets, strict=True):
+        document[bucket.kind.name] = _whole(level.left, bucket.size)
+    document[CONCURRENCY] = _whole(most - left.in_use, most) if most else None
+    return document | {"quotas": _quotas(limits, left)}
 
 
 def _quotas(limits: EffectiveLimits, left: RemainingLimits) -> list[QuotaLeft]:

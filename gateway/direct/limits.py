@@ -21,7 +21,8 @@ from limits import parse
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from gateway.direct.queue import DirectQueue
-from ratelimit.sliding_window import Level, LocalLimit, SlidingWindows
+from ratelimit.limits import REQUEST_BUCKET, Bucket, Level, RemainingLimits
+from ratelimit.sliding_window import LocalLimit, SlidingWindows, WindowLevel
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.states import Admission
 
@@ -46,11 +47,10 @@ class Charge(NamedTuple):
 
 
 class Charges(NamedTuple):
-    """All that one request costs; `every` in the order in which a refusal is told."""
+    """All that one request costs; `every` in the order in which a rejection is reported."""
 
     key: Charge | None
-    customer: Charge
-    tokens: Charge | None
+    buckets: tuple[Charge, ...]  # As in EffectiveLimits.
     quotas: tuple[Charge, ...]
     every: tuple[Charge, ...]
 
@@ -84,7 +84,7 @@ class LocalLimits:
         for charge in charges:
             self._strategy(charge).hit(charge.limit, charge.name, cost=charge.cost)
 
-    def level(self, charge: Charge) -> Level:
+    def level(self, charge: Charge) -> WindowLevel:
         """How far its limit is used."""
         windows = self._quotas if charge.first is None else self._rates
         return windows.level(charge.name, charge.limit)
@@ -116,41 +116,33 @@ def quota(period: str, amount: float) -> LocalLimit:
 
 def charges_of(asked: Submission, tier: TierLimit, gateways: int) -> Charges:
     """What it costs at one of so many gateways, which has its part of each limit."""
-    key = _requests(Admission.KEY_LIMIT, asked.api_key_id, asked.key_rate, asked.key_burst, gateways)
-    customer = _requests(Admission.CUSTOMER_LIMIT, asked.customer_id, asked.rate, asked.burst, gateways)
-    tokens = _tokens(asked, gateways)
-    quotas = tuple(_quota(asked.customer_id, period, amount / gateways) for period, amount in asked.quotas)
-    optional = [key] if asked.key_rate > 0 else []
-    every = (*optional, customer, *([tokens] if tokens else []), *quotas, _tier(tier, gateways))
-    return Charges(key if optional else None, customer, tokens, quotas, every)
+    limits = asked.limits
+    key = _charge(Admission.KEY_LIMIT, asked.api_key_id, limits.key, 1, gateways) if limits.key else None
+    buckets = tuple(
+        _charge(Admission(b.kind.outcome), asked.customer_id, b, b.kind.units(asked), gateways) for b in limits.buckets
+    )
+    quotas = tuple(_quota(asked.customer_id, period, amount / gateways) for period, amount in limits.quotas)
+    whole = _charge(Admission.TIER_LIMIT, tier.name, Bucket(REQUEST_BUCKET, tier.rate, tier.burst), 1, gateways)
+    return Charges(key, buckets, quotas, (*([key] if key else []), *buckets, *quotas, whole))
 
 
-def of_all(charges: Charges, tokens: int, count: int) -> Charges:
-    """The same for `count` requests with so many tokens in all, which enter together or not at all."""
-
-    def cost(charge: Charge) -> int:
-        return min(tokens, charge.limit.amount) if charge is charges.tokens else charge.cost * count
-
-    return charges._replace(every=tuple(charge._replace(cost=cost(charge)) for charge in charges.every))
-
-
-def _requests(refusal: Admission, name: str, rate: float, burst: float, gateways: int) -> Charge:
-    limit, first = bucket(rate / gateways, burst / gateways, REQUEST)
-    return Charge(refusal, f"{refusal.value} {name}", limit, REQUEST, first)
+def of_all(charges: Charges, together: Sequence[Submission]) -> Charges:
+    """The same for requests which enter together or not at all."""
+    sums = {
+        charge.name: min(sum(map(bucket.kind.units, together)), charge.limit.amount)
+        for charge, bucket in zip(charges.buckets, together[0].limits.buckets, strict=True)
+        if bucket.kind.cost
+    }
+    every = [charge._replace(cost=sums.get(charge.name, charge.cost * len(together))) for charge in charges.every]
+    return charges._replace(every=tuple(every))
 
 
-def _tier(tier: TierLimit, gateways: int) -> Charge:
-    return _requests(Admission.TIER_LIMIT, tier.name, tier.rate, tier.burst, gateways)
-
-
-def _tokens(asked: Submission, gateways: int) -> Charge | None:
-    if asked.tokens_per_minute <= 0:
-        return None
-    part = asked.tokens_per_minute / gateways
-    limit, first = bucket(part / 60, part, 1)
-    # What is larger than the whole limit enters when all of it is there.
-    cost = min(asked.tokens, limit.amount)
-    return Charge(Admission.TOKEN_LIMIT, f"token_limit {asked.customer_id}", limit, cost, first)
+def _charge(refusal: Admission, name: str, of: Bucket, units: int, gateways: int) -> Charge:
+    unit = 1 if of.kind.cost else REQUEST
+    limit, first = bucket(of.per_s / gateways, of.size / gateways, unit)
+    # A request that is larger than the whole limit enters when all of it is there.
+    cost = min(units, limit.amount) if of.kind.cost else units * unit
+    return Charge(refusal, f"{refusal.value} {name}", limit, cost, first)
 
 
 def _quota(customer_id: str, period: str, amount: float) -> Charge:
@@ -209,11 +201,11 @@ class DirectAdmission:
         self, together: Sequence[Submission], tier: TierLimit, priority: int, now: float, *, in_use: int
     ) -> Verdict | None:
         """The verdict on a list for all of which there is not enough; None where each may come. Nothing is spent."""
-        first, tokens = together[0], sum(each.tokens for each in together)
+        first = together[0]
         charges = charges_of(first, tier, self._gateways)
         refusal = self._refusal(first, charges, now, in_use)  # A limit that is first asked is asked for one.
         if refusal is None:
-            of_them = of_all(charges, tokens, len(together))
+            of_them = of_all(charges, together)
             refusal = self._refusal(first, of_them, now, in_use + len(together) - 1)
         if refusal is None or tier.shadow:
             return None
@@ -222,8 +214,9 @@ class DirectAdmission:
     def _refusal(self, submission: Submission, charges: Charges, now: float, in_use: int) -> _Decision | None:
         """What the first limit says that refuses."""
         refused = self._limits.refused(charges.every, now)
-        most = max(1, submission.max_concurrency // self._gateways)
-        if submission.max_concurrency and in_use >= most and (not refused or refused.refusal in _AFTER_CONCURRENCY):
+        concurrency = submission.limits.max_concurrency
+        most = max(1, concurrency // self._gateways)
+        if concurrency and in_use >= most and (not refused or refused.refusal in _AFTER_CONCURRENCY):
             return _Decision(Admission.CONCURRENCY, RETRY_MS, in_use)
         if refused is None:
             return None
@@ -231,25 +224,22 @@ class DirectAdmission:
         return _Decision(refused.refusal, min(MOST_RETRY_MS, _ms(wait_us)), in_use)
 
     def _verdict(self, submission: Submission, charges: Charges, decision: _Decision, depth: int) -> Verdict:
-        """The client is told the whole of its limits, which it spreads over all gateways."""
-        requests = self._left(charges.customer, REQUEST, submission.burst)
-        if charges.key is not None:
-            requests = min(requests, self._left(charges.key, REQUEST, submission.key_burst))
-        tokens, tokens_ms = 0.0, 0
-        if charges.tokens is not None:
-            tokens, tokens_ms = self._left(charges.tokens, 1, submission.tokens_per_minute)
+        """The verdict has the whole of the client's limits, which it spreads over all gateways."""
+        limits = submission.limits
+        levels = [self._level(charge, of) for charge, of in zip(charges.buckets, limits.buckets, strict=True)]
+        if charges.key is not None and limits.key is not None:
+            levels[0] = min(levels[0], self._level(charges.key, limits.key))
         in_use = decision.in_use
-        if submission.max_concurrency:
-            in_use = min(submission.max_concurrency, in_use * self._gateways)
-        quotas = [self._quota(charge, each[1]) for charge, each in zip(charges.quotas, submission.quotas, strict=True)]
-        outcome, retry_ms, _, shadowed = decision
-        return Verdict(outcome, *requests, retry_ms, depth, "", tokens, tokens_ms, in_use, quotas, shadowed)
+        if limits.max_concurrency:
+            in_use = min(limits.max_concurrency, in_use * self._gateways)
+        quotas = [self._quota(charge, each[1]) for charge, each in zip(charges.quotas, limits.quotas, strict=True)]
+        left = RemainingLimits(levels, in_use, quotas)
+        return Verdict(decision.outcome, left, decision.retry_ms, depth, shadowed=decision.shadowed)
 
-    def _left(self, charge: Charge, unit: int, most: float) -> tuple[float, int]:
-        """What is left of a bucket, and milliseconds until it is full."""
-        level = self._limits.level(charge)
+    def _level(self, charge: Charge, of: Bucket) -> Level:
+        level, unit = self._limits.level(charge), 1 if of.kind.cost else REQUEST
         left = max(0.0, (charge.limit.amount - level.used) / unit)
-        return min(most, left * self._gateways), _ms(level.until_us(0))
+        return Level(min(of.size, left * self._gateways), _ms(level.until_us(0)))
 
     def _quota(self, charge: Charge, amount: int) -> tuple[int, int]:
         """What is left of a quota, and milliseconds until it starts anew."""

@@ -19,7 +19,7 @@ from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
 from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.streaming import StreamedResponse
 from gateway.inference.submission import REPLAYED, with_more
-from ratelimit.effective import EffectiveLimits, effective
+from ratelimit.limits import EffectiveLimits, effective
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Payload
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Verdict
@@ -183,7 +183,8 @@ def check_size(field: str, count: int, limits: EffectiveLimits) -> None:
     """Raises RequestError, naming `field`, if a list is longer than the base limits could ever admit at once."""
     most = MAX_SUBMISSIONS
     why = "of one call"
-    for limit, words in ((limits.told_burst, "of this key's burst"), (limits.max_concurrency, "of its concurrency")):
+    burst = limits.key_requests.size
+    for limit, words in ((burst, "of this key's burst"), (limits.max_concurrency, "of its concurrency")):
         if 0 < limit < most:
             most, why = int(limit), words
     if count > most:

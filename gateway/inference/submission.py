@@ -21,7 +21,7 @@ import msgspec
 from multidict import CIMultiDictProxy
 
 from gateway.catalog import IdentityView, ModelRow
-from ratelimit.effective import EffectiveLimits
+from ratelimit.limits import EffectiveLimits
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.payload import Payload, Task, encode_payload
@@ -198,17 +198,11 @@ def build_submission(
         input_bytes=input_bytes,
         total_ms=total_ms,
         queue_ms=identity.max_queue_ms,
-        rate=limits.rate,
-        burst=limits.burst,
+        limits=limits,
         trace_id=trace,
         idempotency=value,
         fingerprint=fingerprint,
-        tokens=_charged(token_estimate(payload, input_bytes), limits.tokens_per_minute),
-        max_concurrency=limits.max_concurrency,
-        tokens_per_minute=limits.tokens_per_minute,
-        quotas=limits.quotas,
-        key_rate=limits.key_rate,
-        key_burst=limits.key_burst,
+        tokens=_charged(token_estimate(payload, input_bytes), limits),
         body=encode_payload(payload.on_its_way(address, identity.priority)),
     )
 
@@ -218,9 +212,12 @@ def token_estimate(payload: Payload, input_bytes: int) -> int:
     return math.ceil(input_bytes / BYTES_PER_TOKEN) + _output_tokens(payload)
 
 
-def _charged(estimate: int, tokens_per_minute: float) -> int:
-    """At most a whole minute: one that asks for all there is and is then cancelled would shut its customer out for days."""
-    return min(estimate, max(1, int(tokens_per_minute))) if tokens_per_minute else estimate
+def _charged(estimate: int, limits: EffectiveLimits) -> int:
+    """At most a whole minute: a request for all there is that is cancelled would block its customer for days."""
+    for bucket in limits.buckets:
+        if bucket.kind.settled:
+            return min(estimate, max(1, int(bucket.size)))
+    return estimate
 
 
 def _output_tokens(payload: Payload) -> int:

@@ -32,6 +32,7 @@ from ledger.jobs import (
     purge_jobs,
 )
 from ledger.postgres import AWAY, Connection, closing, connect, reason
+from ratelimit.limits import NO_LIMITS
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.fault_log import log_fault
 from scheduler.payload import decode_payload
@@ -77,8 +78,7 @@ def again(job: NewJob) -> Submission:
         input_bytes=_input_bytes(job.body),
         total_ms=left_ms,
         queue_ms=left_ms,
-        rate=1.0,
-        burst=1.0,
+        limits=NO_LIMITS,
         trace_id=job.trace_id,
         idempotency=job.idempotency,
         fingerprint=job.fingerprint,

@@ -1,14 +1,14 @@
 """The limits of each customer at this gateway: in force, left, and whether a rejection is the customer's own fault.
 
-Redis decides; this is a bounded memory of what it said, so that responses which never reached admission carry
-rate-limit headers. Shadow buckets at the base limits tell a rejection by a lowered limit (lowered capacity) from the
-client's own. While nothing is lowered the shadow is what Redis says; from then on it is counted here. With several
-gateways each sees a part of the traffic, so the shadow errs towards blaming capacity. No I/O.
+Redis decides; this is a bounded memory of its results, so that responses to requests that never reached admission carry
+rate-limit headers. Shadow buckets at the base limits distinguish a rejection by a reduced limit from one that the base
+limit would have returned as well. While nothing is reduced the shadow is the level in Redis; from then on it is counted
+here. With several gateways each sees a part of the traffic, so the shadow errs towards blaming capacity. No I/O.
 """
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gateway.auth.service_tier import own
 from gateway.catalog import IdentityView
@@ -18,14 +18,22 @@ from gateway.inference.admission import ENTERED
 from gateway.limits.capacity import LiveLimits
 from gateway.limits.demand import DemandMeter, fill
 from gateway.limits.rejections import LOWERED, NO_ROOM, refusal
-from ratelimit.effective import EffectiveLimits, LimitReading, RemainingLimits, effective
 from ratelimit.headers import rate_headers, rate_lines
+from ratelimit.limits import (
+    FRESH,
+    REQUEST_BUCKET,
+    Bucket,
+    EffectiveLimits,
+    Level,
+    RemainingLimits,
+    effective,
+    value_of,
+)
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
 MAX_STATES = 10_000
-DAY_MS = 86_400_000  # What is told where nothing comes back at all, as Redis tells it.
-FRESH = 0.25  # Of a bucket of which nothing is known: as much as Redis trusts in one that it has lost.
+DAY_MS = 86_400_000  # The time until full of a bucket that is not refilled, as Redis reports it.
 
 
 class Shadow:
@@ -38,31 +46,42 @@ class Shadow:
         self.at = now
 
     def set(self, level: float, now: float) -> None:
-        """It is known how much is there."""
+        """Take a level that is known."""
         self.level = level
         self.at = now
 
-    def has(self, cost: float, rate: float, size: float, now: float) -> bool:
-        """Whether so much is there now; what is larger than the bucket needs it full."""
-        self.level = min(size, self.level + max(0.0, now - self.at) * rate)
+    def has(self, cost: float, bucket: Bucket, now: float) -> bool:
+        """Whether so much is there now; a cost above the size needs a full bucket."""
+        self.level = min(bucket.size, self.level + max(0.0, now - self.at) * bucket.per_s)
         self.at = now
-        return self.level >= min(cost, size)
+        return self.level >= min(cost, bucket.size)
 
 
 class _State:
-    """One customer, or one key with a limit of its own."""
+    """One customer, or one key with a limit of its own: a shadow and a level of each bucket."""
 
-    __slots__ = ("left", "requests", "seen_at", "tokens")
+    __slots__ = ("left", "seen_at", "shadows")
 
-    def __init__(self, burst: float, tokens_per_minute: float, now: float) -> None:
-        self.requests = Shadow(burst, now)
-        self.tokens = Shadow(tokens_per_minute, now)
-        self.left = RemainingLimits(burst * FRESH, 0, tokens_per_minute * FRESH)
+    def __init__(self, buckets: Iterable[Bucket], now: float) -> None:
+        self.shadows = {bucket.kind: Shadow(bucket.size, now) for bucket in buckets}
+        self.left = RemainingLimits([Level(bucket.size * FRESH, 0) for bucket in buckets])
         self.seen_at = now
+
+    def shadow(self, bucket: Bucket, now: float) -> Shadow:
+        """That of one bucket, full where the customer has just got the limit."""
+        found = self.shadows.get(bucket.kind)
+        if found is None:
+            found = self.shadows[bucket.kind] = Shadow(bucket.size, now)
+        return found
+
+    def set(self, buckets: Iterable[Bucket], levels: Iterable[Level], now: float) -> None:
+        """Take the levels of base limits as Redis has them."""
+        for bucket, level in zip(buckets, levels, strict=False):
+            self.shadow(bucket, now).set(level.left, now)
 
 
 class LocalBuckets:
-    """Customers and keys -> state, the one that was added first dropped when there are too many."""
+    """Customers and keys -> state; the oldest entry is dropped when there are too many."""
 
     def __init__(self, max_states: int = MAX_STATES) -> None:
         # A plain dict looks for its first entry over all that were deleted before it: 3 us where every customer is new.
@@ -72,87 +91,90 @@ class LocalBuckets:
     def __len__(self) -> int:
         return len(self._states)
 
-    def note(self, identity: IdentityView, look: LimitReading, now: float, *, lowered: bool) -> None:
-        """Remember what Redis said, `lowered`: of limits that are not the base limits now."""
-        state, left = self._customer(identity, now), RemainingLimits.of(look)
-        if identity.quotas and not left.quotas:  # It was said in direct mode, where nobody knows of quotas.
-            left = left._replace(quotas=self._quotas(state, effective(identity), now))
-        if identity.key_rate > 0:  # What was said is of the key's own bucket, where that holds less.
-            own = self._own(identity, now)
-            own.left, own.seen_at = left, now
-            if not lowered:
-                own.requests.set(left.remaining, now)
-            left = left._replace(remaining=max(left.remaining, state.left.remaining - 1))
+    def note(
+        self, identity: IdentityView, limits: EffectiveLimits, left: RemainingLimits, now: float, *, reduced: bool
+    ) -> None:
+        """Remember what Redis has left of `limits`, which are `reduced` below the base."""
+        state, buckets = self._customer(identity, limits, now), limits.buckets
+        if limits.quotas and not left.quotas:  # In direct mode nothing is known of quotas.
+            left = left._replace(quotas=_unexpired(state, limits, now))
+        if limits.key is not None and left.buckets:  # Of requests it is the level of the key's own bucket, where lower.
+            own = self._key(identity, limits.key, now)
+            requests, *others = left.buckets
+            own.left, own.seen_at = RemainingLimits([requests]), now
+            if not reduced:
+                own.set([limits.key], [requests], now)
+            least = state.left.buckets[0].left - 1 if state.left.buckets else 0.0
+            left = left._replace(buckets=[requests._replace(left=max(requests.left, least)), *others])
         state.left, state.seen_at = left, now
-        if not lowered:
-            state.requests.set(left.remaining, now)
-            state.tokens.set(left.tokens, now)
+        if not reduced:
+            state.set(buckets, left.buckets, now)
 
-    def base_allows(self, identity: IdentityView, tokens: int, now: float, *, entered: bool) -> bool:
-        """Whether the base limits have room for a request of so many tokens. What has it, or has `entered`, takes it."""
-        base, state = effective(identity), self._customer(identity, now)
-        buckets = [(state.requests, 1.0, base.rate, base.burst)]
-        if base.tokens_per_minute:
-            buckets.append((state.tokens, float(tokens), base.tokens_per_minute / 60, base.tokens_per_minute))
-        if base.key_rate > 0:
-            buckets.append((self._own(identity, now).requests, 1.0, base.key_rate, base.key_burst))
+    def base_allows(self, identity: IdentityView, submission: Submission, now: float, *, entered: bool) -> bool:
+        """Whether the base limits have room for a request. If they have, or it has `entered`, it is charged."""
+        base = effective(identity)
+        state = self._customer(identity, base, now)
+        shadows = [(state.shadow(bucket, now), bucket.kind.units(submission), bucket) for bucket in base.buckets]
+        if base.key is not None:
+            shadows.append((self._key(identity, base.key, now).shadow(base.key, now), 1, base.key))
         allowed = True
-        for shadow, cost, rate, size in buckets:  # Each of them is refilled, whatever the others say.
-            allowed = shadow.has(cost, rate, size, now) and allowed
+        for shadow, cost, bucket in shadows:  # Each of them is refilled, whatever the others say.
+            allowed = shadow.has(cost, bucket, now) and allowed
         if allowed or entered:
-            for shadow, cost, _, size in buckets:
-                shadow.level = max(-size, shadow.level - cost)
+            for shadow, cost, bucket in shadows:
+                shadow.level = max(-bucket.size, shadow.level - cost)
         return allowed
 
     def settle(self, identity: IdentityView, tokens: int) -> None:
-        """Give back tokens that a request did not use; below 0 where it used more than was thought."""
+        """Return tokens that a request did not use; below 0 where it used more than was estimated."""
         state = self._states.get(identity.customer_id)
         if state is not None:
-            state.tokens.level += tokens
+            for kind, shadow in state.shadows.items():
+                if kind.settled:
+                    shadow.level += tokens
 
     def estimate(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> RemainingLimits:
-        """What is left now, as far as this gateway can know without asking Redis."""
-        state = self._customer(identity, now)
-        remaining, reset_ms = _refilled(state.left.remaining, limits.rate, limits.burst, now - state.seen_at)
-        if limits.key_rate > 0:
-            own = self._own(identity, now)
-            told = _refilled(own.left.remaining, limits.key_rate, limits.key_burst, now - own.seen_at)
-            remaining, reset_ms = min((remaining, reset_ms), told)
-        pace = limits.tokens_per_minute
-        tokens, tokens_reset_ms = _refilled(state.left.tokens, pace / 60, pace, now - state.seen_at)
-        quotas = self._quotas(state, limits, now)
-        return RemainingLimits(remaining, reset_ms, tokens, tokens_reset_ms, state.left.in_use, quotas)
+        """What is left now, as far as this gateway can know without a call to Redis."""
+        state = self._customer(identity, limits, now)
+        elapsed_s, known = now - state.seen_at, list(state.left.buckets)
+        known += [Level(bucket.size * FRESH, 0) for bucket in limits.buckets[len(known) :]]
+        levels = [_refilled(level, bucket, elapsed_s) for level, bucket in zip(known, limits.buckets, strict=False)]
+        if limits.key is not None:
+            own = self._key(identity, limits.key, now)
+            levels[0] = min(levels[0], _refilled(own.left.buckets[0], limits.key, now - own.seen_at))
+        return RemainingLimits(levels, state.left.in_use, _unexpired(state, limits, now))
 
-    def _quotas(self, state: _State, limits: EffectiveLimits, now: float) -> tuple[tuple[int, int], ...]:
-        """What was last known; a window that has ended since is not known any more than one that was never seen."""
-        elapsed_ms = int((now - state.seen_at) * 1000)
-        known = state.left.quotas
-        if len(known) != len(limits.quotas) or any(reset_ms <= elapsed_ms for _, reset_ms in known):
-            return ()
-        return tuple((left, reset_ms - elapsed_ms) for left, reset_ms in known)
+    def _customer(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> _State:
+        state = self._states.get(identity.customer_id)
+        return state or self._add(identity.customer_id, limits.buckets, now)
 
-    def _customer(self, identity: IdentityView, now: float) -> _State:
-        tokens = float(identity.tokens_per_minute or 0)
-        return self._of(identity.customer_id, identity.burst, tokens, now)
+    def _key(self, identity: IdentityView, bucket: Bucket, now: float) -> _State:
+        name = f"key {identity.key_id}"
+        return self._states.get(name) or self._add(name, (bucket,), now)
 
-    def _own(self, identity: IdentityView, now: float) -> _State:
-        return self._of(f"key {identity.key_id}", max(1.0, identity.key_burst), 0.0, now)
-
-    def _of(self, name: str, burst: float, tokens: float, now: float) -> _State:
-        state = self._states.get(name)
-        if state is None:
-            if len(self._states) >= self._max_states:
-                self._states.popitem(last=False)
-            state = self._states[name] = _State(burst, tokens, now)
+    def _add(self, name: str, buckets: Iterable[Bucket], now: float) -> _State:
+        if len(self._states) >= self._max_states:
+            self._states.popitem(last=False)
+        state = self._states[name] = _State(buckets, now)
         return state
 
 
-def _refilled(level: float, rate: float, size: float, elapsed_s: float) -> tuple[float, int]:
-    """What a bucket holds after so long, and ms until it is full."""
-    level = min(size, level + max(0.0, elapsed_s) * rate)
-    if level >= size:
-        return level, 0
-    return level, int(min(DAY_MS, (size - level) / rate * 1000)) if rate > 0 else DAY_MS
+def _unexpired(state: _State, limits: EffectiveLimits, now: float) -> tuple[tuple[int, int], ...]:
+    """The quotas as last known; empty once a window has ended since."""
+    elapsed_ms = int((now - state.seen_at) * 1000)
+    known = state.left.quotas
+    if len(known) != len(limits.quotas) or any(reset_ms <= elapsed_ms for _, reset_ms in known):
+        return ()
+    return tuple((left, reset_ms - elapsed_ms) for left, reset_ms in known)
+
+
+def _refilled(level: Level, bucket: Bucket, elapsed_s: float) -> Level:
+    """The level of a bucket after so long."""
+    rate, size = bucket.per_s, bucket.size
+    left = min(size, level.left + max(0.0, elapsed_s) * rate)
+    if left >= size:
+        return Level(left, 0)
+    return Level(left, int(min(DAY_MS, (size - left) / rate * 1000)) if rate > 0 else DAY_MS)
 
 
 MAX_LIMITS = 10_000
@@ -191,8 +213,8 @@ class CustomerLimits:
     def judged(self, identity: IdentityView, submission: Submission, verdict: Verdict) -> bool:
         """Note and count a verdict. True where only a lowered limit kept the request out: base limits would let it in."""
         now, tier, outcome = self._clock(), identity.tier, verdict.outcome
-        # As it was when admission was asked: one that fell since would make a flood of what came before.
-        factor = submission.rate / identity.requests_per_second if identity.requests_per_second else 1.0
+        # As it was at the call: a factor that fell since would count a flood of what came before.
+        factor = submission.limits.buckets[0].rate / (value_of(identity.limits, REQUEST_BUCKET.rate) or 1.0)
         entered = outcome in ENTERED
         if verdict.shadowed:
             self._demand_meter.shadowed(tier)
@@ -201,10 +223,10 @@ class CustomerLimits:
         if outcome is Admission.BACKPRESSURE:  # Redis was too full to look at any limit.
             self._demand_meter.passed(tier, factor)
             return False
-        self._known.note(identity, verdict, now, lowered=factor < 1)
+        self._known.note(identity, submission.limits, verdict.left, now, reduced=factor < 1)
         if not (entered or outcome in LOWERED or outcome in NO_ROOM):
             return False
-        allows = factor >= 1 or self._known.base_allows(identity, submission.tokens, now, entered=entered)
+        allows = factor >= 1 or self._known.base_allows(identity, submission, now, entered=entered)
         if allows and outcome in NO_ROOM:  # Nothing was spent: who insists counts at its base rate.
             self._demand_meter.passed(tier, 1.0, 1.0)
         return allows and outcome in LOWERED and factor < 1
@@ -224,15 +246,16 @@ class CustomerLimits:
             pressure=self._live.pressure(identity.tier),
         )
 
-    def looked(self, identity: IdentityView, look: LimitReading) -> None:
+    def looked(self, identity: IdentityView, limits: EffectiveLimits, left: RemainingLimits) -> None:
         """Remember a look at the limits that was no verdict."""
-        self._known.note(identity, look, self._clock(), lowered=self.factor(identity) < 1)
+        self._known.note(identity, limits, left, self._clock(), reduced=self.factor(identity) < 1)
 
     def left(self, identity: IdentityView, limits: EffectiveLimits, verdict: Verdict | None = None) -> RemainingLimits:
         """What is left of `limits`: as the verdict says, else as far as is known here."""
-        if verdict is None or verdict.outcome is Admission.BACKPRESSURE or len(verdict.quotas) != len(limits.quotas):
+        left = verdict.left if verdict is not None else RemainingLimits()
+        if len(left.buckets) != len(limits.buckets) or len(left.quotas) != len(limits.quotas):
             return self._known.estimate(identity, limits, self._clock())
-        return RemainingLimits.of(verdict)
+        return left
 
     def lines(self, identity: IdentityView, verdict: Verdict | None) -> str:
         """The rate-limit headers of an answer, as they are sent."""
@@ -247,7 +270,9 @@ class CustomerLimits:
 
 def _filled(submission: Submission, verdict: Verdict) -> float:
     """How full, 0..1, the emptiest of the customer's buckets was."""
-    filled = fill(verdict.remaining, min(submission.burst, submission.key_burst or submission.burst))
-    if submission.tokens_per_minute:
-        filled = min(filled, (verdict.tokens_left + submission.tokens) / submission.tokens_per_minute)
+    (requests, *others), levels = submission.limits.buckets, verdict.left.buckets
+    size = min(requests.size, submission.limits.key.size) if submission.limits.key else requests.size
+    filled = fill(levels[0].left if levels else 0.0, size)
+    for bucket, level in zip(others, levels[1:], strict=False):
+        filled = min(filled, (level.left + bucket.kind.units(submission)) / bucket.size)
     return filled

@@ -16,19 +16,30 @@ import msgspec
 from gateway.catalog import IdentityView
 from gateway.http.errors import RejectionError
 from ratelimit.capacity import MOST_MS, retry_after_ms
-from ratelimit.effective import EffectiveLimits, effective
-from ratelimit.headers import CONCURRENCY, REQUESTS, TOKENS, quota_name
+from ratelimit.headers import quota_name
+from ratelimit.limits import (
+    CONCURRENCY,
+    NO_BUCKET,
+    OWN_OUTCOMES,
+    REDUCED_OUTCOMES,
+    REQUESTS,
+    EffectiveLimits,
+    Level,
+    RemainingLimits,
+    effective,
+)
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
-from scheduler.protocol.limits import MAX_A_BEAT
-from scheduler.protocol.limits import RejectionRecord as RefusalRecord
+from scheduler.protocol.limits import MAX_A_BEAT, RejectionRecord
 from scheduler.states import Admission
 
-_CODES = {
-    Admission.KEY_LIMIT: ErrorCode.RATE_LIMIT_EXCEEDED,
-    Admission.CUSTOMER_LIMIT: ErrorCode.RATE_LIMIT_EXCEEDED,
-    Admission.TOKEN_LIMIT: ErrorCode.RATE_LIMIT_EXCEEDED,
-    Admission.CONCURRENCY: ErrorCode.RATE_LIMIT_EXCEEDED,
+OWN_LIMITS = frozenset(map(Admission, OWN_OUTCOMES))
+"""Rejections by what the customer may do, whatever other customers do."""
+
+LOWERED = frozenset(map(Admission, REDUCED_OUTCOMES))
+"""Rejections by a limit that is reduced with the capacity."""
+
+_CODES = dict.fromkeys(OWN_LIMITS, ErrorCode.RATE_LIMIT_EXCEEDED) | {
     Admission.QUOTA: ErrorCode.QUOTA_EXCEEDED,
     Admission.TIER_LIMIT: ErrorCode.REDUCED_CAPACITY,
     Admission.SHED: ErrorCode.SHED_FOR_PRIORITY,
@@ -39,12 +50,6 @@ _CODES = {
     Admission.TOO_LATE: ErrorCode.DEADLINE_EXCEEDED,
     Admission.REUSED: ErrorCode.IDEMPOTENCY_KEY_REUSED,
 }
-
-LOWERED = frozenset({Admission.KEY_LIMIT, Admission.CUSTOMER_LIMIT, Admission.TOKEN_LIMIT})
-"""Refusals by a limit that falls with the capacity."""
-
-OWN_LIMITS = LOWERED | {Admission.CONCURRENCY, Admission.QUOTA}
-"""Refusals by what the customer may do, whatever the others do."""
 
 # A hint from a short line says a few milliseconds, whose jitter would spread nobody who comes back.
 _LEAST_RETRY_MS = {
@@ -113,27 +118,15 @@ def _retry_ms(verdict: Verdict, drain_rps: float, pressure: float) -> int:
 
 
 def _words(verdict: Verdict, limits: EffectiveLimits) -> str:
-    """Which limit it was, with its number as it is now."""
-    match verdict.outcome:
-        case Admission.KEY_LIMIT if limits.key_rate > 0:
-            return f"The rate limit of this API key, {_requests(limits.key_rate, limits.key_burst)}, is reached."
-        case Admission.KEY_LIMIT | Admission.CUSTOMER_LIMIT:
-            return f"The rate limit of this account, {_requests(limits.rate, limits.burst)}, is reached."
-        case Admission.TOKEN_LIMIT:
-            return f"The limit of this account, {int(limits.tokens_per_minute)} tokens per minute, is reached."
-        case Admission.CONCURRENCY:
-            return f"The concurrency limit of this account, {limits.max_concurrency} requests at a time, is reached."
-        case _:
-            return f"The quota of this account, {_quotas(verdict, limits)}, is used up."
-
-
-def _requests(rate: float, burst: float) -> str:
-    return f"{_number(rate)} requests/s (burst {int(burst)})"
-
-
-def _number(value: float) -> str:
-    digits = f"{value:.2f}" if value >= 1 else f"{value:.6f}"
-    return digits.rstrip("0").rstrip(".")
+    """The limit that rejected, with its number as it is now."""
+    if bucket := limits.bucket_of(verdict.outcome):
+        owner = "API key" if bucket is limits.key else "account"
+        return f"The rate limit of this {owner}, {bucket.words}, is reached."
+    if verdict.outcome is Admission.CONCURRENCY:
+        return f"The concurrency limit of this account, {limits.max_concurrency} requests at a time, is reached."
+    if verdict.outcome is Admission.QUOTA:
+        return f"The quota of this account, {_quotas(verdict, limits)}, is used up."
+    return "The rate limit of this API key is reached."  # Its limit was removed while the request waited.
 
 
 def _quotas(verdict: Verdict, limits: EffectiveLimits) -> str:
@@ -142,22 +135,15 @@ def _quotas(verdict: Verdict, limits: EffectiveLimits) -> str:
 
 
 def _spent(verdict: Verdict, limits: EffectiveLimits) -> list[tuple[str, int]]:
-    return [quota for quota, (left, _) in zip(limits.quotas, verdict.quotas, strict=False) if left < 1]
+    return [quota for quota, (left, _) in zip(limits.quotas, verdict.left.quotas, strict=False) if left < 1]
 
 
 def _policies(verdict: Verdict, limits: EffectiveLimits) -> tuple[str, ...]:
-    """The names, as in RateLimit-Policy, of what stood in the way."""
+    """The names, as in RateLimit-Policy, of the limits that rejected."""
     if verdict.outcome is Admission.QUOTA:
         return tuple(quota_name(period) for period, _ in _spent(verdict, limits))
-    return (_POLICIES[verdict.outcome],)
-
-
-_POLICIES = {
-    Admission.KEY_LIMIT: REQUESTS,
-    Admission.CUSTOMER_LIMIT: REQUESTS,
-    Admission.TOKEN_LIMIT: TOKENS,
-    Admission.CONCURRENCY: CONCURRENCY,
-}
+    bucket = limits.bucket_of(verdict.outcome)
+    return (bucket.kind.name if bucket else CONCURRENCY if verdict.outcome is Admission.CONCURRENCY else REQUESTS,)
 
 
 SAME_A_BEAT = 8
@@ -172,7 +158,7 @@ class RejectionLog:
     def __init__(self, most: int = MAX_A_BEAT, same: int = SAME_A_BEAT) -> None:
         self._most = most
         self._same = same
-        self._kept: dict[_Group, list[RefusalRecord]] = {}
+        self._kept: dict[_Group, list[RejectionRecord]] = {}
         self._more: dict[_Group, int] = {}
         self._several: dict[_Group, None] = {}  # Groups of which one can be given up; a dict, since sets have no order.
         self._size = 0
@@ -197,7 +183,7 @@ class RejectionLog:
             return
         self._size += 1
 
-    def drain(self) -> list[RefusalRecord]:
+    def drain(self) -> list[RejectionRecord]:
         """Everything kept since the last call, oldest first; the last of a group tells how many more there were."""
         for group, count in self._more.items():
             kept = self._kept[group]
@@ -223,47 +209,54 @@ class RejectionLog:
 
 def _refusal(
     request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
-) -> RefusalRecord:
+) -> RejectionRecord:
     """The limits that were in force, and the state that admission answered with."""
     now = effective(identity, factor)
-    limits = RefusalRecord(
+    requests, tokens = now.buckets[0], now.bucket_of(Admission.TOKEN_LIMIT)
+    own = now.key or NO_BUCKET
+    record = RejectionRecord(
         id=request_id,
         customer_id=identity.customer_id,
         key_id=identity.key_id,
         tier=identity.tier,
         code=error.code.value,
         factor=round(factor, 4),
-        rate=round(now.rate, 4),
-        burst=round(now.burst, 4),
-        tokens_per_minute=round(now.tokens_per_minute, 4),
+        rate=round(requests.rate, 4),
+        burst=round(requests.size, 4),
+        tokens_per_minute=round(tokens.rate, 4) if tokens else 0.0,
         max_concurrency=now.max_concurrency,
-        key_rate=round(now.key_rate, 4),
-        key_burst=round(now.key_burst, 4),
+        key_rate=round(own.rate, 4),
+        key_burst=round(own.size, 4),
         retry_after_ms=(error.retry_after_ms or 0) if isinstance(error, RejectionError) else 0,
     )
-    return limits if verdict is None else _with(limits, identity, verdict)
+    return record if verdict is None else _with(record, now, verdict)
 
 
-def _with(limits: RefusalRecord, identity: IdentityView, verdict: Verdict) -> RefusalRecord:
-    period, amount = _used_up(identity, verdict)
+def _with(record: RejectionRecord, limits: EffectiveLimits, verdict: Verdict) -> RejectionRecord:
+    period, amount = _used_up(limits, verdict)
+    levels = {b.kind.outcome: level.left for b, level in zip(limits.buckets, verdict.left.buckets, strict=False)}
+    rejecting = limits.bucket_of(verdict.outcome)
+    requests = levels.get(Admission.CUSTOMER_LIMIT, 0.0)
     return msgspec.structs.replace(
-        limits,
+        record,
         outcome=verdict.outcome.value,
         quota=period,
         quota_amount=amount,
-        remaining=round(verdict.remaining, 3),
-        tokens_left=round(verdict.tokens_left, 3),
-        in_use=verdict.in_use,
+        remaining=round(requests, 3),
+        tokens_left=round(levels.get(Admission.TOKEN_LIMIT, 0.0), 3),
+        in_use=verdict.left.in_use,
         depth=verdict.depth,
-        retry_after_ms=limits.retry_after_ms or verdict.retry_after_ms,
+        retry_after_ms=record.retry_after_ms or verdict.retry_after_ms,
+        limit=rejecting.words if rejecting else "",
+        left=round(levels.get(verdict.outcome, requests), 3) if rejecting else 0.0,
     )
 
 
-def _used_up(identity: IdentityView, verdict: Verdict) -> tuple[str, int]:
+def _used_up(limits: EffectiveLimits, verdict: Verdict) -> tuple[str, int]:
     """Period and amount of the quota that refused: the first with nothing left, as admission judges them."""
     if verdict.outcome is not Admission.QUOTA:
         return "", 0
-    pairs = zip(identity.quotas, verdict.quotas, strict=False)
+    pairs = zip(limits.quotas, verdict.left.quotas, strict=False)
     return next((quota for quota, (left, _) in pairs if left <= 0), ("", 0))
 
 
@@ -282,16 +275,11 @@ class _Rejection(NamedTuple):
 
 
 def _limit_of(outcome: Admission, asked: Submission) -> tuple[Values, int] | None:
-    """The limit by which a request was rejected, and what it asked of it; None where waiting tells nothing."""
-    match outcome:
-        case Admission.KEY_LIMIT:
-            return (asked.api_key_id, asked.key_rate, asked.key_burst), 1
-        case Admission.CUSTOMER_LIMIT:
-            return (asked.rate, asked.burst), 1
-        case Admission.TOKEN_LIMIT:
-            return (asked.tokens_per_minute,), asked.tokens
-        case Admission.QUOTA:
-            return tuple(asked.quotas), 1
+    """The limit that rejected a request, and its cost; None where a wait allows no prediction."""
+    if bucket := asked.limits.bucket_of(outcome):
+        return (asked.api_key_id if outcome is Admission.KEY_LIMIT else "", bucket), bucket.kind.units(asked)
+    if outcome is Admission.QUOTA:
+        return tuple(asked.limits.quotas), 1
     return None
 
 
@@ -339,19 +327,14 @@ class RejectionCache:
 
 
 def _later(verdict: Verdict, asked: Submission, after_s: float) -> Verdict:
-    """The same after so many seconds, in which buckets were refilled and nobody spent anything."""
-    ms = round(after_s * 1000)
-    of_key = verdict.outcome is Admission.KEY_LIMIT
-    rate, burst = (asked.key_rate, asked.key_burst) if of_key else (asked.rate, asked.burst)
-    tokens = verdict.tokens_left + after_s * asked.tokens_per_minute / 60
-    return Verdict(
-        outcome=verdict.outcome,
-        remaining=min(verdict.remaining + after_s * rate, max(burst, verdict.remaining)),
-        reset_ms=max(0, verdict.reset_ms - ms),
-        retry_after_ms=max(1, verdict.retry_after_ms - ms),
-        depth=verdict.depth,
-        tokens_left=min(tokens, max(asked.tokens_per_minute, verdict.tokens_left)),
-        tokens_reset_ms=max(0, verdict.tokens_reset_ms - ms),
-        in_use=verdict.in_use,
-        quotas=[(left, max(0, reset_ms - ms)) for left, reset_ms in verdict.quotas],
-    )
+    """The same after so many seconds, in which buckets were refilled and nothing was charged."""
+    ms, left, buckets = round(after_s * 1000), verdict.left, list(asked.limits.buckets)
+    if verdict.outcome is Admission.KEY_LIMIT and asked.limits.key:
+        buckets[0] = asked.limits.key
+    levels = [
+        Level(min(level + after_s * bucket.per_s, max(bucket.size, level)), max(0, reset_ms - ms))
+        for bucket, (level, reset_ms) in zip(buckets, left.buckets, strict=False)
+    ]
+    quotas = [(spare, max(0, reset_ms - ms)) for spare, reset_ms in left.quotas]
+    retry_ms = max(1, verdict.retry_after_ms - ms)
+    return Verdict(verdict.outcome, RemainingLimits(levels, left.in_use, quotas), retry_ms, verdict.depth)

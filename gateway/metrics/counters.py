@@ -7,6 +7,7 @@ rounding error would look like a restart. Names of tiers, models and pools beyon
 from bisect import bisect_left
 from collections.abc import Mapping
 
+from ratelimit.limits import OWN_OUTCOMES
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.replies import Reply
@@ -37,15 +38,7 @@ SHED = frozenset(
         ErrorCode.BACKPRESSURE,
     }
 )
-OWN_LIMITS = frozenset(
-    {
-        Admission.KEY_LIMIT,
-        Admission.CUSTOMER_LIMIT,
-        Admission.TOKEN_LIMIT,
-        Admission.CONCURRENCY,
-        Admission.QUOTA,
-    }
-)
+OWN_LIMITS = frozenset(map(Admission, OWN_OUTCOMES))
 STAGES = {ErrorCode.QUEUE_TIMEOUT: "queue", ErrorCode.GPU_TIMEOUT: "gpu", ErrorCode.DEADLINE_EXCEEDED: "total"}
 
 

@@ -92,17 +92,7 @@ def changed_by(rows: Iterable[Row]) -> ChangedIds | None:
 
 def _inherited(tiers: Iterable[Tier]) -> set[tuple[object, ...]]:
     """What customers have from their tiers: where it differs, all of them have to be made anew."""
-    return {
-        (
-            tier.name,
-            tier.requests_per_second,
-            tier.burst,
-            tier.max_concurrency,
-            tier.tokens_per_minute,
-            tier.max_queue_ms,
-        )
-        for tier in tiers
-    }
+    return {(tier.name, tier.limits, tier.max_queue_ms) for tier in tiers}
 
 
 async def _feed_changed(connection: Connection, build: SnapshotBuild, changed: ChangedIds) -> None:

@@ -8,17 +8,21 @@ One bad row refuses the whole snapshot: half a change is worse than an old one.
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import cache
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
 from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook, parse_quota
 from ledger.catalog.snapshot import Customer, Identity, Key, Model, Quota, Snapshot, Tier
 from ledger.postgres import Connection, statement
+from ratelimit.limits import LIMIT_COLUMNS
 
 __all__ = ["BadCatalogRow", "Row", "customers_from", "keys_from", "models_from", "parse_quota", "tiers_from"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _SHARE_SLACK = 1e-9  # What adding decimal fractions in binary may be off.
+_NONE_OWN = [None] * len(LIMIT_COLUMNS)
+_LIMITS = ", ".join(column.name for column in LIMIT_COLUMNS)
 
 Row = Iterable[Any]
 """Columns as in ledger/sql/catalog_*.sql."""
@@ -26,17 +30,24 @@ Row = Iterable[Any]
 
 def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
     """The tiers by priority. Raises BadCatalogRow."""
-    tiers = tuple(sorted((Tier(*row) for row in rows), key=lambda tier: tier.priority))
+    tiers = tuple(sorted((_tier(*row) for row in rows), key=lambda tier: tier.priority))
     for tier in tiers:
         _require(_NAME.fullmatch(tier.name) is not None, "tiers", tier.name, "is not a usable name")
         _require(0 <= tier.guaranteed_share <= 1, "tiers", tier.name, "has a guaranteed_share outside 0..1")
-        _positive("tiers", tier.name, rate=tier.requests_per_second, burst=tier.burst, depth=tier.max_queue_depth)
-        _positive("tiers", tier.name, wait=tier.max_queue_ms, concurrency=tier.max_concurrency)
+        _positive("tiers", tier.name, wait=tier.max_queue_ms, depth=tier.max_queue_depth)
+        for column, value in zip(LIMIT_COLUMNS, tier.limits, strict=True):
+            if column.required or value is not None:
+                _positive("tiers", tier.name, **{column.name: value or 0.0})
     _require(bool(tiers), "tiers", "*", "has no rows")
     _require(len({tier.priority for tier in tiers}) == len(tiers), "tiers", "*", "has two rows of one priority")
     total = sum(tier.guaranteed_share for tier in tiers)
     _require(total <= 1 + _SHARE_SLACK, "tiers", "*", "guarantees more than the whole capacity")
     return tiers
+
+
+def _tier(name: str, priority: int, share: float, *others: Any) -> Tier:
+    count = len(LIMIT_COLUMNS)
+    return Tier(name, priority, share, others[:count], *others[count:])
 
 
 def customers_from(
@@ -46,7 +57,7 @@ def customers_from(
 
     One by one, so that a caller with very many can let others run in between. Raises BadCatalogRow.
     """
-    for id_, name, tier_name, suspended, rate, burst, concurrency, tokens, queue_ms, hosts in rows:
+    for id_, name, tier_name, suspended, *own, queue_ms, hosts in rows:
         tier = tiers.get(tier_name)
         if tier is None:
             raise BadCatalogRow(f"customers row {name!r} has the unknown tier {tier_name!r}.")
@@ -55,19 +66,20 @@ def customers_from(
             name,
             tier.name,  # Not the row's own text: one string for all.
             suspended,
-            tier.requests_per_second if rate is None else rate,
-            tier.burst if burst is None else burst,
-            tier.max_concurrency if concurrency is None else concurrency,
-            tier.tokens_per_minute if tokens is None else tokens,
+            tier.limits
+            if own == _NONE_OWN
+            else tuple([whole if part is None else part for part, whole in zip(own, tier.limits, strict=True)]),
             tier.max_queue_ms if queue_ms is None else queue_ms,
             held(id_, tier.name),
             tier.priority,
             hosts,
         )
-        if not (0 < customer.requests_per_second < inf and 0 < customer.burst < inf):
-            _positive("customers", name, rate=customer.requests_per_second, burst=customer.burst)
-        if customer.max_queue_ms <= 0 or customer.max_concurrency <= 0:
-            _positive("customers", name, wait=customer.max_queue_ms, concurrency=customer.max_concurrency)
+        if customer.max_queue_ms <= 0:
+            _positive("customers", name, wait=customer.max_queue_ms)
+        if customer.limits is not tier.limits:
+            for column, value in zip(LIMIT_COLUMNS, own, strict=True):
+                if value is not None:
+                    _positive("customers", name, **{column.name: value})
         yield id_, customer
 
 
@@ -84,10 +96,7 @@ def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterato
             customer.id,
             customer.name,
             customer.tier,
-            customer.requests_per_second,
-            customer.burst,
-            customer.max_concurrency,
-            customer.tokens_per_minute,
+            customer.limits,
             customer.max_queue_ms,
             customer.quotas,
             rate or 0.0,
@@ -264,7 +273,7 @@ async def read_state(connection: Connection) -> CatalogState:
 
 async def read_tiers(connection: Connection) -> tuple[Tier, ...]:
     """The tiers by priority. Raises BadCatalogRow, and what asyncpg raises."""
-    rows = await connection.fetch(statement("catalog_tiers"))
+    rows = await connection.fetch(catalog_statement("catalog_tiers"))
     with readable():
         return tiers_from(rows)
 
@@ -283,6 +292,12 @@ async def read_cordoned(connection: Connection) -> frozenset[str]:
 
 async def feed(connection: Connection, take: Callable[[Sequence[Row]], None], name: str, *args: Any) -> None:
     """Hand the rows of a statement to `take`, some at a time; other tasks run between one piece and the next."""
-    cursor = await connection.cursor(statement(name), *args)
+    cursor = await connection.cursor(catalog_statement(name), *args)
     while rows := await cursor.fetch(PIECE):
         take(rows)
+
+
+@cache
+def catalog_statement(name: str) -> str:
+    """A statement of the catalog, with the columns of all limits in the place of `:limits`."""
+    return statement(name).replace(":limits", _LIMITS)

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ratelimit.limits import Values
+
 
 class Tier(msgspec.Struct, frozen=True, gc=False):
-    """One service class. Rates are requests per second; None means no such limit."""
+    """One service class, with the default limits of its customers."""
 
     name: str
     priority: int  # 1 is served first.
     guaranteed_share: float  # 0..1 of the capacity, under contention.
-    requests_per_second: float
-    burst: float
-    max_concurrency: int
-    tokens_per_minute: int | None
+    limits: Values
     max_queue_depth: int
     max_queue_ms: int
     shed_depth: int | None
@@ -33,10 +32,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     name: str
     tier: str
     suspended: bool
-    requests_per_second: float
-    burst: float
-    max_concurrency: int
-    tokens_per_minute: int | None
+    limits: Values
     max_queue_ms: int
     quotas: tuple[tuple[str, int], ...] = ()  # As in Identity.
     priority: int = 0  # The tier's.
@@ -50,10 +46,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     customer_id: str
     customer_name: str
     tier: str
-    requests_per_second: float
-    burst: float
-    max_concurrency: int
-    tokens_per_minute: int | None
+    limits: Values
     max_queue_ms: int
     quotas: tuple[tuple[str, int], ...] = ()  # Period and amount, such as ("1day", 10000), each period once.
     key_rate: float = 0.0  # The key's own limit, requests/s and bucket size; 0 = it has none.

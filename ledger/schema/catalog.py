@@ -3,6 +3,7 @@
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     DateTime,
     Double,
     ForeignKey,
@@ -19,9 +20,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ledger.schema.metadata import NAME_PATTERN, check, column, matches, metadata, one_of, within
+from ratelimit.limits import LIMIT_COLUMNS, MOST_COUNT, MOST_RATE, LimitColumn
 
-MOST_RATE = 1_000_000
-MOST_COUNT = 10_000_000
 MOST_WAIT_MS = 60_000
 QUOTA_PATTERN = (
     "^[1-9][0-9]{0,14} ?(/|per) ?([1-9][0-9]{0,3})? ?(second|minute|hour|day|month|year)s?$"  # One of `limits`' forms.
@@ -31,6 +31,15 @@ _HOST = r"(\[[0-9a-f:.]+\]|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?)"
 _PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 HOSTS_PATTERN = f"^( *{_HOST}(:{_PORT})? *(,|$))*$"  # As gateway/host_lists.py reads it.
 
+_TYPES = {"double": Double, "integer": Integer, "bigint": BigInteger}
+
+
+def _check(limit: LimitColumn) -> CheckConstraint:
+    if limit.least:
+        return within(limit.name, limit.least, limit.most or MOST_COUNT)
+    return check(limit.name, f"{limit.name} > 0" + (f" AND {limit.name} <= {limit.most}" if limit.most else ""))
+
+
 now, clock = text("now()"), text("clock_timestamp()")
 
 tiers = Table(
@@ -39,10 +48,7 @@ tiers = Table(
     column("name", Text, "Name of the tier; also names its queue in Redis.", primary_key=True),
     column("priority", SmallInteger, "Order of service, 1 first; no two tiers share one."),
     column("guaranteed_share", Double, "Fraction of the capacity that is this tier's under contention, 0..1."),
-    column("requests_per_second", Double, "Default rate limit of each customer, requests per second."),
-    column("burst", Double, "Default bucket size of each customer, requests."),
-    column("max_concurrency", Integer, "Default limit of each customer's requests under way at a time."),
-    column("tokens_per_minute", BigInteger, "Default token limit of each customer per minute; null = none.", null=True),
+    *(column(limit.name, _TYPES[limit.type], limit.tier_text, null=not limit.required) for limit in LIMIT_COLUMNS),
     column("max_queue_depth", Integer, "Requests that may wait in the tier's queue before it is full."),
     column("max_queue_ms", Integer, "Longest wait in the tier's queue, milliseconds."),
     column("shed_depth", Integer, "Waiting requests of this tier and above that shed it; null = never.", null=True),
@@ -62,10 +68,7 @@ tiers = Table(
     matches("name", NAME_PATTERN),
     within("priority", 1, 1000),
     within("guaranteed_share", 0, 1),
-    check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
-    within("burst", 1, MOST_COUNT),
-    within("max_concurrency", 1, MOST_COUNT),
-    check("tokens_per_minute", "tokens_per_minute > 0"),
+    *map(_check, LIMIT_COLUMNS),
     within("max_queue_depth", 1, MOST_COUNT),
     within("max_queue_ms", 1, MOST_WAIT_MS),
     within("shed_depth", 1, MOST_COUNT),
@@ -82,10 +85,7 @@ customers = Table(
     column("name", Text, "Unique name; what the command line and issue_api_key take.", unique=True),
     column("tier", Text, "The tier that all of the customer's keys get.", ForeignKey("tiers.name", onupdate="CASCADE")),
     column("status", Text, "active, or suspended: every request answers 403.", server_default="active"),
-    column("requests_per_second", Double, "Own rate limit, requests per second; null = the tier's.", null=True),
-    column("burst", Double, "Own bucket size, requests; null = the tier's.", null=True),
-    column("max_concurrency", Integer, "Own limit of requests under way; null = the tier's.", null=True),
-    column("tokens_per_minute", BigInteger, "Own token limit per minute; null = the tier's.", null=True),
+    *(column(limit.name, _TYPES[limit.type], limit.customer_text, null=True) for limit in LIMIT_COLUMNS),
     column("max_queue_ms", Integer, "Own longest wait in the queue, milliseconds; null = the tier's.", null=True),
     column("created_at", DateTime(timezone=True), "When the customer was added.", server_default=now),
     column(
@@ -97,10 +97,7 @@ customers = Table(
     check("name", r"length(name) BETWEEN 1 AND 200 AND name !~ '[[:cntrl:]]' AND name = btrim(name)"),
     one_of("status", "active", "suspended"),
     check("callback_hosts", f"length(callback_hosts) <= 2000 AND callback_hosts ~* '{HOSTS_PATTERN}'"),
-    check("requests_per_second", f"requests_per_second > 0 AND requests_per_second <= {MOST_RATE}"),
-    within("burst", 1, MOST_COUNT),
-    within("max_concurrency", 1, MOST_COUNT),
-    check("tokens_per_minute", "tokens_per_minute > 0"),
+    *map(_check, LIMIT_COLUMNS),
     within("max_queue_ms", 1, MOST_WAIT_MS),
     comment="Who may send requests; null limits are the tier's. See the view customer_limits.",
 )

@@ -4,7 +4,7 @@
 -- than its client was told is revoked.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, told}...}, 3 their audit records, an outbox element as it is.
 -- Returns how many of them were still open.
--- include: prelude, row, replays, repaying, revoking, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, row, repaying, revoking, ending, batch, retry_budget, same, followers
 local count = 0
 for _, told in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id = told[1]

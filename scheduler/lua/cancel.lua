@@ -6,7 +6,7 @@
 --   as well, and its worker hears of that when it renews. Any code but cancelled does so. `told`: its client has this code
 --   for an answer, so that an end that was noted meanwhile is revoked. `used`: tokens of a stream that were delivered, else 0.
 -- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
--- include: prelude, row, replays, repaying, revoking, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, row, repaying, revoking, ending, batch, retry_budget, same, followers
 local out = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, code, row = request[1], request[2], read(request[1])

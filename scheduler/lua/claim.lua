@@ -5,7 +5,7 @@
 -- Returns nil where the batch is not there to be claimed, else packed {absent, {{id, ms left, attempt, body}...}}: the
 --   members that may run; the others (no time left, nobody waits) end here, and a batch that is left empty is closed. The
 --   last `absent` bodies had no room: `bodies` has them.
--- include: prelude, protocol, wake, row, replays, repaying, ending, owners, batch, retry_budget, same, riders, sharing
+-- include: prelude, protocol, wake, row, repaying, ending, owners, batch, retry_budget, same, followers
 if other_protocol() then return other_protocol() end
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'formed' then

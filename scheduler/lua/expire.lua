@@ -4,7 +4,7 @@
 -- Returns {ended, swept, 1 where `share` has something to do, else 0, damaged rows that were noted}. Customers of one tier may differ in queue age, so
 -- the whole window is looked at: what is overdue behind one that may still wait ends as well, and stays as a dead entry
 -- until it is the oldest.
--- include: prelude, protocol, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, protocol, row, repaying, ending, batch, retry_budget, same, followers
 if other_protocol() then return other_protocol() end
 local ended_now, swept = 0, 0
 for _, tier in ipairs(cmsgpack.unpack(ARGV[2])) do

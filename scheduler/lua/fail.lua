@@ -3,7 +3,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 cause (error code), 5 retry budget, 6 least ms left for a retry,
 --   7 lease ms, 8 ms that a batch is kept.
 -- Returns the number of members that go to the head of the line, or -1 where the token does not own the batch.
--- include: prelude, wake, row, replays, repaying, ending, dead_letters, batch, retry_budget, parts, retry, same, riders, sharing
+-- include: prelude, wake, row, repaying, ending, batch, retry_budget, retry, same, followers
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -1 end
 local rule = {seen = true, budget = tonumber(ARGV[5]), min_left_ms = tonumber(ARGV[6]), lease_ms = tonumber(ARGV[7]),

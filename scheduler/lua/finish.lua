@@ -6,7 +6,7 @@
 --   another call: the batch is not closed yet.
 -- Returns {outcomes that came too late (stale): all of them where the token does not own the batch, 1 where `share` has
 --   something to do, else 0}.
--- include: prelude, wake, row, replays, repaying, ending, dead_letters, batch, retry_budget, same, riders, sharing
+-- include: prelude, wake, row, repaying, ending, batch, retry_budget, same, followers
 local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 6
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return {#outcomes / SIZE, 0} end

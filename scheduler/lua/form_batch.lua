@@ -6,7 +6,7 @@
 --   9 tokens that a batch may cost (0: no limit), 10 ms of waiting from which nobody is passed over for its length,
 --   11 0, or how many must wait in all for everything to leave, if it fits the first pick and a worker is idle; else none.
 -- Returns packed {size, dropped, queues}: members of the new batch, ids that ended or are damaged, and what waits now.
--- include: prelude, protocol, row, replays, repaying, ending, owners, queues, joining, grouping, batch, retry_budget, same, riders, sharing
+-- include: prelude, protocol, row, repaying, ending, owners, queues, grouping, batch, retry_budget, same, followers
 if other_protocol() then return other_protocol() end
 local id, keep_ms, budget = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
 local size, used = 0, {}

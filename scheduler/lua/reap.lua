@@ -4,7 +4,7 @@
 -- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 least ms left for a retry, 5 lease ms,
 --   6 ms between passes, 7 ms that a batch is kept, 8 1: by a gateway that stands in for schedulers, 0: by a scheduler.
 -- Returns {renewed, pushed again, retried, batches without a trace}.
--- include: prelude, protocol, wake, row, replays, repaying, ending, dead_letters, batch, retry_budget, parts, retry, same, riders, sharing
+-- include: prelude, protocol, wake, row, repaying, ending, batch, retry_budget, retry, same, followers
 if other_protocol() then return other_protocol() end
 local rule = {seen = false, budget = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5]),
   keep_ms = tonumber(ARGV[7])}

@@ -3,7 +3,7 @@
 -- lost before stays together: its members may be what kills workers, and must not join fresh work.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 lease ms, 5 ms that a batch is kept.
 -- Returns the number of ids that wait again, first in their tier queues or as a batch; -1 where the token does not own it.
--- include: prelude, wake, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, wake, row, repaying, ending, batch, retry_budget, same, followers
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -1 end
 local back, suspect = {}, batch.losses > 0

@@ -4,7 +4,7 @@
 --   knows of (0: it does not ask).
 -- Returns 1, or 0 where the token no longer owns the batch: its work must be dropped. Where there are fewer members than
 --   the owner knows of: the ids of those that are left.
--- include: prelude, row, replays, repaying, ending, batch
+-- include: prelude, row, repaying, ending, batch
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return 0 end
 lease(batch, tonumber(ARGV[4]))

@@ -2,7 +2,7 @@
 -- share: tell riders of runs that have ended, where there are more of them than the end itself could tell; a few a call.
 -- KEYS[1] leases. ARGV: 1 prefix.
 -- Returns 1 where more are left, else 0.
--- include: prelude, row, replays, repaying, ending, batch, retry_budget, same, riders, sharing
+-- include: prelude, row, repaying, ending, batch, retry_budget, same, followers
 for _, leader in ipairs(call('ZRANGE', P .. 'sharing', 0, 15)) do
   local known = redis.pcall('HMGET', P .. 'request:' .. leader, 'told', 'same', 'losses')
   local hash, left = string.match(known[2] or '', '^%S+'), false

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
+from ratelimit.limits import EffectiveLimits, RemainingLimits, packed_kinds, packed_limits
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, encode_records
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, RedisFull, Script
@@ -39,13 +40,10 @@ class ReplayLimits(NamedTuple):
 
 
 class Submission(msgspec.Struct, kw_only=True, gc=False):
-    """One request that asks to enter, with the limits of its customer as they are in force now. Times are ms left.
+    """One request for admission, with the limits of its customer as they are in force now. Times are ms left.
 
-    Not frozen, because `total_ms` shrinks while it waits for the call.
-
-    `rate` (requests/s) and `burst` are the customer's, over all of its keys; 0 in the fields from `max_concurrency` to
-    `key_burst` means that there is no such limit. `tokens` is what the request is charged until it is known what it used.
-    `body` travels apart, since Lua's msgpack has no bin.
+    Not frozen, because `total_ms` shrinks while it waits for the call. `tokens` is what the request is charged until it is
+    known what it used. `body` is sent apart, since Lua's msgpack has no bin.
     """
 
     id: str
@@ -57,17 +55,11 @@ class Submission(msgspec.Struct, kw_only=True, gc=False):
     input_bytes: int
     total_ms: int
     queue_ms: int
-    rate: float
-    burst: float
+    limits: EffectiveLimits
     trace_id: str = ""
     idempotency: str = ""  # What names the client's Idempotency-Key, unique over customers; "": none was sent.
     fingerprint: str = ""  # Of the body, so that a key that is used for another body is noticed.
     tokens: int = 0
-    max_concurrency: int = 0
-    tokens_per_minute: float = 0.0
-    quotas: Sequence[tuple[str, int]] = ()  # Period and amount, such as ("1day", 10000); each period once.
-    key_rate: float = 0.0
-    key_burst: float = 0.0
     together: int = 0  # So many from this one on enter together or not at all; 0 and 1: this one by itself.
     again: bool = False  # It was accepted before, and Redis may have lost it: no limit is asked or spent again.
     same: str = ""  # What names all requests whose answer must be this one's as well; "": it shares with none.
@@ -94,30 +86,28 @@ class TierLimit(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Verdict(msgspec.Struct, array_like=True, frozen=True):
-    """The answer to one submission, with the state of its limits after it.
+    """The result of one submission: `left` is what is left of its limits after it, itself included.
 
-    `remaining` requests are left in the customer's bucket (or in the key's own, where that holds less), which is full
-    again in `reset_ms`; trying again pays after `retry_after_ms` (0 where accepted), and `depth` requests wait in the
-    tier. `tokens_left` may be below 0 (a debt); `quotas` has what is left of each quota and ms until it starts anew, in
-    the order of the submission. `shadowed` is the refusal that a tier in shadow would have given, "" where none.
+    A retry can succeed after `retry_after_ms` (0 where accepted); `depth` requests wait in the tier. `shadowed` is the
+    rejection that a tier in shadow would have returned, "" for none.
     """
 
     outcome: Admission
-    remaining: float
-    reset_ms: int
-    retry_after_ms: int
-    depth: int
-    stored_id: str = ""  # Which request has its idempotency key, where the outcome is REPLAYED or IN_PROGRESS.
-    tokens_left: float = 0.0
-    tokens_reset_ms: int = 0
-    in_use: int = 0  # Of the customer's concurrency, this one included.
-    quotas: Sequence[tuple[int, int]] = ()
+    left: RemainingLimits = RemainingLimits()
+    retry_after_ms: int = 0
+    depth: int = 0
+    stored_id: str = ""  # The request that has its idempotency key, where the outcome is REPLAYED or IN_PROGRESS.
     shadowed: str = ""
     reply: bytes = b""  # The stored reply, where it has ended already: an answer that was kept is this one's.
 
 
 REPLAYS = ReplayLimits()
 _encode = msgspec.msgpack.Encoder().encode
+FLAT = ("id", "group", "input_bytes", "total_ms", "queue_ms", "tokens", "length", "nonce", "trace", "rare")
+"""A packed submission, as scheduler/lua/includes/asking.lua reads it."""
+
+COSTS = {name: position for position, name in enumerate(FLAT, 1)}
+KINDS = _encode(packed_kinds(COSTS))
 _verdicts = msgspec.msgpack.Decoder(list[Verdict])
 
 
@@ -181,9 +171,10 @@ class Admissions:
                 int(repeats),
                 *self._replays,
                 self._pass_ms,
+                KINDS,
             )
         except RedisFull:
-            return [Verdict(Admission.BACKPRESSURE, 0.0, 0, 1000, 0) for _ in submissions]
+            return [Verdict(Admission.BACKPRESSURE, retry_after_ms=1000) for _ in submissions]
         return _verdicts.decode(packed)
 
 
@@ -227,8 +218,9 @@ def _rare(s: Submission) -> tuple[Any, ...]:
 
 
 def _group(s: Submission) -> tuple[Any, ...]:
-    limits = s.rate, s.burst, s.tokens_per_minute, s.max_concurrency, s.quotas
-    return s.tier, s.customer_id, s.api_key_id, s.model, s.key_rate, s.key_burst, limits
+    own = s.limits.key
+    rate, burst = (own.rate, own.size) if own else (0.0, 0.0)
+    return s.tier, s.customer_id, s.api_key_id, s.model, rate, burst, packed_limits(s.limits)
 
 
 MAX_PAIRS = 256

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 from redis.asyncio import Redis
 
+from ratelimit.limits import EffectiveLimits, RemainingLimits, packed_limits
+from scheduler.protocol.admission import KINDS
 from scheduler.redis_client.connections import bounded
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
@@ -59,6 +61,8 @@ class RejectionRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True
     depth: int = 0  # Requests that waited in its tier.
     retry_after_ms: int = 0
     more: int = 0  # So many more of its customer were refused for the same reason within the beat, and are not kept.
+    limit: str = ""  # The bucket that rejected it, in words, such as "60000 tokens per minute".
+    left: float = 0.0  # Units that were left in it.
 
     @property
     def at_ms(self) -> int:
@@ -120,33 +124,8 @@ def _readable(packed: bytes) -> RejectionRecord | None:
         return None
 
 
-class LimitsInForce(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a customer, and of one of its keys, as admission is told them; 0 where there is no such limit."""
-
-    customer_id: str
-    rate: float  # Requests/s.
-    burst: float
-    tokens_per_minute: float = 0.0
-    max_concurrency: int = 0
-    quotas: Sequence[tuple[str, int]] = ()  # Period and amount, such as ("1day", 10000).
-    key_id: str = ""
-    key_rate: float = 0.0
-    key_burst: float = 0.0
-
-
-class LimitsLeft(msgspec.Struct, array_like=True, frozen=True):
-    """What is left of them: fields as in `Verdict`, `in_use` without the one who asks."""
-
-    remaining: float
-    reset_ms: int
-    tokens_left: float
-    tokens_reset_ms: int
-    in_use: int
-    quotas: Sequence[tuple[int, int]]  # What is left and ms until it starts anew, in the order of the limits.
-
-
 _encode = msgspec.msgpack.Encoder().encode
-_left = msgspec.msgpack.Decoder(LimitsLeft)
+_left = msgspec.msgpack.Decoder(RemainingLimits)
 
 
 class LimitState:
@@ -155,10 +134,10 @@ class LimitState:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._script = Script("limit_state", client, keys)
 
-    async def read(self, limits: LimitsInForce) -> LimitsLeft:
-        """Look. Raises RedisUnavailable."""
-        told = _encode((limits.rate, limits.burst, limits.tokens_per_minute, limits.max_concurrency, limits.quotas))
-        packed = await self._script(limits.customer_id, told, limits.key_id, limits.key_rate, limits.key_burst)
+    async def read(self, customer_id: str, limits: EffectiveLimits, key_id: str = "") -> RemainingLimits:
+        """What is left of `limits`; `key_id` is needed where the key has its own. Raises RedisUnavailable."""
+        rate, burst = (limits.key.rate, limits.key.size) if limits.key else (0.0, 0.0)
+        packed = await self._script(customer_id, _encode(packed_limits(limits)), key_id, rate, burst, KINDS)
         return _left.decode(packed)
 
 

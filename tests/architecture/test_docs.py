@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from ratelimit.__main__ import PAGE, page
+from ratelimit.limits import BUCKETS
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission, State
@@ -219,10 +221,18 @@ def test_every_error_code_is_in_the_table() -> None:
 
 
 def test_every_outcome_of_admission_is_in_the_table() -> None:
-    """docs/errors.md has each outcome with the code that it becomes."""
-    page = text_of(ROOT / "docs" / "errors.md").split("## Admission outcomes")[1].split("\n## ")[0]
+    """docs/errors.md has each outcome with the code that it becomes; buckets beyond requests and tokens share a row."""
+    table = text_of(ROOT / "docs" / "errors.md").split("## Admission outcomes")[1].split("\n## ")[0]
 
-    assert missing_from((f"`{outcome.value}`" for outcome in Admission), page) == []
+    outcomes = {outcome.value for outcome in Admission} - {kind.outcome for kind in BUCKETS[2:]}
+    assert missing_from((f"`{outcome}`" for outcome in outcomes), table) == []
+
+
+def test_the_table_of_limits_is_that_of_the_list() -> None:
+    """`make docs` writes it into docs/limits.md."""
+    text = PAGE.read_text("utf-8")
+
+    assert page(text) == text
 
 
 def test_every_state_is_named() -> None:

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "ratelimit": set(),
     "scheduler": {"ratelimit"},
     "gpu_pool": {"scheduler"},
-    "ledger": {"scheduler"},
+    "ledger": {"ratelimit", "scheduler"},
     "tierlane": {"gateway", "ratelimit", "scheduler", "gpu_pool", "ledger"},
 }
 OWNERS = {
@@ -46,6 +46,7 @@ SHORT = {
     "gpu_pool/backends/simulated.py": "a backend",
     "gpu_pool/model_process/backend_registry.py": "the one place that imports backends",
     "ledger/schema/metadata.py": "imported by every table",
+    "ratelimit/__main__.py": "the entry point of `python -m ratelimit`",
     "ratelimit/shares.py": "a policy of its own",
     "scheduler/fault_log.py": "brings structlog, which scripts and settings do without",
     "scheduler/request_id.py": "ids, imported everywhere",

@@ -109,7 +109,7 @@ async def test_a_customer_spends_its_burst_and_no_more(pool: Pool) -> None:
     verdicts = await pool.admit(slow)
 
     assert [v.outcome for v in verdicts] == [Admission.ACCEPTED] * 5 + [Admission.CUSTOMER_LIMIT] * 3
-    assert [round(v.remaining) for v in verdicts[:5]] == [4, 3, 2, 1, 0]
+    assert [round(v.left.buckets[0].left) for v in verdicts[:5]] == [4, 3, 2, 1, 0]
     assert verdicts[5].retry_after_ms == pytest.approx(1_000_000, rel=0.01)
     assert await pool.depth("free") == 5
 

@@ -3,15 +3,21 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
+import ratelimit.limits
+from customer_limits import in_force
 from eventually import eventually
 from pool import TIERS, WIDE, Pool, done
+from ratelimit.limits import BUCKETS, Bucket, BucketKind, EffectiveLimits, LimitColumn, RemainingLimits, packed_kinds
 from scheduler.errors import ErrorCode
+from scheduler.protocol import admission
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
 from scheduler.protocol.batches import Outcome
-from scheduler.protocol.limits import LimitsInForce, LimitsLeft, LimitState
+from scheduler.protocol.limits import LimitState
 from scheduler.states import Admission
 
 HASH, LEASES = "rl:customer:customer", "rl:leases:customer"
@@ -30,10 +36,9 @@ async def enter(pool: Pool, **limits: Any) -> Submission:
     return submission
 
 
-async def left(pool: Pool, **limits: Any) -> LimitsLeft:
+async def left(pool: Pool, **limits: Any) -> RemainingLimits:
     """What a look says."""
-    asked = LimitsInForce(**{"customer_id": "customer", "rate": 1e6, "burst": 1e6} | limits)
-    return await LimitState(pool.client, pool.keys).read(asked)
+    return await LimitState(pool.client, pool.keys).read("customer", in_force(**limits), "key")
 
 
 async def run(pool: Pool, ids: list[str], outcomes: list[Outcome]) -> None:
@@ -53,9 +58,9 @@ async def test_tokens_are_charged_by_the_estimate(pool: Pool) -> None:
     verdicts = await ask(pool, 4, tokens=10, tokens_per_minute=120)
 
     assert outcomes(verdicts) == ["accepted"] * 3 + ["token_limit"]
-    assert [round(v.tokens_left) for v in verdicts] == [20, 10, 0, 0]
+    assert [round(v.left.buckets[1].left) for v in verdicts] == [20, 10, 0, 0]
     assert verdicts[3].retry_after_ms == pytest.approx(5000, rel=0.05)  # 10 tokens at 2 a second
-    assert verdicts[3].tokens_reset_ms == pytest.approx(60_000, rel=0.05)
+    assert verdicts[3].left.buckets[1].reset_ms == pytest.approx(60_000, rel=0.05)
 
 
 async def test_tokens_are_settled_to_what_was_used(pool: Pool) -> None:
@@ -70,7 +75,7 @@ async def test_tokens_are_settled_to_what_was_used(pool: Pool) -> None:
     (verdict,) = await pool.admit([much])
 
     assert verdict.outcome is Admission.TOKEN_LIMIT
-    assert verdict.tokens_left < 0
+    assert verdict.left.buckets[1].left < 0
 
 
 async def test_a_backend_that_counts_no_tokens_leaves_the_estimate(pool: Pool) -> None:
@@ -79,7 +84,7 @@ async def test_a_backend_that_counts_no_tokens_leaves_the_estimate(pool: Pool) -
 
     await run(pool, [asked.id], [Outcome(asked.id, "", 50.0, 0, "v1", "x")])
 
-    assert (await left(pool, tokens_per_minute=120)).tokens_left == pytest.approx(20, abs=1)
+    assert (await left(pool, tokens_per_minute=120)).buckets[1].left == pytest.approx(20, abs=1)
 
 
 async def test_a_request_larger_than_a_minute_enters_when_the_minute_is_whole(pool: Pool) -> None:
@@ -89,7 +94,7 @@ async def test_a_request_larger_than_a_minute_enters_when_the_minute_is_whole(po
     verdicts = await ask(pool, 2, tokens=1000, tokens_per_minute=60)
 
     assert outcomes(verdicts) == ["accepted", "token_limit"]
-    assert verdicts[1].tokens_left == pytest.approx(-940, abs=1)
+    assert verdicts[1].left.buckets[1].left == pytest.approx(-940, abs=1)
     assert verdicts[1].retry_after_ms == pytest.approx(1_000_000, rel=0.01)
 
 
@@ -101,7 +106,7 @@ async def test_concurrency_counts_who_is_under_way(pool: Pool) -> None:
     await pool.terminations.cancel([(first[0].id, ErrorCode.CANCELLED)])
     (verdict,) = await ask(pool, 1, max_concurrency=3)
 
-    assert (verdict.outcome, verdict.in_use) == ("accepted", 3)
+    assert (verdict.outcome, verdict.left.in_use) == ("accepted", 3)
     assert outcomes(await ask(pool, 1, max_concurrency=3)) == ["concurrency"]
 
 
@@ -134,7 +139,7 @@ async def test_a_quota_is_spent_and_keeps_what_was_spent(pool: Pool) -> None:
 
     raised = await ask(pool, 2, quotas=[("1day", 3)])
     assert outcomes(raised) == ["accepted", "quota"]
-    assert [v.quotas[0][0] for v in raised] == [0, 0]
+    assert [v.left.quotas[0][0] for v in raised] == [0, 0]
     assert outcomes(await ask(pool, 1, quotas=[("1day", 1)])) == ["quota"]
     assert outcomes(await ask(pool, 1, quotas=[("1month", 1)])) == ["accepted"]
 
@@ -145,8 +150,8 @@ async def test_all_quotas_hold_and_a_refusal_spends_none(pool: Pool) -> None:
     verdicts = await ask(pool, 3, quotas=both)
 
     assert outcomes(verdicts) == ["accepted", "quota", "quota"]
-    assert [q[0] for q in verdicts[2].quotas] == [0, 4]
-    day_ms, month_ms = (q[1] for q in verdicts[0].quotas)
+    assert [q[0] for q in verdicts[2].left.quotas] == [0, 4]
+    day_ms, month_ms = (q[1] for q in verdicts[0].left.quotas)
     assert 0 < day_ms <= 86_400_000
     assert day_ms <= month_ms <= 31 * 86_400_000
     assert verdicts[1].retry_after_ms == pytest.approx(day_ms, abs=5000)
@@ -220,7 +225,7 @@ async def test_keys_of_one_customer_share_its_limit(pool: Pool) -> None:
     )
 
     assert outcomes(verdicts) == ["accepted"] * 2 + ["key_limit"] + ["accepted"] * 3 + ["customer_limit"]
-    assert [int(v.remaining) for v in verdicts[:3]] == [1, 0, 0]  # What the key's own limit leaves.
+    assert [int(v.left.buckets[0].left) for v in verdicts[:3]] == [1, 0, 0]  # What the key's own limit leaves.
 
 
 async def test_a_raised_rate_gives_nothing_for_the_past(pool: Pool) -> None:
@@ -263,8 +268,8 @@ async def test_a_look_changes_nothing(pool: Pool, client: Redis) -> None:
     seen = await left(pool, **limits)
 
     assert {key: await client.dump(key) async for key in client.scan_iter()} == before
-    assert seen.remaining == pytest.approx(verdict.remaining, abs=0.1)
-    assert seen.tokens_left == pytest.approx(verdict.tokens_left, abs=5)
+    assert seen.buckets[0].left == pytest.approx(verdict.left.buckets[0].left, abs=0.1)
+    assert seen.buckets[1].left == pytest.approx(verdict.left.buckets[1].left, abs=5)
     assert (seen.in_use, seen.quotas[0][0]) == (1, 8)
 
 
@@ -272,7 +277,7 @@ async def test_a_look_at_nobody_is_a_full_bucket_of_this_epoch(pool: Pool) -> No
     """A customer that never came has what a first request would find."""
     seen = await left(pool, rate=1.0, burst=100.0, quotas=[("1month", 7)])
 
-    assert seen.remaining == pytest.approx(25, abs=5)
+    assert seen.buckets[0].left == pytest.approx(25, abs=5)
     assert (seen.in_use, seen.quotas[0][0]) == (0, 7)
 
 
@@ -364,3 +369,41 @@ async def test_a_completed_request_frees_its_place_and_keeps_its_charge(pool: Po
 
     assert await pool.client.exists(LEASES) == 0
     assert (await pool.client.hget(HASH, "q:1year")).split()[1] == b"1"
+
+
+BYTES = BucketKind(
+    "input-bytes",
+    "input bytes per minute",
+    outcome="token_limit",
+    rate=LimitColumn("input_bytes_per_minute", "bigint", "", "", required=False),
+    fields=("bytes", "bytes_rate"),
+    cost="input_bytes",
+)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "left"), [(None, 0.0), (ErrorCode.WORKER_LOST, 80.0), (ErrorCode.POISON_REQUEST, 0.0)]
+)
+async def test_a_limit_that_is_only_listed_is_charged_and_refunded(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, outcome: ErrorCode | None, left: float
+) -> None:
+    """A third bucket, of which no script knows more than its entry: rejects, stays charged, comes back where we failed."""
+    monkeypatch.setattr(admission, "KINDS", msgspec.msgpack.encode(packed_kinds(admission.COSTS, (*BUCKETS, BYTES))))
+    monkeypatch.setitem(ratelimit.limits._NUMBER, BYTES.name, 3)
+    await pool.client.set(pool.keys.epoch, 1)  # Long ago: the bucket is whole.
+    limits = EffectiveLimits((*in_force(tokens_per_minute=1e6).buckets, Bucket(BYTES, 1e-3, 120.0)))
+
+    def sized(input_bytes: int) -> Submission:
+        return replace(pool.submission(), limits=limits, input_bytes=input_bytes)
+
+    first, second, third = sized(40), sized(81), sized(80)
+    verdicts = await pool.admit([first, second, third])
+    assert outcomes(verdicts) == ["accepted", "token_limit", "accepted"]
+    assert [round(v.left.buckets[2].left) for v in verdicts] == [80, 80, 0]
+
+    await pool.form([("free", 2)])
+    batch = await pool.claim_next()
+    ends = [Outcome(first.id, "", 50.0, 3, "v1", "x"), Outcome(third.id, outcome or "", 50.0, 3, "v1", "x")]
+    await pool.batches.finish(batch.batch_id, batch.token, ends)
+
+    assert float(await pool.client.hget(HASH, "bytes")) == pytest.approx(left, abs=0.01)

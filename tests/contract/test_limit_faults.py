@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from customer_limits import in_force
 from pool import TIERS, WIDE, Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import TierLimit, Verdict
 from scheduler.protocol.batches import Outcome
-from scheduler.protocol.limits import CHUNK, LimitsInForce, LimitState, QuotaRestore, QuotaSpent
+from scheduler.protocol.limits import CHUNK, LimitState, QuotaRestore, QuotaSpent
 from scheduler.redis_client.keys import Keys
 from scheduler.states import Admission
 
@@ -219,9 +220,9 @@ async def test_a_look_counts_no_expired_lease(pool: Pool) -> None:
     """People who ask are told who is under way, not who once was."""
     await pool.queue(2)
     await pool.client.zadd(LEASES, {"gone": 1})
-    limits = LimitsInForce(customer_id="customer", rate=1.0, burst=1.0, max_concurrency=9)
+    limits = in_force(1.0, 1.0, max_concurrency=9)
 
-    assert (await LimitState(pool.client, pool.keys).read(limits)).in_use == 2
+    assert (await LimitState(pool.client, pool.keys).read("customer", limits)).in_use == 2
 
 
 async def test_who_has_spent_two_quotas_is_told_the_later_end(pool: Pool) -> None:

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from customer_limits import in_force
 from key_leaks import leaked_keys
 from pool import WIDE, Pool, done
 from scheduler.protocol.admission import TierLimit, Verdict
-from scheduler.protocol.limits import LimitsInForce, LimitState
+from scheduler.protocol.limits import LimitState
 from scheduler.protocol.replies import decode_replies, decode_reply
 from scheduler.states import Admission
 from sharing_story import KEEP, SHUT, ask, batch_of_all, finish, ids, served_from, stored, untold
@@ -203,9 +204,8 @@ async def test_each_customer_pays_its_own_limits(pool: Pool, kept: bool) -> None
         await finish(pool, await batch_of_all(pool))
 
     assert refused.outcome is Admission.CUSTOMER_LIMIT
-    asked = LimitsInForce(customer_id="payer", rate=0.001, burst=1.0, tokens_per_minute=100.0)
-    left = await LimitState(pool.client, pool.keys).read(asked)
-    assert 95 <= left.tokens_left < 97
+    left = await LimitState(pool.client, pool.keys).read("payer", in_force(0.001, 1.0, tokens_per_minute=100.0))
+    assert 95 <= left.buckets[1].left < 97
 
 
 async def test_an_idempotency_key_of_a_rider(pool: Pool) -> None:

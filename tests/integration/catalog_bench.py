@@ -23,6 +23,7 @@ from integration.ledger_fixtures import fill_catalog
 from ledger.catalog.follower import Catalog
 from ledger.catalog.loader import load_whole
 from ledger.migration import upgrade_to_head
+from ratelimit.limits import value_of
 from scheduler.errors import RequestError
 from tierlane.embedded.postgres import EmbeddedPostgres
 
@@ -109,7 +110,9 @@ async def measure(server: EmbeddedPostgres, count: int) -> None:
         await arrives(f"revocation {n}", db, sql, lambda key=key: refused(catalog, key))
     for value in (7, 8):
         sql = f"UPDATE tiers SET burst = {value} WHERE name = 'paid'"
-        await arrives("a tier", db, sql, lambda value=value: catalog.snapshot.tier("paid").burst == value)
+        await arrives(
+            "a tier", db, sql, lambda value=value: value_of(catalog.snapshot.tier("paid").limits, "burst") == value
+        )
     await eventually(lambda: not catalog._remains, "the old picture is gone", 30)
     print(f"memory of the process: {rss_mib():.1f} MiB")
     print("the same beside other work of the process, which takes 2 ms of each turn:")
@@ -118,7 +121,7 @@ async def measure(server: EmbeddedPostgres, count: int) -> None:
     sql = f"UPDATE api_keys SET revoked_at = now() WHERE id = '{key[3:15]}'"
     await arrives("revocation", db, sql, lambda: refused(catalog, key))
     sql = "UPDATE tiers SET burst = 9 WHERE name = 'paid'"
-    await arrives("a tier", db, sql, lambda: catalog.snapshot.tier("paid").burst == 9)
+    await arrives("a tier", db, sql, lambda: value_of(catalog.snapshot.tier("paid").limits, "burst") == 9)
     await eventually(lambda: not catalog._remains, "the old picture is gone", 30)
     print(f"memory of the process: {rss_mib():.1f} MiB")
     working.cancel()

@@ -14,6 +14,7 @@ import openai
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
+from customer_limits import with_values
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.inference.traces import RequestTraces
@@ -49,7 +50,7 @@ def tier(name: str, priority: int, share: float, **changes: Any) -> Tier:
         "shed_depth": None,
         "shed_wait_ms": None,
     }
-    return Tier(**fields | changes)
+    return Tier(**with_values(fields | changes))
 
 
 def model(name: str = "tiny", **changes: Any) -> Model:
@@ -106,7 +107,7 @@ class LiteralCatalog:
             "tokens_per_minute": None,
             "max_queue_ms": row.max_queue_ms,
         }
-        return new.id, Key(Identity(**fields | changes), new.secret_hash, INFINITY, revoked, suspended)
+        return new.id, Key(Identity(**with_values(fields | changes)), new.secret_hash, INFINITY, revoked, suspended)
 
     def age_s(self) -> float:
         return 0.0

@@ -35,7 +35,9 @@ class JobCatalog(LiteralCatalog):
     def give_hosts(self, tier_name: str, hosts: str | None) -> None:
         """Replace the snapshot: the tier's customer has this list in its row."""
         assert self.snapshot is not None
-        row = Customer(customer_id(tier_name), tier_name, tier_name, False, 1.0, 1.0, 1, None, 1, callback_hosts=hosts)
+        row = Customer(
+            customer_id(tier_name), tier_name, tier_name, False, (1.0, 1.0, 1, None), 1, callback_hosts=hosts
+        )
         self.snapshot = msgspec.structs.replace(self.snapshot, customers={row.id: row})
 
 

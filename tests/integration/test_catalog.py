@@ -15,6 +15,7 @@ from integration.ledger_fixtures import DeafProxy, database_url, db, dsn, own_se
 from ledger.catalog.follower import POLL_SLACK_S, Catalog
 from ledger.catalog.loader import CHANNEL
 from ledger.catalog.snapshot import Identity
+from ratelimit.limits import value_of
 from scheduler.errors import ErrorCode, RequestError
 from tierlane.embedded.postgres import EmbeddedPostgres
 
@@ -34,7 +35,7 @@ async def catalog(database_url: str) -> AsyncIterator[Catalog]:
 
 
 def burst(catalog: Catalog, tier: str = "free") -> float:
-    return catalog.snapshot.tier(tier).burst if catalog.snapshot else -1.0
+    return value_of(catalog.snapshot.tier(tier).limits, "burst") or 0.0 if catalog.snapshot else -1.0
 
 
 def code_of(catalog: Catalog, key: str) -> ErrorCode | None:
@@ -89,7 +90,10 @@ async def test_without_notify_the_poll_brings_it(catalog: Catalog, db: Connectio
 
 
 CHANGES: dict[str, tuple[str, Callable[[Catalog, str], bool]]] = {
-    "tier": ("UPDATE tiers SET burst = 17 WHERE name = 'paid'", lambda c, key: who(c, key).burst == 17),
+    "tier": (
+        "UPDATE tiers SET burst = 17 WHERE name = 'paid'",
+        lambda c, key: value_of(who(c, key).limits, "burst") == 17,
+    ),
     "customer": ("UPDATE customers SET max_concurrency = 3", lambda c, key: who(c, key).max_concurrency == 3),
     "customer suspended": (
         "UPDATE customers SET status = 'suspended'",

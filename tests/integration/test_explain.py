@@ -76,7 +76,7 @@ def submission(pool: Pool, customer_id: str, **changes: Any) -> Submission:
 
 async def refuse(pool: Pool, customer_id: str, *codes: ErrorCode) -> list[str]:
     """As a gateway that refused these, and beats; their ids."""
-    identity = Identity("k1", customer_id, "acme", "free", 100.0, 10.0, 50, 60_000, 2000)
+    identity = Identity("k1", customer_id, "acme", "free", (100.0, 10.0, 50, 60_000), 2000)
     refusals, ids = RejectionLog(), [new_request_id() for _ in codes]
     for request_id, code in zip(ids, codes, strict=True):
         (verdict,) = await pool.admit([submission(pool, customer_id, rate=1e-9, burst=1e-9)])
@@ -148,7 +148,7 @@ async def test_a_refused_request(pool: Pool, redis_url: str, database_url: str, 
 
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert "Refused with reduced_capacity at " in shown.stdout
-    assert "by the customer's request limit over all its keys: 40/s with a burst of 4 in force" in shown.stdout
+    assert "by the customer's limit over all its keys: 40 requests/s (burst 4) in force" in shown.stdout
     assert "Limits of tier free stood at 40 % of their base then" in shown.stdout
 
 

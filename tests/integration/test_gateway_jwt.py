@@ -39,7 +39,7 @@ class CatalogOfBoth(LiteralCustomers):
         self.key: NewKey = mint()
 
     def identify(self, presented: str, wall_now: float) -> Identity:
-        identity = Identity(self.key.id, "id-acme", "acme", "free", 1.0, 1.0, 1, None, 1000)
+        identity = Identity(self.key.id, "id-acme", "acme", "free", (1.0, 1.0, 1, None), 1000)
         rows = {self.key.id: Key(identity, self.key.secret_hash, INFINITY, revoked=False, suspended=False)}
         return verify(presented, Snapshot(1, (), {}, rows, {}, ()), wall_now)
 

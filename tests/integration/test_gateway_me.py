@@ -23,10 +23,10 @@ from gateway.limits.demand import DemandMeter
 from integration.gateway_fixtures import LiteralCatalog
 from ledger.audit.queries import Usage
 from pool import Pool
-from ratelimit.effective import LimitReading, effective
+from ratelimit.limits import EffectiveLimits, RemainingLimits, effective
 from scheduler.errors import RedisUnavailable
 from scheduler.payload import Payload
-from scheduler.protocol.limits import LimitsInForce, LimitState
+from scheduler.protocol.limits import LimitState
 from scheduler.redis_client.keys import Keys
 
 USAGE = Usage(requests=12, completed=10, failed=2, tokens_used=345)
@@ -61,10 +61,10 @@ async def serving(client: Redis) -> AsyncIterator[Page]:
     state = LimitState(client, Keys())
     customer_limits = CustomerLimits(limits, DemandMeter("g1", 0.0))
 
-    async def read(in_force: LimitsInForce) -> LimitReading:
+    async def read(customer_id: str, limits: EffectiveLimits, key_id: str) -> RemainingLimits:
         if page.redis_away:
             raise RedisUnavailable
-        return await state.read(in_force)
+        return await state.read(customer_id, limits, key_id)
 
     async def find_usage(customer_id: str) -> Usage:
         page.asked.append(customer_id)

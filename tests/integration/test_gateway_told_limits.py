@@ -73,7 +73,7 @@ async def test_tokens_are_charged_by_estimate_and_settled_by_use(stack: Stack) -
     assert error_of(refused) == (
         429,
         "rate_limit_exceeded",
-        "The limit of this account, 4000 tokens per minute, is reached.",
+        "The rate limit of this account, 4000 tokens per minute, is reached.",
     )
     assert 30_000 < refused[1]["error"]["retry_after_ms"] < 60_000
 
@@ -87,7 +87,7 @@ async def test_tokens_that_only_a_lowered_limit_refuses_are_no_fault_of_the_clie
     assert error_of(refused) == (
         503,
         "reduced_capacity",
-        "The limit of this account, 1000 tokens per minute, is reached. It is lowered while less capacity is available.",
+        "The rate limit of this account, 1000 tokens per minute, is reached. It is lowered while less capacity is available.",
     )
     assert (refused[2]["x-ratelimit-limit-tokens"], "x-should-retry" in refused[2]) == ("1000", False)
 

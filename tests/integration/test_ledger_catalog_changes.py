@@ -14,6 +14,7 @@ from ledger.catalog.changes import MOST_CHANGES, load_changes
 from ledger.catalog.loader import LoadedCatalog, load, load_whole
 from ledger.catalog.snapshot import Snapshot
 from ledger.dead_letters import LetterSelection, note
+from ratelimit.limits import value_of
 
 __all__ = ["database_url", "db", "postgres_server"]
 
@@ -232,7 +233,7 @@ async def test_a_change_that_commits_late_is_not_missed(database_url: str, db: C
     picture = await load_changes(db, picture)
     await late.close()
 
-    assert [customer.burst for customer in picture.snapshot.customers.values()] == [3]
+    assert [value_of(customer.limits, "burst") for customer in picture.snapshot.customers.values()] == [3]
     assert content(picture.snapshot) == content(await load(db))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from customer_limits import in_force
 from eventually import eventually
 from integration.gateway_fixtures import running_stack
 from integration.gpu_pool_fixtures import StartWorker, batch, faulty_models, replies, start_worker
@@ -14,7 +15,7 @@ from redis_acl import ROLES, SCRIPTS, touched
 from scheduler.errors import ErrorCode
 from scheduler.protocol.audit_outbox import name_of
 from scheduler.protocol.index_repair import IndexRepair
-from scheduler.protocol.limits import LimitsInForce, LimitState, QuotaRestore, QuotaSpent
+from scheduler.protocol.limits import LimitState, QuotaRestore, QuotaSpent
 from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.connections import blocking_client, blocking_read, check_server
 from scheduler.redis_client.keys import Keys
@@ -82,17 +83,17 @@ async def limits_are_charged(gateway: Pool) -> None:
     assert [v.outcome for v in verdicts] == ["accepted", "accepted"]
     left = LimitState(gateway.client, gateway.keys)
     await left.read(
-        LimitsInForce(
-            customer_id="customer",
-            rate=10.0,
-            burst=10.0,
+        "customer",
+        in_force(
+            10.0,
+            10.0,
             tokens_per_minute=1000.0,
             max_concurrency=5,
             quotas=[("1day", 10)],
-            key_id="key",
             key_rate=5.0,
             key_burst=5.0,
-        )
+        ),
+        "key",
     )
 
 

@@ -39,7 +39,7 @@ async def test_bug_16_clock_skew_in_ages(pool: Pool, offset_us: int) -> None:
     queues = await pool.batches.look(TIERS)
 
     assert accepted(verdicts) == (5 if offset_us > 0 else 8)  # An hour at 0.001 a second is 3.6 more.
-    assert all(0 <= verdict.remaining <= 10 for verdict in verdicts)
+    assert all(0 <= verdict.left.buckets[0].left <= 10 for verdict in verdicts)
     assert all(tier.oldest_ms >= 0 for tier in queues.tiers)
 
 
@@ -103,7 +103,7 @@ async def test_bug_22_a_count_of_gpus_that_nobody_keeps(pool: Pool) -> None:
 
 def test_bug_22_a_gateway_derives_the_count_itself() -> None:
     """It holds what it last saw for ten seconds, then counts on one GPU: never on a number that grew old."""
-    tier = Tier("free", 3, 0.1, 10.0, 20.0, 8, None, 500, 2000, None, None)
+    tier = Tier("free", 3, 0.1, (10.0, 20.0, 8, None), 500, 2000, None, None)
     model = Model("tiny", "default", 32, None, 40, 3000, 100.0, 0.8, 0, True)
     snapshot = Snapshot(1, (tier,), {}, {}, {"tiny": model}, ())
     workers = [WorkerView(name, "ready", 0.5, 1, 10.0, True, 100.0, 50.0, "simulated", "v1") for name in "abcd"]

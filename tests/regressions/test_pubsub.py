@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from customer_limits import remaining
 from eventually import eventually
 from gateway.inference.pending import Outcome, PendingRequest, PendingRequests
 from gateway.inference.responses import PING_EVERY_S, PONG_WITHIN_S, ResponseSubscriber
@@ -48,7 +49,7 @@ async def wait_at(pending_requests: PendingRequests, pool: Pool) -> Waiting:
     submission = pool.submission(id=batch.requests[0].id)
     outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     pending = PendingRequest(submission, time.monotonic(), outcome.set_result)
-    pending.verdict = Verdict(Admission.ACCEPTED, 1.0, 0, 0, 0)
+    pending.verdict = Verdict(Admission.ACCEPTED, remaining(1.0))
     pending_requests.add(pending)
     return Waiting(pool, batch, pending, outcome)
 

@@ -15,6 +15,7 @@ from ledger.catalog.loader import BadCatalogRow, SnapshotBuild, models_from, par
 from ledger.catalog.quotas import held_of, window_number, window_start
 from ledger.catalog.snapshot import Quota, Snapshot
 from ledger.schema.catalog import QUOTA_PATTERN
+from ratelimit.limits import value_of
 
 PAID = ("paid", 2, 0.25, 1000.0, 1000.0, 500, None, 10_000, 2000, 500, 1500, False)
 FREE = ("free", 3, 0.10, 200.0, 200.0, 100, None, 5000, 2000, 100, 1000, True)
@@ -66,8 +67,8 @@ def test_tiers_come_by_priority_and_limits_by_inheritance() -> None:
     assert made.version == 7
     assert made.tier("free").shed_depth == 100
     assert (made.tier("free").shadow, made.tier("paid").shadow) == (True, False)
-    assert made.customers["c1"].requests_per_second == 1000.0
-    assert made.keys["k1"].identity.max_concurrency == 500
+    assert value_of(made.customers["c1"].limits, "requests_per_second") == 1000.0
+    assert value_of(made.keys["k1"].identity.limits, "max_concurrency") == 500
     assert made.keys["k1"].expires_at == inf
     assert made.models["tiny"].max_batch_size == 32
     assert made.quotas == (Quota("c1", None, 10_000, 1, "day", "10000/day"),)
@@ -78,8 +79,7 @@ def test_a_customers_own_limit_wins_over_its_tiers() -> None:
     own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9, "hooks.example.com")
     identity = snapshot(rows(customers=[own])).keys["k1"].identity
 
-    assert (identity.requests_per_second, identity.burst, identity.max_concurrency) == (5.0, 6.0, 7)
-    assert (identity.tokens_per_minute, identity.max_queue_ms) == (8, 9)
+    assert (identity.limits, identity.max_queue_ms) == ((5.0, 6.0, 7, 8), 9)
     assert snapshot(rows(customers=[own])).keys["k1"].suspended
     assert snapshot(rows(customers=[own])).customers["c1"].callback_hosts == "hooks.example.com"
 
@@ -92,12 +92,12 @@ def test_a_customers_own_limit_wins_over_its_tiers() -> None:
         ({"tiers": [PAID, changed(FREE, 0, "Not A Name")]}, "Not A Name"),
         ({"tiers": [PAID, changed(FREE, 2, 0.9)]}, "capacity"),
         ({"tiers": [PAID, changed(FREE, 2, nan)]}, "guaranteed_share"),
-        ({"tiers": [PAID, changed(FREE, 3, 0.0)]}, "'free' has a rate"),
-        ({"tiers": [PAID, changed(FREE, 3, nan)]}, "'free' has a rate"),
+        ({"tiers": [PAID, changed(FREE, 3, 0.0)]}, "'free' has a requests_per_second"),
+        ({"tiers": [PAID, changed(FREE, 3, nan)]}, "'free' has a requests_per_second"),
         ({"tiers": [PAID, changed(FREE, 4, inf)]}, "'free' has a burst"),
         ({"tiers": [PAID, changed(FREE, 7, None)]}, "cannot be read"),
         ({"customers": [changed(ACME, 2, "gold")]}, "'gold'"),
-        ({"customers": [changed(ACME, 4, -1.0)]}, "'acme' has a rate"),
+        ({"customers": [changed(ACME, 4, -1.0)]}, "'acme' has a requests_per_second"),
         ({"keys": [changed(KEY, 1, "nobody")]}, "'k1'"),
         ({"keys": [changed(KEY, 2, b"short")]}, "'k1'"),
         ({"keys": [changed(KEY, 5, 3.0)]}, "'k1' has a burst"),
@@ -202,7 +202,7 @@ def test_a_keys_own_limit_is_in_its_identity() -> None:
 
     assert (made.keys["k1"].identity.key_rate, made.keys["k1"].identity.key_burst) == (0.0, 0.0)
     assert (made.keys["k2"].identity.key_rate, made.keys["k2"].identity.key_burst) == (2.5, 4.0)
-    assert made.keys["k2"].identity.requests_per_second == 1000.0
+    assert value_of(made.keys["k2"].identity.limits, "requests_per_second") == 1000.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from scheduler.protocol.pool_view import Observation, WorkerView
 from tierlane.check import system
 from tierlane.check.system import CheckItem, document, lines_of, passes, status_line
 
-FREE = Tier("free", 3, 0.1, 10.0, 20.0, 8, None, 500, 2000, None, None)
+FREE = Tier("free", 3, 0.1, (10.0, 20.0, 8, None), 500, 2000, None, None)
 TINY = Model("tiny", "default", 8, None, 40, 3000, 100.0, 0.8, 0, True)
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from customer_limits import remaining
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
-from scheduler.protocol.limits import LimitsLeft, RejectionRecord
+from ratelimit.limits import Level
+from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, WorkerView
 from scheduler.request_id import created_ms
 from tierlane.explain.customer import CustomerExplanation, CustomerRecord, Pool, explain_customer, factor_of
@@ -17,16 +19,16 @@ REQUEST = "req_0197f3a0000070008000000000000001"
 
 
 def tier(name: str, priority: int, share: float, *, shadow: bool = False) -> Tier:
-    return Tier(name, priority, share, 100.0, 20.0, 50, 2_400_000, 1000, 2000, None, None, shadow)
+    return Tier(name, priority, share, (100.0, 20.0, 50, 2_400_000), 1000, 2000, None, None, shadow)
 
 
 TIERS = (tier("enterprise", 1, 0.05), tier("paid", 2, 0.25), tier("free", 3, 0.10))
 MODEL = Model("tiny", "default", 32, None, 40, 3000, 50.0, 0.8, 0, True)
 QUOTAS = (("1day", 10_000), ("1month", 90_000))
-ACME = Customer(ID, "acme", "free", False, 100.0, 20.0, 80, 2_400_000, 2000, QUOTAS)
-KEY = Identity("k1", ID, "acme", "free", 100.0, 20.0, 80, 2_400_000, 2000, QUOTAS, 10.0, 2.0)
+ACME = Customer(ID, "acme", "free", False, (100.0, 20.0, 80, 2_400_000), 2000, QUOTAS)
+KEY = Identity("k1", ID, "acme", "free", (100.0, 20.0, 80, 2_400_000), 2000, QUOTAS, 10.0, 2.0)
 ROW = CustomerRecord(ACME, frozenset({"max_concurrency"}), (KEY,))
-LEFT = LimitsLeft(3.25, 900, 880_100.0, 4000, 3, [(9120, 10_920_000), (80_000, 90_061_000)])
+LEFT = remaining(3.25, 900, Level(880_100.0, 4000), 3, [(9120, 10_920_000), (80_000, 90_061_000)])
 REFUSAL = RejectionRecord(
     id=REQUEST,
     customer_id=ID,
@@ -37,6 +39,8 @@ REFUSAL = RejectionRecord(
     factor=0.381,
     rate=38.1,
     burst=7.6,
+    limit="38.1 requests/s (burst 7)",
+    left=0.25,
     more=12,
 )
 
@@ -89,9 +93,9 @@ def test_limits_are_taken_apart() -> None:
 
 def test_what_is_not_limited_has_no_figures() -> None:
     """No tokens a minute, no quotas, no key of its own."""
-    bare = CustomerRecord(Customer(ID, "acme", "free", False, 100.0, 20.0, 80, None, 2000))
+    bare = CustomerRecord(Customer(ID, "acme", "free", False, (100.0, 20.0, 80, None), 2000))
 
-    found = limits(told(row=bare, left=LimitsLeft(3.25, 900, 0.0, 0, 3, [])))
+    found = limits(told(row=bare, left=remaining(3.25, 900, in_use=3)))
 
     assert found["tokens_per_minute"] == (None, "tier free", None, None)
     assert list(found) == ["requests_per_second", "burst", "tokens_per_minute", "max_concurrency"]
@@ -128,7 +132,7 @@ def test_the_lowest_of_several_gateways_is_told() -> None:
 
 def test_a_tier_in_shadow_and_a_suspended_customer_are_told() -> None:
     """They change what the limits mean."""
-    suspended = CustomerRecord(Customer(ID, "acme", "free", True, 100.0, 20.0, 80, None, 2000))
+    suspended = CustomerRecord(Customer(ID, "acme", "free", True, (100.0, 20.0, 80, None), 2000))
 
     why = told(row=suspended, tiers=(*TIERS[:2], tier("free", 3, 0.1, shadow=True))).why
 
@@ -183,7 +187,7 @@ def test_refusals_are_told_with_the_limit_that_refused() -> None:
         0.381,
         12,
     )
-    assert one.refused_by.startswith("the customer's request limit over all its keys: 38.1/s with a burst of 7.6")
+    assert one.refused_by.startswith("the customer's limit over all its keys: 38.1 requests/s (burst 7)")
 
 
 def test_the_screen() -> None:

@@ -40,6 +40,8 @@ REFUSAL = RejectionRecord(
     factor=0.381,
     rate=38.1,
     burst=7.6,
+    limit="38.1 requests/s (burst 7)",
+    left=0.25,
     remaining=0.25,
     retry_after_ms=75,
     more=3,
@@ -89,8 +91,8 @@ def test_a_refusal_is_told_whole() -> None:
     at = f"{BEGAN:%Y-%m-%d %H:%M:%S}"
     assert told.said == [
         (
-            f"Refused with reduced_capacity at {at} UTC by the customer's request limit over all its keys: 38.1/s with a burst "
-            "of 7.6 in force, 0.25 left."
+            f"Refused with reduced_capacity at {at} UTC by the customer's limit over all its keys: 38.1 requests/s (burst 7) in "
+            "force, 0.25 left."
         ),
         "Limits of tier free stood at 38 % of their base then; its base limit would have let the request in.",
         "3 more requests of the customer met the same within a quarter of a second.",

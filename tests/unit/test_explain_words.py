@@ -163,12 +163,15 @@ def refused(outcome: str, code: str = "rate_limit_exceeded", **fields: object) -
 @pytest.mark.parametrize(
     ("refusal", "said"),
     [
-        (refused("key_limit"), "the limit of key k1: 3.85/s with a burst of 1 in force, 0.25 left"),
         (
-            refused("customer_limit"),
-            "the customer's request limit over all its keys: 38.5/s with a burst of 7.7 in force, 0.25 left",
+            refused("key_limit", limit="3.85 requests/s (burst 1)", left=0.25),
+            "the limit of key k1: 3.85 requests/s (burst 1) in force, 0.25 left",
         ),
-        (refused("token_limit"), "the customer's token limit: 924,000 a minute, -12 left"),
+        (
+            refused("token_limit", limit="924000 tokens per minute", left=-12.0),
+            "the customer's limit over all its keys: 924000 tokens per minute in force, -12 left",
+        ),
+        (refused("customer_limit"), "the customer's limit over all its keys"),  # Of a version that did not keep it.
         (refused("concurrency"), "the customer's concurrency: 50 of 50 requests under way"),
         (
             refused("quota", "quota_exceeded", quota="1day", quota_amount=10_000),

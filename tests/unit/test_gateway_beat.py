@@ -17,8 +17,8 @@ from scheduler.protocol.presence import BeatReply
 
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 1.0, 0, True)
 TIERS = (
-    Tier("enterprise", 1, 0.05, 100.0, 200.0, 8, None, 500, 2000, None, None),
-    Tier("free", 3, 0.10, 10.0, 20.0, 8, None, 500, 2000, None, None),
+    Tier("enterprise", 1, 0.05, (100.0, 200.0, 8, None), 500, 2000, None, None),
+    Tier("free", 3, 0.10, (10.0, 20.0, 8, None), 500, 2000, None, None),
 )
 SNAPSHOT = Snapshot(1, TIERS, {}, {}, {"tiny": TINY}, ())
 WORKER = WorkerView("w", "busy", 0.9, 1, 10.0, True, 100.0, 50.0, "tiny", "v1")

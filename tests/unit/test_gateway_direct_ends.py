@@ -97,7 +97,7 @@ async def test_a_late_verdict_of_redis_is_what_was_told(transaction: Desk) -> No
     """Taken over while Redis was asked, sent to a worker, and then Redis said no: the audit says so, too."""
     before, after = transaction.enter(), await transaction.begun()
     for entry in (before, after):
-        entry.pending.finish(Verdict(Admission.QUEUE_FULL, 0.0, 0, 0, 0))
+        entry.pending.finish(Verdict(Admission.QUEUE_FULL))
     transaction.ends.sweep(1.0)
 
     assert await transaction.ended() == [("failed", "queue_full", True)]

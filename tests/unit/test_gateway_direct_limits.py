@@ -64,7 +64,7 @@ def test_a_key_s_own_limit_speaks_first_and_leaves_the_customer_s_alone() -> Non
     assert told(door.outcomes(own, 50), 5, Admission.KEY_LIMIT)
 
     verdict = door.judge(own)
-    assert (verdict.remaining, verdict.outcome) == (0.0, Admission.KEY_LIMIT)  # Of the one that holds less.
+    assert (verdict.left.buckets[0].left, verdict.outcome) == (0.0, Admission.KEY_LIMIT)  # Of the one that holds less.
     assert told(door.outcomes(submission(api_key_id="other"), 30), 20, Admission.CUSTOMER_LIMIT)
 
 
@@ -76,7 +76,7 @@ def test_a_refusal_says_when_to_come_back_and_spends_nothing() -> None:
     assert door.judge(poor).outcome is Admission.ACCEPTED
     refused = door.judge(poor, tier)
     assert (refused.outcome, refused.retry_after_ms) == (Admission.CUSTOMER_LIMIT, 501)
-    assert (refused.remaining, refused.reset_ms) == (0.0, 1001)
+    assert (refused.left.buckets[0].left, refused.left.buckets[0].reset_ms) == (0.0, 1001)
     assert door.outcomes(submission(), 2, tier=tier) == [Admission.ACCEPTED, Admission.TIER_LIMIT]
     assert door.judge(poor, now=0.6).outcome is Admission.ACCEPTED
 
@@ -96,7 +96,7 @@ async def test_a_full_room_is_a_full_queue() -> None:
     door.queue.put(DirectEntry(waiting("first"), 2, 0.0))
 
     refused = door.judge(submission(), priority=2)
-    assert (refused.outcome, refused.retry_after_ms, refused.remaining) == (Admission.QUEUE_FULL, 500, 25.0)
+    assert (refused.outcome, refused.retry_after_ms, refused.left.buckets[0].left) == (Admission.QUEUE_FULL, 500, 25.0)
     assert door.judge(submission()).outcome is Admission.ACCEPTED
 
 
@@ -107,7 +107,7 @@ def test_tokens_are_charged_by_the_estimate() -> None:
     outcomes = door.outcomes(asked, 5)
     assert told(outcomes, 3, Admission.TOKEN_LIMIT)
     verdict = door.judge(asked)
-    assert (verdict.tokens_left, verdict.tokens_reset_ms) == (0.0, pytest.approx(120_000, abs=60_000))
+    assert (verdict.left.buckets[1].left, verdict.left.buckets[1].reset_ms) == (0.0, pytest.approx(120_000, abs=60_000))
     assert verdict.retry_after_ms == pytest.approx(50 / 450 * 60_000, rel=0.01)
 
     huge = submission(customer_id="big", tokens=5000, tokens_per_minute=1202.0)
@@ -142,7 +142,11 @@ def test_without_a_token_limit_nothing_is_told_of_it() -> None:
     """No limit, no charge."""
     verdict = Door().judge(submission(tokens=5_000_000))
 
-    assert (verdict.outcome, verdict.tokens_left, verdict.tokens_reset_ms) == (Admission.ACCEPTED, 0.0, 0)
+    assert (verdict.outcome, verdict.left.buckets[1].left, verdict.left.buckets[1].reset_ms) == (
+        Admission.ACCEPTED,
+        0.0,
+        0,
+    )
 
 
 @pytest.mark.parametrize(("gateways", "most"), [(1, 8), (3, 2), (20, 1)])
@@ -152,8 +156,12 @@ def test_concurrency_is_what_is_under_way_here(gateways: int, most: int) -> None
     last = Door(gateways).judge(asked, in_use=most - 1)
     over = Door(gateways).judge(asked, in_use=most)
 
-    assert (last.outcome, last.in_use) == (Admission.ACCEPTED, min(8, most * gateways))
-    assert (over.outcome, over.in_use, over.retry_after_ms) == (Admission.CONCURRENCY, min(8, most * gateways), 500)
+    assert (last.outcome, last.left.in_use) == (Admission.ACCEPTED, min(8, most * gateways))
+    assert (over.outcome, over.left.in_use, over.retry_after_ms) == (
+        Admission.CONCURRENCY,
+        min(8, most * gateways),
+        500,
+    )
     assert Door().judge(submission(), in_use=1000).outcome is Admission.ACCEPTED  # 0 is no limit.
 
 
@@ -163,8 +171,8 @@ def test_a_quota_counts_from_nothing() -> None:
     asked = submission(quotas=[("1day", 8), ("1month", 100)])
     verdicts = [door.judge(asked) for _ in range(6)]
     assert told([verdict.outcome for verdict in verdicts], 4, Admission.QUOTA)
-    assert verdicts[0].quotas == [(6, 86_400_001), (98, 30 * 86_400_001 - 29)]
-    assert verdicts[-1].quotas == [(0, 86_400_001), (92, 30 * 86_400_001 - 29)]
+    assert verdicts[0].left.quotas == [(6, 86_400_001), (98, 30 * 86_400_001 - 29)]
+    assert verdicts[-1].left.quotas == [(0, 86_400_001), (92, 30 * 86_400_001 - 29)]
     assert verdicts[-1].retry_after_ms == MOST_RETRY_MS
 
     raised = submission(quotas=[("1day", 12), ("1month", 100)])
@@ -220,7 +228,9 @@ def test_what_one_limit_refuses_costs_nothing_under_the_others(refusal: Admissio
 
     assert first.outcome is Admission.ACCEPTED
     assert {verdict.outcome for verdict in others} == {refusal}
-    states = {(v.remaining, v.tokens_left, tuple(v.quotas), v.in_use) for v in (first, *others)}
+    states = {
+        (v.left.buckets[0].left, v.left.buckets[1].left, tuple(v.left.quotas), v.left.in_use) for v in (first, *others)
+    }
     assert len(states) == 1
 
 
@@ -237,7 +247,7 @@ def test_a_shadow_tier_refuses_nobody_and_says_who_would_have_been(refusal: Admi
         (Admission.ACCEPTED, refusal.value),
         (Admission.ACCEPTED, refusal.value),
     ]
-    assert [v.in_use for v in verdicts] == ([1, 1, 1] if refusal is Admission.CONCURRENCY else [1, 2, 2])
+    assert [v.left.in_use for v in verdicts] == ([1, 1, 1] if refusal is Admission.CONCURRENCY else [1, 2, 2])
     full = Door(max_waiting=0)
     assert full.judge(asked, tier).outcome is Admission.QUEUE_FULL
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from customer_limits import in_force, remaining
 from gateway.http.errors import ErrorResponses, RejectionError, wants_problem
 from gateway.http.response import HttpResponse
 from gateway.limits.rejections import refusal
-from ratelimit.effective import EffectiveLimits
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict
 from scheduler.states import Admission
@@ -169,7 +169,7 @@ def test_refusals_of_admission_have_their_codes(
     outcome: Admission, base_limit_allows: bool, code: ErrorCode, retry_ms: int
 ) -> None:
     """Who only a lowered limit stopped is told of lowered capacity, not of an own rate."""
-    error = refusal(Verdict(outcome, 0.0, 0, 70, 3), base_limit_allows=base_limit_allows)
+    error = refusal(Verdict(outcome, retry_after_ms=70, depth=3), base_limit_allows=base_limit_allows)
 
     assert (error.code, error.retry_after_ms) == (code, retry_ms)
 
@@ -177,7 +177,10 @@ def test_refusals_of_admission_have_their_codes(
 @pytest.mark.parametrize("outcome", [Admission.SHED, Admission.QUEUE_FULL, Admission.WAIT, Admission.TIER_LIMIT])
 def test_those_who_stand_in_line_are_told_how_fast_it_moves(outcome: Admission) -> None:
     """Twenty wait and ten a second are answered: come back in two seconds."""
-    assert refusal(Verdict(outcome, 0.0, 0, 70, 20), base_limit_allows=False, drain_rps=10.0).retry_after_ms == 2000
+    assert (
+        refusal(Verdict(outcome, retry_after_ms=70, depth=20), base_limit_allows=False, drain_rps=10.0).retry_after_ms
+        == 2000
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,25 +188,28 @@ def test_those_who_stand_in_line_are_told_how_fast_it_moves(outcome: Admission) 
 )
 def test_a_crowd_at_a_full_bucket_is_told_to_come_so_much_rarer(pressure: float, retry_ms: int) -> None:
     """Ten times what fits: ten times as long, or obedient clients would come back four times a second each."""
-    told = refusal(Verdict(Admission.TIER_LIMIT, 0.0, 0, 5, 0), base_limit_allows=False, pressure=pressure)
+    told = refusal(Verdict(Admission.TIER_LIMIT, retry_after_ms=5), base_limit_allows=False, pressure=pressure)
 
     assert told.retry_after_ms == retry_ms
 
 
 def test_a_wait_that_is_too_long_is_not_called_a_full_queue() -> None:
     """The code is the contract's, the sentence says what it was."""
-    assert "predicted wait" in refusal(Verdict(Admission.WAIT, 0.0, 0, 70, 3), base_limit_allows=False).message
+    assert (
+        "predicted wait"
+        in refusal(Verdict(Admission.WAIT, retry_after_ms=70, depth=3), base_limit_allows=False).message
+    )
 
 
 def test_a_tiny_lowered_rate_is_not_taken_for_a_promise() -> None:
     """A limit that stands at nearly nothing for a moment says a minute at most; one that was agreed says all of it."""
-    verdict = Verdict(Admission.CUSTOMER_LIMIT, 0.0, 0, 3_000_000, 3)
+    verdict = Verdict(Admission.CUSTOMER_LIMIT, retry_after_ms=3_000_000, depth=3)
 
     assert refusal(verdict, base_limit_allows=False, factor=0.01).retry_after_ms == 60_000
     assert refusal(verdict, base_limit_allows=False).retry_after_ms == 3_000_000
 
 
-LIMITS = EffectiveLimits(
+LIMITS = in_force(
     rate=50.0,
     burst=20.0,
     tokens_per_minute=6000.0,
@@ -227,7 +233,7 @@ LIMITS = EffectiveLimits(
             "The rate limit of this account, 50 requests/s (burst 20), is reached.",
             ("requests",),
         ),
-        (Admission.TOKEN_LIMIT, "The limit of this account, 6000 tokens per minute, is reached.", ("tokens",)),
+        (Admission.TOKEN_LIMIT, "The rate limit of this account, 6000 tokens per minute, is reached.", ("tokens",)),
         (
             Admission.CONCURRENCY,
             "The concurrency limit of this account, 7 requests at a time, is reached.",
@@ -239,7 +245,7 @@ LIMITS = EffectiveLimits(
 )
 def test_a_refusal_names_the_limit_and_its_number(outcome: Admission, message: str, violated: tuple[str, ...]) -> None:
     """Which limit, whose, and how much it is now; and the policy as the headers call it."""
-    verdict = Verdict(outcome, 0.0, 0, 70, 3, quotas=((12, 1000), (0, 9000)))
+    verdict = Verdict(outcome, remaining(quotas=((12, 1000), (0, 9000))), 70, 3)
     error = refusal(verdict, base_limit_allows=False, limits=LIMITS)
 
     assert (error.message, error.violated) == (message, violated)
@@ -247,9 +253,9 @@ def test_a_refusal_names_the_limit_and_its_number(outcome: Admission, message: s
 
 def test_a_lowered_limit_says_that_it_is_lowered() -> None:
     """The number is that of now, and the reason stands beside it."""
-    verdict = Verdict(Admission.TOKEN_LIMIT, 0.0, 0, 70, 3)
-    error = refusal(verdict, base_limit_allows=True, limits=LIMITS._replace(tokens_per_minute=1500.0), factor=0.25)
+    verdict = Verdict(Admission.TOKEN_LIMIT, retry_after_ms=70, depth=3)
+    error = refusal(verdict, base_limit_allows=True, limits=in_force(tokens_per_minute=1500.0), factor=0.25)
 
     assert error.message == (
-        "The limit of this account, 1500 tokens per minute, is reached. It is lowered while less capacity is available."
+        "The rate limit of this account, 1500 tokens per minute, is reached. It is lowered while less capacity is available."
     )

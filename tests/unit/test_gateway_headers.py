@@ -1,15 +1,14 @@
 """Rate-limit headers, durations and the bytes of an answer's head."""
 
-from typing import Any
-
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from customer_limits import in_force
 from gateway.auth.authenticator import bearer_token, check_service_token
 from gateway.http.response import HttpResponse
 from gateway.inference.traces import trace_id
-from ratelimit.effective import EffectiveLimits, RemainingLimits
 from ratelimit.headers import go_duration, rate_headers
+from ratelimit.limits import RemainingLimits
 from scheduler.errors import ErrorCode, RequestError
 
 
@@ -37,27 +36,28 @@ def test_durations_are_written_as_go_does(milliseconds: int, text: str) -> None:
     assert go_duration(milliseconds) == text
 
 
-def limits(rate: float, burst: float, **more: Any) -> EffectiveLimits:
-    """Limits of requests, and what else a test says."""
-    none: dict[str, Any] = {"tokens_per_minute": 0.0, "max_concurrency": 0, "quotas": (), "key_rate": 0, "key_burst": 0}
-    return EffectiveLimits(rate, burst, **none | more)
-
-
 @pytest.mark.parametrize(
     ("rate", "burst", "left", "policy", "limit", "openai"),
     [
-        (10, 20, RemainingLimits(19.9, 50), '"requests";q=20;w=2', '"requests";r=19;t=1', ("20", "19", "50ms")),
-        (10, 20, RemainingLimits(20, 0), '"requests";q=20;w=2', '"requests";r=20;t=0', ("20", "20", "0s")),
-        (0.5, 1, RemainingLimits(0.2, 1600), '"requests";q=1;w=2', '"requests";r=0;t=2', ("1", "0", "1.6s")),
-        (0, 1, RemainingLimits(0, 86_400_000), '"requests";q=1;w=1', '"requests";r=0;t=86400', ("1", "0", "24h0m0s")),
-        (5, 7.5, RemainingLimits(99, -3), '"requests";q=7;w=2', '"requests";r=7;t=0', ("7", "7", "0s")),
+        (10, 20, RemainingLimits([(19.9, 50)]), '"requests";q=20;w=2', '"requests";r=19;t=1', ("20", "19", "50ms")),
+        (10, 20, RemainingLimits([(20, 0)]), '"requests";q=20;w=2', '"requests";r=20;t=0', ("20", "20", "0s")),
+        (0.5, 1, RemainingLimits([(0.2, 1600)]), '"requests";q=1;w=2', '"requests";r=0;t=2', ("1", "0", "1.6s")),
+        (
+            0,
+            1,
+            RemainingLimits([(0, 86_400_000)]),
+            '"requests";q=1;w=1',
+            '"requests";r=0;t=86400',
+            ("1", "0", "24h0m0s"),
+        ),
+        (5, 7.5, RemainingLimits([(99, -3)]), '"requests";q=7;w=2', '"requests";r=7;t=0', ("7", "7", "0s")),
     ],
 )
 def test_the_limit_in_force_is_announced_in_both_forms(
     rate: float, burst: float, left: RemainingLimits, policy: str, limit: str, openai: tuple[str, str, str]
 ) -> None:
     """Draft 11 and OpenAI's headers say the same: bucket size, whole requests left, time until full."""
-    sent = dict(rate_headers(limits(rate, burst), left))
+    sent = dict(rate_headers(in_force(rate, burst), left))
 
     assert (sent["RateLimit-Policy"], sent["RateLimit"]) == (policy, limit)
     names = ("limit", "remaining", "reset")
@@ -67,10 +67,10 @@ def test_the_limit_in_force_is_announced_in_both_forms(
 
 def test_each_limit_is_an_item_of_its_own() -> None:
     """Requests, tokens, concurrency and quotas, each by its policy's name, and tokens in OpenAI's form as well."""
-    all_of_them = limits(
+    all_of_them = in_force(
         10, 20, tokens_per_minute=6000.0, max_concurrency=5, quotas=(("1day", 1000), ("2month", 9), ("1hour", 50))
     )
-    left = RemainingLimits(3.0, 1700, 1500.7, 44_990, 2, ((998, 3_600_001), (9, 1000), (-1, 0)))
+    left = RemainingLimits([(3.0, 1700), (1500.7, 44_990)], 2, ((998, 3_600_001), (9, 1000), (-1, 0)))
     sent = dict(rate_headers(all_of_them, left))
 
     assert sent["RateLimit-Policy"] == (
@@ -89,7 +89,8 @@ def test_a_debt_is_nothing_left_and_a_quota_that_is_not_known_is_not_made_up() -
     """Below zero is zero; the policy of a quota is announced even while its state is not known."""
     sent = dict(
         rate_headers(
-            limits(1, 1, tokens_per_minute=60.0, quotas=(("1day", 7),)), RemainingLimits(1, 0, -50.0, 110_000, 9)
+            in_force(1, 1, tokens_per_minute=60.0, quotas=(("1day", 7),)),
+            RemainingLimits([(1, 0), (-50.0, 110_000)], 9),
         )
     )
 
@@ -99,7 +100,9 @@ def test_a_debt_is_nothing_left_and_a_quota_that_is_not_known_is_not_made_up() -
 
 def test_numbers_stay_within_what_a_structured_field_can_hold() -> None:
     """15 digits at most, whatever a row holds: a client that parses strictly would drop the whole field."""
-    told = dict(rate_headers(limits(5e-324, 1e7, tokens_per_minute=2.0**63), RemainingLimits(1e7, 0, 2.0**63, 0)))
+    told = dict(
+        rate_headers(in_force(5e-324, 1e7, tokens_per_minute=2.0**63), RemainingLimits([(1e7, 0), (2.0**63, 0)]))
+    )
 
     assert '"requests";q=10000000;w=999999999999999' in told["RateLimit-Policy"]
     assert '"tokens";q=999999999999999;' in told["RateLimit-Policy"]
@@ -109,8 +112,8 @@ def test_numbers_stay_within_what_a_structured_field_can_hold() -> None:
 
 def test_a_key_with_a_limit_of_its_own_is_told_the_smaller_of_both() -> None:
     """The key's own where that is less, the customer's where that is."""
-    own = dict(rate_headers(limits(100, 200, key_rate=2.0, key_burst=4.0), RemainingLimits(3, 500)))
-    wide = dict(rate_headers(limits(10, 20, key_rate=100.0, key_burst=200.0), RemainingLimits(30, 500)))
+    own = dict(rate_headers(in_force(100, 200, key_rate=2.0, key_burst=4.0), RemainingLimits([(3, 500)])))
+    wide = dict(rate_headers(in_force(10, 20, key_rate=100.0, key_burst=200.0), RemainingLimits([(30, 500)])))
 
     assert (own["RateLimit-Policy"], own["x-ratelimit-limit-requests"]) == ('"requests";q=4;w=2', "4")
     assert (wide["RateLimit-Policy"], wide["x-ratelimit-remaining-requests"]) == ('"requests";q=20;w=2', "20")

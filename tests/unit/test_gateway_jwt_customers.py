@@ -29,10 +29,7 @@ def test_the_identity_has_the_customers_limits_and_quotas_and_none_of_a_key() ->
         customer_id="id-acme",
         customer_name="acme",
         tier="free",
-        requests_per_second=10.0,
-        burst=20.0,
-        max_concurrency=8,
-        tokens_per_minute=6000,
+        limits=(10.0, 20.0, 8, 6000),
         max_queue_ms=2000,
         quotas=(("1day", 1000),),
     )

@@ -33,7 +33,7 @@ class OneKey:
         self.asked.append(presented)
         if presented != KEY:
             raise RequestError(self.error)
-        return Identity("key", "id-acme", "acme", "free", 1.0, 1.0, 1, None, 1000)
+        return Identity("key", "id-acme", "acme", "free", (1.0, 1.0, 1, None), 1000)
 
 
 def call(token: str | None, address: str | None = PROXY) -> RoutedRequest:

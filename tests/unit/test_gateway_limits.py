@@ -13,7 +13,7 @@ MEASURED = msgspec.structs.replace(TINY, rps_per_gpu_fixed=False)
 
 
 def tier(name: str, priority: int, share: float, shed_depth: int | None = None, *, shadow: bool = False) -> Tier:
-    return Tier(name, priority, share, 10.0, 20.0, 8, None, 500, 2000, shed_depth, None, shadow)
+    return Tier(name, priority, share, (10.0, 20.0, 8, None), 500, 2000, shed_depth, None, shadow)
 
 
 TIERS = (tier("enterprise", 1, 0.05), tier("paid", 2, 0.25, 500), tier("free", 3, 0.10, 100))

@@ -23,11 +23,11 @@ BEAT_S = 0.25
 LATENCY_S = 0.3  # Who enters is counted when it is answered, at the factor that it entered with.
 TINY = Model("tiny", "default", 32, None, 40, 3000, 100.0, 1.0, 0, True)
 TIERS = (
-    Tier("enterprise", 1, 0.05, 100.0, 200.0, 8, None, 500, 2000, None, None),
-    Tier("paid", 2, 0.25, 50.0, 100.0, 8, None, 500, 2000, None, None),
-    Tier("free", 3, 0.10, 10.0, 20.0, 8, None, 500, 2000, None, None),
+    Tier("enterprise", 1, 0.05, (100.0, 200.0, 8, None), 500, 2000, None, None),
+    Tier("paid", 2, 0.25, (50.0, 100.0, 8, None), 500, 2000, None, None),
+    Tier("free", 3, 0.10, (10.0, 20.0, 8, None), 500, 2000, None, None),
 )
-BASE = {tier.name: (tier.requests_per_second, tier.burst) for tier in TIERS}
+BASE = {tier.name: (tier.limits[0] or 0.0, tier.limits[1] or 0.0) for tier in TIERS}
 SNAPSHOT = Snapshot(1, TIERS, {}, {}, {"tiny": TINY}, ())
 
 

@@ -1,8 +1,9 @@
 """What `GET /v1/me` says of limits and what is left of them."""
 
+from customer_limits import remaining
 from gateway.api.account import limits_document, remaining_document
 from identities import identity
-from ratelimit.effective import RemainingLimits, effective
+from ratelimit.limits import Level, effective
 
 
 def test_limits_are_told_as_agreed_and_as_they_are() -> None:
@@ -40,7 +41,7 @@ def test_what_is_left_is_told_in_whole_units() -> None:
     """Never below zero, never above the limit, null where there is no limit or nothing is known."""
     limits = effective(identity(tokens_per_minute=600, quotas=(("1day", 9), ("1month", 90))))
 
-    known = remaining_document(limits, RemainingLimits(11.9, 0, -5.0, 0, 2, ((3, 1000), (40, 9000))))
+    known = remaining_document(limits, remaining(11.9, tokens=Level(-5.0, 0), in_use=2, quotas=((3, 1000), (40, 9000))))
     assert known == {
         "requests": 10,
         "tokens": 0,
@@ -50,5 +51,5 @@ def test_what_is_left_is_told_in_whole_units() -> None:
             {"quota": "month", "amount": 90, "remaining": 40, "reset_ms": 9000},
         ],
     }
-    unknown = remaining_document(limits, RemainingLimits(1.0, 0))
+    unknown = remaining_document(limits, remaining(1.0, tokens=Level(0.0, 0)))
     assert [quota["remaining"] for quota in unknown["quotas"]] == [None, None]

@@ -2,9 +2,11 @@
 
 import pytest
 
+from customer_limits import remaining
 from gateway.http.errors import RejectionError as Told
 from gateway.limits.rejections import RejectionLog
 from ledger.catalog.snapshot import Identity
+from ratelimit.limits import Level
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.limits import RejectionRecord
@@ -15,11 +17,11 @@ RATE = ErrorCode.RATE_LIMIT_EXCEEDED
 
 
 def identity(customer_id: str = "acme", quotas: tuple[tuple[str, int], ...] = ()) -> Identity:
-    return Identity("k1", customer_id, customer_id, "free", 100.0, 20.0, 5, 60_000, 2000, quotas, 10.0, 1.5)
+    return Identity("k1", customer_id, customer_id, "free", (100.0, 20.0, 5, 60_000), 2000, quotas, 10.0, 1.5)
 
 
 def verdict(outcome: Admission, quotas: tuple[tuple[int, int], ...] = ()) -> Verdict:
-    return Verdict(outcome, 0.25, 2000, 75, 12, "", -3.0, 100, 5, quotas)
+    return Verdict(outcome, remaining(0.25, 2000, Level(-3.0, 100), 5, quotas), 75, 12)
 
 
 def note(refusals: RejectionLog, customer_id: str, times: int = 1, code: ErrorCode = RATE) -> None:
@@ -61,6 +63,8 @@ def test_what_was_in_force_is_kept() -> None:
             in_use=5,
             depth=12,
             retry_after_ms=75,
+            limit="40 requests/s (burst 8)",
+            left=0.25,
         )
     ]
 

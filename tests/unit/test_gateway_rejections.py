@@ -5,10 +5,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from customer_limits import in_force, remaining
 from gateway.limits.rejections import MOST_CUSTOMERS, MOST_S, RejectionCache
+from ratelimit.limits import Level
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
 
+LIMITS: dict[str, Any] = {
+    "rate": 10.0,
+    "burst": 20.0,
+    "tokens_per_minute": 6000.0,
+    "quotas": [("1day", 10)],
+    "key_rate": 5.0,
+    "key_burst": 5.0,
+}
 ASKED = Submission(
     id="req_1",
     tier="free",
@@ -19,27 +29,23 @@ ASKED = Submission(
     input_bytes=1,
     total_ms=4000,
     queue_ms=2000,
-    rate=10.0,
-    burst=20.0,
+    limits=in_force(**LIMITS),
     tokens=100,
-    tokens_per_minute=6000.0,
-    quotas=[("1day", 10)],
-    key_rate=5.0,
-    key_burst=5.0,
     body=b"",
 )
 OWN_LIMITS = (Admission.KEY_LIMIT, Admission.CUSTOMER_LIMIT, Admission.TOKEN_LIMIT, Admission.QUOTA)
 
 
 def told(outcome: Admission = Admission.CUSTOMER_LIMIT, retry_after_ms: int = 200) -> Verdict:
-    return Verdict(outcome, 0.25, 2000, retry_after_ms, 3, tokens_left=50.0, tokens_reset_ms=900, quotas=[(0, 60_000)])
+    return Verdict(outcome, remaining(0.25, 2000, Level(50.0, 900), quotas=[(0, 60_000)]), retry_after_ms, 3)
 
 
 def after(seconds: float, outcome: Admission, retry_after_ms: int = 200, **changes: Any) -> Verdict | None:
     """What a request hears so long after another one was rejected."""
     rejections = RejectionCache()
     rejections.note(ASKED, told(outcome, retry_after_ms), 100.0)
-    return rejections.verdict(replace(ASKED, id="req_2", **changes), 100.0 + seconds)
+    own = {name: changes.pop(name) for name in LIMITS if name in changes}
+    return rejections.verdict(replace(ASKED, id="req_2", limits=in_force(**LIMITS | own), **changes), 100.0 + seconds)
 
 
 @pytest.mark.parametrize("outcome", OWN_LIMITS)
@@ -48,14 +54,10 @@ def test_it_holds_until_the_time_that_redis_said(outcome: Admission) -> None:
     verdict = after(0.1, outcome)
 
     assert verdict is not None
-    assert (verdict.outcome, verdict.retry_after_ms, verdict.reset_ms, verdict.tokens_reset_ms) == (
-        outcome,
-        100,
-        1900,
-        800,
-    )
-    assert verdict.remaining == pytest.approx(0.75 if outcome is Admission.KEY_LIMIT else 1.25)
-    assert (verdict.tokens_left, list(verdict.quotas)) == (pytest.approx(60.0), [(0, 59_900)])
+    assert (verdict.outcome, verdict.retry_after_ms) == (outcome, 100)
+    requests = pytest.approx(0.75 if outcome is Admission.KEY_LIMIT else 1.25)
+    assert verdict.left.buckets == [(requests, 1900), (pytest.approx(60.0), 800)]
+    assert list(verdict.left.quotas) == [(0, 59_900)]
     assert after(0.2, outcome) is None
 
 

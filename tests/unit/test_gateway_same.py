@@ -15,6 +15,7 @@ from gateway.inference.submission import (
 )
 from gpu_pool.config import PREFIX
 from ledger.catalog.snapshot import Model
+from ratelimit.limits import NO_LIMITS
 from scheduler.payload import Payload, Task
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import WorkerView
@@ -108,8 +109,7 @@ def submission() -> Submission:
         input_bytes=5,
         total_ms=1,
         queue_ms=1,
-        rate=1.0,
-        burst=1.0,
+        limits=NO_LIMITS,
         body=b"",
     )
 

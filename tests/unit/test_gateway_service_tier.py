@@ -4,8 +4,8 @@ from gateway.auth.service_tier import own, served_as
 from identities import identity
 from ledger.catalog.snapshot import Snapshot, Tier
 
-FIRST = Tier("enterprise", 1, 0.6, 500.0, 1000.0, 200, None, 1000, 2000, None, None)
-LAST = Tier("free", 7, 0.1, 5.0, 10.0, 5, None, 100, 500, None, None)
+FIRST = Tier("enterprise", 1, 0.6, (500.0, 1000.0, 200, None), 1000, 2000, None, None)
+LAST = Tier("free", 7, 0.1, (5.0, 10.0, 5, None), 100, 500, None, None)
 CATALOG = Snapshot(1, (FIRST, LAST), {}, {}, {}, ())
 
 

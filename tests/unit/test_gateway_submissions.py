@@ -7,7 +7,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.inference.submission import build_submission, is_retry, token_estimate
 from identities import identity
-from ratelimit.effective import effective
+from ratelimit.limits import effective
 from scheduler.payload import Payload, decode_payload
 
 
@@ -50,8 +50,7 @@ def test_a_submission_carries_the_limits_in_force() -> None:
         "k",
         "t",
     )
-    assert (asked.rate, asked.burst, asked.tokens_per_minute, asked.tokens) == (1.0, 5.0, 300.0, 18)
-    assert (asked.max_concurrency, asked.quotas, asked.key_rate, asked.key_burst) == (5, (("1day", 9),), 0.5, 2.0)
+    assert (asked.limits, asked.tokens) == (effective(who, 0.5), 18)
     assert (asked.total_ms, asked.queue_ms, asked.input_bytes) == (4000, 2000, 5)
     assert (asked.idempotency, asked.fingerprint, asked.again) == ("", "", False)
     assert decode_payload(asked.body) == payload

@@ -9,6 +9,7 @@ from fake_redis import ACCEPTED, FakeRedis
 from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
 from gateway.inference.deadlines import GRACE_S, LEAD_S, MAX_IDS, Cancellations, DeadlineSweep
 from gateway.inference.pending import Outcome, PendingRequest, PendingRequests
+from ratelimit.limits import NO_LIMITS
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict, calls_of
 from scheduler.protocol.replies import Reply
@@ -16,7 +17,7 @@ from scheduler.redis_client.scripts import MAX_CALL_BYTES
 from scheduler.states import Admission
 from scheduler.tasks import end_all
 
-REFUSED = Verdict(Admission.KEY_LIMIT, 0.0, 100, 50, 1)
+REFUSED = Verdict(Admission.KEY_LIMIT, retry_after_ms=50, depth=1)
 
 
 def pending(
@@ -32,8 +33,7 @@ def pending(
         input_bytes=1,
         total_ms=4000,
         queue_ms=2000,
-        rate=1.0,
-        burst=1.0,
+        limits=NO_LIMITS,
         body=b"",
     )
     return PendingRequest(submission, started)
@@ -501,7 +501,7 @@ async def test_who_is_over_a_limit_is_rejected_without_a_call() -> None:
     """Until the time that Redis said; the others are asked for as ever, and each is told a verdict."""
     now = [10.0]
     redis = FakeRedis()
-    redis.verdict = Verdict(Admission.CUSTOMER_LIMIT, 0.0, 1000, 300, 1)
+    redis.verdict = Verdict(Admission.CUSTOMER_LIMIT, retry_after_ms=300, depth=1)
     admission = AdmissionBatcher(redis, limits, Cancellations(redis), clock=lambda: now[0])
     task = asyncio.create_task(admission.run())
     waiting = {name: pending(name, 10.0, customer) for name, customer in zip("abcd", "xxyx", strict=True)}
@@ -535,8 +535,7 @@ def test_what_is_submitted_again_goes_in_calls_of_a_bounded_size() -> None:
         input_bytes=1,
         total_ms=1,
         queue_ms=1,
-        rate=1.0,
-        burst=1.0,
+        limits=NO_LIMITS,
         body=b"",
     )
     large = msgspec.structs.replace(submission, body=bytes(900_000))
@@ -551,7 +550,7 @@ def test_what_is_submitted_again_goes_in_calls_of_a_bounded_size() -> None:
 @pytest.mark.parametrize("inputs", [1, 3])
 async def test_a_step_of_redis_clock_makes_nobody_too_late(inputs: int) -> None:
     """Too late, and there is time left here: the guess of Redis TIME is wrong. They are sent again, without a guess."""
-    redis = FakeRedis(verdict=Verdict(Admission.TOO_LATE, 0.0, 0, 0, 0))
+    redis = FakeRedis(verdict=Verdict(Admission.TOO_LATE))
     redis.meanwhile = lambda: setattr(redis, "verdict", redis.verdict if redis.redis_ms[-1] else ACCEPTED)
     admission = AdmissionBatcher(
         redis, lambda: limits()._replace(redis_ms=1000), Cancellations(redis), clock=lambda: 1.0
@@ -572,7 +571,7 @@ async def test_a_step_of_redis_clock_makes_nobody_too_late(inputs: int) -> None:
 
 async def test_who_is_too_late_by_our_own_clock_is_refused() -> None:
     """The time is over here as well: nobody is sent again."""
-    refused = Verdict(Admission.TOO_LATE, 0.0, 0, 0, 0)
+    refused = Verdict(Admission.TOO_LATE)
     redis = FakeRedis(verdict=refused)
     admission = AdmissionBatcher(
         redis, lambda: limits()._replace(redis_ms=1000), Cancellations(redis), clock=lambda: 4.0

@@ -18,7 +18,7 @@ async def test_the_last_records_are_sent_again() -> None:
     bench.add(answered, refused)
     bench.now = 0.25
     bench.end(answered, outcome=reply(answered, "größer"))
-    bench.end(refused, outcome=Verdict(Admission.QUEUE_FULL, 0.0, 0, 0, 0))
+    bench.end(refused, outcome=Verdict(Admission.QUEUE_FULL))
     bench.recovery.suspect("a test")
     await bench.recovery.recover()
 

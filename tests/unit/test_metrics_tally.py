@@ -28,7 +28,7 @@ def test_what_an_error_counts_as(code: ErrorCode, outcome: Admission | None, exp
     """Always as a request with its code; and as shed, limited or late where it is one of these."""
     counters = Counters()
 
-    counters.failed("free", "/v1/inference", code, None if outcome is None else Verdict(outcome, 0.0, 0, 0, 0))
+    counters.failed("free", "/v1/inference", code, None if outcome is None else Verdict(outcome))
 
     counted = {key: numbers for key, numbers in counters.series().items() if len(numbers) == 1 and numbers[0]}
     refused = {(metric, label) for metric, tier, label in (key for key in counted if len(key) == 3)}
@@ -42,7 +42,7 @@ def test_the_lists_of_codes_are_those_of_admission() -> None:
         key[2]
         for outcome in REFUSED_BY_OWN_LIMITS
         for counters in [Counters()]
-        if counters.failed("t", "e", ErrorCode.RATE_LIMIT_EXCEEDED, Verdict(outcome, 0.0, 0, 0, 0)) is None
+        if counters.failed("t", "e", ErrorCode.RATE_LIMIT_EXCEEDED, Verdict(outcome)) is None
         for key in counters.series()
         if key[0] == "tierlane_rate_limited_total"
     }

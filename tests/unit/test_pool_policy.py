@@ -33,7 +33,7 @@ def test_the_model_that_rules_the_batches(models: list[Model], chosen: str | Non
 
 def test_rows_become_a_policy() -> None:
     """Size and window come from the model's row, tiers from theirs, the rest from the settings."""
-    gold = Tier("gold", 1, 0.5, 10.0, 10.0, 5, None, 100, 2000, None, None)
+    gold = Tier("gold", 1, 0.5, (10.0, 10.0, 5, None), 100, 2000, None, None)
     snapshot = Snapshot(3, (gold,), {}, {}, {"tiny": model("tiny")}, ())
 
     assert batch_policy(snapshot, SETTINGS) == BatchPolicy(8, 25, 4, 1000, (TierPolicy("gold", 1, 0.5),), 0, 0.03)
@@ -41,7 +41,7 @@ def test_rows_become_a_policy() -> None:
 
 def test_nothing_is_formed_of_a_paused_tier() -> None:
     """It is still one of the pool's tiers, whose overdue requests must end; only the forming passes it by."""
-    gold = Tier("gold", 1, 0.5, 10.0, 10.0, 5, None, 100, 2000, None, None, paused=True)
+    gold = Tier("gold", 1, 0.5, (10.0, 10.0, 5, None), 100, 2000, None, None, paused=True)
     basic = msgspec.structs.replace(gold, name="basic", priority=2, guaranteed_share=0.1, paused=False)
     whole = batch_policy(Snapshot(3, (gold, basic), {}, {}, {}, ()), SETTINGS)
 

@@ -10,6 +10,7 @@ from gateway.inference.events import RequestLog
 from gateway.inference.pending import PendingRequest
 from integration.gateway_fixtures import LiteralCatalog
 from metrics_figures import reply
+from ratelimit.limits import NO_LIMITS
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission, Verdict
 from scheduler.states import Admission
@@ -26,7 +27,7 @@ def identity() -> Any:
 def pending(verdict: Verdict | None = None) -> PendingRequest:
     submission = Submission(
         id="req_1", tier="free", customer_id="c", api_key_id="k", nonce=PLANTED, model="tiny", input_bytes=11,
-        total_ms=4000, queue_ms=2000, rate=1.0, burst=1.0, idempotency=PLANTED, body=PLANTED.encode(),
+        total_ms=4000, queue_ms=2000, limits=NO_LIMITS, idempotency=PLANTED, body=PLANTED.encode(),
     )  # fmt: skip
     made = PendingRequest(submission, 100.0)
     made.verdict = verdict
@@ -42,7 +43,7 @@ def line_of(ending: str) -> dict[str, Any]:
         elif ending == "accepted":
             log.accepted("/v1/inference", "req_1", identity(), pending())
         elif ending == "refused":
-            verdict = Verdict(Admission.SHED, 0.0, 0, 0, 120)
+            verdict = Verdict(Admission.SHED, depth=120)
             error = RejectionError(ErrorCode.SHED_FOR_PRIORITY, PLANTED, 300)
             log.failed("/v1/inference", "req_1", identity(), pending(verdict), error)
         else:

@@ -10,6 +10,7 @@ from gateway.inference.pending import PendingRequest
 from gateway.inference.traces import RequestTraces
 from integration.gateway_fixtures import LiteralCatalog
 from metrics_figures import reply
+from ratelimit.limits import NO_LIMITS
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.payload import Payload, context_in, encode_payload
 from scheduler.protocol.admission import Submission, Verdict
@@ -35,7 +36,7 @@ class Scene:
     def pending(self, traceparent: str = "", first: PendingRequest | None = None) -> PendingRequest:
         submission = Submission(
             id="req_1", tier="free", customer_id="c", api_key_id="k", nonce="n", model="tiny", input_bytes=11,
-            total_ms=4000, queue_ms=2000, rate=1.0, burst=1.0, body=BODY,
+            total_ms=4000, queue_ms=2000, limits=NO_LIMITS, body=BODY,
         )  # fmt: skip
         headers = CIMultiDictProxy(CIMultiDict([("traceparent", traceparent)] if traceparent else []))
         return self.traces.followed(PendingRequest(submission, 100.0), headers, first)
@@ -132,7 +133,7 @@ def test_the_spans_of_a_completed_request() -> None:
 @pytest.mark.parametrize(
     ("entered", "outcome", "code", "names", "failed"),
     [
-        (False, Verdict(Admission.SHED, 0.0, 0, 0, 9), ErrorCode.SHED_FOR_PRIORITY, ["request"], True),
+        (False, Verdict(Admission.SHED, depth=9), ErrorCode.SHED_FOR_PRIORITY, ["request"], True),
         (False, None, ErrorCode.RATE_LIMIT_EXCEEDED, ["request"], False),
         (True, None, ErrorCode.CANCELLED, ["request", "enqueue"], False),
         (True, reply(id="req_1", error_code="queue_timeout"), ErrorCode.QUEUE_TIMEOUT, ["request", "enqueue", "queue wait"], True),

@@ -13,14 +13,12 @@ from uuid import UUID
 import typer
 
 from ledger.audit.queries import RequestRow, find_request
-from ledger.catalog.loader import SnapshotBuild, feed, models_from, one_moment, readable, tiers_from
+from ledger.catalog.loader import SnapshotBuild, catalog_statement, feed, models_from, one_moment, readable, tiers_from
 from ledger.catalog.snapshot import Key, Model, Tier
-from ledger.postgres import Connection, statement
-from ratelimit.effective import effective
+from ledger.postgres import Connection
+from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.protocol.limits import (
-    LimitsInForce,
-    LimitsLeft,
     LimitState,
     RejectionRecord,
     find_refusal,
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 
 # Where a customer is named like another one's id, the id is meant.
 _CUSTOMER_ID = "SELECT id::text FROM customers WHERE name = $1 OR id::text = $1 ORDER BY id::text = $1 DESC LIMIT 1"
-_LIMITS = ("requests_per_second", "burst", "max_concurrency", "tokens_per_minute")
 
 
 class Rows(NamedTuple):
@@ -60,7 +57,7 @@ class Rows(NamedTuple):
 async def read_rows(connection: Connection, asked: str) -> Rows:
     """Everything about a customer, by name or id. Raises BadCatalogRow, and what asyncpg raises."""
     async with one_moment(connection):
-        found, known_models = await connection.fetch(statement("catalog_tiers")), await _models(connection)
+        found, known_models = await connection.fetch(catalog_statement("catalog_tiers")), await _models(connection)
         with readable():
             tiers = tiers_from(found)
         customer_id = await connection.fetchval(_CUSTOMER_ID, asked)
@@ -69,20 +66,20 @@ async def read_rows(connection: Connection, asked: str) -> Rows:
 
 
 async def _models(connection: Connection) -> tuple[Model, ...]:
-    rows = await connection.fetch(statement("catalog_models"))
+    rows = await connection.fetch(catalog_statement("catalog_models"))
     with readable():
         return tuple(models_from(rows).values())
 
 
 async def _customer_row(connection: Connection, build: SnapshotBuild, customer_id: str) -> CustomerRecord:
     await feed(connection, build.add_quotas, "catalog_quotas_of", [customer_id])
-    (row,) = await connection.fetch(statement("catalog_customers_of"), [customer_id])
+    (row,) = await connection.fetch(catalog_statement("catalog_customers_of"), [customer_id])
     build.add_customers([row])
     await feed(connection, build.add_keys, "catalog_keys_of", [], [customer_id])
     seen = build.picture(0, {})
     return CustomerRecord(
         customer=seen.customers[customer_id],
-        own=frozenset(name for name in _LIMITS if row[name] is not None),
+        own=frozenset(column.name for column in LIMIT_COLUMNS if row[column.name] is not None),
         keys=tuple(key.identity for key in seen.keys.values() if _has_own_limit(key)),
     )
 
@@ -98,7 +95,7 @@ class RedisState(NamedTuple):
     """What Redis shows of a customer; None where it did not."""
 
     observation: Observation | None = None
-    left: LimitsLeft | None = None
+    left: RemainingLimits | None = None
     refusals: list[RejectionRecord] | None = None
 
 
@@ -165,19 +162,10 @@ async def _see(client: "Redis", pool: str, asked: str, rows: Rows, refusals: int
     return RedisState(observation, left, known)
 
 
-async def _left(state: LimitState, row: CustomerRecord, observation: Observation) -> LimitsLeft:
+async def _left(state: LimitState, row: CustomerRecord, observation: Observation) -> RemainingLimits:
     """What is left of the limits in force, which Redis must be told, since it does not keep them."""
     now = effective(row.as_identity(), factor_of(row.customer.tier, observation))
-    return await state.read(
-        LimitsInForce(
-            customer_id=row.customer.id,
-            rate=now.rate,
-            burst=now.burst,
-            tokens_per_minute=now.tokens_per_minute,
-            max_concurrency=now.max_concurrency,
-            quotas=now.quotas,
-        )
-    )
+    return await state.read(row.customer.id, now)
 
 
 def _as_customer_id(asked: str) -> str | None:

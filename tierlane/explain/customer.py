@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from ledger.catalog.snapshot import Customer, Identity, Model, Tier
-from ratelimit.effective import effective
 from ratelimit.headers import quota_name
-from scheduler.protocol.limits import LimitsLeft, RejectionRecord
+from ratelimit.limits import BUCKETS, MAX_CONCURRENCY, NO_BUCKET, LimitColumn, RemainingLimits, effective
+from scheduler.protocol.limits import RejectionRecord
 from scheduler.protocol.pool_view import Observation
 from tierlane.explain.factor import (
     GatewayPart,
@@ -33,9 +33,7 @@ class CustomerRecord(msgspec.Struct, frozen=True):
     def as_identity(self) -> Identity:
         """The customer without any of its keys."""
         row = self.customer
-        tokens, wait = row.tokens_per_minute, row.max_queue_ms
-        rates = (row.requests_per_second, row.burst, row.max_concurrency)
-        return Identity("", row.id, row.name, row.tier, *rates, tokens, wait, row.quotas)
+        return Identity("", row.id, row.name, row.tier, row.limits, row.max_queue_ms, row.quotas)
 
 
 class LimitLine(msgspec.Struct, frozen=True):
@@ -91,7 +89,7 @@ def explain_customer(
     row: CustomerRecord | None,
     pool: Pool,
     *,
-    left: LimitsLeft | None = None,
+    left: RemainingLimits | None = None,
     refusals: Sequence[RejectionRecord] | None = None,
     not_read: Sequence[str] = (),
 ) -> CustomerExplanation:
@@ -156,35 +154,32 @@ def _reasons(
     return said
 
 
-def _lines(row: CustomerRecord, factor: float | None, left: LimitsLeft | None) -> list[LimitLine]:
-    """Every limit. Without a factor it is not known what is in force of those that it lowers."""
+def _lines(row: CustomerRecord, factor: float | None, left: RemainingLimits | None) -> list[LimitLine]:
+    """Every limit. Without a factor it is not known what is in force of those that it reduces."""
     customer = row.customer
     base, now = effective(row.as_identity()), effective(row.as_identity(), factor or 0.0)
-    tokens = base.tokens_per_minute > 0
+    levels = {b.kind: level.left for b, level in zip(base.buckets, left.buckets, strict=False)} if left else {}
+    known = {bucket.kind: (bucket, part) for bucket, part in zip(base.buckets, now.buckets, strict=True)}
 
-    def of(limit: str) -> str:
-        return "own" if limit in row.own else f"tier {customer.tier}"
+    def line(column: LimitColumn, base: float | None, part: float | None, rest: float | None = None) -> LimitLine:
+        owner = "own" if column.name in row.own else f"tier {customer.tier}"
+        return LimitLine(column.name, base, owner, None if part is None or factor is None else round(part, 4), rest)
 
-    def line(limit: str, whole: float | None, part: float | None, rest: float | None = None) -> LimitLine:
-        return LimitLine(limit, whole, of(limit), None if part is None or factor is None else round(part, 4), rest)
-
+    lines: list[LimitLine] = []
+    for kind in BUCKETS:
+        whole, part = known.get(kind, (None, None))
+        rate = line(kind.rate, whole and whole.rate, part and part.rate, None if kind.size else levels.get(kind))
+        lines.append(rate)
+        if kind.size:
+            lines.append(line(kind.size, whole and whole.size, part and part.size, levels.get(kind)))
     free = max(0, base.max_concurrency - left.in_use) if left else None
-    return [
-        line("requests_per_second", base.rate, now.rate),
-        line("burst", base.burst, now.burst, left.remaining if left else None),
-        line(
-            "tokens_per_minute",
-            base.tokens_per_minute if tokens else None,
-            now.tokens_per_minute if tokens else None,
-            left.tokens_left if left and tokens else None,
-        ),
-        LimitLine("max_concurrency", base.max_concurrency, of("max_concurrency"), base.max_concurrency, free),
-        *_quotas(customer, left),
-        *[each for key in row.keys for each in _of_key(key, factor)],
-    ]
+    concurrency = line(MAX_CONCURRENCY, base.max_concurrency, base.max_concurrency, free)
+    if factor is None:  # It is never reduced.
+        concurrency = msgspec.structs.replace(concurrency, effective=base.max_concurrency)
+    return [*lines, concurrency, *_quotas(customer, left), *[each for key in row.keys for each in _of_key(key, factor)]]
 
 
-def _quotas(customer: Customer, left: LimitsLeft | None) -> list[LimitLine]:
+def _quotas(customer: Customer, left: RemainingLimits | None) -> list[LimitLine]:
     """Quotas are not lowered. What is left comes in their order."""
     known = list(left.quotas) if left else []
     rests: list[tuple[int, int] | tuple[None, None]] = [*known, *[(None, None)] * (len(customer.quotas) - len(known))]
@@ -195,9 +190,9 @@ def _quotas(customer: Customer, left: LimitsLeft | None) -> list[LimitLine]:
 
 
 def _of_key(key: Identity, factor: float | None) -> list[LimitLine]:
-    base, now = effective(key), effective(key, factor or 0.0)
-    rate, burst = (None, None) if factor is None else (round(now.key_rate, 4), round(now.key_burst, 4))
+    whole, part = effective(key).key or NO_BUCKET, effective(key, factor or 0.0).key or NO_BUCKET
+    rate, burst = (None, None) if factor is None else (round(part.rate, 4), round(part.size, 4))
     return [
-        LimitLine(f"key {key.key_id} requests_per_second", base.key_rate, "key", rate),
-        LimitLine(f"key {key.key_id} burst", base.key_burst, "key", burst),
+        LimitLine(f"key {key.key_id} requests_per_second", whole.rate, "key", rate),
+        LimitLine(f"key {key.key_id} burst", whole.size, "key", burst),
     ]

@@ -8,24 +8,17 @@ import msgspec
 from gateway.operations.endpoints import Event, Story, from_audit, from_redis
 from ledger.audit.queries import RequestRow
 from ratelimit.headers import quota_name
+from ratelimit.limits import BUCKETS, REDUCED_OUTCOMES
 from scheduler.errors import HTTP, ErrorCode
 from scheduler.protocol.limits import KEEP_MS, RejectionRecord
 from scheduler.protocol.replies import RequestDetail
 from scheduler.states import Admission
-from tierlane.explain.figures import count, moment, number, percent, rate, span
+from tierlane.explain.figures import count, moment, number, percent, span
 
 _Words = Callable[[RejectionRecord], str]
 
 _LIMITS: dict[str, _Words] = {
-    Admission.KEY_LIMIT: lambda r: (
-        f"the limit of key {r.key_id}: {_bucket(r.key_rate, r.key_burst)}, {number(r.remaining)} left"
-    ),
-    Admission.CUSTOMER_LIMIT: lambda r: (
-        f"the customer's request limit over all its keys: {_bucket(r.rate, r.burst)}, {number(r.remaining)} left"
-    ),
-    Admission.TOKEN_LIMIT: lambda r: (
-        f"the customer's token limit: {number(r.tokens_per_minute)} a minute, {number(r.tokens_left)} left"
-    ),
+    **{outcome: lambda r: f"{_owner(r)}{_then(r)}" for outcome in REDUCED_OUTCOMES},
     Admission.CONCURRENCY: lambda r: (
         f"the customer's concurrency: {r.in_use} of {count(r.max_concurrency, 'request')} under way"
     ),
@@ -55,8 +48,7 @@ _UNASKED: dict[str, str] = {
 
 _ADVICE: dict[str, str] = {
     Admission.KEY_LIMIT: "Send slower with this key, use another one, or raise the key's limit.",
-    Admission.CUSTOMER_LIMIT: "Send slower, or raise the customer's requests_per_second or burst.",
-    Admission.TOKEN_LIMIT: "Ask for fewer tokens (max_tokens counts in advance), or raise its tokens_per_minute.",
+    **{kind.outcome: kind.advice for kind in BUCKETS},
     Admission.CONCURRENCY: "Wait for answers before sending more, or raise the customer's max_concurrency.",
     Admission.QUOTA: "Wait until the quota starts anew, or raise it; a raised one keeps what was spent.",
     Admission.TIER_LIMIT: "Try again later: more GPUs, or less demand of the tiers above, make room.",
@@ -71,7 +63,16 @@ _ADVICE: dict[str, str] = {
     ErrorCode.DRAINING: "Send it again: another gateway takes it.",
 }
 
-_SCALED = {Admission.KEY_LIMIT, Admission.CUSTOMER_LIMIT, Admission.TOKEN_LIMIT}
+
+def _owner(refusal: RejectionRecord) -> str:
+    if refusal.outcome == Admission.KEY_LIMIT:
+        return f"the limit of key {refusal.key_id}"
+    return "the customer's limit over all its keys"
+
+
+def _then(refusal: RejectionRecord) -> str:
+    """Nothing for a record of a version that did not keep it."""
+    return f": {refusal.limit} in force, {number(refusal.left)} left" if refusal.limit else ""
 
 
 def limit_words(refusal: RejectionRecord) -> str:
@@ -83,7 +84,7 @@ def limit_words(refusal: RejectionRecord) -> str:
 
 def lowered_words(refusal: RejectionRecord) -> str | None:
     """What the tier's factor had to do with it, or None where nothing."""
-    if refusal.outcome not in _SCALED or refusal.factor >= 1:
+    if refusal.outcome not in REDUCED_OUTCOMES or refusal.factor >= 1:
         return None
     then = f"Limits of tier {refusal.tier} stood at {percent(refusal.factor)} of their base then"
     if refusal.code == ErrorCode.REDUCED_CAPACITY:
@@ -93,7 +94,7 @@ def lowered_words(refusal: RejectionRecord) -> str | None:
 
 def advice(refusal: RejectionRecord) -> str:
     """What to do, in one or two sentences."""
-    lowered = refusal.code == ErrorCode.REDUCED_CAPACITY and refusal.outcome in _SCALED
+    lowered = refusal.code == ErrorCode.REDUCED_CAPACITY and refusal.outcome in REDUCED_OUTCOMES
     known = _ADVICE.get(refusal.outcome) or _ADVICE.get(refusal.code) or "Mend the request before it is sent again."
     said = (
         "Nothing is wrong with the customer: its limits come back with more GPUs or less demand." if lowered else known
@@ -116,10 +117,6 @@ def meaning(code: str) -> str:
         return HTTP[ErrorCode(code)].message
     except ValueError:
         return "this version does not know what that means."
-
-
-def _bucket(per_second: float, burst: float) -> str:
-    return f"{rate(per_second)} with a burst of {number(burst)} in force"
 
 
 KEPT = (

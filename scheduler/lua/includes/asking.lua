@@ -7,6 +7,7 @@ local gateway, capacity, tiers, groups, asked = ARGV[2], tonumber(ARGV[3]), {}, 
 local keys, made, run_ms = {}, tonumber(ARGV[8]), tonumber(ARGV[9]) -- the key of each submission's row, in order
 local came = made > 0 and math.min(now, made) or now
 local paused = no_scheduler_passes(tonumber(ARGV[15]))
+kinds = cmsgpack.unpack(ARGV[16])
 local most = #asked / SIZE -- that may be ahead of anybody when this call is done
 
 for _, t in ipairs(cmsgpack.unpack(ARGV[4])) do

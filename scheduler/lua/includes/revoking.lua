@@ -1,12 +1,10 @@
 -- revoking: the answer that a client was given decides over an end that was noted at the same moment and that nobody was
 -- told (needs prelude, row and repaying).
 
--- charge_of(row, p, state, code, used): tokens that are charged for it now.
-local function charge_of(row, p, state, code, used)
-  if p.paid ~= 'all' then return 0 end
-  local tokens = tokens_of(row)
-  if state == 'completed' or delivered(state, code, used) then return used > 0 and math.min(used, MOST_USED * tokens) or tokens end
-  return THEIRS[code] and tokens or 0
+-- charge_of(units, state, code, used): of so many that were charged at admission, those that are charged now, settled.
+local function charge_of(units, state, code, used)
+  if state == 'completed' or delivered(state, code, used) then return used > 0 and math.min(used, MOST_USED * units) or units end
+  return THEIRS[code] and units or 0
 end
 
 -- revoke(id, row, code, used) -> the audit's record of it, nil where nothing is to be done: the request ended otherwise,
@@ -17,10 +15,11 @@ local function revoke(id, row, code, used)
   local known = call('HMGET', key, 'code', 'reply')
   if open(row) or not row[ENV] or not known[2] or (known[1] or '') == code then return end
   local reply, p, before = cmsgpack.unpack(known[2]), party(row), known[1] or ''
-  local charged = charge_of(row, p, row[STATE], before, reply[12])
   if row[STATE] == 'completed' or THEIRS[before] then
     local b = repay(id, row, p, 'failed', code, used)
-    if b and p.paid == 'all' then b.tokens = b.tokens - tokens_of(row) + charged end
+    for _, cost in ipairs(b and costs_of(id, row, p) or NO_COSTS) do
+      if cost[4] then give_back(b, cost, charge_of(cost[3], row[STATE], before, reply[12]) - cost[3]) end
+    end
   end
   reply[4], reply[5], reply[12], reply[14], reply[15] = 'failed', code, used, '', 0
   call('HSET', key, 'state', 'failed', 'code', code, 'reply', cmsgpack.pack(reply))

@@ -1,0 +1,292 @@
+"""The limits of a customer: the one list that admission, refunds, headers, `explain`, `/v1/me`, direct mode and docs walk.
+
+Three mechanisms exist: token buckets (BUCKETS, one entry for each thing that is counted), concurrency, and quotas (rows
+of the table `quotas`). A new limit on something that a request costs is a new entry in BUCKETS; CONTRIBUTING.md, "A
+limit", lists the files. Pure: no I/O, no clock.
+
+Rates are reduced with the capacity. Concurrency and quotas are not: concurrency falls by itself when fewer requests are
+admitted, and quotas are what was sold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+REQUESTS, TOKENS, CONCURRENCY = "requests", "tokens", "concurrency"
+"""Names of limits in RateLimit headers and in `limit_policies` of an error."""
+
+MOST_RATE = 1_000_000
+MOST_COUNT = 10_000_000
+
+FRESH = 0.25
+"""The part of a bucket that counts as available where its level is not known, as in ratelimit/lua/bucket.lua."""
+
+_LEAST_KEY_RATE = 1e-6
+
+Values = tuple[float | None, ...]
+"""One value for each of LIMIT_COLUMNS, of a tier, a customer or an identity; None where there is no such limit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LimitColumn:
+    """A column of `tiers` (the default) and `customers` (null: the tier's), with its comments in the database.
+
+    Its CHECK accepts `least` to `most`, without them values above 0. `required`: every tier has a value.
+    """
+
+    name: str
+    type: Literal["double", "integer", "bigint"]
+    tier_text: str
+    customer_text: str
+    least: int = 0
+    most: int | None = None
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketKind:
+    """A token bucket of each customer, over all of its keys, in units that a request costs.
+
+    `rate` units are added in `period_s` seconds, up to `size` (without a column for it: up to `rate`). `cost` is the field of
+    a `Submission` with the units that one request costs; "" means one. `settled`: when the request ends, its cost becomes
+    the tokens that it used. `outcome` is the member of `Admission` that rejects. `unit` is the `qu` parameter of
+    RateLimit-Policy. `fields` are the level and the rate in the customer's hash in Redis (`rl:customer:<id>`). `meaning` is
+    its row in docs/limits.md.
+    """
+
+    name: str
+    meaning: str
+    outcome: str
+    rate: LimitColumn
+    fields: tuple[str, str]
+    size: LimitColumn | None = None
+    period_s: int = 60
+    cost: str = ""
+    settled: bool = False
+    unit: str = ""
+    advice: str = ""
+
+    def units(self, request: object) -> int:
+        """What a request costs: a `Submission`, or anything else with the field."""
+        return getattr(request, self.cost) if self.cost else 1
+
+    def words(self, rate: float, size: float) -> str:
+        """The limit as users read it: `2 requests/s (burst 10)` or `60000 tokens per minute`."""
+        if self.size is not None:
+            return f"{number(rate)} {self.name.replace('-', ' ')}/s (burst {int(size)})"
+        return f"{int(rate)} {self.name.replace('-', ' ')} per {_PERIODS[self.period_s]}"
+
+
+_PERIODS = {1: "second", 60: "minute", 3600: "hour"}
+
+BUCKETS = (
+    BucketKind(
+        REQUESTS,
+        "requests/s with a burst, over all keys",
+        outcome="customer_limit",
+        rate=LimitColumn(
+            "requests_per_second",
+            "double",
+            "Default rate limit of each customer, requests per second.",
+            "Own rate limit, requests per second; null = the tier's.",
+            most=MOST_RATE,
+        ),
+        size=LimitColumn(
+            "burst",
+            "double",
+            "Default bucket size of each customer, requests.",
+            "Own bucket size, requests; null = the tier's.",
+            least=1,
+            most=MOST_COUNT,
+        ),
+        fields=("tokens", "rate"),
+        period_s=1,
+        advice="Send slower, or raise the customer's requests_per_second or burst.",
+    ),
+    BucketKind(
+        TOKENS,
+        "model tokens per minute",
+        outcome="token_limit",
+        rate=LimitColumn(
+            "tokens_per_minute",
+            "bigint",
+            "Default token limit of each customer per minute; null = none.",
+            "Own token limit per minute; null = the tier's.",
+            required=False,
+        ),
+        fields=("budget", "pace"),
+        cost="tokens",
+        settled=True,
+        unit="tokens",
+        advice="Ask for fewer tokens (max_tokens counts in advance), or raise its tokens_per_minute.",
+    ),
+)
+"""In the order in which admission checks them; the first counts requests, and every customer has it."""
+
+MAX_CONCURRENCY = LimitColumn(
+    "max_concurrency",
+    "integer",
+    "Default limit of each customer's requests under way at a time.",
+    "Own limit of requests under way; null = the tier's.",
+    least=1,
+    most=MOST_COUNT,
+)
+
+REQUEST_BUCKET = BUCKETS[0]
+LIMIT_COLUMNS = (
+    *(column for column in (REQUEST_BUCKET.rate, REQUEST_BUCKET.size) if column),
+    MAX_CONCURRENCY,
+    *(column for kind in BUCKETS[1:] for column in (kind.rate, kind.size) if column),
+)
+"""All columns with a limit, in the order of `Values`."""
+
+_AT = {column.name: index for index, column in enumerate(LIMIT_COLUMNS)}
+OWN_OUTCOMES = frozenset({"key_limit", CONCURRENCY, "quota", *(kind.outcome for kind in BUCKETS)})
+"""Outcomes of admission that reject by what the customer may do, whatever other customers do."""
+
+REDUCED_OUTCOMES = OWN_OUTCOMES - {CONCURRENCY, "quota"}
+"""Those by a limit that is reduced with the capacity."""
+
+
+def values(**columns: float | None) -> Values:
+    """The values of the columns named, None for the others. Raises KeyError for a name that is no limit."""
+    found: list[float | None] = [None] * len(LIMIT_COLUMNS)
+    for name, value in columns.items():
+        found[_AT[name]] = value
+    return tuple(found)
+
+
+def value_of(limits: Values, column: LimitColumn | str) -> float | None:
+    """One of them by its column."""
+    return limits[_AT[column if isinstance(column, str) else column.name]]
+
+
+class Bucket(NamedTuple):
+    """A token bucket as it is now: `rate` units in the kind's period, at most `size` units."""
+
+    kind: BucketKind
+    rate: float
+    size: float
+
+    @property
+    def per_s(self) -> float:
+        """Units per second."""
+        return self.rate / self.kind.period_s
+
+    @property
+    def words(self) -> str:
+        """As users read it."""
+        return self.kind.words(self.rate, self.size)
+
+
+NO_BUCKET = Bucket(REQUEST_BUCKET, 0.0, 0.0)
+
+
+class EffectiveLimits(NamedTuple):
+    """The limits in force for one identity. Hashable, so that what depends on it can be cached.
+
+    `buckets` are those that the customer has, in the order of BUCKETS; `key` is the key's own bucket of requests, None
+    where it has none. `max_concurrency` is 0 without a limit. `quotas` are period and amount, such as ("1day", 10000).
+    """
+
+    buckets: tuple[Bucket, ...]
+    key: Bucket | None = None
+    max_concurrency: int = 0
+    quotas: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def key_requests(self) -> Bucket:
+        """What one key can have: of its customer's and its own bucket of requests the smaller rate and size."""
+        bucket, own = self.buckets[0], self.key
+        return bucket if own is None else Bucket(bucket.kind, min(bucket.rate, own.rate), min(bucket.size, own.size))
+
+    def bucket_of(self, outcome: str) -> Bucket | None:
+        """The bucket whose lack `outcome` of admission reports, None where it reports something else."""
+        if outcome == "key_limit":
+            return self.key
+        return next((bucket for bucket in self.buckets if bucket.kind.outcome == outcome), None)
+
+
+NO_LIMITS = EffectiveLimits(())
+"""For a request that was admitted before, and is not checked again."""
+
+
+class Level(NamedTuple):
+    """What is left in a bucket (below 0: a debt), and ms until it is full."""
+
+    left: float
+    reset_ms: int
+
+
+class RemainingLimits(NamedTuple):
+    """What is left of `EffectiveLimits`.
+
+    `buckets` are in their order; of requests it is the key's own bucket where that holds less. `in_use` requests are under
+    way. `quotas` are what is left and ms until the window ends, in their order; empty where not known.
+    """
+
+    buckets: Sequence[Level] = ()
+    in_use: int = 0
+    quotas: Sequence[tuple[int, int]] = ()
+
+
+class LimitedIdentity(Protocol):
+    """The base limits of one identity."""
+
+    @property
+    def limits(self) -> Values: ...
+    @property
+    def quotas(self) -> Sequence[tuple[str, int]]: ...
+    @property
+    def key_rate(self) -> float: ...
+    @property
+    def key_burst(self) -> float: ...
+
+
+def effective(identity: LimitedIdentity, factor: float = 1.0) -> EffectiveLimits:
+    """The identity's limits at `factor` (0..1) of its base; 1 gives the base limits themselves.
+
+    A bucket holds at least one unit, so that a reduced limit never becomes none.
+    """
+    key = None
+    if identity.key_rate > 0:
+        rate = max(_LEAST_KEY_RATE, identity.key_rate * factor)  # 0 would be read as no limit.
+        key = Bucket(REQUEST_BUCKET, rate, max(1.0, identity.key_burst * factor))
+    buckets = tuple([bucket for kind in BUCKETS if (bucket := _bucket(kind, identity.limits, factor)) is not None])
+    concurrency = int(value_of(identity.limits, MAX_CONCURRENCY) or 0)
+    return EffectiveLimits(buckets, key, concurrency, tuple(identity.quotas))
+
+
+def _bucket(kind: BucketKind, limits: Values, factor: float) -> Bucket | None:
+    rate = value_of(limits, kind.rate)
+    if not rate:
+        return None
+    if kind.size is None:
+        size = max(1.0, rate * factor)
+        return Bucket(kind, size, size)
+    return Bucket(kind, rate * factor, max(1.0, (value_of(limits, kind.size) or 0.0) * factor))
+
+
+def number(value: float) -> str:
+    """A rate with at most two decimals, or six below 1."""
+    digits = f"{value:.2f}" if value >= 1 else f"{value:.6f}"
+    return digits.rstrip("0").rstrip(".")
+
+
+_Packed = tuple[Any, ...]
+
+
+def packed_kinds(costs: dict[str, int], kinds: Sequence[BucketKind] = BUCKETS) -> list[_Packed]:
+    """The kinds as Lua reads them: {outcome, level field, rate field, period in s, position of the cost, settled} of each.
+
+    `costs` are the positions, in a packed submission, of the fields that `BucketKind.cost` names; 0 stands for one a request.
+    """
+    return [(k.outcome, *k.fields, k.period_s, costs[k.cost] if k.cost else 0, k.settled) for k in kinds]
+
+
+def packed_limits(limits: EffectiveLimits) -> _Packed:
+    """The limits of a customer as Lua reads them: {{number of the kind, rate, size}...}, concurrency, quotas."""
+    return [(_NUMBER[b.kind.name], b.rate, b.size) for b in limits.buckets], limits.max_concurrency, limits.quotas
+
+
+_NUMBER = {kind.name: number for number, kind in enumerate(BUCKETS, 1)}

@@ -1,0 +1,60 @@
+"""Literal limits for tests: what is in force, what is left, and the base limits of an identity."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ratelimit.limits import (
+    BUCKETS,
+    LIMIT_COLUMNS,
+    REQUEST_BUCKET,
+    Bucket,
+    EffectiveLimits,
+    Level,
+    RemainingLimits,
+    values,
+)
+
+TOKEN_BUCKET = BUCKETS[1]
+_NAMES = {"rate", "burst", "tokens_per_minute", "max_concurrency", "quotas", "key_rate", "key_burst"}
+
+
+def in_force(
+    rate: float = 1e6,
+    burst: float = 1e6,
+    *,
+    tokens_per_minute: float = 0.0,
+    max_concurrency: int = 0,
+    quotas: Sequence[tuple[str, int]] = (),
+    key_rate: float = 0.0,
+    key_burst: float = 0.0,
+) -> EffectiveLimits:
+    """Limits in force; 0 means that there is no such limit."""
+    buckets = [Bucket(REQUEST_BUCKET, rate, burst)]
+    if tokens_per_minute:
+        buckets.append(Bucket(TOKEN_BUCKET, tokens_per_minute, tokens_per_minute))
+    key = Bucket(REQUEST_BUCKET, key_rate, key_burst) if key_rate else None
+    return EffectiveLimits(tuple(buckets), key, max_concurrency, tuple(quotas))
+
+
+def with_limits(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a submission, with those that name limits put into `limits`."""
+    own = {name: value for name, value in fields.items() if name in _NAMES}
+    return {name: value for name, value in fields.items() if name not in _NAMES} | {"limits": in_force(**own)}
+
+
+def remaining(
+    requests: float = 0.0,
+    reset_ms: int = 0,
+    tokens: Level | None = None,
+    in_use: int = 0,
+    quotas: Sequence[tuple[int, int]] = (),
+) -> RemainingLimits:
+    """What is left, of tokens only where they are limited."""
+    return RemainingLimits([Level(requests, reset_ms), *([tokens] if tokens else [])], in_use, quotas)
+
+
+def with_values(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a tier, a customer or an identity, with the columns of limits put into `limits`."""
+    columns = {column.name for column in LIMIT_COLUMNS}
+    own = {name: value for name, value in fields.items() if name in columns}
+    return {name: value for name, value in fields.items() if name not in columns} | {"limits": values(**own)}
