@@ -90,7 +90,7 @@ class GatewayHeartbeat:
         tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
         self._watch.begun()
         try:
-            stats = self._limits.told(self._demand_meter.heartbeat(tiers, self._clock()))
+            stats = self._limits.published(self._demand_meter.heartbeat(tiers, self._clock()))
             if ended := self._ended_tasks():
                 stats = msgspec.structs.replace(stats, ended_tasks=ended)
             begun_at = self._clock()

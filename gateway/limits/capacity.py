@@ -1,15 +1,15 @@
 """The gateway's use of ratelimit/: observations and demand in, tier limits and each tier's factor out.
 
-The capacity is learnt (ratelimit/capacity.py). Before any GPU of the pool has run a batch there is only a guess, and no
-limit is built on it: the predicted wait, the shed rules and the depth of the queues decide.
+The capacity is estimated from measurements (ratelimit/capacity.py). Before any GPU of the pool has run a batch there is
+only a guess, and no limit is computed from it: the predicted wait, the shed rules and the depth of the queues decide.
 
-Stale input fails in a declared direction: the last capacity holds for 10 s, then it falls to that of the GPUs which
-this gateway calls past Redis, at least one. A pool with no healthy GPU keeps its last capacity for the two seconds in which it may come back;
-then requests are refused outright. A Redis that lost its workers knows them again one by one: until it knows as many as
-before, or every worker that lives must have beaten, the last count stands.
+Stale input fails in a declared direction: the last capacity holds for 10 s, then it falls to that of the GPUs that this
+gateway calls directly, at least one. A pool without a healthy GPU keeps its last capacity for two seconds, in which a GPU
+may return; then requests are rejected. After a Redis restart workers report again one by one: the last count holds until
+as many have reported as before, or until every live worker must have sent a heartbeat.
 
-Everything is computed from what all gateways publish, this one's part of it as it was published: so all of them come
-to the same, whichever of them a customer asks.
+Everything is computed from what all gateways publish, including this one's own published part, so all of them get the
+same result.
 """
 
 import math
@@ -28,23 +28,21 @@ from scheduler.protocol.pool_view import GatewayStats, Observation, TierStats, W
 HOLD_S = 10.0
 REFILL_S = 1.0  # A worker that did not beat for so long is gone; as TIERLANE_GONE_MS by default.
 WAITING_ROOM_S = 2.0
-MEMORY_FULL = 0.8  # From this part of its memory limit on, Redis is given no new requests,
-MEMORY_EASED = 0.75  # until it is under this one: what is queued must always have room to end.
-TIER_BURST_S = 1.0  # A tier's bucket holds what its rate gives in so long.
-LONGEST_STEP_S = 1.0  # Limits relax by no more at once: time in which nobody looked was not seen to be calm.
-UNBOUNDED_RPS = 1e9  # Shared out while the capacity is only a guess: more than any pool serves.
-BACKLOG_RUNS = (
-    2.0  # A request that waits longer than so many runs is behind a backlog; without one it leaves with the next.
-)
-BACKLOG_LEAST_MS = 100.0  # Shorter waits are those of batch windows and timers.
-LIMITING_SHARE = 0.005  # Of what arrives; fewer refusals are not worth a probe.
+MEMORY_FULL = 0.8  # At this part of its memory limit, Redis gets no new requests,
+MEMORY_EASED = 0.75  # until it is below this one: queued requests need memory to complete.
+TIER_BURST_S = 1.0  # A tier's bucket holds what its rate adds in this time.
+LONGEST_STEP_S = 1.0  # Limits relax by no more at once: without observations, no calm was observed.
+UNBOUNDED_RPS = 1e9  # Allocated while the capacity is only a guess: more than any pool serves.
+BACKLOG_RUNS = 2.0  # A wait longer than this many runs is a backlog; without one a request leaves with the next batch.
+BACKLOG_LEAST_MS = 100.0  # Shorter waits come from batch windows and timers.
+LIMITING_SHARE = 0.005  # Of arriving requests; fewer rejections do not cause a probe.
 
 
 class LiveLimits:
     """The limits in force. Times are monotonic seconds; nothing here does I/O.
 
-    `healthy_gpus` is how many GPUs the capacity counts on: those last seen healthy; once that is too long ago,
-    those of them that are called directly, or 1.
+    `healthy_gpus` is the number of GPUs that the capacity is computed from: those of the last observation; once that is
+    too old, those of them that are called directly, or 1.
     """
 
     def __init__(self, pool: str) -> None:
@@ -59,10 +57,10 @@ class LiveLimits:
         self._observed_at: float | None = None
         self._no_gpu_since: float | None = None
         self._estimator = CapacityEstimator()
-        self._learnt_rps = 0.0  # Of each GPU, at the last look.
+        self._rps_per_gpu = 0.0  # At the last observation.
         self.estimate = Capacity(0.0, CapacityEvidence.PRIOR, 0.0)
-        """What the GPUs can do, and how that is known."""
-        self._gpus: Sequence[GpuRate] = ()  # The healthy ones, as they count.
+        """The capacity of the GPUs, and the evidence for it."""
+        self._gpus: Sequence[GpuRate] = ()  # The healthy ones.
         self._reached = 0
         self._refill_until = 0.0
         self.capacity_rps = 0.0
@@ -71,8 +69,8 @@ class LiveLimits:
         self.short_of_memory = False
 
     def observe(self, observation: Observation, snapshot: SnapshotView, now: float) -> None:
-        """Take a fresh look at the pool and allocate anew."""
-        if self._observed_at is None:  # Others may still be on their way back up: begin where they are.
+        """Take a new observation of the pool and allocate again."""
+        if self._observed_at is None:  # The limits of other gateways may still be rising: begin at theirs.
             self._factors = _lowest(observation.gateways)
             self._estimator.resume(min((each.capacity_correction for each in observation.gateways), default=1.0))
         elapsed_s = now - self._observed_at if self._observed_at is not None else 0.0
@@ -83,15 +81,15 @@ class LiveLimits:
         self._allocate(snapshot, min(elapsed_s, LONGEST_STEP_S))
 
     def emptied(self, now: float) -> None:
-        """Redis may have lost its workers; what is seen of them next is a part of the picture."""
+        """Redis may have lost its workers: the next observations may have only some of them."""
         self._refill_until = now + REFILL_S
 
     def reached(self, gpus: int) -> None:
-        """So many can be called past Redis now; 0 where none is called."""
+        """Note the number of GPUs that can be called directly now."""
         self._reached = gpus
 
     def lapse(self, snapshot: SnapshotView, now: float) -> None:
-        """There is no fresh look: hold the last one, later fall to the floor. Of Redis' memory nothing is known then."""
+        """Without a new observation the last one holds for HOLD_S, then the floor. The memory of Redis is not known then."""
         if self._observed_at is None or now - self._observed_at > HOLD_S:
             one, gpus = self._of_one_gpu(snapshot), max(1, min(self._reached, len(self._gpus)))
             self.estimate, self.healthy_gpus = one._replace(rps=one.rps * gpus), gpus
@@ -101,7 +99,7 @@ class LiveLimits:
             self._allocate(snapshot, 0.0)
 
     def current(self, snapshot: SnapshotView) -> AdmissionLimits:
-        """What to tell admission. A changed catalog is obeyed at once, not with the next observation."""
+        """The limits for admission. A changed catalog applies at once, not with the next observation."""
         if snapshot is not self._snapshot:
             if self.capacity_rps <= 0:
                 self._guess(snapshot)
@@ -113,38 +111,38 @@ class LiveLimits:
         return self._factors.get(tier, 1.0)
 
     def allocated(self, tier: str) -> float:
-        """The tier's part of the capacity, requests/s: no more than it asks for."""
+        """The tier's part of the capacity, requests/s: at most its demand."""
         return self._allocated.get(tier, 0.0)
 
     def ceiling(self, tier: str) -> float:
-        """What the tier may use at the most, requests/s, as the other tiers ask now."""
+        """What the tier may use at most, requests/s, at the present demand of the other tiers."""
         return self._ceilings.get(tier, self.capacity_rps)
 
     def demand(self, tier: str) -> float:
-        """What the tier asks for, requests/s over all gateways: what its customers' base limits would let through."""
+        """The demand of the tier, requests/s over all gateways: what its customers' base limits would accept."""
         return self._demand.get(tier, 0.0)
 
     def drain_rps(self, tier: str) -> float:
-        """Measured answers/s of the tier over all gateways; 0 where nothing is known of it."""
+        """Measured responses/s of the tier over all gateways; 0 where not known."""
         return self._drain.get(tier, 0.0)
 
     def pressure(self, tier: str) -> float:
-        """How many times what it may use at the most the tier asks for."""
+        """The demand of the tier as a multiple of what it may use at most."""
         ceiling = self.ceiling(tier)
         return self.demand(tier) / ceiling if ceiling > 0 else math.inf
 
     def no_gpu(self, now: float) -> bool:
-        """Whether there has been no healthy GPU for longer than one may be waited for."""
+        """Whether there has been no healthy GPU for longer than requests may wait for one."""
         return self._no_gpu_since is not None and now - self._no_gpu_since > WAITING_ROOM_S
 
     def memory(self, share: float) -> None:
-        """Redis says which part of its memory limit it uses, 0..1; 0 where it has none."""
+        """Note the part of its memory limit that Redis uses, 0..1; 0 without a limit."""
         self.memory_share = share
         self.short_of_memory = share >= (MEMORY_EASED if self.short_of_memory else MEMORY_FULL)
 
-    def told(self, stats: GatewayStats) -> GatewayStats:
-        """What is published: what was metered, with what is shared out here."""
-        tiers = {name: self._told(name, each) for name, each in stats.tiers.items()}
+    def published(self, stats: GatewayStats) -> GatewayStats:
+        """The measured stats with the allocation, as the heartbeat sends them."""
+        tiers = {name: self._with_factor(name, each) for name, each in stats.tiers.items()}
         return msgspec.structs.replace(
             stats,
             tiers=tiers,
@@ -154,19 +152,19 @@ class LiveLimits:
             capacity_correction=round(self._estimator.correction, 4),
         )
 
-    def _told(self, name: str, stats: TierStats) -> TierStats:
+    def _with_factor(self, name: str, stats: TierStats) -> TierStats:
         allocated_rps = round(self.allocated(name), 3)
         return msgspec.structs.replace(stats, factor=round(self.factor(name), 4), allocated_rps=allocated_rps)
 
     def _known(self, gpus: Sequence[GpuRate], now: float) -> Sequence[GpuRate]:
-        """The GPUs that count: those from before as long as an emptied Redis knows fewer."""
+        """The GPUs to compute with: those from before while an emptied Redis has fewer."""
         if now >= self._refill_until or len(gpus) >= len(self._gpus):
             self._refill_until = 0.0
             self._gpus = gpus
         return self._gpus
 
     def _count(self, gpus: Sequence[GpuRate], observation: Observation, snapshot: SnapshotView, now: float) -> None:
-        """Take what the healthy GPUs report and what the queues show."""
+        """Estimate the capacity from the reports of the healthy GPUs and from the queues."""
         self.healthy_gpus = len(gpus)
         if gpus:
             self._no_gpu_since = None
@@ -203,23 +201,23 @@ class LiveLimits:
         self._snapshot = snapshot
         self._allocated = allocate(shared_rps, shares, self._demand)
         self._ceilings = ceilings(shared_rps, shares, self._demand)
-        learnt = self._learnt()
-        self._factors = {tier.name: self._next_factor(tier, elapsed_s, learnt) for tier in snapshot.tiers}
+        growth = self._growth()
+        self._factors = {tier.name: self._next_factor(tier, elapsed_s, growth) for tier in snapshot.tiers}
         limits = [self._tier_limit(tier, snapshot.tiers) for tier in snapshot.tiers]
         self._limits = AdmissionLimits(limits, self.estimate.wait_rps * _target(snapshot, self._pool))
 
-    def _learnt(self) -> float:
-        """How many times more each GPU is known to do than at the last look; 1 where it is not more."""
+    def _growth(self) -> float:
+        """How many times higher the capacity of a GPU is than at the last observation; at least 1."""
         each_rps = self.estimate.rps / max(1, self.healthy_gpus)
-        before_rps, self._learnt_rps = self._learnt_rps, each_rps
+        before_rps, self._rps_per_gpu = self._rps_per_gpu, each_rps
         return max(1.0, each_rps / before_rps) if before_rps > 0 else 1.0
 
-    def _next_factor(self, tier: TierRow, elapsed_s: float, learnt: float) -> float:
-        if tier.shadow:  # What is not enforced is not announced either.
+    def _next_factor(self, tier: TierRow, elapsed_s: float, growth: float) -> float:
+        if tier.shadow:  # Limits that are not enforced are not announced either.
             return 1.0
         target = factor(self.allocated(tier.name), self.demand(tier.name))
-        # Capacity that was learnt was there all the time: limits relax slowly only where it may go again.
-        return relax(min(1.0, self.factor(tier.name) * learnt), target, elapsed_s)
+        # Newly measured capacity was there all the time: limits relax slowly only where capacity may be lost again.
+        return relax(min(1.0, self.factor(tier.name) * growth), target, elapsed_s)
 
     def _tier_limit(self, tier: TierRow, tiers: Sequence[TierRow]) -> TierLimit:
         rate = self.ceiling(tier.name)
@@ -237,19 +235,19 @@ class LiveLimits:
 
 
 def healthy_gpus(observation: Observation) -> list[GpuRate]:
-    """What each healthy worker reports of its model's speed."""
+    """The reported speed of each healthy worker's model."""
     return [_gpu_rate(worker) for worker in observation.workers if worker.healthy]
 
 
 def batch_size(snapshot: SnapshotView, pool: str) -> int:
-    """Requests in a full batch: the pool's GPUs run all its models, so the most careful row speaks for the pool."""
+    """Requests in a full batch: the pool's GPUs run all its models, so the lowest row applies."""
     return min((model.max_batch_size for model in _models(snapshot, pool)), default=0)
 
 
 def pool_load(
     observation: Observation, gpus: Sequence[GpuRate], snapshot: SnapshotView, factors: Mapping[str, float]
 ) -> PoolLoad:
-    """Whether requests are backlogged behind busy GPUs, and whether any are refused for capacity."""
+    """Whether requests are backlogged behind busy GPUs, and whether any are rejected for capacity."""
     paused = {tier.name for tier in snapshot.tiers if tier.paused}
     tiers = [tier for tier in observation.tiers.values() if tier.name not in paused]
     runs_ms = [worker.service_p95_ms for worker in observation.workers if worker.healthy and worker.service_p95_ms > 0]
@@ -268,7 +266,7 @@ def pool_load(
 
 
 def _gpu_rate(worker: WorkerView) -> GpuRate:
-    if worker.seen_batch <= 0 and worker.rps > 0:  # An older worker sends one figure, that of full batches.
+    if worker.seen_batch <= 0 and worker.rps > 0:  # An older worker sends one value, that of full batches.
         return GpuRate(item_ms=1000 / worker.rps, seen_batch=math.inf, served_rps=worker.rps)
     return GpuRate(
         worker.base_ms, worker.item_ms, worker.seen_batch, max(1, worker.width), worker.served_rps, worker.fresh_batch
@@ -276,7 +274,7 @@ def _gpu_rate(worker: WorkerView) -> GpuRate:
 
 
 def _prior(snapshot: SnapshotView, pool: str) -> tuple[float, bool]:
-    """Requests/s of a GPU by the most careful row, and whether that is to hold whatever is measured."""
+    """Requests/s of a GPU by the lowest row, and whether that applies whatever is measured."""
     models = _models(snapshot, pool)
     fixed = [model for model in models if model.rps_per_gpu_fixed]
     return min((model.rps_per_gpu for model in fixed or models), default=0.0), bool(fixed)
@@ -291,7 +289,7 @@ def _models(snapshot: SnapshotView, pool: str) -> list[ModelRow]:
 
 
 def _total(gateways: Sequence[GatewayStats], figure: str) -> dict[str, float]:
-    """A figure of each tier, added up over the gateways."""
+    """A value of each tier, summed over the gateways."""
     total: dict[str, float] = {}
     for gateway in gateways:
         for name, stats in gateway.tiers.items():

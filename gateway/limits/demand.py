@@ -1,13 +1,12 @@
 """The demand of each tier at this gateway: rates over two seconds, response times, and the top customers.
 
-Demand is what the customers' base limits would let through. Under a lowered limit it cannot be seen: whoever is held
-back is rejected, or sends less. So a request that gets through and leaves a nearly empty bucket stands for 1 / factor
-requests; one that finds its bucket well filled stands for one. If only arrivals were counted, the demand of clients
-that wait as told would vanish, and the limits would open and close for ever.
+Demand is what the customers' base limits would accept. Under a reduced limit it cannot be counted directly: clients are
+rejected, or send less. So an accepted request that leaves a nearly empty bucket counts as 1 / factor requests; one that
+finds its bucket well filled counts as one. If only arrivals were counted, the demand of clients that obey Retry-After
+would vanish, and the limits would open and close forever.
 
 Response times of the last ten seconds are kept as counts in logarithmic buckets. Top customers are rates over about
-five seconds; of a quarter of a second's customers the first thousand are counted. All of it is bounded, whatever the
-load.
+five seconds; of each heartbeat's customers the first thousand are counted. All of it is bounded, whatever the load.
 """
 
 import heapq
@@ -22,30 +21,30 @@ from scheduler.protocol.pool_view import CustomerRate, GatewayStats, TierStats
 
 LATENCY_SLOTS = 10
 LATENCY_SLOT_S = 1.0
-_BUCKETS_PER_DOUBLING = 6  # An answer time is known to 12 %.
+_BUCKETS_PER_DOUBLING = 6  # A response time is known to 12 %.
 _BUCKETS = 14 * _BUCKETS_PER_DOUBLING  # Up to 16 s.
 
 
 class LatencyWindow:
-    """One row of buckets a second."""
+    """Counts of response times, one row of buckets a second."""
 
     def __init__(self) -> None:
         self._rows: list[list[int]] = [[0] * _BUCKETS for _ in range(LATENCY_SLOTS)]
         self._slot = 0
 
     def add(self, latency_ms: float, now: float) -> None:
-        """Count one answer; `now` is monotonic seconds."""
+        """Count one response; `now` is monotonic seconds."""
         if int(now / LATENCY_SLOT_S) != self._slot:
             self._turn(now)
         bucket = int(math.log2(latency_ms) * _BUCKETS_PER_DOUBLING) if latency_ms > 1.0 else 0
         self._rows[self._slot % LATENCY_SLOTS][bucket if bucket < _BUCKETS else _BUCKETS - 1] += 1
 
     def p95_ms(self, now: float) -> float:
-        """The 95th percentile in ms, rounded up to its bucket's end; 0 when there was no answer."""
+        """The 95th percentile in ms, rounded up to its bucket's end; 0 without a response."""
         return self.percentiles_ms((0.95,), now)[0]
 
     def percentiles_ms(self, shares: tuple[float, ...], now: float) -> list[float]:
-        """The same for each of `shares` (0..1, rising), from one count."""
+        """The same for each of `shares` (0..1, ascending), from one count."""
         self._turn(now)
         counts = [sum(column) for column in zip(*self._rows, strict=True)]
         ranks = [math.ceil(share * sum(counts)) for share in shares]
@@ -62,14 +61,14 @@ class LatencyWindow:
 
 
 def _end_ms(bucket: int) -> float:
-    """Where a bucket ends."""
+    """The upper end of a bucket in ms."""
     return float(round(2 ** ((bucket + 1) / _BUCKETS_PER_DOUBLING), 1))
 
 
 MOST_COUNTED = 1024
 KEPT = 64
 TOP_CUSTOMERS = 10
-"""So many of each gateway are published; a page shows fewer, of all gateways together."""
+"""Published by each gateway; the dashboard shows fewer, of all gateways together."""
 
 SPAN_S = 5.0
 LEAST_RPS = 0.05
@@ -79,7 +78,7 @@ Customer = tuple[str, str]
 
 
 class TopCustomers:
-    """Counts since the last beat, and the rates until then."""
+    """Counts since the last heartbeat, and the rates until then."""
 
     __slots__ = ("_counts", "_rates")
 
@@ -87,8 +86,8 @@ class TopCustomers:
         self._counts: dict[Customer, int] = {}
         self._rates: dict[Customer, float] = {}
 
-    def asked(self, name: str, tier: str) -> None:
-        """A valid request of this customer came in."""
+    def count(self, name: str, tier: str) -> None:
+        """Count one valid request of a customer."""
         customer, counts = (name, tier), self._counts
         known = counts.get(customer)
         if known is not None:
@@ -97,7 +96,7 @@ class TopCustomers:
             counts[customer] = 1
 
     def heartbeat(self, elapsed_s: float) -> list[CustomerRate]:
-        """Close the beat, so many seconds after the last one; the busiest, the busiest first."""
+        """The rates after `elapsed_s` since the last heartbeat, highest first."""
         old = math.exp(-elapsed_s / SPAN_S)
         gain = (1 - old) / elapsed_s if elapsed_s > 0 else 0.0
         rates = {customer: rate * old for customer, rate in self._rates.items()}
@@ -109,14 +108,14 @@ class TopCustomers:
         return [CustomerRate(name, tier, round(rate, 2)) for rate, (name, tier) in kept[:TOP_CUSTOMERS]]
 
 
-WINDOW_BEATS = 8  # Rates are taken over so many beats.
-PERCENTILES = (0.5, 0.95, 0.99)  # The percentiles of the answer time that are published.
-LEAST_FACTOR = 0.01  # Under a lower one, single requests would count as hundreds.
-WELL_FILLED = 0.75  # A bucket this full is not what holds its customer back.
+WINDOW_BEATS = 8  # Heartbeats that a rate is averaged over.
+PERCENTILES = (0.5, 0.95, 0.99)  # Of the response time, as published.
+LEAST_FACTOR = 0.01  # Below it, single requests would count as hundreds.
+WELL_FILLED = 0.75  # A bucket this full does not limit its customer.
 
 
 class DemandCounts(NamedTuple):
-    """What was counted in one beat."""
+    """The counts of one heartbeat."""
 
     arrived: float = 0
     demand: float = 0
@@ -129,7 +128,7 @@ class DemandCounts(NamedTuple):
 
 
 class TierMeter:
-    """One tier's counters since the last beat, those of the beats before it, and its latencies."""
+    """One tier's counters since the last heartbeat, those of the heartbeats before it, and its response times."""
 
     __slots__ = (
         "answered",
@@ -154,7 +153,7 @@ class TierMeter:
         self.demand, self.guessed, self.failed = 0.0, 0.0, 0
 
     def close(self) -> DemandCounts:
-        """End the beat; what was counted in the whole window."""
+        """Close the heartbeat; returns the counts of the whole window."""
         self.window.append(
             DemandCounts(
                 arrived=self.arrived,
@@ -172,17 +171,17 @@ class TierMeter:
 
 
 def fill(remaining: float, burst: float) -> float:
-    """How full, 0..1, a bucket of `burst` was that has `remaining` left after a request; 0 where that says nothing.
+    """How full, 0..1, a bucket of `burst` was that has `remaining` left after a request; 0 for a burst under 2.
 
-    A bucket of one is empty after every request, whoever sends it.
+    A bucket of one is empty after every request, so its level says nothing.
     """
     return min(1.0, (max(0.0, remaining) + 1) / burst) if burst >= 2 else 0.0
 
 
 class DemandMeter:
-    """Counters of all tiers; `heartbeat` turns them into what is published.
+    """Counters of all tiers; `heartbeat` turns them into published rates.
 
-    `batches` gives what was counted of batches so far: how many, and how many full ones they come to.
+    `batches` returns the number of batches so far, and the number of full batches with as many requests.
     """
 
     def __init__(
@@ -203,20 +202,20 @@ class DemandMeter:
         return demand_meter
 
     def arrived(self, tier: str, customer: str) -> None:
-        """A valid request of a known key of this customer, by name, came in."""
+        """Count a valid request of a customer, by name."""
         self._tier(tier).arrived += 1
-        self._busiest.asked(customer, tier)
+        self._busiest.count(customer, tier)
 
     def retried(self, tier: str) -> None:
-        """It says that it was tried before."""
+        """Count a request that its client marked as a retry."""
         self._tier(tier).retries += 1
 
     def passed(self, tier: str, factor: float, filled: float | None = None) -> None:
-        """It was not stopped by its customer's limits, which now stand at `factor` of the base limits.
+        """Count a request that its customer's limits accepted, which are at `factor` of the base limits.
 
-        `filled`, 0..1: how full the emptiest of the customer's buckets was that the factor lowers; None where that is not
-        known, and demand is then held to be no more than what came. Of what is refused for want of capacity, only what
-        the base limits have room for is to be counted, and at factor 1: nothing is spent, so a customer may try forever.
+        `filled`, 0..1: how full the emptiest of the customer's buckets was that the factor reduces; None where not known:
+        demand is then at most what arrived. Of requests rejected for capacity, count only what the base limits have room
+        for, at factor 1: nothing is charged, so a customer may retry forever.
         """
         demand_meter = self._tier(tier)
         weight = 1 / max(factor, LEAST_FACTOR)
@@ -226,25 +225,25 @@ class DemandMeter:
             demand_meter.demand += 1.0 if filled >= WELL_FILLED else weight
 
     def shed(self, tier: str) -> None:
-        """It was refused for want of capacity."""
+        """Count a request that was rejected for capacity."""
         self._tier(tier).shed += 1
 
     def failed(self, tier: str) -> None:
-        """It ended badly by our fault; one that was shed is told so as well."""
+        """Count a failure that the client did not cause; rejections for capacity are counted here as well."""
         self._tier(tier).failed += 1
 
     def shadowed(self, tier: str) -> None:
-        """It entered, and would have been refused were its tier's limits in force."""
+        """Count an accepted request that the limits of a tier in shadow would have rejected."""
         self._tier(tier).shadowed += 1
 
     def answered(self, tier: str, latency_ms: float, now: float) -> None:
-        """It got its output."""
+        """Count a completed request."""
         demand_meter = self._tier(tier)
         demand_meter.answered += 1
         demand_meter.latency.add(latency_ms, now)
 
     def heartbeat(self, tiers: list[str], now: float) -> GatewayStats:
-        """Close the beat and give the rates. Tiers that are not in `tiers` any more are forgotten."""
+        """Close the heartbeat and return its rates. Tiers that are not in `tiers` any more are removed."""
         self._tiers = {name: self._tier(name) for name in tiers}
         elapsed_s = max(0.0, now - self._beat_at)
         self._spans.append(elapsed_s)
@@ -263,10 +262,10 @@ class DemandMeter:
         )
 
     def _batch_rates(self, span_s: float) -> tuple[float, float]:
-        """Of the window, as all other rates."""
+        """Batches/s and full batches/s of the window."""
         before, now = self._batches_were[0], self._batches()
         self._batches_were.append(now)
-        # What the model's row says a full batch is may change: then what was counted before counts otherwise.
+        # The full size may change in the model's row, and with it the earlier count.
         return round(max(0.0, now[0] - before[0]) / span_s, 3), round(max(0.0, now[1] - before[1]) / span_s, 3)
 
 

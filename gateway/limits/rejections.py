@@ -1,12 +1,12 @@
 """Rejections by admission: their error and Retry-After, the record for `explain`, and those that still hold.
 
-A rejection for a limit of the client's own holds as long as Redis said, half a second at most: the same customer,
-limit, values and cost are rejected here without a call. It is forgotten when a request of the customer ends here, since
-that may free what the limit counts. Times are monotonic seconds.
+A rejection by a limit of the customer is repeated for as long as Redis reported, at most half a second: the same
+customer, limit, values and cost are rejected here without a call. It is dropped when a request of the customer ends here,
+since that may free what the limit counts. Times are monotonic seconds.
 
-The record is a bounded buffer of what was rejected since the last heartbeat. The first few of each customer and reason
-are kept whole and the rest counted; in a full buffer a new customer or reason takes the place of the newest of one that
-has several.
+The log is a bounded buffer of the rejections since the last heartbeat. The first few of each customer and reason are
+kept whole and the rest counted; in a full buffer a new customer or reason replaces the newest entry of one that has
+several.
 """
 
 from typing import NamedTuple
@@ -51,7 +51,7 @@ _CODES = dict.fromkeys(OWN_LIMITS, ErrorCode.RATE_LIMIT_EXCEEDED) | {
     Admission.REUSED: ErrorCode.IDEMPOTENCY_KEY_REUSED,
 }
 
-# A hint from a short line says a few milliseconds, whose jitter would spread nobody who comes back.
+# A short queue gives a hint of a few milliseconds, whose jitter would not spread the retries.
 _LEAST_RETRY_MS = {
     Admission.SHED: 100,
     Admission.QUEUE_FULL: 100,
@@ -62,7 +62,7 @@ _LEAST_RETRY_MS = {
 }
 NO_ROOM = frozenset({Admission.SHED, Admission.QUEUE_FULL, Admission.WAIT, Admission.TIER_LIMIT})
 _MOST_PRESSURE = 120.0  # Half a minute.
-_MOST_WHERE_LOWERED_MS = 60_000  # At a rate that is nearly nothing now, the wait is a guess about the capacity.
+_MOST_WHERE_LOWERED_MS = 60_000  # At a rate close to 0, the wait is a guess about the capacity.
 
 _OWN_DOING = frozenset(
     {
@@ -83,10 +83,10 @@ def refusal(
     drain_rps: float = 0.0,
     pressure: float = 1.0,
 ) -> RejectionError:
-    """The error for a verdict that refuses under `limits`, which are `factor` of the base; the tier drains at `drain_rps`.
+    """The error for a verdict that rejects under `limits`, which are `factor` of the base.
 
-    `pressure` is how many times its part of the capacity the tier asks for.
-    Who is stopped only because the tier's limits are lowered is told so: the client did nothing wrong.
+    `drain_rps` is the responses/s of the tier, `pressure` its demand as a multiple of its part of the capacity. A request
+    that is rejected only because limits are reduced gets `reduced_capacity`.
     """
     lowered = base_limit_allows and verdict.outcome in LOWERED
     code = ErrorCode.REDUCED_CAPACITY if lowered else _CODES[verdict.outcome]
@@ -97,12 +97,12 @@ def refusal(
         return RejectionError(code, "The predicted wait is longer than this request may take.", retry_ms)
     if limits is None or verdict.outcome not in OWN_LIMITS:
         return RejectionError(code, retry_after_ms=retry_ms)
-    message = _words(verdict, limits) + (" It is lowered while less capacity is available." if lowered else "")
+    message = _words(verdict, limits) + (" It is reduced while less capacity is available." if lowered else "")
     return RejectionError(code, message, retry_ms, _policies(verdict, limits))
 
 
 def for_want_of_capacity(code: ErrorCode) -> bool:
-    """Whether a refusal counts as shed: the client kept its limits and was refused all the same."""
+    """Whether a rejection counts as shed: the client kept its limits and was rejected all the same."""
     return code not in _OWN_DOING
 
 
@@ -112,7 +112,7 @@ def _retry_ms(verdict: Verdict, drain_rps: float, pressure: float) -> int:
         measured_ms = retry_after_ms(verdict.depth, drain_rps, wait_ms)
         if verdict.outcome is not Admission.TIER_LIMIT:
             return max(measured_ms, least_ms)
-        # Nobody of a crowd at a full bucket stands in a line, so the line says nothing: each is to come so much rarer.
+        # Clients at an empty bucket do not wait in a queue, so its depth gives no hint: each is to retry so much less often.
         wait_ms = max(measured_ms, min(wait_ms, MOST_MS), int(least_ms * min(max(1.0, pressure), _MOST_PRESSURE)))
     return max(wait_ms, least_ms)
 
@@ -147,31 +147,31 @@ def _policies(verdict: Verdict, limits: EffectiveLimits) -> tuple[str, ...]:
 
 
 SAME_A_BEAT = 8
-"""So many of one customer and reason are kept from one beat."""
+"""Rejections of one customer and reason that are kept from one heartbeat."""
 
 _Group = tuple[str, str, str]  # Customer, code and outcome.
 
 
 class RejectionLog:
-    """The buffer. Each call is O(1), as it happens while requests are refused by the thousand."""
+    """The buffer. Each call is O(1): it happens while requests are rejected by the thousand."""
 
     def __init__(self, most: int = MAX_A_BEAT, same: int = SAME_A_BEAT) -> None:
         self._most = most
         self._same = same
         self._kept: dict[_Group, list[RejectionRecord]] = {}
         self._more: dict[_Group, int] = {}
-        self._several: dict[_Group, None] = {}  # Groups of which one can be given up; a dict, since sets have no order.
+        self._several: dict[_Group, None] = {}  # Groups with an entry to spare; a dict, since sets have no order.
         self._size = 0
-        self.left_out = 0  # Since the start, and not even counted with one that was kept.
+        self.left_out = 0  # Since the start: neither kept nor counted with a kept one.
 
     def note(
         self, request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
     ) -> None:
-        """Keep or count one refusal. `factor` is that of its tier now; no verdict means that admission was not asked."""
+        """Keep or count one rejection. `factor` is that of its tier now; without a verdict there was no call of admission."""
         group = (identity.customer_id, error.code.value, verdict.outcome.value if verdict else "")
         kept = self._kept.get(group)
         if kept is None:
-            if self._size >= self._most and not self._give_one_up():
+            if self._size >= self._most and not self._drop_one():
                 self.left_out += 1
                 return
             self._kept[group] = [_refusal(request_id, identity, error, verdict, factor)]
@@ -184,7 +184,7 @@ class RejectionLog:
         self._size += 1
 
     def drain(self) -> list[RejectionRecord]:
-        """Everything kept since the last call, oldest first; the last of a group tells how many more there were."""
+        """Everything kept since the last call, oldest first; the last of a group has the number of further ones."""
         for group, count in self._more.items():
             kept = self._kept[group]
             kept[-1] = msgspec.structs.replace(kept[-1], more=count)
@@ -192,11 +192,11 @@ class RejectionLog:
         self._kept, self._more, self._several, self._size = {}, {}, {}, 0
         return sorted(drained, key=lambda refusal: refusal.id)
 
-    def _give_one_up(self) -> bool:
-        """Make room where a group has several; False where each has but one."""
+    def _drop_one(self) -> bool:
+        """Drop an entry of a group that has several; False where each has but one."""
         if not self._several:
             return False
-        group = next(iter(self._several))  # In turns: who gave one up goes to the end.
+        group = next(iter(self._several))  # In turns: the group goes to the end.
         del self._several[group]
         kept = self._kept[group]
         kept.pop()
@@ -210,7 +210,7 @@ class RejectionLog:
 def _refusal(
     request_id: str, identity: IdentityView, error: RequestError, verdict: Verdict | None, factor: float
 ) -> RejectionRecord:
-    """The limits that were in force, and the state that admission answered with."""
+    """The limits that were in force, and the state that admission reported."""
     now = effective(identity, factor)
     requests, tokens = now.buckets[0], now.bucket_of(Admission.TOKEN_LIMIT)
     own = now.key or NO_BUCKET
@@ -253,7 +253,7 @@ def _with(record: RejectionRecord, limits: EffectiveLimits, verdict: Verdict) ->
 
 
 def _used_up(limits: EffectiveLimits, verdict: Verdict) -> tuple[str, int]:
-    """Period and amount of the quota that refused: the first with nothing left, as admission judges them."""
+    """Period and amount of the quota that rejected: the first with nothing left, in the order of admission."""
     if verdict.outcome is not Admission.QUOTA:
         return "", 0
     pairs = zip(limits.quotas, verdict.left.quotas, strict=False)
@@ -268,7 +268,7 @@ Values = tuple[object, ...]
 
 class _Rejection(NamedTuple):
     verdict: Verdict
-    values: Values  # Of the limit, as they were judged.
+    values: Values  # Of the limit, at the rejection.
     cost: int
     at: float
     until: float
@@ -284,15 +284,15 @@ def _limit_of(outcome: Admission, asked: Submission) -> tuple[Values, int] | Non
 
 
 class RejectionCache:
-    """Rejections of one pool that still hold. None holds for longer than Redis said: a client that waits as it was told, with
-    its own jitter, must not be rejected again.
+    """Rejections of one pool that still hold. None holds for longer than Redis reported: a client that obeys its Retry-After
+    must not be rejected again.
     """
 
     def __init__(self) -> None:
         self.held: dict[str, dict[Admission, _Rejection]] = {}  # By customer.
 
     def note(self, asked: Submission, verdict: Verdict, now: float) -> None:
-        """Redis has rejected this one, which asked for itself alone."""
+        """Keep a rejection by Redis of a request that was submitted by itself."""
         limit = _limit_of(verdict.outcome, asked)
         if limit is None or verdict.retry_after_ms <= 0:
             return
@@ -303,9 +303,9 @@ class RejectionCache:
             del self.held[next(iter(self.held))]
 
     def verdict(self, asked: Submission, now: float) -> Verdict | None:
-        """How Redis would reject it, as far as is known; None where it has to be asked.
+        """The rejection that Redis would return, as far as is known; None where Redis must decide.
 
-        One with an `Idempotency-Key` may have an answer already, and one that was accepted before is not judged.
+        A request with an `Idempotency-Key` may have a response already, and one that was accepted before is not checked.
         """
         known = self.held.get(asked.customer_id)
         if known is None or asked.idempotency or asked.again:
@@ -322,7 +322,7 @@ class RejectionCache:
         return None
 
     def forget(self, customer_id: str) -> None:
-        """One of its requests has ended."""
+        """Drop what is kept of a customer: one of its requests has ended."""
         self.held.pop(customer_id, None)
 
 

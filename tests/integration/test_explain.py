@@ -100,8 +100,8 @@ async def test_a_customer_is_taken_apart(pool: Pool, redis_url: str, database_ur
 
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert (
-        "free has 40 % of its base limits: 4 of 5 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 88/s come "
-        "first; free asks for 80/s and gets 32/s (its guaranteed share)." in shown.stdout
+        "free has 40 % of its base limits: 4 of 5 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 88/s are "
+        "served first; the demand of free is 80/s, and it gets 32/s (its guaranteed share)." in shown.stdout
     )
     document = json.loads(by_id.stdout)
     limits = {line["limit"]: (line["base"], line["of"], line["effective"], line["left"]) for line in document["limits"]}
@@ -147,9 +147,9 @@ async def test_a_refused_request(pool: Pool, redis_url: str, database_url: str, 
     shown = await command(request_id, redis_url=redis_url, database_url=database_url)
 
     assert (shown.exit_code, shown.stderr) == (0, "")
-    assert "Refused with reduced_capacity at " in shown.stdout
+    assert "Rejected with reduced_capacity at " in shown.stdout
     assert "by the customer's limit over all its keys: 40 requests/s (burst 4) in force" in shown.stdout
-    assert "Limits of tier free stood at 40 % of their base then" in shown.stdout
+    assert "The limits of tier free were at 40 % of their base" in shown.stdout
 
 
 async def test_an_accepted_request(pool: Pool, redis_url: str, database_url: str, db: Connection) -> None:
@@ -162,7 +162,7 @@ async def test_an_accepted_request(pool: Pool, redis_url: str, database_url: str
 
     await pool.form([("free", 1)])
     batch = await pool.claim_next("w7")
-    assert "Accepted; it is in a batch, after 1 run begun." in (await command(waiting, **servers)).stdout
+    assert "Accepted; in a batch, after 1 run begun." in (await command(waiting, **servers)).stdout
     await pool.batches.finish(batch.batch_id, batch.token, [done(waiting)])
     async with running(auditor_for(database_url, pool.client)):
 
@@ -190,7 +190,7 @@ async def test_what_is_not_known_is_one_sentence(redis_url: str, database_url: s
     nobody = await command("nobody\x1b", **servers)
 
     assert (request.exit_code, request.stdout) == (1, "")
-    assert f"{unknown} is not known. Refusals are kept for 10 min" in request.stderr
+    assert f"{unknown} is not known. Rejections are kept for 10 min" in request.stderr
     assert (nobody.exit_code, nobody.stdout) == (1, "")
     assert nobody.stderr == "There is no customer nobody\\x1b, nor is that a request id.\n"
 
@@ -221,7 +221,7 @@ async def test_without_postgres_what_is_seen_is_told(pool: Pool, redis_url: str)
     assert [shown.exit_code for shown in (by_name, by_id, request)] == [0, 0, 0]
     assert "free has 40 % of its base limits: 1 of 1 GPU is healthy" in by_name.stdout
     assert request_id in by_id.stdout
-    assert "Refused with reduced_capacity at " in request.stdout
+    assert "Rejected with reduced_capacity at " in request.stdout
     for shown in (by_name, by_id, request):
         assert shown.stdout.splitlines()[-1].startswith("PostgreSQL at ")
         assert "hunter2" not in shown.stdout

@@ -87,7 +87,7 @@ async def test_tokens_that_only_a_lowered_limit_refuses_are_no_fault_of_the_clie
     assert error_of(refused) == (
         503,
         "reduced_capacity",
-        "The rate limit of this account, 1000 tokens per minute, is reached. It is lowered while less capacity is available.",
+        "The rate limit of this account, 1000 tokens per minute, is reached. It is reduced while less capacity is available.",
     )
     assert (refused[2]["x-ratelimit-limit-tokens"], "x-should-retry" in refused[2]) == ("1000", False)
 

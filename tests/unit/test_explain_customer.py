@@ -108,8 +108,8 @@ def test_the_reason_comes_with_its_figures() -> None:
     assert explanation.factor == 0.381
     assert explanation.why == [
         (
-            "free has 38 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 88/s come "
-            "first; free asks for 84/s and gets 32/s (its guaranteed share)."
+            "free has 38 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 88/s are "
+            "served first; the demand of free is 84/s, and it gets 32/s (its guaranteed share)."
         ),
         "Capacity 320/s is 80 % (target_utilization) of what 4 healthy GPUs do with full batches, measured at 100/s each.",
     ]
@@ -125,7 +125,7 @@ def test_the_lowest_of_several_gateways_is_told() -> None:
     explanation = told(observation=seen(0.5, 0.3))
 
     assert (explanation.factor, factor_of("free", seen(0.5, 0.3))) == (0.3, 0.3)
-    assert "Gateways differ: free has 30 % to 50 %; the lowest is told here." in explanation.why
+    assert "Gateways differ: free has 30 % to 50 %; the lowest is shown here." in explanation.why
     assert [gateway.id for gateway in explanation.gateways] == ["g1", "g0"]
     assert any(line.startswith("g0 ") for line in customer_lines(explanation))
 
@@ -136,7 +136,7 @@ def test_a_tier_in_shadow_and_a_suspended_customer_are_told() -> None:
 
     why = told(row=suspended, tiers=(*TIERS[:2], tier("free", 3, 0.1, shadow=True))).why
 
-    assert why[0] == "acme is suspended: every request is refused with account_suspended."
+    assert why[0] == "acme is suspended: every request is rejected with account_suspended."
     assert why[-1] == "Tier free is in shadow: its limits are judged and counted, but not enforced."
 
 
@@ -202,7 +202,7 @@ def test_the_screen() -> None:
         "requests_per_second         100        tier free  38.1     -",
         "burst                       20         tier free  7.62     3.25",
     ]
-    assert "quota per day               10,000     quotas     10,000   9,120 (anew in 3 h 2 min)" in blocks[2]
+    assert "quota per day               10,000     quotas     10,000   9,120 (resets in 3 h 2 min)" in blocks[2]
     assert blocks[3].splitlines()[3] == "free        3         32/s (10 %)  84/s      32/s   38 %"
     assert blocks[4].splitlines()[1].endswith("0 left (and 12 more like it)")
     assert len(blocks) == 5
@@ -211,7 +211,7 @@ def test_the_screen() -> None:
 @pytest.mark.parametrize(("refusals", "said"), [([], True), (None, False)])
 def test_no_refusals_and_unread_refusals_are_two_things(refusals: list[RejectionRecord] | None, said: bool) -> None:
     """None is known of, or none could be read."""
-    assert ("No refusal in the last 10 minutes." in customer_lines(told(refusals=refusals))) is said
+    assert ("No rejection in the last 10 minutes." in customer_lines(told(refusals=refusals))) is said
 
 
 def test_json_has_everything() -> None:

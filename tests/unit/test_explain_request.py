@@ -60,19 +60,19 @@ REFUSAL = RejectionRecord(
         (
             {"row": row("failed", error_code="of_the_future", latency_ms=None)},
             "accepted",
-            "Failed with of_the_future and 1 run: this version does not know what that means.",
+            "Failed with of_the_future and 1 run: this version does not know the code.",
         ),
-        ({"detail": detail()}, "accepted", "Accepted; it is in a batch, after 1 run begun."),
+        ({"detail": detail()}, "accepted", "Accepted; in a batch, after 1 run begun."),
         (
             {"detail": detail("queued", attempts=0, formed_ms=None), "row": row("queued", completed_at=None)},
             "accepted",
-            "Accepted; it waits in its queue, after 0 runs.",
+            "Accepted; queued, after 0 runs.",
         ),
         ({"detail": detail("queued"), "row": row()}, "accepted", "Completed after 62 ms and 1 run."),
         ({"detail": detail("completed", ended_ms=1070)}, "accepted", "Completed after 70 ms and 1 run."),
         ({"row": row(), "refusal": REFUSAL}, "accepted", "Completed after 62 ms and 1 run."),
         ({}, "unknown", f"{ID} is not known. {KEPT}"),
-        ({"not_read": ["Redis is away."]}, "unknown", f"{ID} was not found where could be looked. {KEPT}"),
+        ({"not_read": ["Redis is away."]}, "unknown", f"{ID} was not found in what could be read. {KEPT}"),
     ],
 )
 def test_what_became_of_it(known: dict[str, Any], found: str, said: str) -> None:
@@ -91,13 +91,13 @@ def test_a_refusal_is_told_whole() -> None:
     at = f"{BEGAN:%Y-%m-%d %H:%M:%S}"
     assert told.said == [
         (
-            f"Refused with reduced_capacity at {at} UTC by the customer's limit over all its keys: 38.1 requests/s (burst 7) in "
+            f"Rejected with reduced_capacity at {at} UTC by the customer's limit over all its keys: 38.1 requests/s (burst 7) in "
             "force, 0.25 left."
         ),
-        "Limits of tier free stood at 38 % of their base then; its base limit would have let the request in.",
-        "3 more requests of the customer met the same within a quarter of a second.",
+        "The limits of tier free were at 38 % of their base; its base limit would have accepted the request.",
+        "3 more requests of the customer rejected for the same reason within a quarter of a second.",
         (
-            "What to do: Nothing is wrong with the customer: its limits come back with more GPUs or less demand. Trying again made sense after "
+            "What to do: The customer did nothing wrong: its limits rise again with more GPUs or less demand. The response said to retry after "
             "75 ms."
         ),
     ]
@@ -128,7 +128,7 @@ def test_json_has_everything() -> None:
 
 def test_who_reads_learns_how_long_things_are_kept() -> None:
     """So that nobody looks for what is gone."""
-    assert "Refusals are kept for 10 min" in KEPT
+    assert "Rejections are kept for 10 min" in KEPT
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def parts(free: tuple[float, float, float], paid: tuple[float, float, float], to
             parts(free=(84.0, 32.0, 0.381), paid=(88.0, 88.0, 1.0)),
             HALF,
             (
-                "free has 38 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 88/s come "
-                "first; free asks for 84/s and gets 32/s (its guaranteed share)."
+                "free has 38 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 88/s are "
+                "served first; the demand of free is 84/s, and it gets 32/s (its guaranteed share)."
             ),
         ),
         (
@@ -37,8 +37,8 @@ def parts(free: tuple[float, float, float], paid: tuple[float, float, float], to
             parts(free=(84.0, 64.0, 0.762), paid=(56.0, 56.0, 1.0)),
             HALF,
             (
-                "free has 76 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 56/s come "
-                "first; free asks for 84/s and gets 64/s (32/s of it guaranteed)."
+                "free has 76 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 56/s are "
+                "served first; the demand of free is 84/s, and it gets 64/s (32/s of it guaranteed)."
             ),
         ),
         (
@@ -47,7 +47,7 @@ def parts(free: tuple[float, float, float], paid: tuple[float, float, float], to
             HALF,
             (
                 "paid has 50 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 200/s and 32/s guaranteed "
-                "to free come first; paid asks for 176/s and gets 88/s (80/s of it guaranteed)."
+                "to free are served first; the demand of paid is 176/s, and it gets 88/s (80/s of it guaranteed)."
             ),
         ),
         (
@@ -55,7 +55,7 @@ def parts(free: tuple[float, float, float], paid: tuple[float, float, float], to
             parts(free=(0.0, 0.0, 1.0), paid=(400.0, 320.0, 0.8), top=0.0),
             HALF,
             (
-                "paid has 80 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; paid asks for 400/s and gets 320/s "
+                "paid has 80 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; the demand of paid is 400/s, and it gets 320/s "
                 "(80/s of it guaranteed)."
             ),
         ),
@@ -64,22 +64,21 @@ def parts(free: tuple[float, float, float], paid: tuple[float, float, float], to
             parts(free=(10.0, 10.0, 0.6), paid=(0.0, 0.0, 1.0), top=50.0),
             HALF,
             (
-                "free has 60 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 50/s comes first; free "
-                "asks for 10/s and gets 10/s, so its limits are on their way back to 100 %; they rise slowly, so as not to jump "
-                "to and fro."
+                "free has 60 % of its base limits: 4 of 8 GPUs are healthy, capacity 320/s; enterprise 50/s is served first; the "
+                "demand of free is 10/s, and it gets 10/s; its limits are rising to 100 %, slowly, so that they do not oscillate."
             ),
         ),
         (
             "free",
             parts(free=(12.0, 12.0, 1.0), paid=(88.0, 88.0, 1.0)),
             PoolCapacity(640.0, 8, 8, (100.0,) * 8, 0.8, 50.0),
-            "free has its full base limits: 8 of 8 GPUs are healthy, capacity 640/s; all tiers together ask for 300/s.",
+            "free has its full base limits: 8 of 8 GPUs are healthy, capacity 640/s; the demand of all tiers is 300/s.",
         ),
         (
             "free",
             parts(free=(12.0, 12.0, 1.0), paid=(0.0, 0.0, 1.0)),
             PoolCapacity(80.0, 1, 1, (100.0,), 0.8, 50.0),
-            "free has its full base limits: 1 of 1 GPU is healthy, capacity 80/s; all tiers together ask for 212/s.",
+            "free has its full base limits: 1 of 1 GPU is healthy, capacity 80/s; the demand of all tiers is 212/s.",
         ),
         (
             "free",
@@ -142,7 +141,7 @@ def test_how_a_capacity_is_made(capacity: PoolCapacity, said: str) -> None:
 @pytest.mark.parametrize(
     ("factors", "said"),
     [
-        ((0.3, 0.38), "Gateways differ: free has 30 % to 38 %; the lowest is told here."),
+        ((0.3, 0.38), "Gateways differ: free has 30 % to 38 %; the lowest is shown here."),
         ((0.38, 0.385), None),
         ((1.0,), None),
         ((), None),
@@ -186,11 +185,11 @@ def refused(outcome: str, code: str = "rate_limit_exceeded", **fields: object) -
         (refused("queue_full", "queue_full"), "the queue cap of tier free: 512 requests waited in it"),
         (
             refused("", "queue_full"),
-            "the gateway's own line, since more came than it could ask admission for",
+            "the gateway's own queue, since more requests arrived than it could submit",
         ),
-        (refused("", "no_capacity"), "no limit: no healthy GPU was there"),
+        (refused("", "no_capacity"), "no limit: no GPU was healthy"),
         (refused("", "model_not_found"), "model_not_found: There is no such model."),
-        (refused("", "of_the_future"), "of_the_future: this version does not know what that means."),
+        (refused("", "of_the_future"), "of_the_future: this version does not know the code."),
     ],
 )
 def test_the_limit_that_refused_is_named_with_its_figures(refusal: RejectionRecord, said: str) -> None:
@@ -203,11 +202,11 @@ def test_the_limit_that_refused_is_named_with_its_figures(refusal: RejectionReco
     [
         (
             refused("customer_limit", "reduced_capacity"),
-            "Limits of tier free stood at 38 % of their base then; its base limit would have let the request in.",
+            "The limits of tier free were at 38 % of their base; its base limit would have accepted the request.",
         ),
         (
             refused("customer_limit"),
-            "Limits of tier free stood at 38 % of their base then; its base limit would have refused it as well.",
+            "The limits of tier free were at 38 % of their base; its base limit would have rejected it as well.",
         ),
         (refused("customer_limit", factor=1.0), None),
         (refused("concurrency"), None),
@@ -224,21 +223,21 @@ def test_what_the_factor_had_to_do_with_it(refusal: RejectionRecord, said: str |
     [
         (
             refused("customer_limit", retry_after_ms=75),
-            "Send slower, or raise the customer's requests_per_second or burst. Trying again made sense after 75 ms.",
+            "Send slower, or raise the customer's requests_per_second or burst. The response said to retry after 75 ms.",
         ),
         (
             refused("customer_limit", "reduced_capacity"),
-            "Nothing is wrong with the customer: its limits come back with more GPUs or less demand.",
+            "The customer did nothing wrong: its limits rise again with more GPUs or less demand.",
         ),
         (
             refused("quota", "quota_exceeded", retry_after_ms=10_920_000),
             (
-                "Wait until the quota starts anew, or raise it; a raised one keeps what was spent. Trying again made sense after "
+                "Wait until the quota resets, or raise it; what was used stays counted. The response said to retry after "
                 "3 h 2 min."
             ),
         ),
-        (refused("", "draining"), "Send it again: another gateway takes it."),
-        (refused("", "model_not_found"), "Mend the request before it is sent again."),
+        (refused("", "draining"), "Retry: another gateway accepts it."),
+        (refused("", "model_not_found"), "Correct the request before it is sent again."),
     ],
 )
 def test_what_to_do(refusal: RejectionRecord, said: str) -> None:
@@ -252,7 +251,7 @@ def test_every_outcome_that_refuses_has_words_and_advice() -> None:
 
     entered = {Admission.ACCEPTED, Admission.DUPLICATE, Admission.REPLAYED}
     unsaid = [o for o in Admission if o not in entered and "of_the_future" in limit_words(refused(o, "of_the_future"))]
-    unadvised = [o for o in Admission if o not in entered and "Mend" in advice(refused(o, "of_the_future"))]
+    unadvised = [o for o in Admission if o not in entered and "Correct" in advice(refused(o, "of_the_future"))]
 
     assert (unsaid, unadvised) == ([], [])
 
@@ -262,7 +261,7 @@ def test_that_it_was_not_alone() -> None:
     assert more_words(refused("key_limit")) is None
     assert (
         more_words(refused("key_limit", more=1))
-        == "1 more request of the customer met the same within a quarter of a second."
+        == "1 more request of the customer rejected for the same reason within a quarter of a second."
     )
 
 

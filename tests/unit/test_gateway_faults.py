@@ -257,5 +257,5 @@ def test_a_lowered_limit_says_that_it_is_lowered() -> None:
     error = refusal(verdict, base_limit_allows=True, limits=in_force(tokens_per_minute=1500.0), factor=0.25)
 
     assert error.message == (
-        "The rate limit of this account, 1500 tokens per minute, is reached. It is lowered while less capacity is available."
+        "The rate limit of this account, 1500 tokens per minute, is reached. It is reduced while less capacity is available."
     )

@@ -141,7 +141,7 @@ def test_what_is_published_tells_what_is_shared_out() -> None:
     limits.observe(observed([worker("a")], free=100.0, enterprise=10.0), SNAPSHOT, 0.0)
     metered = GatewayStats("g1", 12.0, {"free": TierStats(100.0, 1.0, 2.0, arrived_rps=3.0)})
 
-    assert limits.told(metered) == GatewayStats(
+    assert limits.published(metered) == GatewayStats(
         "g1",
         12.0,
         {"free": TierStats(100.0, 1.0, 2.0, 0.7, 70.0, arrived_rps=3.0)},

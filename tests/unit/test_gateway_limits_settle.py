@@ -111,7 +111,7 @@ class Play:
 
     def _beat(self, number: int) -> None:
         limits = self.gateways[number]
-        stats = limits.told(self._meters[number].heartbeat(list(BASE), self.now))
+        stats = limits.published(self._meters[number].heartbeat(list(BASE), self.now))
         self._published[stats.gateway_id] = stats
         workers = [WorkerView(f"w{n}", "busy", 0.9, 1, 10.0, True, 100.0, 50.0, "tiny", "1") for n in range(self.gpus)]
         limits.observe(Observation(0, {}, workers, list(self._published.values()), 0, 0, 0, 0), SNAPSHOT, self.now)

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from tierlane.settings.model import Settings
 
 
-# Where a customer is named like another one's id, the id is meant.
+# Where a customer has the id of another one as its name, the id applies.
 _CUSTOMER_ID = "SELECT id::text FROM customers WHERE name = $1 OR id::text = $1 ORDER BY id::text = $1 DESC LIMIT 1"
 
 
 class Rows(NamedTuple):
-    """The configuration that bears on a customer; `row` is None where there is no such customer."""
+    """The configuration that applies to a customer; `row` is None where there is no such customer."""
 
     tiers: tuple[Tier, ...] = ()
     models: tuple[Model, ...] = ()
@@ -92,7 +92,7 @@ NAME = "tierlane-explain"
 
 
 class RedisState(NamedTuple):
-    """What Redis shows of a customer; None where it did not."""
+    """What Redis has about a customer; None where it was not read."""
 
     observation: Observation | None = None
     left: RemainingLimits | None = None
@@ -100,7 +100,7 @@ class RedisState(NamedTuple):
 
 
 def explain_asked(settings: "Settings", asked: str, refusals: int, form: str) -> int:
-    """Print what can be told of a customer or a request; the exit code. Raises VerbError where nothing can."""
+    """Print a customer or a request; returns the exit code. Raises VerbError where nothing could be read."""
 
     async def work() -> int:
         told: CustomerExplanation | RequestExplanation
@@ -136,12 +136,12 @@ async def _customer(settings: "Settings", asked: str, refusals: int) -> Customer
         not_read.append(_without(error, "base limits, priorities and shares"))
     else:
         if rows.row is None:
-            raise VerbError(f"There is no customer {printable(asked)}, nor is that a request id.")
+            raise VerbError(f"There is no customer {printable(asked)}, and it is not a request id.")
     try:
         async with _redis(settings) as client:
             seen = await _see(client, settings.pool, asked, rows, refusals)
     except RedisUnavailable as error:
-        not_read.append(_without(error, "factors, what is left and what was refused"))
+        not_read.append(_without(error, "factors, what is left, and rejections"))
     if len(not_read) == 2:
         raise VerbError("\n".join(not_read))
     pool = Pool(settings.pool, rows.tiers, rows.models, seen.observation)
@@ -149,8 +149,8 @@ async def _customer(settings: "Settings", asked: str, refusals: int) -> Customer
 
 
 def _without(error: TierlaneError, what: str) -> str:
-    """One sentence: what is away, and what could therefore not be read."""
-    return f"{str(error).rstrip('.')}; so {what} could not be read."
+    """One sentence: the fault, and what could not be read because of it."""
+    return f"{str(error).rstrip('.')}, so {what} could not be read."
 
 
 async def _see(client: "Redis", pool: str, asked: str, rows: Rows, refusals: int) -> RedisState:
@@ -163,13 +163,13 @@ async def _see(client: "Redis", pool: str, asked: str, rows: Rows, refusals: int
 
 
 async def _left(state: LimitState, row: CustomerRecord, observation: Observation) -> RemainingLimits:
-    """What is left of the limits in force, which Redis must be told, since it does not keep them."""
+    """What is left of the limits in force. The call contains them, because Redis does not store limits."""
     now = effective(row.as_identity(), factor_of(row.customer.tier, observation))
     return await state.read(row.customer.id, now)
 
 
 def _as_customer_id(asked: str) -> str | None:
-    """The id where it was an id that was asked for: then refusals are found without PostgreSQL."""
+    """The argument if it is an id: rejections are then found without PostgreSQL."""
     try:
         return str(UUID(asked))
     except ValueError:
@@ -193,7 +193,7 @@ async def _request(settings: "Settings", request_id: str) -> RequestExplanation:
             if row is None and detail is None:
                 refusal = await find_refusal(client, keys, request_id)
     except RedisUnavailable as error:
-        not_read.append(_without(error, "what is under way and what was refused"))
+        not_read.append(_without(error, "running requests and rejections"))
     if len(not_read) == 2:
         raise VerbError("\n".join(not_read))
     return explain_request(request_id, row, detail, refusal, not_read)

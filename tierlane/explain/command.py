@@ -1,4 +1,4 @@
-"""`tierlane explain` as a command: one argument and its options. What it does is imported when it runs."""
+"""The command `tierlane explain`: its argument and options. The rest is imported when it runs."""
 # ruff: noqa: PLC0415 - see above
 
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from tierlane.command import EPILOG, STYLE, Config, DataDir, Pool, Verb, carry_o
 
 app = typer.Typer(
     add_completion=False,
-    rich_markup_mode=None,  # Plain help is drawn in half the time.
+    rich_markup_mode=None,  # Plain help takes half the time.
     pretty_exceptions_enable=False,
 )
 
@@ -37,7 +37,7 @@ def explain(
         from_variable(
             "--refusals",
             variable="TIERLANE_EXPLAIN_REFUSALS",
-            says="Most of a customer's last refusals to show.",
+            says="Number of a customer's last rejections to show.",
             default="5",
             metavar="N",
             min=0,
@@ -48,11 +48,11 @@ def explain(
     config: Config = None,
     data_dir: DataDir = None,
     pool: Pool = None,
-    help_: Annotated[  # noqa: ARG001 - its callback does it
+    help_: Annotated[  # noqa: ARG001 - its callback shows the help
         bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
     ] = False,
 ) -> None:
-    """Take a customer's limits apart, or say why a request was refused, or what became of it."""
+    """Show each limit of a customer, where it comes from and what is left; or what happened to a request."""
 
     def prepare() -> Verb:
         from tierlane.explain.answer import explain_asked

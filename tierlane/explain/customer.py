@@ -1,4 +1,4 @@
-"""A customer's limits taken apart: base, factor and why, what is in force, what is left. Pure: values in, values out."""
+"""The limits of a customer: base, factor and its cause, what is in force, what is left. Pure."""
 
 from collections.abc import Sequence
 
@@ -24,11 +24,11 @@ from tierlane.explain.request import limit_words
 
 
 class CustomerRecord(msgspec.Struct, frozen=True):
-    """A customer as PostgreSQL has it: `own` names the limits that are its own, not its tier's."""
+    """A customer in PostgreSQL: `own` names the limits that are its own, not its tier's."""
 
     customer: Customer
     own: frozenset[str] = frozenset()
-    keys: tuple[Identity, ...] = ()  # Usable keys with a limit of their own.
+    keys: tuple[Identity, ...] = ()  # Valid keys with a limit of their own.
 
     def as_identity(self) -> Identity:
         """The customer without any of its keys."""
@@ -37,7 +37,7 @@ class CustomerRecord(msgspec.Struct, frozen=True):
 
 
 class LimitLine(msgspec.Struct, frozen=True):
-    """One limit: its base and whose it is, what is in force, what is left of it. None: not limited, or not known."""
+    """One limit: its base and owner, what is in force, what is left. None: not limited, or not known."""
 
     limit: str
     base: float | None
@@ -48,7 +48,7 @@ class LimitLine(msgspec.Struct, frozen=True):
 
 
 class PastRefusal(msgspec.Struct, frozen=True):
-    """One refusal of the last minutes."""
+    """One rejection of the last minutes."""
 
     request_id: str
     at_ms: int
@@ -59,7 +59,7 @@ class PastRefusal(msgspec.Struct, frozen=True):
 
 
 class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that could be told of one customer."""
+    """All that is known about one customer."""
 
     customer: str
     customer_id: str | None = None
@@ -71,12 +71,12 @@ class CustomerExplanation(msgspec.Struct, frozen=True, kw_only=True):
     capacity: PoolCapacity | None = None
     tiers: list[TierPart] = []
     gateways: list[GatewayPart] = []
-    refusals: list[PastRefusal] | None = None  # None: they could not be read.
+    refusals: list[PastRefusal] | None = None  # None: not read.
     not_read: list[str] = []
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """What is known of the pool; no observation where Redis did not answer, no rows where PostgreSQL did not."""
+    """The pool; without an observation where Redis did not respond, without rows where PostgreSQL did not."""
 
     name: str
     tiers: Sequence[Tier] = ()
@@ -93,7 +93,7 @@ def explain_customer(
     refusals: Sequence[RejectionRecord] | None = None,
     not_read: Sequence[str] = (),
 ) -> CustomerExplanation:
-    """Put together what is known; `asked` is the customer as it was named, `not_read` what is missing and why."""
+    """Combine what is known; `asked` is the argument, `not_read` what is missing and why."""
     customer = row.customer if row else None
     seen = pool.observation
     gateways = gateways_of(customer.tier if customer else _lowest_tier(pool), seen) if seen else []
@@ -117,18 +117,18 @@ def explain_customer(
 
 
 def factor_of(tier: str, observation: Observation | None) -> float:
-    """The factor that is told: the lowest of all gateways, 1 where none is in force."""
+    """The factor to show: the lowest of all gateways, 1 where none is in force."""
     gateways = gateways_of(tier, observation) if observation else []
     return gateways[0].factor if gateways else 1.0
 
 
 def past(refusal: RejectionRecord) -> PastRefusal:
-    """One line of the list of refusals."""
+    """One line of the list of rejections."""
     return PastRefusal(refusal.id, refusal.at_ms, refusal.code, limit_words(refusal), refusal.factor, refusal.more)
 
 
 def _lowest_tier(pool: Pool) -> str:
-    """Whose look stands for the pool where the customer's tier is not known: the first to be lowered."""
+    """The tier to show where the customer's is not known: the first to be reduced."""
     names = [name for gateway in (pool.observation.gateways if pool.observation else ()) for name in gateway.tiers]
     return names[-1] if names else ""
 
@@ -141,21 +141,21 @@ def _reasons(
 ) -> list[str]:
     said: list[str] = []
     if customer and customer.suspended:
-        said.append(f"{customer.name} is suspended: every request is refused with account_suspended.")
+        said.append(f"{customer.name} is suspended: every request is rejected with account_suspended.")
     if capacity is not None and pool.observation is not None:
         named = [part.name for part in parts if customer is None or part.name == customer.tier]
         said += [why(name, parts, capacity) for name in named]
         said += [words for name in named if (words := apart(name, gateways_of(name, pool.observation)))]
         said.append(capacity_words(capacity))
     elif pool.observation is not None:
-        said.append("No gateway runs that would tell a factor, so none is in force.")
+        said.append("No gateway is running, so no factor is in force.")
     if customer and any(tier.shadow for tier in pool.tiers if tier.name == customer.tier):
-        said.append(f"Tier {customer.tier} is in shadow: its limits are judged and counted, but not enforced.")
+        said.append(f"Tier {customer.tier} is in shadow: its limits are checked and counted, but not enforced.")
     return said
 
 
 def _lines(row: CustomerRecord, factor: float | None, left: RemainingLimits | None) -> list[LimitLine]:
-    """Every limit. Without a factor it is not known what is in force of those that it reduces."""
+    """Every limit. Without a factor the effective values of reduced limits are not known."""
     customer = row.customer
     base, now = effective(row.as_identity()), effective(row.as_identity(), factor or 0.0)
     levels = {b.kind: level.left for b, level in zip(base.buckets, left.buckets, strict=False)} if left else {}
@@ -180,7 +180,7 @@ def _lines(row: CustomerRecord, factor: float | None, left: RemainingLimits | No
 
 
 def _quotas(customer: Customer, left: RemainingLimits | None) -> list[LimitLine]:
-    """Quotas are not lowered. What is left comes in their order."""
+    """Quotas are not reduced. `left` has them in the same order."""
     known = list(left.quotas) if left else []
     rests: list[tuple[int, int] | tuple[None, None]] = [*known, *[(None, None)] * (len(customer.quotas) - len(known))]
     return [

@@ -1,4 +1,4 @@
-"""Why a tier's factor is what it is, in words and figures: a pure function of what the pool shows."""
+"""The factor of a tier and its cause, in sentences and figures: pure functions of an observation of the pool."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,12 +6,13 @@ import msgspec
 
 from ledger.catalog.snapshot import Model, Tier
 from ratelimit.capacity import CapacityEvidence
+from ratelimit.limits import values
 from scheduler.protocol.pool_view import Observation
 from tierlane.explain.figures import count, listed, number, percent, rate
 
-_ALIKE = 0.01  # Figures that differ by less than this part are told as the same.
-_SLACK = 0.02  # Demand moves between two looks, and so does what a factor is compared with.
-_SEEN = 0.05  # Requests/s under this are nobody's demand.
+_ALIKE = 0.01  # Figures that differ by less are shown as equal.
+_SLACK = 0.02  # Demand changes between two observations, and with it the factor to compare with.
+_SEEN = 0.05  # Requests/s below it are not shown as demand.
 
 
 class TierPart(msgspec.Struct, frozen=True):
@@ -28,7 +29,7 @@ class TierPart(msgspec.Struct, frozen=True):
 
 
 class GatewayPart(msgspec.Struct, frozen=True):
-    """What one gateway says of a tier."""
+    """A tier at one gateway."""
 
     id: str
     factor: float
@@ -37,21 +38,21 @@ class GatewayPart(msgspec.Struct, frozen=True):
 
 
 class PoolCapacity(msgspec.Struct, frozen=True):
-    """What the pool can do. `rates` are the measured ones of healthy GPUs, requests/s; `prior_rps` counts until measured."""
+    """The capacity of the pool. `rates` are measured, of healthy GPUs, requests/s; `prior_rps` applies until measured."""
 
     capacity_rps: float
     healthy_gpus: int
     total_gpus: int
     rates: tuple[float, ...]
-    target_utilization: float | None = None  # Not known without the models' rows.
+    target_utilization: float | None = None  # None without the rows of the models.
     prior_rps: float | None = None
-    evidence: str = ""  # As the gateway says: fixed, measured, probing or prior.
-    confidence: float = 0.0  # 0..1: how near to full the measured batches were.
-    correction: float = 1.0  # Times the rates that the GPUs report.
+    evidence: str = ""  # As the gateway reports it: fixed, measured, probing or prior.
+    confidence: float = 0.0  # 0..1: how close to full the measured batches were.
+    correction: float = 1.0  # A factor on the rates that the GPUs report.
 
 
 def gateways_of(tier: str, observation: Observation) -> list[GatewayPart]:
-    """What each gateway says of a tier, the one with the lowest factor first."""
+    """The tier at each gateway, lowest factor first."""
     parts = [
         GatewayPart(gateway.gateway_id, stats.factor, stats.allocated_rps, gateway.capacity_rps)
         for gateway in observation.gateways
@@ -61,7 +62,7 @@ def gateways_of(tier: str, observation: Observation) -> list[GatewayPart]:
 
 
 def tier_parts(tiers: Sequence[Tier], observation: Observation, gateway: GatewayPart) -> list[TierPart]:
-    """Every tier by priority, as `gateway` shares out. Without rows the order is the gateways', and shares are 0."""
+    """Every tier by priority, as `gateway` allocates. Without rows the order is the gateways', and shares are 0."""
     stats = next((each.tiers for each in observation.gateways if each.gateway_id == gateway.id), {})
     demand = _demand(observation)
     known = tiers or [_nameless(name, i) for i, name in enumerate(stats, start=1)]
@@ -81,10 +82,10 @@ def tier_parts(tiers: Sequence[Tier], observation: Observation, gateway: Gateway
 
 
 def capacity_of(observation: Observation, models: Iterable[Model], pool: str, gateway: GatewayPart) -> PoolCapacity:
-    """The pool's GPUs, and what a gateway makes of them. A pool's most careful model speaks for it, as at the gateway."""
+    """The pool's GPUs and the capacity at a gateway. With several models the lowest row applies, as at the gateway."""
     served = [model for model in models if model.enabled and model.pool == pool]
     healthy = [worker for worker in observation.workers if worker.healthy]
-    said = next((each for each in observation.gateways if each.gateway_id == gateway.id), None)
+    source = next((each for each in observation.gateways if each.gateway_id == gateway.id), None)
     return PoolCapacity(
         capacity_rps=gateway.capacity_rps,
         healthy_gpus=len(healthy),
@@ -92,30 +93,30 @@ def capacity_of(observation: Observation, models: Iterable[Model], pool: str, ga
         rates=tuple(sorted(worker.rps for worker in healthy if worker.rps > 0)),
         target_utilization=min((model.target_utilization for model in served), default=None),
         prior_rps=min((model.rps_per_gpu for model in served), default=None),
-        evidence=said.capacity_evidence if said else "",
-        confidence=said.capacity_confidence if said else 0.0,
-        correction=said.capacity_correction if said else 1.0,
+        evidence=source.capacity_evidence if source else "",
+        confidence=source.capacity_confidence if source else 0.0,
+        correction=source.capacity_correction if source else 1.0,
     )
 
 
 def why(tier: str, parts: Sequence[TierPart], capacity: PoolCapacity) -> str:
-    """One sentence: the tier's factor, the capacity, who comes first, what the tier asks for and gets."""
+    """One sentence: the tier's factor, the capacity, the tiers served first, the tier's demand and what it gets."""
     part = next(part for part in parts if part.name == tier)
     gpus = f"{capacity.healthy_gpus} of {count(capacity.total_gpus, 'GPU')} {_are(capacity.healthy_gpus)} healthy"
     state = f"{tier} has {_of_base(part.factor)}: {gpus}, capacity {rate(capacity.capacity_rps)}"
     if capacity.healthy_gpus == 0:
-        return f"{state} as last measured; until a GPU is back, requests are refused with no_capacity."
+        return f"{state} as last measured; until a GPU is back, requests are rejected with no_capacity."
     if part.factor >= 1:
         total = sum(each.demand_rps for each in parts)
-        return f"{state}; all tiers together ask for {rate(total)}."
+        return f"{state}; the demand of all tiers is {rate(total)}."
     before = _before(part, parts)
-    first = f"; {listed(before)} {'comes' if len(before) == 1 else 'come'} first" if before else ""
-    asks = f"; {tier} asks for {rate(part.demand_rps)} and gets {rate(part.allocated_rps)}{_share(part)}"
-    return f"{state}{first}{asks}{_on_the_way_back(part)}."
+    first = f"; {listed(before)} {'is' if len(before) == 1 else 'are'} served first" if before else ""
+    asks = f"; the demand of {tier} is {rate(part.demand_rps)}, and it gets {rate(part.allocated_rps)}{_share(part)}"
+    return f"{state}{first}{asks}{_recovering(part)}."
 
 
 def capacity_words(capacity: PoolCapacity) -> str:
-    """What the capacity is derived from, and how sure it is."""
+    """The evidence for the capacity."""
     if not capacity.healthy_gpus:
         return "No GPU is healthy, so no rate is measured now."
     gpus, figure = count(capacity.healthy_gpus, "healthy GPU"), f"Capacity {rate(capacity.capacity_rps)}"
@@ -131,16 +132,16 @@ def capacity_words(capacity: PoolCapacity) -> str:
     measured = f", measured at {_range(capacity.rates)}" if capacity.rates else ""
     served = ""
     if capacity.correction < 1:
-        served = f" Under backlog {percent(capacity.correction)} of that was served, which counts."
+        served = f" Only {percent(capacity.correction)} of that was served under backlog, so that is the capacity."
     return f"{figure} is {sold}what {gpus} do with full batches{measured}.{served}"
 
 
 def apart(tier: str, gateways: Sequence[GatewayPart]) -> str | None:
-    """A sentence where gateways disagree, else None. Each has its own look at the pool, a quarter of a second old."""
+    """A sentence where gateways differ, else None. Each has its own observation, up to a quarter of a second old."""
     if not gateways or gateways[-1].factor - gateways[0].factor < _ALIKE:
         return None
     low, high = percent(gateways[0].factor), percent(gateways[-1].factor)
-    return f"Gateways differ: {tier} has {low} to {high}; the lowest is told here."
+    return f"Gateways differ: {tier} has {low} to {high}; the lowest is shown here."
 
 
 def _demand(observation: Observation) -> dict[str, float]:
@@ -152,7 +153,7 @@ def _demand(observation: Observation) -> dict[str, float]:
 
 
 def _nameless(name: str, priority: int) -> Tier:
-    return Tier(name, priority, 0.0, 0.0, 0.0, 0, None, 0, 0, None, None)
+    return Tier(name, priority, 0.0, values(), 0, 0, None, None)
 
 
 def _of_base(factor: float) -> str:
@@ -164,7 +165,7 @@ def _are(how_many: int) -> str:
 
 
 def _before(part: TierPart, parts: Sequence[TierPart]) -> list[str]:
-    """Who is served before the last of this tier's demand: higher tiers whole, lower ones as far as guaranteed."""
+    """The tiers served before the last of this tier's demand: higher ones whole, lower ones as far as guaranteed."""
     higher = [
         f"{each.name} {rate(min(each.allocated_rps, each.demand_rps))}"
         for each in parts
@@ -178,14 +179,12 @@ def _before(part: TierPart, parts: Sequence[TierPart]) -> list[str]:
     return higher + lower
 
 
-def _on_the_way_back(part: TierPart) -> str:
-    """Limits tighten at once and relax slowly: then the factor is under what the figures of the moment would give."""
+def _recovering(part: TierPart) -> str:
+    """Limits tighten at once and relax slowly, so the factor may be below what the present figures give."""
     deserved = min(1.0, part.allocated_rps / part.demand_rps) if part.demand_rps >= _SEEN else 1.0
     if part.factor >= deserved - _SLACK:
         return ""
-    return (
-        f", so its limits are on their way back to {percent(deserved)}; they rise slowly, so as not to jump to and fro"
-    )
+    return f"; its limits are rising to {percent(deserved)}, slowly, so that they do not oscillate"
 
 
 def _share(part: TierPart) -> str:

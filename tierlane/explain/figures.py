@@ -1,4 +1,4 @@
-"""Figures as people read them, and columns of text. Pure."""
+"""Numbers, rates, times and columns as text. Pure."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ _MS_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 def number(value: float) -> str:
-    """Three digits or more, where there are: 0.25, 38.5, 1,234."""
+    """At least three significant digits where there are: 0.25, 38.5, 1,234."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     text = f"{value:,.{digits}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
@@ -20,7 +20,7 @@ def rate(per_second: float) -> str:
 
 
 def percent(part: float) -> str:
-    """A part of a whole; one that is not quite everything or nothing is not told as that."""
+    """A part of a whole in percent; 0 and 100 are exact."""
     whole = round(part * 100)
     if whole == 0 and part > 0:
         return "under 1 %"
@@ -40,7 +40,7 @@ def span(ms: float) -> str:
             whole, rest = divmod(int(ms), length)
             smaller, small_unit = _MS_UNITS[i + 1]
             return f"{whole} {unit} {rest // smaller} {small_unit}" if rest >= smaller else f"{whole} {unit}"
-    raise ValueError(f"{ms} ms is no time")
+    raise ValueError(f"{ms} ms is not a time")
 
 
 def moment(at_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""What became of one request (rejected, accepted with its timeline, or not known) and which limit rejected it. Pure."""
+"""What happened to one request: rejected by which limit, accepted with its timeline, or not known. Pure."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -34,15 +34,15 @@ _LIMITS: dict[str, _Words] = {
     ),
     Admission.QUEUE_FULL: lambda r: f"the queue cap of tier {r.tier}: {count(r.depth, 'request')} waited in it",
     Admission.BACKPRESSURE: lambda _: "the memory limit of Redis",
-    Admission.TOO_LATE: lambda _: "its deadline: it had passed before the request could be judged",
-    Admission.IN_PROGRESS: lambda _: "its Idempotency-Key: the first request with it was still under way",
+    Admission.TOO_LATE: lambda _: "its deadline: it passed before admission",
+    Admission.IN_PROGRESS: lambda _: "its Idempotency-Key: the first request with it was still running",
     Admission.REUSED: lambda _: "its Idempotency-Key: it was used before with another body",
 }
 
 _UNASKED: dict[str, str] = {
-    ErrorCode.NO_CAPACITY: "no limit: no healthy GPU was there",
+    ErrorCode.NO_CAPACITY: "no limit: no GPU was healthy",
     ErrorCode.BACKPRESSURE: "the memory limit of Redis",
-    ErrorCode.QUEUE_FULL: "the gateway's own line, since more came than it could ask admission for",
+    ErrorCode.QUEUE_FULL: "the gateway's own queue, since more requests arrived than it could submit",
     ErrorCode.DRAINING: "no limit: its gateway was shutting down",
 }
 
@@ -50,17 +50,17 @@ _ADVICE: dict[str, str] = {
     Admission.KEY_LIMIT: "Send slower with this key, use another one, or raise the key's limit.",
     **{kind.outcome: kind.advice for kind in BUCKETS},
     Admission.CONCURRENCY: "Wait for answers before sending more, or raise the customer's max_concurrency.",
-    Admission.QUOTA: "Wait until the quota starts anew, or raise it; a raised one keeps what was spent.",
-    Admission.TIER_LIMIT: "Try again later: more GPUs, or less demand of the tiers above, make room.",
-    Admission.SHED: "Try again later, or serve it in a higher tier; more GPUs drain the queue faster.",
-    Admission.WAIT: "Try again later; with a longer max_queue_ms it would have waited, up to its deadline.",
-    Admission.QUEUE_FULL: "Try again later; a tier that is often full needs more GPUs or a larger max_queue_depth.",
-    Admission.BACKPRESSURE: "Try again later; if it lasts, raise Redis' maxmemory or find out what does not drain.",
+    Admission.QUOTA: "Wait until the quota resets, or raise it; what was used stays counted.",
+    Admission.TIER_LIMIT: "Retry later: more GPUs, or less demand of higher tiers, add capacity.",
+    Admission.SHED: "Retry later, or use a higher tier; more GPUs drain the queue faster.",
+    Admission.WAIT: "Retry later; with a longer max_queue_ms the request would have waited, up to its deadline.",
+    Admission.QUEUE_FULL: "Retry later; a tier that is often full needs more GPUs or a larger max_queue_depth.",
+    Admission.BACKPRESSURE: "Retry later; if it continues, raise maxmemory of Redis or check which queue does not drain.",
     Admission.TOO_LATE: "Send a new request; if it happens often, Redis or its network stalls.",
-    Admission.IN_PROGRESS: "Wait for the first request, whose answer is then replayed.",
+    Admission.IN_PROGRESS: "Wait for the first request; its response is then returned again.",
     Admission.REUSED: "Use a new Idempotency-Key for each new body.",
-    ErrorCode.NO_CAPACITY: "Try again when a GPU is back; /internal/health says why none is healthy.",
-    ErrorCode.DRAINING: "Send it again: another gateway takes it.",
+    ErrorCode.NO_CAPACITY: "Retry when a GPU is healthy again; /internal/health shows why none is.",
+    ErrorCode.DRAINING: "Retry: another gateway accepts it.",
 }
 
 
@@ -76,57 +76,55 @@ def _then(refusal: RejectionRecord) -> str:
 
 
 def limit_words(refusal: RejectionRecord) -> str:
-    """What refused it, with its figures then; the part of a sentence after `Refused by`."""
+    """The limit with its values then; the part of a sentence after `rejected by`."""
     if words := _LIMITS.get(refusal.outcome):
         return words(refusal)
     return _UNASKED.get(refusal.code, f"{refusal.code}: {meaning(refusal.code)}")
 
 
 def lowered_words(refusal: RejectionRecord) -> str | None:
-    """What the tier's factor had to do with it, or None where nothing."""
+    """The effect of the tier's factor, or None."""
     if refusal.outcome not in REDUCED_OUTCOMES or refusal.factor >= 1:
         return None
-    then = f"Limits of tier {refusal.tier} stood at {percent(refusal.factor)} of their base then"
+    then = f"The limits of tier {refusal.tier} were at {percent(refusal.factor)} of their base"
     if refusal.code == ErrorCode.REDUCED_CAPACITY:
-        return f"{then}; its base limit would have let the request in."
-    return f"{then}; its base limit would have refused it as well."
+        return f"{then}; its base limit would have accepted the request."
+    return f"{then}; its base limit would have rejected it as well."
 
 
 def advice(refusal: RejectionRecord) -> str:
-    """What to do, in one or two sentences."""
+    """What to do, in at most two sentences."""
     lowered = refusal.code == ErrorCode.REDUCED_CAPACITY and refusal.outcome in REDUCED_OUTCOMES
-    known = _ADVICE.get(refusal.outcome) or _ADVICE.get(refusal.code) or "Mend the request before it is sent again."
-    said = (
-        "Nothing is wrong with the customer: its limits come back with more GPUs or less demand." if lowered else known
-    )
+    known = _ADVICE.get(refusal.outcome) or _ADVICE.get(refusal.code) or "Correct the request before it is sent again."
+    said = "The customer did nothing wrong: its limits rise again with more GPUs or less demand." if lowered else known
     if refusal.retry_after_ms > 0:
-        return f"{said} Trying again made sense after {span(refusal.retry_after_ms)}."
+        return f"{said} The response said to retry after {span(refusal.retry_after_ms)}."
     return said
 
 
 def more_words(refusal: RejectionRecord) -> str | None:
-    """That it was not alone, or None."""
+    """The number of further rejections like it, or None."""
     if not refusal.more:
         return None
-    return f"{count(refusal.more, 'more request')} of the customer met the same within a quarter of a second."
+    return f"{count(refusal.more, 'more request')} of the customer rejected for the same reason within a quarter of a second."
 
 
 def meaning(code: str) -> str:
-    """What an error code means, as its client was told."""
+    """The message of an error code, as its client got it."""
     try:
         return HTTP[ErrorCode(code)].message
     except ValueError:
-        return "this version does not know what that means."
+        return "this version does not know the code."
 
 
 KEPT = (
-    f"Refusals are kept for {span(KEEP_MS)} (of a flood only the first few a customer), accepted requests as rows of the "
+    f"Rejections are kept for {span(KEEP_MS)} (of many in a row only the first few), accepted requests as rows of the "
     "audit until their day is dropped."
 )
 
 
 class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that could be told of one request; `facts` are its figures by name, for people and programs alike."""
+    """All that is known about one request; `facts` are its values by name."""
 
     request_id: str
     found: Literal["refused", "accepted", "unknown"]
@@ -143,7 +141,7 @@ def explain_request(
     refusal: RejectionRecord | None,
     not_read: list[str],
 ) -> RequestExplanation:
-    """The row of the audit knows most, but comes up to seconds late; Redis knows what runs now."""
+    """The audit row has the most, but is written up to seconds late; Redis has what is running now."""
     if row is not None and (detail is None or row.completed_at is not None):
         return _accepted(request_id, from_audit(row), _of_row(row), not_read)
     if detail is not None:
@@ -151,14 +149,14 @@ def explain_request(
         return _accepted(request_id, from_redis(detail), known, not_read)
     if refusal is not None:
         return _refused(refusal, not_read)
-    said = f"{request_id} is not known." if not not_read else f"{request_id} was not found where could be looked."
+    said = f"{request_id} is not known." if not not_read else f"{request_id} was not found in what could be read."
     return RequestExplanation(request_id=request_id, found="unknown", said=[f"{said} {KEPT}"], not_read=not_read)
 
 
 def _refused(refusal: RejectionRecord, not_read: list[str]) -> RequestExplanation:
-    told = f"Refused with {refusal.code} at {moment(refusal.at_ms)} UTC by {limit_words(refusal)}."
+    told = f"Rejected with {refusal.code} at {moment(refusal.at_ms)} UTC by {limit_words(refusal)}."
     factor = (
-        lowered_words(refusal) or f"Limits of tier {refusal.tier} stood at {percent(refusal.factor)} of their base."
+        lowered_words(refusal) or f"The limits of tier {refusal.tier} were at {percent(refusal.factor)} of their base."
     )
     said = [told, factor, more_words(refusal), f"What to do: {advice(refusal)}"]
     return RequestExplanation(
@@ -171,7 +169,7 @@ def _refused(refusal: RejectionRecord, not_read: list[str]) -> RequestExplanatio
 
 
 def _figures(refusal: RejectionRecord) -> dict[str, Any]:
-    """What its gateway noted, without the limits that it did not have."""
+    """The record of its gateway, without the limits that do not apply."""
     noted = msgspec.structs.asdict(refusal)
     always = ("customer_id", "key_id", "tier", "code", "outcome", "factor", "remaining", "depth", "retry_after_ms")
     return {"at_ms": refusal.at_ms} | {
@@ -195,9 +193,9 @@ def _state_words(document: Story) -> str:
     after = "" if document["latency_ms"] is None else f" after {span(document['latency_ms'])}"
     match document["status"]:
         case "queued":
-            return f"Accepted; it waits in its queue, after {runs}."
+            return f"Accepted; queued, after {runs}."
         case "processing":
-            return f"Accepted; it is in a batch, after {runs} begun."
+            return f"Accepted; in a batch, after {runs} begun."
         case "completed":
             return f"Completed{after} and {runs}."
         case _:
@@ -206,7 +204,7 @@ def _state_words(document: Story) -> str:
 
 
 def _of_row(row: RequestRow) -> dict[str, Any]:
-    """What only the audit knows, where it is known."""
+    """What only the audit has, where it is known."""
     names = (
         "customer_id",
         "api_key_id",

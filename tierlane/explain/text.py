@@ -1,4 +1,4 @@
-"""Explanations on the screen: text for people, JSON for programs. Pure: lines out."""
+"""Explanations as lines of text and as JSON. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,17 +12,17 @@ from tierlane.explain.request import RequestExplanation
 
 NONE = "-"
 _LIMITS = ("LIMIT", "BASE", "OF", "NOW", "LEFT")
-_TIERS = ("TIER", "PRIORITY", "GUARANTEED", "ASKS FOR", "GETS", "FACTOR")
-_REFUSALS = ("REFUSED (UTC)", "REQUEST", "CODE", "FACTOR", "BY")
+_TIERS = ("TIER", "PRIORITY", "GUARANTEED", "DEMAND", "GETS", "FACTOR")
+_REFUSALS = ("REJECTED (UTC)", "REQUEST", "CODE", "FACTOR", "BY")
 
 
 def as_json(explanation: CustomerExplanation | RequestExplanation) -> str:
-    """The whole of it."""
+    """The explanation as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(explanation), indent=2).decode()
 
 
 def customer_lines(told: CustomerExplanation) -> list[str]:
-    """A customer for people."""
+    """A customer as text."""
     name = f"{told.customer} ({told.customer_id})" if told.customer_id else told.customer
     lines = [f"{name}, tier {told.tier}" if told.tier else name]
     lines += _block(told.why)
@@ -36,7 +36,7 @@ def customer_lines(told: CustomerExplanation) -> list[str]:
 
 
 def request_lines(told: RequestExplanation) -> list[str]:
-    """A request for people."""
+    """A request as text."""
     lines = [told.request_id, *_block(told.said)]
     events = [(event["at"], event["event"], f"after {span(max(0, event['after_ms']))}") for event in told.timeline]
     lines += _block(columns(events) if events else [])
@@ -45,13 +45,13 @@ def request_lines(told: RequestExplanation) -> list[str]:
 
 
 def _block(lines: Iterable[str]) -> list[str]:
-    """Lines behind an empty one, or nothing."""
+    """Lines after an empty one, or nothing."""
     block = list(lines)
     return ["", *block] if block else []
 
 
 def _limit(line: LimitLine) -> Sequence[str]:
-    anew = f" (anew in {span(line.anew_in_ms)})" if line.anew_in_ms is not None else ""
+    anew = f" (resets in {span(line.anew_in_ms)})" if line.anew_in_ms is not None else ""
     base, now, left = (NONE if value is None else number(value) for value in (line.base, line.effective, line.left))
     return line.limit, "none" if line.base is None else base, line.of, now, left + anew
 
@@ -74,7 +74,7 @@ def _gateways(gateways: Sequence[GatewayPart]) -> list[str]:
 
 def _refusals(refusals: Sequence[PastRefusal]) -> list[str]:
     if not refusals:
-        return ["No refusal in the last 10 minutes."]
+        return ["No rejection in the last 10 minutes."]
     rows = [(moment(r.at_ms), r.request_id, r.code, percent(r.factor), r.refused_by + _more(r)) for r in refusals]
     return columns([_REFUSALS, *rows])
 
