@@ -56,5 +56,6 @@ def remaining(
 def with_values(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a tier, a customer or an identity, with the columns of limits put into `limits`."""
     columns = {column.name for column in LIMIT_COLUMNS}
+    base = dict(zip((column.name for column in LIMIT_COLUMNS), fields.get("limits", ()), strict=False))
     own = {name: value for name, value in fields.items() if name in columns}
-    return {name: value for name, value in fields.items() if name not in columns} | {"limits": values(**own)}
+    return {name: value for name, value in fields.items() if name not in columns} | {"limits": values(**base | own)}

@@ -231,7 +231,7 @@ async def test_who_has_spent_two_quotas_is_told_the_later_end(pool: Pool) -> Non
     verdicts = await pool.admit(asked)
 
     assert verdicts[1].outcome is Admission.QUOTA
-    assert verdicts[1].retry_after_ms == verdicts[1].quotas[1][1]
+    assert verdicts[1].retry_after_ms == verdicts[1].left.quotas[1][1]
 
 
 async def test_a_clock_that_went_back_locks_nobody_out(pool: Pool) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from customer_limits import in_force
 from eventually import eventually
 from pool import TIERS, WIDE, Pool, done
 from scheduler.protocol.admission import Submission, TierLimit, Verdict
@@ -60,7 +61,7 @@ async def test_neighbours_of_a_refused_party_enter(pool: Pool) -> None:
     alone, late = pool.submission(), pool.submission()
     crowd = party(pool, 5)
     for submission in (alone, late, *crowd):
-        submission.burst, submission.rate = 12.0, 1e-6
+        submission.limits = in_force(1e-6, 12.0)
 
     verdicts = await pool.admit([alone, *crowd, late])
 

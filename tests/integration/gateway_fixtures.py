@@ -101,10 +101,7 @@ class LiteralCatalog:
             "customer_id": f"customer-{row.name}",
             "customer_name": row.name,
             "tier": row.name,
-            "requests_per_second": row.requests_per_second,
-            "burst": row.burst,
-            "max_concurrency": row.max_concurrency,
-            "tokens_per_minute": None,
+            "limits": row.limits,
             "max_queue_ms": row.max_queue_ms,
         }
         return new.id, Key(Identity(**with_values(fields | changes)), new.secret_hash, INFINITY, revoked, suspended)

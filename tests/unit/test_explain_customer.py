@@ -137,7 +137,7 @@ def test_a_tier_in_shadow_and_a_suspended_customer_are_told() -> None:
     why = told(row=suspended, tiers=(*TIERS[:2], tier("free", 3, 0.1, shadow=True))).why
 
     assert why[0] == "acme is suspended: every request is rejected with account_suspended."
-    assert why[-1] == "Tier free is in shadow: its limits are judged and counted, but not enforced."
+    assert why[-1] == "Tier free is in shadow: its limits are checked and counted, but not enforced."
 
 
 def test_without_a_gateway_no_factor_is_in_force() -> None:
@@ -145,7 +145,7 @@ def test_without_a_gateway_no_factor_is_in_force() -> None:
     explanation = told(observation=seen())
 
     assert explanation.factor is None
-    assert explanation.why == ["No gateway runs that would tell a factor, so none is in force."]
+    assert explanation.why == ["No gateway is running, so no factor is in force."]
     assert limits(explanation)["requests_per_second"] == (100.0, "tier free", 100.0, None)
     assert factor_of("free", None) == 1.0
 
@@ -203,8 +203,8 @@ def test_the_screen() -> None:
         "burst                       20         tier free  7.62     3.25",
     ]
     assert "quota per day               10,000     quotas     10,000   9,120 (resets in 3 h 2 min)" in blocks[2]
-    assert blocks[3].splitlines()[3] == "free        3         32/s (10 %)  84/s      32/s   38 %"
-    assert blocks[4].splitlines()[1].endswith("0 left (and 12 more like it)")
+    assert blocks[3].splitlines()[3] == "free        3         32/s (10 %)  84/s    32/s   38 %"
+    assert blocks[4].splitlines()[1].endswith("0.25 left (and 12 more like it)")
     assert len(blocks) == 5
 
 

@@ -86,7 +86,7 @@ def parts(free: tuple[float, float, float], paid: tuple[float, float, float], to
             PoolCapacity(320.0, 0, 8, (), 0.8, 50.0),
             (
                 "free has 38 % of its base limits: 0 of 8 GPUs are healthy, capacity 320/s as last measured; until a GPU is "
-                "back, requests are refused with no_capacity."
+                "back, requests are rejected with no_capacity."
             ),
         ),
     ],
@@ -109,8 +109,8 @@ def test_why_a_factor_is_what_it_is(tier: str, seen: list[TierPart], capacity: P
         (
             replace(HALF, rates=(90.0, 110.0), correction=0.5, target_utilization=None),
             (
-                "Capacity 320/s is what 4 healthy GPUs do with full batches, measured at 90/s to 110/s. Under backlog 50 % of "
-                "that was served, which counts."
+                "Capacity 320/s is what 4 healthy GPUs do with full batches, measured at 90/s to 110/s. Only 50 % of that "
+                "was served under backlog, so that is the capacity."
             ),
         ),
         (

@@ -47,7 +47,7 @@ def test_a_steady_customer_comes_to_its_rate_and_leaves_the_list_when_it_is_gone
     counter = TopCustomers()
     for _ in range(200):
         for _ in range(5):
-            counter.asked("acme", "free")
+            counter.count("acme", "free")
         told = counter.heartbeat(0.25)
     assert told == [CustomerRate("acme", "free", 20.0)]
     (fading,) = counter.heartbeat(SPAN_S)
@@ -60,9 +60,9 @@ def test_of_very_many_customers_few_are_kept() -> None:
     """Who asks most is among them; memory and the heartbeat stay small."""
     counter = TopCustomers()
     for n in range(MOST_COUNTED + 500):
-        counter.asked(f"c{n}", "free")
+        counter.count(f"c{n}", "free")
     for _ in range(9):
-        counter.asked("c7", "free")
+        counter.count("c7", "free")
     told = counter.heartbeat(0.25)
 
     assert (len(told), told[0].name) == (TOP_CUSTOMERS, "c7")
@@ -73,7 +73,7 @@ def test_of_very_many_customers_few_are_kept() -> None:
 def test_a_beat_without_time_says_nothing_new() -> None:
     """Two at one moment of the clock divide by nothing."""
     counter = TopCustomers()
-    counter.asked("acme", "free")
+    counter.count("acme", "free")
 
     assert counter.heartbeat(0.0) == []
 

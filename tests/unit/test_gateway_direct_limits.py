@@ -142,11 +142,7 @@ def test_without_a_token_limit_nothing_is_told_of_it() -> None:
     """No limit, no charge."""
     verdict = Door().judge(submission(tokens=5_000_000))
 
-    assert (verdict.outcome, verdict.left.buckets[1].left, verdict.left.buckets[1].reset_ms) == (
-        Admission.ACCEPTED,
-        0.0,
-        0,
-    )
+    assert (verdict.outcome, len(verdict.left.buckets)) == (Admission.ACCEPTED, 1)
 
 
 @pytest.mark.parametrize(("gateways", "most"), [(1, 8), (3, 2), (20, 1)])

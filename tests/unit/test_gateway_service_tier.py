@@ -15,7 +15,7 @@ def test_flex_is_served_with_the_last_tiers_name_and_priority() -> None:
 
     lowered = served_as(who, "flex", CATALOG)
 
-    assert (lowered.tier, lowered.priority, lowered.burst) == ("free", 7, 40.0)
+    assert (lowered.tier, lowered.priority, lowered.limits) == ("free", 7, who.limits)
     assert own(lowered) is who
 
 

@@ -5,11 +5,11 @@ import asyncio
 import msgspec
 import pytest
 
+from customer_limits import in_force
 from fake_redis import ACCEPTED, FakeRedis
 from gateway.inference.admission import AdmissionBatcher, AdmissionLimits
 from gateway.inference.deadlines import GRACE_S, LEAD_S, MAX_IDS, Cancellations, DeadlineSweep
 from gateway.inference.pending import Outcome, PendingRequest, PendingRequests
-from ratelimit.limits import NO_LIMITS
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS, Submission, TierLimit, Verdict, calls_of
 from scheduler.protocol.replies import Reply
@@ -33,7 +33,7 @@ def pending(
         input_bytes=1,
         total_ms=4000,
         queue_ms=2000,
-        limits=NO_LIMITS,
+        limits=in_force(1.0, 1.0),
         body=b"",
     )
     return PendingRequest(submission, started)
@@ -535,7 +535,7 @@ def test_what_is_submitted_again_goes_in_calls_of_a_bounded_size() -> None:
         input_bytes=1,
         total_ms=1,
         queue_ms=1,
-        limits=NO_LIMITS,
+        limits=in_force(1.0, 1.0),
         body=b"",
     )
     large = msgspec.structs.replace(submission, body=bytes(900_000))

@@ -1,3 +1,4 @@
+-- coalescing: equal submissions share one run, or get an answer that is kept (needs asking, charge, entering, row and same).
 -- answering: a submission whose answer is kept has ended as it came (needs asking, row, replays and same). Its reply goes with the
 -- verdict: nobody has to be told by a message.
 local answered = {}

@@ -1,3 +1,4 @@
+-- deciding: the outcome of each submission, and its verdict (needs asking, charge, coalescing, customer, entering and shedding).
 -- judging: which limit rejects first (needs bucket, customer, charge and shedding).
 -- limited(g, o, count, sums, shared) -> the limit that rejects `count` requests, and ms until it would not; nil where none does:
 -- the client's own limits first, then its tier's part of the capacity. `sums` as in `cost`.

@@ -1,3 +1,4 @@
+-- entering: Idempotency-Keys, and what an accepted submission leaves in Redis (needs asking, retry_budget and row).
 -- idempotency: what a client's Idempotency-Key leads to (needs prelude, row and replays). `idem:<value>` names the request
 -- that has it. replay_ms, replay_rows, replay_bytes: how long answers are kept, and how much of them for one customer.
 local replay_ms, replay_rows, replay_bytes, holders = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14]), {}

@@ -1,3 +1,4 @@
+-- followers: requests that wait for the run of an equal one, and how they end (needs batch, ending, retry_budget and same).
 -- riders: those who wait for the run of an equal request, their leader (needs prelude, row, repaying, ending, batch and
 -- same). `riders:<leader>` holds their ids, oldest first. A call looks at a few of them only.
 local room, HEIR_LEASE_MS, HEIR_KEEP_MS = 64, 600, 60000

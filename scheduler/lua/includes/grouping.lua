@@ -1,3 +1,4 @@
+-- grouping: which requests leave their tier queues for a batch (needs ending, owners and row; ARGV as form_batch has them).
 -- joining: who leaves its tier queue for a batch (needs prelude, row, ending and owners; ARGV as form_batch has them).
 local formed_at, gone_ms, dropped = string.format('%d', now), tonumber(ARGV[8]), 0
 local latest = now -- the latest deadline of those that were taken

@@ -1,3 +1,4 @@
+-- retry: a batch that its worker lost runs again, whole or in parts (needs batch, ending and retry_budget).
 -- parts: a lost batch in smaller ones (needs prelude, ending and batch). Each is a batch of its own, never mixed with
 -- fresh work.
 
