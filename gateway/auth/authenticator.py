@@ -109,8 +109,8 @@ class Authenticator:
             raise self._failure(error, request) from error
         # The comparison takes the same time for every wrong token.
         if not expected or not hmac.compare_digest(token.encode(), expected.encode()):
-            error = RequestError(ErrorCode.INVALID_API_KEY, "The service token is missing or not valid.")
-            raise self._failure(error, request)
+            wrong = RequestError(ErrorCode.INVALID_API_KEY, "The service token is missing or not valid.")
+            raise self._failure(wrong, request)
 
     def _failure(self, error: RequestError, request: HttpRequest) -> RequestError:
         """The error to return. Only invalid keys count as failures, not an unavailable catalog."""
