@@ -88,11 +88,11 @@ class Client:
     remote = "127.0.0.1"
     answered = 0
 
-    def arrive(self, answer: HttpResponse) -> None:
+    def write_response(self, answer: HttpResponse) -> None:
         """As a connection, up to the socket."""
         self.answered += len(answer.head("") + answer.body) > 0
 
-    def fault(self, error: Exception, request_id: str, *, problem: bool) -> HttpResponse:
+    def error_response(self, error: Exception, request_id: str, *, problem: bool) -> HttpResponse:
         """Nothing may go wrong here."""
         raise RuntimeError(f"{request_id} failed ({problem=})") from error
 
@@ -117,7 +117,7 @@ def serve(gateway: Gateway, headers: CIMultiDictProxy[str], count: int) -> None:
     client, verdict = Client(), Verdict(Admission.ACCEPTED, RemainingLimits([Level(1e6, 0)]), depth=1)
     for _ in range(count):
         fast_path_request = FastPathRequest(gateway._fast_path, client, headers, headers.getall("Authorization"))
-        fast_path_request.begin(BODY)
+        fast_path_request.start(BODY)
         pending = gateway.admission._pending.popleft()
         gateway.admission._judged(pending, verdict)
         s = pending.submission

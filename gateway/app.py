@@ -73,7 +73,7 @@ class Gateway(GatewayParts):
             "snapshots": self.snapshots.run,
             "metrics": self.metrics.run,
             **self.loops(),
-            **self.identities.loops(),
+            **self.authenticator.loops(),
         }
         run_forever = self._shared.tasks.run_forever
         self._tasks = [

@@ -1,6 +1,7 @@
-"""A gateway put together: its parts and who knows whom. The only place that knows all of them; nothing runs here."""
+"""The wiring of a gateway: builds its parts and connects them. Nothing runs here."""
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gateway.api.account import AccountEndpoint, AccountParts, FindUsage
@@ -9,7 +10,7 @@ from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
 from gateway.api.inference import INFERENCE, PLAIN, PREDICT
 from gateway.api.models import Models
-from gateway.auth.authenticator import Authenticator, Identities, TokenLookup
+from gateway.auth.authenticator import Authenticator, TokenLookup
 from gateway.auth.throttle import AuthThrottle
 from gateway.catalog import CatalogView
 from gateway.config import GatewayConfig
@@ -19,17 +20,15 @@ from gateway.http.router import DrainState, Router
 from gateway.inference.events import RequestLog
 from gateway.inference.fast_path import FastPath
 from gateway.inference.handler import InferenceHandler
-from gateway.inference.pipeline import InferencePipeline
 from gateway.inference.traces import RequestTraces
-from gateway.jobs.service import Jobs
 from gateway.metrics.counters import Counters
-from gateway.metrics.endpoint import Metrics
+from gateway.metrics.endpoint import Metrics, MetricsSources, PoolFigures
 from gateway.openapi.html import Pages
 from gateway.operations.action_requests import Connect
 from gateway.operations.actions import Actions
 from gateway.operations.dashboard import Dashboard
 from gateway.operations.endpoints import FindStored, Internal, InternalParts
-from gateway.operations.health_collector import HealthCollector
+from gateway.operations.health_collector import HealthCollector, audit_lag_ms
 from gateway.operations.session import SessionAuth
 from gateway.operations.snapshots import DashboardHistory, DashboardSnapshots
 from gateway.pool import PoolParts, Shared
@@ -39,7 +38,7 @@ from scheduler.protocol.history import HistoryStore
 from scheduler.protocol.limits import LimitState
 from scheduler.protocol.pool_view import Unfinished
 
-DOORS = {
+API_FORMATS = {
     "/v1/inference": INFERENCE,
     "/v1/predict": PREDICT,
     "/api/inference": PLAIN,
@@ -47,11 +46,11 @@ DOORS = {
     "/v1/chat/completions": CHAT,
     "/v1/embeddings": EMBEDDINGS,
 }
-"""Where customers ask, and how each place speaks."""
+"""The path of each inference endpoint, and its format."""
 
 
 class GatewayParts(PoolParts):
-    """What one gateway consists of: the parts of its own pool, and what stands before all pools."""
+    """The parts of one gateway: those of its own pool, and those that all pools share."""
 
     def __init__(
         self,
@@ -66,8 +65,8 @@ class GatewayParts(PoolParts):
         schedule: Schedule | None = None,
     ) -> None:
         self.drain_state = DrainState()
-        self.identities = Identities(catalog, tokens)
-        self.authenticator = self._authenticator(config.auth_failures)
+        throttle = None if config.auth_failures == "off" else AuthThrottle(config.auth_failures)
+        self.authenticator = Authenticator(catalog, tokens, throttle)
         faults = ErrorResponses(random.random)
         counters = Counters()
         shared = Shared(
@@ -87,53 +86,21 @@ class GatewayParts(PoolParts):
         self.pools = Pools(
             catalog,
             self,
-            lambda pool: PoolParts(of_pool(config, pool), shared),
+            lambda pool: PoolParts(pool_config(config, pool), shared),
             only_own=config.only_own,
             unfinished=Unfinished(self._client).pools,
             tasks=shared.tasks,
         )
-        self.snapshots = self._snapshots()
-        self.internal = self._internal(find_stored)
-        self.me = self._me(find_usage)
-        models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
-        session_auth = SessionAuth(config.service_token, self.authenticator)
-        dashboard = Dashboard(session_auth, self.snapshots)
-        self.actions = Actions(session_auth, connect, self.pools)
-        self.metrics = Metrics(
-            counters, config.metrics_dir, config.gateway_id, lambda: self.pools.all, lambda: self.pools.named
+        self.snapshots = DashboardSnapshots(
+            HealthCollector(catalog, self.pools, self.drain_state, self.authenticator),
+            catalog,
+            DashboardHistory(HistoryStore(self._client, self._keys, config.gateway_id)),
+            config.gateway_id,
         )
-        self._routes = build_routes(self.inference, self.internal, self.me, models, self.jobs, dashboard=dashboard)
-        for method in ("GET", "HEAD"):
-            self._routes.add(method, "/metrics", self.metrics)
-        add_actions(self._routes, self.actions)
-        self._fast_path = FastPath(self.inference, self.drain_state)
-
-    def _authenticator(self, auth_failures: str) -> Authenticator:
-        throttle = None if auth_failures == "off" else AuthThrottle(auth_failures)
-        return Authenticator(self.identities, throttle)
-
-    def _me(self, find_usage: FindUsage | None) -> AccountEndpoint:
-        return AccountEndpoint(
-            AccountParts(
-                authenticator=self.authenticator,
-                customer_limits=self.inference.customer_limits,
-                read_limits=LimitState(self._client, self._keys).read,
-                find_usage=find_usage,
-            )
-        )
-
-    def _snapshots(self) -> DashboardSnapshots:
-        catalog, gateway_id = self._shared.catalog, self.config.gateway_id
-        judging = HealthCollector(catalog, self.pools, self.drain_state, self.identities)
-        return DashboardSnapshots(
-            judging, catalog, DashboardHistory(HistoryStore(self._client, self._keys, gateway_id)), gateway_id
-        )
-
-    def _internal(self, find_stored: FindStored | None) -> Internal:
-        return Internal(
+        self.internal = Internal(
             InternalParts(
-                service_token=self.config.service_token,
-                catalog=self._shared.catalog,
+                service_token=config.service_token,
+                catalog=catalog,
                 pools=self.pools,
                 drain_state=self.drain_state,
                 find_stored=find_stored,
@@ -141,28 +108,65 @@ class GatewayParts(PoolParts):
                 snapshots=self.snapshots,
             )
         )
+        self.me = AccountEndpoint(
+            AccountParts(
+                authenticator=self.authenticator,
+                customer_limits=self.inference.customer_limits,
+                read_limits=LimitState(self._client, self._keys).read,
+                find_usage=find_usage,
+            )
+        )
+        models = Models(self.authenticator, self.inference.customer_limits, self.pools.names, faults)
+        session_auth = SessionAuth(config.service_token, self.authenticator)
+        dashboard = Dashboard(session_auth, self.snapshots)
+        self.actions = Actions(session_auth, connect, self.pools)
+        sources = MetricsSources(self._pool_figures, self._resubmitted, self._full_batches)
+        self.metrics = Metrics(counters, config.metrics_dir, config.gateway_id, sources)
+        self._routes = build_routes(self, models, dashboard)
+        self._fast_path = FastPath(self.inference, self.drain_state)
+
+    async def _pool_figures(self) -> Sequence[PoolFigures]:
+        return [await pool_figures(parts) for parts in self.pools.named]
+
+    def _resubmitted(self) -> int:
+        return sum(parts.recovery.submitted_again for parts in self.pools.all)
+
+    def _full_batches(self) -> Mapping[tuple[str, str], int]:
+        models = self.snapshot.models if self.snapshot is not None else {}
+        return {(row.pool, name): row.max_batch_size for name, row in models.items()}
 
 
-def of_pool(config: GatewayConfig, pool: str) -> GatewayConfig:
-    """The same gateway in another pool. Its spool has a folder of its own: what is in it belongs to that pool's Redis keys."""
+async def pool_figures(parts: PoolParts) -> PoolFigures:
+    """The values of one pool for the metrics."""
+    snapshot, limits = parts.snapshot, parts.limits
+    tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
+    return PoolFigures(
+        pool=parts.config.pool,
+        observation=parts.heartbeat.observation,
+        age_s=parts.heartbeat.age_s(),
+        capacity_rps=limits.capacity_rps,
+        factors={name: limits.factor(name) for name in tiers},
+        demand={name: limits.demand(name) for name in tiers},
+        memory_share=limits.memory_share,
+        audit_lag_ms=await audit_lag_ms(parts),
+        recommended_workers=parts.scale.recommended,
+        breakers=parts.direct.view().breakers,
+    )
+
+
+def pool_config(config: GatewayConfig, pool: str) -> GatewayConfig:
+    """The configuration for another pool. Its spool has its own folder, since it belongs to the Redis keys of that pool."""
     data_dir = None if config.data_dir is None else config.data_dir / "pools" / pool
     return replace(config, pool=pool, default_model=None, data_dir=data_dir)
 
 
-def build_routes(
-    inference: InferencePipeline,
-    internal: Internal,
-    me: AccountEndpoint,
-    models: Models,
-    jobs: Jobs,
-    *,
-    dashboard: Dashboard,
-) -> Router:
-    """Every address that this gateway answers. Each is described in gateway/openapi/endpoints.py: a test compares them."""
+def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> Router:
+    """All routes of a gateway. gateway/openapi/endpoints.py describes each of them; a test compares both."""
     routes = Router()
-    pages = Pages()
-    for path, api_format in DOORS.items():
-        routes.add("POST", path, InferenceHandler(inference, api_format))
+    pages, internal, jobs = Pages(), parts.internal, parts.jobs
+    cordons, letters = parts.actions.cordons, parts.actions.letters
+    for path, api_format in API_FORMATS.items():
+        routes.add("POST", path, InferenceHandler(parts.inference, api_format))
     routes.add("POST", "/v1/inference", jobs.submit)
     routes.add("DELETE", "/v1/result/{id}", jobs.result.delete)
     routes.add("GET", "/internal/health", internal.health)
@@ -172,25 +176,21 @@ def build_routes(
     routes.add("POST", "/internal/dashboard/session", dashboard.log_in)
     routes.add("DELETE", "/internal/dashboard/session", dashboard.log_out)
     routes.add("GET", "/internal/dashboard/events", dashboard.events)
-    for method in ("GET", "HEAD"):
-        routes.add(method, "/internal/dashboard/assets/{id}", dashboard.asset)
-        routes.add(method, "/v1/result/{id}", jobs.result.get)
-        routes.add(method, "/v1/me", me)
-        routes.add(method, "/v1/models", models.list)
-        routes.add(method, "/v1/models/{id...}", models.one)
-        routes.add(method, "/livez", internal.livez)
-        routes.add(method, "/readyz", internal.readyz)
-        routes.add(method, "/", pages.landing)
-        routes.add(method, "/docs", pages.reference)
-        routes.add(method, "/openapi.json", pages.description)
-    return routes
-
-
-def add_actions(routes: Router, actions: Actions) -> None:
-    """What the page for on-call can do; described in gateway/openapi/endpoints.py."""
-    cordons, letters = actions.cordons, actions.letters
     routes.add("POST", "/internal/dashboard/workers/cordon", cordons.cordon)
     routes.add("POST", "/internal/dashboard/workers/uncordon", cordons.uncordon)
     routes.add("GET", "/internal/dashboard/dead-letters", letters.groups)
     routes.add("POST", "/internal/dashboard/dead-letters/requeue", letters.requeue)
     routes.add("POST", "/internal/dashboard/dead-letters/purge", letters.purge)
+    for method in ("GET", "HEAD"):
+        routes.add(method, "/internal/dashboard/assets/{id}", dashboard.asset)
+        routes.add(method, "/v1/result/{id}", jobs.result.get)
+        routes.add(method, "/v1/me", parts.me)
+        routes.add(method, "/v1/models", models.list)
+        routes.add(method, "/v1/models/{id...}", models.one)
+        routes.add(method, "/livez", internal.livez)
+        routes.add(method, "/readyz", internal.readyz)
+        routes.add(method, "/metrics", parts.metrics)
+        routes.add(method, "/", pages.landing)
+        routes.add(method, "/docs", pages.reference)
+        routes.add(method, "/openapi.json", pages.description)
+    return routes

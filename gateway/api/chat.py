@@ -1,7 +1,6 @@
-"""`POST /v1/chat/completions` in OpenAI's form (https://platform.openai.com/docs/api-reference/chat): a conversation goes on.
+"""`POST /v1/chat/completions` in OpenAI's format (https://platform.openai.com/docs/api-reference/chat).
 
-What a conversation looks like to a model is the model's own matter: its worker gets the messages and puts them into the
-model's template.
+The worker gets the messages and applies the chat template of its model.
 """
 
 from typing import Any, Literal
@@ -10,9 +9,9 @@ import msgspec
 
 from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.api.openai_common import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
+from gateway.api.openai_common import ACCEPTED_VALUES, SamplingFields, check_values, includes_usage, parameters_of
 from gateway.api.stream_chunks import ChatChunks
-from gateway.auth.service_tier import told
+from gateway.auth.service_tier import response_tier
 from gateway.http.request import check_duplicates, check_text, decode, invalid
 from gateway.http.response import HttpResponse, encode_json
 from scheduler.payload import PromptMessage, Task, encode_messages
@@ -22,14 +21,14 @@ MAX_MESSAGES = 1024
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A part of a content; text is the only kind that models here read."""
+    """A part of a message. Only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """One message. The fields that are always null are those of an answer that is sent back as it was dumped."""
+    """One message. The fields that must be null are those of a response that a client sends back unchanged."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -42,7 +41,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_on
 
 
 class ChatBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What OpenAI's clients send."""
+    """The request body."""
 
     messages: list[ChatMessage]
     max_completion_tokens: Integer | None = None
@@ -60,7 +59,7 @@ class ChatBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class AssistantMessage(msgspec.Struct, gc=False):
-    """What the model said."""
+    """The message of the model."""
 
     role: str
     content: str
@@ -68,7 +67,7 @@ class AssistantMessage(msgspec.Struct, gc=False):
 
 
 class ChatChoice(msgspec.Struct, gc=False):
-    """The answer, and why it ends there: `stop` or `length`."""
+    """The message, and the reason of its end: `stop` or `length`."""
 
     index: int
     message: AssistantMessage
@@ -77,7 +76,7 @@ class ChatChoice(msgspec.Struct, gc=False):
 
 
 class ChatCompletion(msgspec.Struct, gc=False):
-    """The answer. `created` is in seconds of Unix time, as the request's id carries it."""
+    """The response body. `created` is Unix time in seconds, from the request id."""
 
     id: str
     object: str
@@ -90,7 +89,7 @@ class ChatCompletion(msgspec.Struct, gc=False):
 
 
 _decoder = msgspec.json.Decoder(ChatBody)
-TAKEN: dict[str, tuple[Any, ...]] = HARMLESS | {
+ACCEPTED = ACCEPTED_VALUES | {
     "response_format": (None, {"type": "text"}),
     "store": (None, False),
     "modalities": (None, ["text"]),
@@ -108,15 +107,19 @@ def read_chat(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     body = decode(_decoder, raw)
     check_duplicates(raw)
     check_model("model", body.model)
-    check_harmless(body, TAKEN)
+    check_values(body, ACCEPTED)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:  # OpenAI rejects both, too.
+        raise invalid(
+            "max_completion_tokens", "Send `max_completion_tokens` or `max_tokens`, its older name, not both."
+        )
     if not 1 <= len(body.messages) <= MAX_MESSAGES:
-        raise invalid("messages", f"`messages` must hold 1 to {MAX_MESSAGES} messages.")
+        raise invalid("messages", f"`messages` must have 1 to {MAX_MESSAGES} messages.")
     conversation = encode_messages([PromptMessage(message.role, _text(message.content)) for message in body.messages])
     check_text("messages", conversation, max_input_bytes)
     return InferenceRequest(
         conversation,
         body.model,
-        parameters_of(body, _most_tokens(body)),
+        parameters_of(body, body.max_completion_tokens),
         Task.CHAT,
         service_tier=body.service_tier,
         stream=bool(body.stream),
@@ -128,30 +131,20 @@ def _text(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-def _most_tokens(body: ChatBody) -> int | None:
-    """`max_tokens` by its newer name. Raises RequestError where both are there, as OpenAI does."""
-    old, new = body.max_tokens, body.max_completion_tokens
-    if old is not None and new is not None:
-        raise invalid(
-            "max_completion_tokens", "Send `max_completion_tokens` or `max_tokens`, its older name, not both."
-        )
-    return new
-
-
-def write_chat(served: InferenceResult) -> HttpResponse:
-    """The answer for a completed request."""
-    reply = served.replies[0]
+def write_chat(result: InferenceResult) -> HttpResponse:
+    """Write the response to a completed request."""
+    reply = result.replies[0]
     document = ChatCompletion(
         id=reply.id,
         object="chat.completion",
         created=created_ms(reply.id) // 1000,
-        model=served.model,
+        model=result.model,
         choices=[ChatChoice(0, AssistantMessage("assistant", reply.output), None, reply.finish_reason)],
-        usage=usage(served.replies),
-        service_tier=told(served.asked.service_tier),
+        usage=usage(result.replies),
+        service_tier=response_tier(result.request.service_tier),
         system_fingerprint=reply.model_version,
     )
-    return completed(reply, encode_json(document), served.latency_ms, served.lines)
+    return completed(reply, encode_json(document), result.latency_ms, result.lines)
 
 
 CHAT = ApiFormat(read_chat, write_chat, "messages", flat=True, chunks=ChatChunks, endpoint="/v1/chat/completions")

@@ -1,26 +1,23 @@
-"""`POST /v1/completions` in OpenAI's form (https://platform.openai.com/docs/api-reference/completions): texts go on.
+"""`POST /v1/completions` in OpenAI's format (https://platform.openai.com/docs/api-reference/completions).
 
-A list of prompts is as many requests, admitted all or none.
+A list of prompts is one request per prompt; all of them are admitted or none.
 """
-
-from typing import Any
 
 import msgspec
 
 from gateway.api.format import InferenceRequest, InferenceResult, TokenUsage, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.api.openai_common import HARMLESS, SamplingFields, check_harmless, includes_usage, parameters_of
+from gateway.api.openai_common import ACCEPTED_VALUES, SamplingFields, check_values, includes_usage, parameters_of
 from gateway.api.stream_chunks import CompletionChunks
-from gateway.http.request import check_duplicates, decode, invalid
+from gateway.http.request import check_duplicates, decode, invalid, texts_of
 from gateway.http.response import HttpResponse, encode_json
-from gateway.inference.handler import texts_of
 from scheduler.request_id import created_ms
 
 Tokens = list[Integer]
 
 
 class CompletionBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What OpenAI's clients send."""
+    """The request body."""
 
     prompt: str | list[str | Integer | Tokens]
     best_of: Integer | None = None
@@ -30,7 +27,7 @@ class CompletionBody(SamplingFields, forbid_unknown_fields=True, frozen=True, kw
 
 
 class Choice(msgspec.Struct, gc=False):
-    """The text, and why it ends there: `stop` or `length`."""
+    """The text, and the reason of its end: `stop` or `length`."""
 
     text: str
     index: int
@@ -39,7 +36,7 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class Completion(msgspec.Struct, gc=False):
-    """The answer. `created` is in seconds of Unix time, as the request's id carries it."""
+    """The response body. `created` is Unix time in seconds, from the request id."""
 
     id: str
     object: str
@@ -50,13 +47,13 @@ class Completion(msgspec.Struct, gc=False):
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
-TAKEN: dict[str, tuple[Any, ...]] = HARMLESS | {
+ACCEPTED = ACCEPTED_VALUES | {
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
     "logprobs": (None,),
 }
-NOT_TEXT = "`prompt` must be text, not token ids: every model here has a tokenizer of its own."
+NOT_TEXT = "`prompt` must be text, not token ids: each model has its own tokenizer."
 
 
 def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:
@@ -64,10 +61,10 @@ def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     body = decode(_decoder, raw)
     check_duplicates(raw)
     check_model("model", body.model)
-    check_harmless(body, TAKEN)
+    check_values(body, ACCEPTED)
     first, *more = texts_of("prompt", body.prompt, max_input_bytes, NOT_TEXT)
     if more and body.stream:
-        raise invalid("stream", "`stream` takes one prompt: send a request for each.")
+        raise invalid("stream", "`stream` supports one prompt: send one request per prompt.")
     return InferenceRequest(
         first,
         body.model,
@@ -79,18 +76,18 @@ def read_completion(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     )
 
 
-def write_completion(served: InferenceResult) -> HttpResponse:
-    """The answer for completed requests: a choice for each prompt."""
-    first = served.replies[0]
+def write_completion(result: InferenceResult) -> HttpResponse:
+    """Write the response to completed requests: one choice per prompt."""
+    first = result.replies[0]
     document = Completion(
         id=first.id,
         object="text_completion",
         created=created_ms(first.id) // 1000,
-        model=served.model,
-        choices=[Choice(reply.output, i, None, reply.finish_reason) for i, reply in enumerate(served.replies)],
-        usage=usage(served.replies),
+        model=result.model,
+        choices=[Choice(reply.output, i, None, reply.finish_reason) for i, reply in enumerate(result.replies)],
+        usage=usage(result.replies),
     )
-    return completed(first, encode_json(document), served.latency_ms, served.lines)
+    return completed(first, encode_json(document), result.latency_ms, result.lines)
 
 
 COMPLETIONS = ApiFormat(

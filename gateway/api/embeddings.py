@@ -1,6 +1,6 @@
-"""`POST /v1/embeddings` in OpenAI's form (https://platform.openai.com/docs/api-reference/embeddings): texts become vectors.
+"""`POST /v1/embeddings` in OpenAI's format (https://platform.openai.com/docs/api-reference/embeddings).
 
-A list of texts is as many requests, admitted all or none.
+A list of texts is one request per text; all of them are admitted or none.
 """
 
 from collections.abc import Callable
@@ -10,19 +10,18 @@ import msgspec
 
 from gateway.api.format import InferenceRequest, InferenceResult, usage
 from gateway.api.inference import ApiFormat, Integer, check_model, completed
-from gateway.http.request import check_duplicates, decode, invalid
+from gateway.http.request import check_duplicates, decode, invalid, texts_of
 from gateway.http.response import HttpResponse, encode_json
-from gateway.inference.handler import texts_of
 from scheduler.payload import Task, read_vector
 
 NOT_TEXT = (
-    "`input` must be text, not token ids: every model here has a tokenizer of its own. "
+    "`input` must be text, not token ids: each model has its own tokenizer. "
     "LangChain's OpenAIEmbeddings sends text with check_embedding_ctx_length=False."
 )
 
 
 class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What OpenAI's clients send; None is the same as absent."""
+    """The request body; null is the same as absent."""
 
     model: str
     input: str | list[str | Integer | list[Integer]]
@@ -48,7 +47,7 @@ class Embedding(msgspec.Struct, gc=False):
 
 
 class Embeddings(msgspec.Struct, gc=False):
-    """The answer."""
+    """The response body."""
 
     object: str
     data: list[Embedding]
@@ -65,7 +64,7 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     check_duplicates(raw)
     check_model("model", body.model)
     if body.dimensions is not None:
-        raise invalid("dimensions", "`dimensions` is not supported here: a model's vectors have the length they have.")
+        raise invalid("dimensions", "`dimensions` is not supported here: the length of vectors depends on the model.")
     first, *more = texts_of("input", body.input, max_input_bytes, NOT_TEXT)
     return InferenceRequest(
         first,
@@ -77,17 +76,17 @@ def read_embedding(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     )
 
 
-def write_embedding(served: InferenceResult) -> HttpResponse:
-    """The answer for completed requests: a vector for each text."""
-    spent = usage(served.replies)
-    form: Callable[[str], str | list[float]] = read_vector if served.asked.floats else str
+def write_embedding(result: InferenceResult) -> HttpResponse:
+    """Write the response to completed requests: one vector per text."""
+    tokens = usage(result.replies)
+    decode_vector: Callable[[str], str | list[float]] = read_vector if result.request.floats else str
     document = Embeddings(
         object="list",
-        data=[Embedding("embedding", index, form(reply.output)) for index, reply in enumerate(served.replies)],
-        model=served.model,
-        usage=EmbeddingUsage(spent.prompt_tokens, spent.total_tokens),
+        data=[Embedding("embedding", index, decode_vector(reply.output)) for index, reply in enumerate(result.replies)],
+        model=result.model,
+        usage=EmbeddingUsage(tokens.prompt_tokens, tokens.total_tokens),
     )
-    return completed(served.replies[0], encode_json(document), served.latency_ms, served.lines)
+    return completed(result.replies[0], encode_json(document), result.latency_ms, result.lines)
 
 
 EMBEDDINGS = ApiFormat(read_embedding, write_embedding, flat=True, endpoint="/v1/embeddings")

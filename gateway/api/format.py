@@ -1,4 +1,4 @@
-"""What a request asks and what its response is written from, in any API format; the token usage of OpenAI."""
+"""The common form of requests and results of all API formats, and OpenAI's token usage."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +11,10 @@ from scheduler.protocol.replies import Reply
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
-    """A body, read and checked.
+    """A decoded and checked body.
 
-    `more`: further inputs of a list, each of them a request of its own, all of them admitted or none. `service_tier`:
-    OpenAI's word for how much the client cares. The last two are about the form of the answer: whether a stream ends with
-    a chunk of its usage, and whether vectors are lists of numbers instead of base64.
+    `more`: further inputs of a list, each a request of its own; all of them are admitted or none. `include_usage`: whether a
+    stream ends with a chunk of its usage. `floats`: whether vectors are lists of numbers instead of base64.
     """
 
     input: str
@@ -30,13 +29,13 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class InferenceResult(msgspec.Struct, frozen=True, gc=False):
-    """What an answer is written from: a reply for each input, in order, the first of which gives the answer its id.
+    """The result of a request: a reply per input, in order; the first one has the id of the response.
 
-    `latency_ms` is the gateway's own, from the whole request to now; `lines` are more header lines, each with its end.
+    `latency_ms` is the time since arrival; `lines` are more header lines, each with its end.
     """
 
     replies: Sequence[Reply]
-    asked: InferenceRequest
+    request: InferenceRequest
     model: str
     tier: str
     latency_ms: float
@@ -52,7 +51,7 @@ class TokenUsage(msgspec.Struct, gc=False):
 
 
 def usage(replies: Sequence[Reply]) -> TokenUsage:
-    """What was read and written. A model that does not tell them apart has read them all."""
+    """The sum of tokens. A model that does not distinguish them reports all as prompt tokens."""
     written = sum(reply.output_tokens for reply in replies)
     total = sum(reply.tokens_used for reply in replies)
     return TokenUsage(max(0, total - written), written, total)

@@ -1,9 +1,8 @@
 """The native API: `POST /v1/inference`, its older forms `/v1/predict` and `/api/inference`; the type of an API format.
 
-Bodies are decoded and checked in one step, and the error names the field. Duplicate keys are found by a count: a body
-has at least one colon for each key, so no more colons outside the decoded input than decoded keys means no duplicate.
-Only bodies that fail this count are parsed a second time. The 200 carries the body, `Server-Timing`, and nothing
-outside the contract.
+Bodies are decoded and checked in one step, and errors name the field. Duplicate keys are detected by a count: a body has at
+least one colon per key, so if the colons outside the decoded input are not more than the decoded keys, there is no
+duplicate. Only bodies that fail this count are parsed a second time.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from gateway.http.response import HttpResponse, encode_json
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
-# Whatever runs the model reads 64 bits; a larger number would be refused much later, or be a float by then.
+# Backends use 64 bits. A larger number would be rejected late, or become a float.
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Scalar = str | Integer | float | bool | None
 
@@ -28,7 +27,7 @@ MAX_PARAMETERS = 32
 MAX_LIST_ITEMS = 32
 MAX_MODEL_CHARACTERS = 128
 
-# What is checked after decoding, in sentences of our own, is only said here: for the API's description.
+# These limits are checked after decoding; here they are only part of the OpenAPI schema.
 Text = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
 _Scalars = Annotated[list[Scalar], msgspec.Meta(extra_json_schema={"maxItems": MAX_LIST_ITEMS})]
 Parameters = Annotated[
@@ -40,7 +39,7 @@ Parameters = Annotated[
 
 
 class InferenceBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The body of an inference request."""
+    """The request body of `POST /v1/inference`."""
 
     input: Text
     model: str | UnsetType = UNSET
@@ -52,21 +51,20 @@ _decoder = msgspec.json.Decoder(InferenceBody)
 
 
 def read_inference(raw: bytes, max_input_bytes: int) -> InferenceRequest:
-    """What a body asks. Raises RequestError as `decode_inference` does."""
-    body = decode_inference(raw, max_input_bytes)
-    parameters = {} if body.parameters is UNSET else body.parameters
-    return InferenceRequest(body.input, body.model, parameters, service_tier=body.service_tier)
-
-
-def decode_inference(raw: bytes, max_input_bytes: int) -> InferenceBody:
-    """Decode and check a body. Raises RequestError `invalid_request` or `request_too_large`, with `param`."""
+    """Decode and check a body. Raises RequestError with `param`."""
     body = decode(_decoder, raw)
     check_text("input", body.input, max_input_bytes)
     check_model("model", body.model)
+    keys = 1 + (body.model is not UNSET) + (body.service_tier is not None)
+    parameters: Parameters = {}
     if body.parameters is not UNSET:
-        _check_parameters(body.parameters)
-    _check_duplicates(raw, body)
-    return body
+        parameters = body.parameters
+        _check_parameters(parameters)
+        keys += 1 + len(parameters)
+    # An escaped colon in the input is not a colon in `raw`, so bodies with escapes are parsed again.
+    if b"\\u" in raw or raw.count(b":") - body.input.count(":") != keys:
+        check_duplicates(raw)
+    return InferenceRequest(body.input, body.model, parameters, service_tier=body.service_tier)
 
 
 def _check_parameters(parameters: Parameters) -> None:
@@ -79,23 +77,13 @@ def _check_parameters(parameters: Parameters) -> None:
             raise invalid(f"parameters.{name}", f"A list in `parameters` has more than {MAX_LIST_ITEMS} items.")
 
 
-def _check_duplicates(raw: bytes, body: InferenceBody) -> None:
-    keys = 1 + (body.model is not UNSET) + (body.service_tier is not None)
-    if body.parameters is not UNSET:
-        keys += 1 + len(body.parameters)
-    # An escaped colon in the input would be subtracted without standing in `raw`, so escapes get the second look.
-    if b"\\u" not in raw and raw.count(b":") - body.input.count(":") == keys:
-        return
-    check_duplicates(raw)
-
-
 def check_model(param: str, name: str | UnsetType) -> None:
-    """A name that is too long for any model is not worth a look. Raises RequestError."""
+    """Raises RequestError `model_not_found` for a name that is too long."""
     if name is not UNSET and len(name) > MAX_MODEL_CHARACTERS:
         raise RequestError(ErrorCode.MODEL_NOT_FOUND, param=param)
 
 
-# RFC 9211: an answer that was kept, or the run of an equal request that was under way.
+# RFC 9211: a cached result, or the run of an equal request.
 _CACHE_STATUS = {
     "cache": "Cache-Status: tierlane; hit\r\n",
     "collapsed": "Cache-Status: tierlane; fwd=miss; collapsed\r\n",
@@ -103,7 +91,7 @@ _CACHE_STATUS = {
 
 
 class Metadata(msgspec.Struct, gc=False):
-    """Where the time went, and who did the work. Times in milliseconds."""
+    """Times in milliseconds, and details of the run."""
 
     tokens_used: int
     latency_ms: float
@@ -117,16 +105,16 @@ class Metadata(msgspec.Struct, gc=False):
 
 
 class Success(msgspec.Struct, gc=False):
-    """The body."""
+    """The response body of `POST /v1/inference`."""
 
     request_id: str
     output: str
     metadata: Metadata
 
 
-def success(served: InferenceResult) -> HttpResponse:
-    """The answer for a completed request."""
-    reply, latency_ms = served.replies[0], served.latency_ms
+def write_inference(result: InferenceResult) -> HttpResponse:
+    """Write the response to a completed request."""
+    reply, latency_ms = result.replies[0], result.latency_ms
     metadata = Metadata(
         tokens_used=reply.tokens_used,
         latency_ms=round(latency_ms, 2),
@@ -135,33 +123,33 @@ def success(served: InferenceResult) -> HttpResponse:
         batch_size=reply.batch_size,
         attempts=reply.attempts,
         model_version=reply.model_version,
-        tier=served.tier,
+        tier=result.tier,
         cached=reply.served_from == "cache",
     )
-    return completed(reply, encode_json(Success(reply.id, reply.output, metadata)), latency_ms, served.lines)
+    return completed(reply, encode_json(Success(reply.id, reply.output, metadata)), latency_ms, result.lines)
 
 
 def completed(reply: Reply, body: bytes, latency_ms: float, lines: str) -> HttpResponse:
-    """A 200 with `body`: it names the request and says where the time went, whatever form its body has."""
+    """A 200 with `body`, its request id, and `Server-Timing`."""
     queue_ms, gpu_ms = max(0.0, reply.queue_ms), max(0.0, reply.gpu_ms)
-    # What is neither waiting in the tier nor running: the formed batch's way to the GPU and the answer's way back.
+    # The time outside the tier queue and the GPU: the transport of the batch and of the reply.
     batch_ms = max(0.0, latency_ms - queue_ms - gpu_ms)
-    answer = HttpResponse(200, body)
-    answer.lines = (
+    response = HttpResponse(200, body)
+    response.lines = (
         f"x-request-id: {reply.id}\r\n"
         f"Server-Timing: queue;dur={queue_ms:.1f}, batch;dur={batch_ms:.1f}, gpu;dur={gpu_ms:.1f}\r\n{lines}"
     )
     if reply.served_from:
-        answer.lines += _CACHE_STATUS.get(reply.served_from, "")
-    return answer
+        response.lines += _CACHE_STATUS.get(reply.served_from, "")
+    return response
 
 
 @dataclass(frozen=True, slots=True)
 class ApiFormat:
-    """`read`: from a body and the most bytes of an input to what is asked; raises RequestError, with the field's own name.
+    """The format of one endpoint.
 
-    `chunks`: makes the events of a stream, where there may be one. `input_field` and `model_field` are what it calls these two; `flat`: parameters are fields of the body itself. `endpoint`: its address, as it is counted.
-    `write`: the answer to what was completed.
+    `read`: from a body and the maximum bytes of an input; raises RequestError. `write`: from the result to the response.
+    `flat`: whether parameters are fields of the body itself. `chunks`: makes the events of a stream, None without streams.
     """
 
     read: Callable[[bytes, int], InferenceRequest]
@@ -173,31 +161,32 @@ class ApiFormat:
     endpoint: str = "/v1/inference"
 
     def bad_parameters(self, sentence: str) -> RequestError:
-        """What the model says of the parameters, which it knows as `parameters.<name>`, in this door's words."""
+        """The error for the model's message about parameters, which it calls `parameters.<name>`, in the terms of this format."""
         if not self.flat:
             return RequestError(ErrorCode.INVALID_REQUEST, sentence, "parameters")
-        own = sentence.removeprefix("parameters.")
-        return RequestError(ErrorCode.INVALID_REQUEST, own, None if own == sentence else own.partition(" ")[0])
+        message = sentence.removeprefix("parameters.")
+        param = None if message == sentence else message.partition(" ")[0]
+        return RequestError(ErrorCode.INVALID_REQUEST, message, param)
 
 
-INFERENCE = ApiFormat(read_inference, success)
+INFERENCE = ApiFormat(read_inference, write_inference)
 
 
 class PredictBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The body of `POST /v1/predict`."""
+    """The request body of `POST /v1/predict`."""
 
     model_id: str
     input_data: Text
 
 
 class PlainBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The body of `POST /api/inference`: always the default model."""
+    """The request body of `POST /api/inference`, which uses the default model."""
 
     input: Text
 
 
 class Prediction(msgspec.Struct, gc=False):
-    """The answer of `POST /v1/predict`; milliseconds."""
+    """The response body of `POST /v1/predict`."""
 
     request_id: str
     output: str
@@ -205,7 +194,7 @@ class Prediction(msgspec.Struct, gc=False):
 
 
 class PlainAnswer(msgspec.Struct, gc=False):
-    """The answer of `POST /api/inference`; milliseconds."""
+    """The response body of `POST /api/inference`."""
 
     output: str
     request_id: str
@@ -224,10 +213,10 @@ def _read_predict(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     return InferenceRequest(body.input_data, body.model_id)
 
 
-def _write_prediction(served: InferenceResult) -> HttpResponse:
-    reply = served.replies[0]
-    body = encode_json(Prediction(reply.id, reply.output, round(served.latency_ms, 2)))
-    return completed(reply, body, served.latency_ms, served.lines)
+def _write_prediction(result: InferenceResult) -> HttpResponse:
+    reply = result.replies[0]
+    body = encode_json(Prediction(reply.id, reply.output, round(result.latency_ms, 2)))
+    return completed(reply, body, result.latency_ms, result.lines)
 
 
 def _read_plain(raw: bytes, max_input_bytes: int) -> InferenceRequest:
@@ -237,10 +226,10 @@ def _read_plain(raw: bytes, max_input_bytes: int) -> InferenceRequest:
     return InferenceRequest(body.input)
 
 
-def _write_plain(served: InferenceResult) -> HttpResponse:
-    reply = served.replies[0]
-    body = encode_json(PlainAnswer(reply.output, reply.id, round(served.latency_ms, 2)))
-    return completed(reply, body, served.latency_ms, served.lines)
+def _write_plain(result: InferenceResult) -> HttpResponse:
+    reply = result.replies[0]
+    body = encode_json(PlainAnswer(reply.output, reply.id, round(result.latency_ms, 2)))
+    return completed(reply, body, result.latency_ms, result.lines)
 
 
 PREDICT = ApiFormat(_read_predict, _write_prediction, "input_data", "model_id", endpoint="/v1/predict")

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: what a customer can name, in OpenAI's form. It spends nothing."""
+"""`GET /v1/models` and `GET /v1/models/{id}` in OpenAI's format, free of charge."""
 
 import time
 from collections.abc import Callable, Collection
@@ -17,7 +17,7 @@ OWNER = "tierlane"
 
 
 class ModelEntry(TypedDict):
-    """One model; `created` in seconds of Unix time."""
+    """One model. `created` is Unix time in seconds."""
 
     id: str
     object: Literal["model"]
@@ -26,50 +26,52 @@ class ModelEntry(TypedDict):
 
 
 class ModelList(TypedDict):
-    """All of them, by name."""
+    """All models, by name."""
 
     object: Literal["list"]
     data: list[ModelEntry]
 
 
 class Models:
-    """The handlers. `created` of a model is when this gateway began, as engines tell it: the catalog keeps no time."""
+    """The handlers. `created` of a model is the start of this gateway, since the catalog has no time."""
 
     def __init__(
         self,
         authenticator: Authenticator,
         customer_limits: CustomerLimits,
         names: Callable[[], Collection[str]],
-        faults: ErrorResponses,
+        error_responses: ErrorResponses,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._authenticator = authenticator
         self._customer_limits = customer_limits
         self._names = names
-        self._faults = faults
+        self._error_responses = error_responses
         self._created = int(clock())
 
-    async def list(self, call: RoutedRequest) -> HttpResponse:
-        """All models that are served here, by name. Raises RequestError for who is not known."""
-        identity = self._authenticator.identify(call)
+    async def list(self, request: RoutedRequest) -> HttpResponse:
+        """List all served models. Raises RequestError for an unknown caller."""
+        identity = self._authenticator.identify(request)
         names = sorted(self._names())
-        return self._answer(call, identity, {"object": "list", "data": [self._document(name) for name in names]})
+        return self._respond(request, identity, {"object": "list", "data": [self._document(name) for name in names]})
 
-    async def one(self, call: RoutedRequest) -> HttpResponse:
-        """One of them, or `model_not_found`. Raises RequestError for who is not known."""
-        identity = self._authenticator.identify(call)
-        name = unquote(call.tail)
+    async def one(self, request: RoutedRequest) -> HttpResponse:
+        """Return one model, or `model_not_found`. Raises RequestError for an unknown caller."""
+        identity = self._authenticator.identify(request)
+        name = unquote(request.tail)
         if name in self._names():
-            return self._answer(call, identity, self._document(name))
+            return self._respond(request, identity, self._document(name))
         error = RequestError(ErrorCode.MODEL_NOT_FOUND, param="model")
         headers = self._customer_limits.headers(identity)
-        return self._faults.answer(error, call.request_id, headers, problem=wants_problem(call.headers))
+        return self._error_responses.answer(error, request.request_id, headers, problem=wants_problem(request.headers))
 
     def _document(self, name: str) -> ModelEntry:
         return {"id": name, "object": "model", "created": self._created, "owned_by": OWNER}
 
-    def _answer(self, call: RoutedRequest, identity: IdentityView, document: ModelEntry | ModelList) -> HttpResponse:
+    def _respond(
+        self, request: RoutedRequest, identity: IdentityView, document: ModelEntry | ModelList
+    ) -> HttpResponse:
         return HttpResponse.of(
-            200, document, [("x-request-id", call.request_id), *self._customer_limits.headers(identity)]
+            200, document, [("x-request-id", request.request_id), *self._customer_limits.headers(identity)]
         )

@@ -1,23 +1,22 @@
-"""What OpenAI's clients read of a stream: chunks of a completion or of a chat, each of them one event.
+"""Streams in OpenAI's format: each event is a chunk of a completion or of a chat.
 
-A chunk of a stream is an answer in which only what is new is said: the text that was added, then why it ended, then,
-where the client asked for it, the usage.
+A chunk contains what is new: added text, then the reason of the end, then, if the client requested it, the usage.
 """
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.api.format import InferenceRequest, TokenUsage, usage
-from gateway.auth.service_tier import told
+from gateway.auth.service_tier import response_tier
 from gateway.http.response import encode_json
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 
 DONE = b"data: [DONE]\n\n"
-"""The last event of a stream that came to its end."""
+"""The last event of a complete stream."""
 
 
 def event(json: bytes) -> bytes:
@@ -25,25 +24,8 @@ def event(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
 
 
-class Chunks(Protocol):
-    """The events of one stream, in their order."""
-
-    def opening(self) -> bytes:
-        """Before anything is known; b"" for nothing."""
-
-    def delta(self, text: str) -> bytes:
-        """More text."""
-
-    def closing(self, reply: Reply) -> bytes:
-        """Why it ended, and its usage."""
-
-
-MakeChunks = Callable[[str, str, InferenceRequest], Chunks]
-"""From the request's id, its model and what was asked."""
-
-
 class TextDelta(msgspec.Struct, gc=False):
-    """What was added to a completion."""
+    """The text added to a completion."""
 
     text: str
     index: int = 0
@@ -52,14 +34,14 @@ class TextDelta(msgspec.Struct, gc=False):
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What was added to a message."""
+    """The text added to a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, gc=False):
-    """The message that is added to."""
+    """The message that is extended."""
 
     delta: Delta
     index: int = 0
@@ -68,7 +50,7 @@ class ChatDelta(msgspec.Struct, gc=False):
 
 
 class CompletionChunk(msgspec.Struct, gc=False):
-    """One event of a completion. `usage` is null until the last one, where the client asked for it, and else not there."""
+    """One event of a completion. `usage` is null except in the last event, and absent if the client did not request it."""
 
     id: str
     object: Literal["text_completion"]
@@ -79,7 +61,7 @@ class CompletionChunk(msgspec.Struct, gc=False):
 
 
 class ChatChunk(msgspec.Struct, gc=False):
-    """One event of a chat. `usage` is null until the last one, where the client asked for it, and else not there."""
+    """One event of a chat. `usage` is null except in the last event, and absent if the client did not request it."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -90,56 +72,68 @@ class ChatChunk(msgspec.Struct, gc=False):
     usage: TokenUsage | UnsetType | None = UNSET
 
 
-class CompletionChunks:
-    """The stream of `/v1/completions`."""
+class Chunks:
+    """The events of one stream, in order: `opening`, `delta` for each piece of text, `closing`."""
 
-    def __init__(self, request_id: str, model: str, asked: InferenceRequest) -> None:
+    def __init__(self, request_id: str, model: str, request: InferenceRequest) -> None:
         self._id = request_id
         self._created = created_ms(request_id) // 1000
         self._model = model
-        self._unused = None if asked.include_usage else UNSET
+        self._tier = response_tier(request.service_tier)
+        self._no_usage = None if request.include_usage else UNSET
 
     def opening(self) -> bytes:
-        """Nothing is known of a text before it begins."""
+        """Sent when the stream starts, possibly nothing."""
         return b""
 
     def delta(self, text: str) -> bytes:
-        """As `Chunks` says."""
-        return self._event([TextDelta(text)], self._unused)
+        """More text."""
+        return self._chunk(text)
 
     def closing(self, reply: Reply) -> bytes:
-        """As `Chunks` says."""
-        last = self._event([TextDelta("", finish_reason=reply.finish_reason)], self._unused)
-        return last if self._unused is UNSET else last + self._event([], usage([reply]))
+        """The reason of the end, and the usage."""
+        last = self._chunk(None, reply.finish_reason)
+        return last if self._no_usage is UNSET else last + self._usage_chunk(usage([reply]))
 
-    def _event(self, choices: list[TextDelta], used: TokenUsage | UnsetType | None) -> bytes:
-        chunk = CompletionChunk(self._id, "text_completion", self._created, self._model, choices, used)
+    def _chunk(self, text: str | None, finish_reason: str | None = None) -> bytes:
+        raise NotImplementedError
+
+    def _usage_chunk(self, tokens: TokenUsage) -> bytes:
+        raise NotImplementedError
+
+
+MakeChunks = Callable[[str, str, InferenceRequest], Chunks]
+"""From request id, model and request."""
+
+
+class CompletionChunks(Chunks):
+    """The stream of `/v1/completions`."""
+
+    def _chunk(self, text: str | None, finish_reason: str | None = None) -> bytes:
+        return self._event([TextDelta(text or "", finish_reason=finish_reason)], self._no_usage)
+
+    def _usage_chunk(self, tokens: TokenUsage) -> bytes:
+        return self._event([], tokens)
+
+    def _event(self, choices: list[TextDelta], tokens: TokenUsage | UnsetType | None) -> bytes:
+        chunk = CompletionChunk(self._id, "text_completion", self._created, self._model, choices, tokens)
         return event(encode_json(chunk))
 
 
-class ChatChunks:
+class ChatChunks(Chunks):
     """The stream of `/v1/chat/completions`."""
 
-    def __init__(self, request_id: str, model: str, asked: InferenceRequest) -> None:
-        self._id = request_id
-        self._created = created_ms(request_id) // 1000
-        self._model = model
-        self._tier = told(asked.service_tier)
-        self._unused = None if asked.include_usage else UNSET
-
     def opening(self) -> bytes:
-        """Who speaks. Some clients count the time until the first chunk, and a queue may be long."""
-        return self._event([ChatDelta(Delta(role="assistant", content=""))], self._unused)
+        """The role. Some clients measure the time to the first chunk, which must not include the queue."""
+        return self._event([ChatDelta(Delta(role="assistant", content=""))], self._no_usage)
 
-    def delta(self, text: str) -> bytes:
-        """As `Chunks` says."""
-        return self._event([ChatDelta(Delta(content=text))], self._unused)
+    def _chunk(self, text: str | None, finish_reason: str | None = None) -> bytes:
+        delta = Delta() if text is None else Delta(content=text)
+        return self._event([ChatDelta(delta, finish_reason=finish_reason)], self._no_usage)
 
-    def closing(self, reply: Reply) -> bytes:
-        """As `Chunks` says."""
-        last = self._event([ChatDelta(Delta(), finish_reason=reply.finish_reason)], self._unused)
-        return last if self._unused is UNSET else last + self._event([], usage([reply]))
+    def _usage_chunk(self, tokens: TokenUsage) -> bytes:
+        return self._event([], tokens)
 
-    def _event(self, choices: list[ChatDelta], used: TokenUsage | UnsetType | None) -> bytes:
+    def _event(self, choices: list[ChatDelta], tokens: TokenUsage | UnsetType | None) -> bytes:
         kind: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-        return event(encode_json(ChatChunk(self._id, kind, self._created, self._model, choices, self._tier, used)))
+        return event(encode_json(ChatChunk(self._id, kind, self._created, self._model, choices, self._tier, tokens)))

@@ -1,24 +1,22 @@
-"""The JWKS in force: read, parsed, and refreshed by one task; requests only use what is there.
+"""The JWKS (RFC 7517): read from a file or a URL, parsed, and refreshed by one task. Requests only use the current set.
 
-A set that is bad or unavailable leaves the last good one in force, for a bounded time, because keys are removed from a
-set when they leaked. A token with an unknown key may hasten the next refresh, but not past `LEAST_GAP_S` since the last
-one. Sets are read from a file or by HTTP, bounded in time and size, and never from another host.
+If the source is unavailable or its set is invalid, the last valid set stays in use for a bounded time only, since keys are
+removed from a set when they have leaked. A token with an unknown key can bring the next refresh forward, but not closer
+than LEAST_GAP_S to the last one. Reads are bounded in time and size, and redirects to another host are rejected.
 
-Each key (RFC 7517) is bound to the algorithms that fit its type; the token's `alg` only picks among them, so a public
-RSA key is never used as an HMAC secret. The text of a JWT that two readers could read in two ways is refused. PyJWT's
-own parser is not used for it: it looks at every character in Python and takes the last of two claims of one name.
+Each key is bound to the algorithms of its type; the `alg` of a token only selects among them, so that a public RSA key is
+never used as an HMAC secret.
 """
 
 import asyncio
 import contextlib
 import json
-import re
 import time
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
@@ -35,123 +33,75 @@ from scheduler.redis_client.pipeline import Backoff
 MAX_BYTES = 262_144
 MAX_REDIRECTS = 3
 TIMEOUT = aiohttp.ClientTimeout(total=10.0, sock_connect=3.0, sock_read=5.0)
-# A packed answer is refused as no JSON, instead of being unpacked to any size.
+# A compressed response is rejected as invalid JSON, since it could decompress to any size.
 HEADERS = {"Accept": "application/jwk-set+json, application/json", "Accept-Encoding": "identity"}
-_MOVED = frozenset({301, 302, 303, 307, 308})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class KeySetAway(TierlaneError):
-    """The key set could not be read; the message is the end of a sentence."""
+class KeySetError(TierlaneError):
+    """The key set cannot be read or has no usable key. The message is the end of a sentence."""
 
 
-class KeySetReader(Protocol):
-    """A source of key sets; `read` gives all its bytes, changed or not. Raises KeySetAway."""
-
-    async def read(self) -> bytes: ...
-
-
-class FileReader:
-    """A file. Reading it whole costs no more than asking for its time, and finds every change."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    async def read(self) -> bytes:
-        """The file's bytes. A thread reads it: a file system may hang."""
-        try:
-            return await asyncio.to_thread(self._read)
-        except OSError as error:
-            raise KeySetAway(f"cannot be read: {error.strerror or type(error).__name__}") from error
-
-    def _read(self) -> bytes:
-        with self._path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise KeySetAway(f"has more than {MAX_BYTES} bytes")
-        return raw
+async def read_file(path: Path) -> bytes:
+    """The bytes of a file. Raises KeySetError."""
+    try:
+        return await asyncio.to_thread(_read_file, path)  # In a thread, since a file system may hang.
+    except OSError as error:
+        raise KeySetError(f"cannot be read: {error.strerror or type(error).__name__}") from error
 
 
-class UrlReader:
-    """A URL, asked each time."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    async def read(self) -> bytes:
-        """The body of its answer, which must be a 200."""
-        try:
-            async with aiohttp.ClientSession(timeout=TIMEOUT, auto_decompress=False, headers=HEADERS) as session:
-                return await self._fetch(session)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise KeySetAway(f"does not answer: {type(error).__name__}") from error
-
-    async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
-        url = self._url
-        for _ in range(MAX_REDIRECTS + 1):
-            async with session.get(url, allow_redirects=False) as answer:
-                if answer.status not in _MOVED:
-                    return await _body(answer)
-                url = _next(url, answer.headers.get("Location", ""))
-        raise KeySetAway(f"redirects more than {MAX_REDIRECTS} times")
+def _read_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return _bounded(file.read(MAX_BYTES + 1))
 
 
-def _next(url: str, location: str) -> str:
-    """Where a redirect leads. Raises KeySetAway for another host: who runs that one could sign for everybody."""
-    here, there = urlsplit(url), urlsplit(urljoin(url, location))
-    weaker = here.scheme == "https" and there.scheme != "https"
-    if weaker or there.scheme not in {"http", "https"} or there.netloc.lower() != here.netloc.lower():
-        raise KeySetAway("redirects to another host or to plain HTTP")
-    return there.geturl()
-
-
-async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    if answer.status != 200:
-        raise KeySetAway(f"answers {answer.status}")
-    raw = b""
-    async for chunk in answer.content.iter_chunked(16_384):
-        raw += chunk
-        if len(raw) > MAX_BYTES:
-            raise KeySetAway(f"has more than {MAX_BYTES} bytes")
+def _bounded(raw: bytes) -> bytes:
+    if len(raw) > MAX_BYTES:
+        raise KeySetError(f"has more than {MAX_BYTES} bytes")
     return raw
 
 
-_SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
+async def read_url(url: str) -> bytes:
+    """The body of a 200 response. Follows redirects on the same host. Raises KeySetError."""
+    try:
+        async with aiohttp.ClientSession(timeout=TIMEOUT, auto_decompress=False, headers=HEADERS) as session:
+            for _ in range(MAX_REDIRECTS + 1):
+                async with session.get(url, allow_redirects=False) as response:
+                    if response.status not in _REDIRECTS:
+                        return await _body(response)
+                    url = _redirected(url, response.headers.get("Location", ""))
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        raise KeySetError(f"does not respond: {type(error).__name__}") from error
+    raise KeySetError(f"redirects more than {MAX_REDIRECTS} times")
 
 
-class TokenText(NamedTuple):
-    """The parts of a compact JWS (RFC 7515 section 3.1); `signed` is what the signature is of."""
+def _redirected(url: str, location: str) -> str:
+    """The target of a redirect. Raises KeySetError for another host, whose owner could sign tokens for all customers."""
+    old, new = urlsplit(url), urlsplit(urljoin(url, location))
+    weaker = old.scheme == "https" and new.scheme != "https"
+    if weaker or new.scheme not in {"http", "https"} or new.netloc.lower() != old.netloc.lower():
+        raise KeySetError("redirects to another host or to plain HTTP")
+    return new.geturl()
 
-    header: dict[str, Any]
-    payload: bytes
-    signed: bytes
-    signature: bytes
 
-
-def take_apart(token: str) -> TokenText:
-    """The parts of a token. Raises ValueError for what is not well formed."""
-    signed, _, signature = token.rpartition(".")
-    header, _, payload = signed.partition(".")
-    return TokenText(read_object(_bytes(header)), _bytes(payload), signed.encode("ascii"), _bytes(signature))
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    if response.status != 200:
+        raise KeySetError(f"responds with status {response.status}")
+    raw = b""
+    async for chunk in response.content.iter_chunked(16_384):
+        raw = _bounded(raw + chunk)
+    return raw
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises ValueError for anything else, NaN, and two members of one name at any depth."""
+    """The JSON object in `raw`. Raises ValueError for anything else, NaN, and duplicate names at any depth."""
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_object, parse_constant=_not_json)
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_object, parse_constant=_reject_constant)
     except RecursionError as error:
         raise ValueError("It is nested too deeply.") from error
     if not isinstance(document, dict):
-        raise ValueError("It is not a JSON object.")  # noqa: TRY004  # one kind of error for all bad text
+        raise ValueError("It is not a JSON object.")  # noqa: TRY004  # one type of error for all invalid text
     return document
-
-
-def _bytes(segment: str) -> bytes:
-    if _SEGMENT.fullmatch(segment) is None:
-        raise ValueError("It is not base64url.")
-    raw = urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
-    if urlsafe_b64encode(raw).rstrip(b"=") != segment.encode("ascii"):  # The last character holds bits that are lost.
-        raise ValueError("It is not base64url.")
-    return raw
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -161,45 +111,31 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _not_json(_: str) -> NoReturn:
+def _reject_constant(_: str) -> NoReturn:
     raise ValueError("It is not JSON.")
 
 
 MAX_KEYS = 100
-RSA_BITS = (2048, 8192)  # Shorter is too weak (RFC 7518 section 3.3), longer takes too long to verify with.
+RSA_BITS = (2048, 8192)  # Shorter keys are too weak (RFC 7518 section 3.3), longer ones take too long to verify.
 PRIVATE_MEMBERS = {"d", "p", "q", "k"}
 
-_FITS: dict[tuple[str, str], tuple[str, ...]] = {
+_ALGORITHMS: dict[tuple[str, str], tuple[str, ...]] = {
     ("RSA", ""): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     ("EC", "P-256"): ("ES256",),
     ("EC", "P-384"): ("ES384",),
     ("EC", "P-521"): ("ES512",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-"""Key type and curve -> algorithms. Symmetric keys (oct) are missing: what was published is no secret."""
+"""Key type and curve -> algorithms. Symmetric keys (oct) are not accepted, since a published key is not a secret."""
 
-
-class BadKeySet(TierlaneError):
-    """What was read is not a JWKS with a usable key; the message is the end of a sentence."""
-
-
-class VerifyKey(NamedTuple):
-    """A public key with the one algorithm that it is used for here."""
-
-    jwk: PyJWK
-
-    def verifies(self, signed: bytes, signature: bytes) -> bool:
-        """Whether the signature is good. It takes 30 to 100 microseconds."""
-        try:
-            return bool(self.jwk.Algorithm.verify(signed, self.jwk.key, signature))
-        except (PyJWTError, ValueError, TypeError):
-            return False
+KeyName = tuple[str | None, str]
+"""The `kid` and the algorithm of a key."""
 
 
 class KeySet:
-    """The keys by `kid` and algorithm. `skipped` counts the members of the JWKS that are of no use here."""
+    """The public keys by name. `skipped` is the number of unusable members of the JWKS."""
 
-    def __init__(self, keys: Mapping[tuple[str | None, str], VerifyKey], skipped: int = 0) -> None:
+    def __init__(self, keys: Mapping[KeyName, PyJWK], skipped: int = 0) -> None:
         self._keys = dict(keys)
         self._kids = {kid for kid, _ in keys}
         self.skipped = skipped
@@ -208,57 +144,51 @@ class KeySet:
         return len(self._kids)
 
     def knows(self, kid: str | None) -> bool:
-        """Whether there is a key of this name; nothing can be missing for a token that names none."""
+        """Whether there is a key with this `kid`; true for a token without one."""
         return kid is None or kid in self._kids
 
-    def find(self, kid: str | None, algorithm: str) -> VerifyKey | None:
-        """The key for a token; one without `kid` gets the only key that fits its algorithm, where it is the only one."""
+    def find(self, kid: str | None, algorithm: str) -> PyJWK | None:
+        """The key of a token. Without `kid`, it is the only key for the algorithm, or None if there are several."""
         if kid is not None:
             return self._keys.get((kid, algorithm))
-        fitting = [key for (_, name), key in self._keys.items() if name == algorithm]
-        return fitting[0] if len(fitting) == 1 else None
+        keys = [key for (_, name), key in self._keys.items() if name == algorithm]
+        return keys[0] if len(keys) == 1 else None
 
 
 def parse_jwks(raw: bytes, algorithms: Sequence[str]) -> KeySet:
-    """The usable keys of a JWKS. A member that is of no use is skipped. Raises BadKeySet where no usable one is left."""
+    """The usable keys of a JWKS; unusable members are skipped. Raises KeySetError if no key is usable."""
     try:
         members = read_object(raw).get("keys")
     except ValueError as error:
-        raise BadKeySet("is not JSON") from error
+        raise KeySetError("is not JSON") from error
     if not isinstance(members, list) or len(members) > MAX_KEYS:
-        raise BadKeySet(f"has no list of keys, or more than {MAX_KEYS}")
-    keys: dict[tuple[str | None, str], VerifyKey] = {}
+        raise KeySetError(f"has no list of keys, or more than {MAX_KEYS}")
+    keys: dict[KeyName, PyJWK] = {}
     skipped = 0
     for member in members:
-        found = _usable(member, algorithms) if isinstance(member, dict) else {}
-        skipped += not found
-        for name, key in found.items():
-            keys.setdefault(name, key)  # Of two keys of one name the first counts.
+        usable = _usable(member, algorithms) if isinstance(member, dict) else {}
+        skipped += not usable
+        keys = usable | keys  # Of two keys with the same name the first is used.
     if not keys:
-        raise BadKeySet(f"holds no public key for {', '.join(algorithms)}")
+        raise KeySetError(f"has no public key for {', '.join(algorithms)}")
     return KeySet(keys, skipped)
 
 
-def _usable(member: dict[str, Any], algorithms: Sequence[str]) -> dict[tuple[str | None, str], VerifyKey]:
-    """One member under each algorithm that it may be used with; nothing where it may not be used at all."""
+def _usable(member: dict[str, Any], algorithms: Sequence[str]) -> dict[KeyName, PyJWK]:
+    """The member as a key for each algorithm that it may be used with; empty if it is unusable."""
     kid, curve, operations = member.get("kid"), member.get("crv", ""), member.get("key_ops", ["verify"])
-    for_us = member.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
-    if not for_us or PRIVATE_MEMBERS & member.keys() or not (kid is None or (isinstance(kid, str) and kid)):
+    verifies = member.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
+    if not verifies or PRIVATE_MEMBERS & member.keys() or not (kid is None or (isinstance(kid, str) and kid)):
         return {}
-    fitting = _FITS.get((str(member.get("kty")), str(curve)), ())
-    wanted = [name for name in fitting if name in algorithms and member.get("alg", name) == name]
+    names = _ALGORITHMS.get((str(member.get("kty")), str(curve)), ())
+    wanted = [name for name in names if name in algorithms and member.get("alg", name) == name]
     try:
-        return {(kid, name): VerifyKey(_checked(PyJWK(member, name))) for name in wanted}
-    except (PyJWTError, ValueError, TypeError, KeyError, AttributeError):  # Base64 or points that are none.
+        keys = {(kid, name): PyJWK(member, name) for name in wanted}
+    except (PyJWTError, ValueError, TypeError, KeyError, AttributeError):  # Invalid base64, or an invalid point.
         return {}
-
-
-def _checked(jwk: PyJWK) -> PyJWK:
-    """The key. Raises ValueError for an RSA key that is too short or too long."""
-    key = jwk.key
-    if isinstance(key, RSAPublicKey) and not RSA_BITS[0] <= key.key_size <= RSA_BITS[1]:
-        raise ValueError("The RSA key is too short or too long.")
-    return jwk
+    if any(isinstance(k.key, RSAPublicKey) and not RSA_BITS[0] <= k.key.key_size <= RSA_BITS[1] for k in keys.values()):
+        return {}
+    return keys
 
 
 log = structlog.get_logger("gateway")
@@ -266,25 +196,26 @@ log = structlog.get_logger("gateway")
 LEAST_GAP_S = 10.0
 FILE_LOOK_S = 2.0
 RETRY_S = (0.5, 30.0)
-"""The first and the longest ceiling of the pause after a failed look."""
+"""The first and the highest upper bound of the pause after a failed read."""
 
 
 class JwksSource:
-    """Follows the key set that `config` names. `clock` is monotonic seconds."""
+    """Follows the key set in `config`. `clock` is monotonic seconds; `read` returns the bytes or raises KeySetError."""
 
     def __init__(
         self,
         config: JwtConfig,
         *,
-        reader: KeySetReader | None = None,
+        read: Callable[[], Awaitable[bytes]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         least_gap_s: float = LEAST_GAP_S,
         file_look_s: float = FILE_LOOK_S,
     ) -> None:
         self._config = config
-        self._reader = reader or _reader(config)
+        self._read = read or (
+            partial(read_url, config.jwks) if config.is_url else partial(read_file, Path(config.jwks))
+        )
         self._clock = clock
-        # A refresh that is shorter than the least gap is what was asked for.
         least_s = min(least_gap_s, config.refresh_s)
         self._pauses_s = (least_s, config.refresh_s) if config.is_url else (file_look_s, file_look_s)
         self._raw: bytes | None = None
@@ -296,41 +227,41 @@ class JwksSource:
 
     @property
     def keys(self) -> KeySet | None:
-        """The last good set; None before the first one, and once its source has been away for too long."""
+        """The last valid set; None before the first read, and when its source was unavailable for `keep_s`."""
         return self._keys if self._clock() - self._confirmed_at <= self._config.keep_s else None
 
     @property
     def problem(self) -> str | None:
-        """Why the set may be old or missing, in one sentence for health; None while all is well."""
+        """Why the set may be outdated or missing, as a sentence for health; None while there is no problem."""
         return self._problem
 
     def wanted(self) -> None:
-        """Somebody presented a key that is not in the set: look again soon."""
+        """Request a refresh, because a token has an unknown key."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Refresh the set forever."""
         while True:
-            await self.look()
+            await self.refresh()
             await self._pause()
 
-    async def look(self) -> None:
-        """Read once and take over what is good. Never raises."""
-        self._wanted.clear()  # Before the look, so that a wish during it is heard.
+    async def refresh(self) -> None:
+        """Read the set once and use it if it is valid. Never raises."""
+        self._wanted.clear()  # Before the read, so that a request during the read is not lost.
         try:
-            self._take(await self._reader.read())
-        except (KeySetAway, BadKeySet) as error:
+            self._take(await self._read())
+        except KeySetError as error:
             self._problem = f"The JWKS at {self._config.place} {error}."
-        except Exception as error:  # noqa: BLE001 - the loop must outlive what nobody thought of.
-            log_fault("the JWKS cannot be followed", error)
-            self._problem = f"The JWKS at {self._config.place} cannot be followed: {type(error).__name__}."
+        except Exception as error:  # noqa: BLE001 - the loop must survive any error
+            log_fault("JWKS refresh failed", error)
+            self._problem = f"The JWKS at {self._config.place} cannot be refreshed: {type(error).__name__}."
         else:
             self._confirmed_at = self._clock()
             self._problem = None
             self._backoff.reset()
 
     def _take(self, raw: bytes) -> None:
-        """Replace the set where it changed, so that verified tokens are not forgotten for nothing. Raises BadKeySet."""
+        """Replace the set if it changed; an unchanged set keeps the cache of verified tokens. Raises KeySetError."""
         if raw == self._raw:
             return
         keys = parse_jwks(raw, self._config.algorithms)
@@ -338,7 +269,7 @@ class JwksSource:
         log.info("key set for JWTs loaded", place=self._config.place, keys=len(keys), skipped=keys.skipped)
 
     async def _pause(self) -> None:
-        """Wait for the next look; a wish shortens the wait only where the last look was good."""
+        """Wait for the next refresh. A request for it shortens the wait only if the last read succeeded."""
         if self._problem is not None:
             await self._backoff.sleep()
             return
@@ -347,7 +278,3 @@ class JwksSource:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s - least_s):
                 await self._wanted.wait()
-
-
-def _reader(config: JwtConfig) -> KeySetReader:
-    return UrlReader(config.jwks) if config.is_url else FileReader(Path(config.jwks))

@@ -1,7 +1,7 @@
-"""`service_tier` in a body, OpenAI's word for how much a client cares: it may lower the key's tier, and nothing raises it.
+"""`service_tier` in a body (OpenAI's field): it can lower the tier of a request, and cannot raise it.
 
-`flex` takes the last tier there is. `auto` and `default` are the key's own. The words that ask for more are obeyed where
-there is nothing more to be had, and refused by name where there is.
+`flex` selects the last tier. `auto` and `default` select the tier of the key. Values that ask for a higher tier are
+accepted if the key is in the first tier, and rejected otherwise.
 """
 
 from gateway.catalog import IdentityView, SnapshotView, TierRow
@@ -14,7 +14,7 @@ KNOWN = sorted({*OWN, FLEX, *MORE})
 
 
 class LoweredIdentity:
-    """An identity with all its limits, served in another tier."""
+    """An identity with its own limits, served in another tier."""
 
     __slots__ = ("own", "priority", "tier")
 
@@ -28,15 +28,15 @@ class LoweredIdentity:
 
 
 def own(identity: IdentityView) -> IdentityView:
-    """The identity in the key's own tier, whose capacity lowers its limits, whichever tier it is served in.
+    """The identity in the key's own tier, whose factor lowers its limits, whichever tier it is served in.
 
-    The customer has one bucket: lowered as far as the last tier's, it would have nothing left for its own tier either.
+    The customer has one bucket. Lowered by the factor of the last tier, it would have nothing left for its own tier.
     """
     return identity.own if isinstance(identity, LoweredIdentity) else identity
 
 
 def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView | None) -> IdentityView:
-    """Who is served. Raises RequestError that names `service_tier`."""
+    """The identity in the tier that `wanted` selects. Raises RequestError that names `service_tier`."""
     if wanted is None or wanted in OWN or snapshot is None:
         return identity
     tiers = sorted(snapshot.tiers, key=lambda tier: tier.priority)
@@ -50,6 +50,6 @@ def served_as(identity: IdentityView, wanted: str | None, snapshot: SnapshotView
     raise invalid("service_tier", f"`service_tier` must be one of {', '.join(KNOWN)}.")
 
 
-def told(wanted: str | None) -> str:
-    """What an answer says of it, in OpenAI's words."""
+def response_tier(wanted: str | None) -> str:
+    """The `service_tier` of a response."""
     return FLEX if wanted == FLEX else "default"

@@ -1,7 +1,7 @@
-"""Calls from pages of other origins (CORS, https://fetch.spec.whatwg.org/#http-cors-protocol), to the API of customers only.
+"""CORS (https://fetch.spec.whatwg.org/#http-cors-protocol) for the customer API.
 
-A page sends its key itself, so cookies are never asked for (no Access-Control-Allow-Credentials). Errors carry the
-headers as well: without them a page could not read what went wrong.
+A page sends its key itself, so cookies are never needed (no Access-Control-Allow-Credentials). Errors have the headers
+too: without them a page could not read the error.
 """
 
 import re
@@ -11,15 +11,15 @@ from multidict import CIMultiDictProxy
 
 from gateway.host_lists import ANY
 from gateway.http.response import HttpResponse
-from gateway.openapi.model import HEADER_NAMES
+from gateway.http.response_headers import RESPONSE_HEADERS
 
 CUSTOMERS = ("/v1/", "/v2/", "/api/")
-"""Where the addresses of the API begin; `/internal/` and what probes and Prometheus read are none."""
+"""Path prefixes of the customer API, which excludes `/internal/`, probes and metrics."""
 
-MAX_AGE_S = 7200  # Browsers keep the answer to a preflight no longer than this.
+MAX_AGE_S = 7200  # The longest time that browsers cache a preflight.
 _OF_PAGES = {"Set-Cookie", "Content-Security-Policy", "X-Content-Type-Options", "Referrer-Policy", "Cache-Control"}
-EXPOSED = tuple(name for name in HEADER_NAMES if name not in _OF_PAGES)
-"""What a page may read of an answer, beside what any page may."""
+EXPOSED = tuple(name for name in RESPONSE_HEADERS if name not in _OF_PAGES)
+"""Response headers that a page may read, besides those that it always may."""
 
 ALLOWED = (
     "Authorization",
@@ -34,14 +34,14 @@ ALLOWED = (
     "OpenAI-Project",
     "OpenAI-Beta",
 )
-"""What a page may send, beside `x-stainless-*`, by which OpenAI's clients describe themselves."""
+"""Request headers that a page may send, besides `x-stainless-*`, which OpenAI's clients send."""
 
 _STAINLESS = re.compile(r"x-stainless-[a-z0-9-]{1,40}")
-MOST_ASKED = 64  # Names in Access-Control-Request-Headers that are looked at.
+MAX_REQUESTED = 64  # Names in Access-Control-Request-Headers that are checked.
 
 
 class Preflight(HttpResponse):
-    """An answer without a body, and without a length of it, as 204 has it."""
+    """A 204, which has neither a body nor a length."""
 
     __slots__ = ()
 
@@ -49,12 +49,12 @@ class Preflight(HttpResponse):
         super().__init__(204, b"")
 
     def length(self) -> str:
-        """None."""
+        """No header."""
         return ""
 
 
 class Cors:
-    """The headers for these origins: as browsers send them, or `*` alone."""
+    """The CORS headers for these origins, or for all (`*`)."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         expose = f"Access-Control-Expose-Headers: {', '.join(EXPOSED)}\r\n"
@@ -64,35 +64,35 @@ class Cors:
         }
 
     def lines(self, headers: CIMultiDictProxy[str]) -> str:
-        """The header lines of an answer to a request with these headers."""
+        """The header lines of a response to a request with these headers."""
         named = headers.getall("Origin", ())
         if self._any:
             return self._any if named else ""
-        # Caches have to know that another origin gets other headers, whoever asks first.
+        # Caches must store a response per origin.
         return self._lines.get(named[0] if len(named) == 1 else "", "Vary: Origin\r\n")
 
     def preflight(
         self, headers: CIMultiDictProxy[str], methods: Collection[str], request_id: str
     ) -> HttpResponse | None:
-        """The answer to a browser that asks before it sends a page's request; None where it is none, or may not."""
+        """The response to a preflight request; None if it is not one, or the origin is not allowed."""
         if "Access-Control-Request-Method" not in headers or "Allow-Origin" not in self.lines(headers):
             return None
-        answer = Preflight()
-        answer.headers = [
+        response = Preflight()
+        response.headers = [
             ("x-request-id", request_id),
             ("Access-Control-Allow-Methods", ", ".join(sorted(methods))),
             ("Access-Control-Allow-Headers", ", ".join((*ALLOWED, *_stainless(headers)))),
             ("Access-Control-Max-Age", str(MAX_AGE_S)),
         ]
-        return answer
+        return response
 
 
 def serves_customers(path: str) -> bool:
-    """Whether this path is one of the API of customers."""
+    """Whether the path belongs to the customer API."""
     return path.startswith(CUSTOMERS)
 
 
 def _stainless(headers: CIMultiDictProxy[str]) -> list[str]:
-    """The names of that kind which the browser asks for, each spelled as it may be."""
-    asked = headers.get("Access-Control-Request-Headers", "").lower().split(",")[:MOST_ASKED]
-    return [name for each in asked if _STAINLESS.fullmatch(name := each.strip())]
+    """The valid `x-stainless-*` names that the browser requests."""
+    requested = headers.get("Access-Control-Request-Headers", "").lower().split(",")[:MAX_REQUESTED]
+    return [name for each in requested if _STAINLESS.fullmatch(name := each.strip())]

@@ -1,18 +1,17 @@
-"""Error responses: the one place that turns an error code into body, Retry-After with jitter and x-should-retry.
+"""Error responses: from an error code to body, Retry-After with jitter, and x-should-retry.
 
-Clients whose Accept names `application/problem+json` get problem details (RFC 9457), with the types of draft 11.
+Clients that accept `application/problem+json` get problem details (RFC 9457), with the types of the rate limit draft 11.
 """
 
 import math
 from collections.abc import Callable
-from http import HTTPStatus
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from multidict import CIMultiDictProxy
 
-from gateway.http.response import JSON, Headers, HttpResponse, encode_json
+from gateway.http.response import JSON, REASONS, Headers, HttpResponse
 from scheduler.errors import HTTP, ErrorCode, RequestError
 
 PROBLEM_JSON = "application/problem+json"
@@ -31,7 +30,7 @@ _KNOWN = {
 
 
 class Problem(msgspec.Struct, gc=False):
-    """Problem details (RFC 9457) with our members; `violated-policies` are names of RateLimit-Policy."""
+    """Problem details (RFC 9457). `violated-policies` are names in RateLimit-Policy."""
 
     type: str
     title: str
@@ -49,7 +48,7 @@ _NO_WEIGHT = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
 
 def wants_problem(headers: CIMultiDictProxy[str]) -> bool:
-    """Whether Accept names problem details; `*/*` does not, since our own form is what most clients read."""
+    """Whether Accept contains problem details. `*/*` does not count, since most clients expect the default form."""
     for value in headers.getall("Accept", ()):
         for part in value.lower().split(","):
             media, _, parameters = part.partition(";")
@@ -58,48 +57,12 @@ def wants_problem(headers: CIMultiDictProxy[str]) -> bool:
     return False
 
 
-def problem_body(
-    error: RequestError, request_id: str, retry_after_ms: int | None, violated: tuple[str, ...] = ()
-) -> bytes:
-    """The document. A code without a type of its own is told as its HTTP status, as the RFC has it for about:blank."""
-    status = HTTP[error.code].status
-    type_, title = _KNOWN.get(error.code) or ("about:blank", _phrase(status))
-    problem = Problem(
-        type=type_,
-        title=title,
-        status=status,
-        detail=error.message,
-        instance=_instance(request_id),
-        code=error.code,
-        request_id=request_id,
-        param=error.param,
-        retry_after_ms=UNSET if retry_after_ms is None else retry_after_ms,
-        violated_policies=violated or UNSET,
-    )
-    return encode_json(problem)
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:  # 499 is nobody's but nginx's.
-        return "Client Closed Request"
-
-
-def _instance(request_id: str) -> str:
-    """A request id is a UUID, so its URI is that UUID's."""
-    try:
-        return UUID(request_id.removeprefix("req_")).urn
-    except ValueError:
-        return request_id
-
-
-JITTER = 0.25  # Up to this share is added to what a client is told to wait, so that clients do not return together.
-MAX_RETRY_AFTER_MS = 60_000  # Predictions are not trusted any further.
+JITTER = 0.25  # Up to this share is added to waits, so that clients do not retry at the same time.
+MAX_RETRY_AFTER_MS = 60_000  # Longer predictions are not reliable.
 FALLBACK_RETRY_AFTER_MS = 1000
-_EXACT = frozenset({ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED})  # Waits that are known, however long.
+_EXACT = frozenset({ErrorCode.RATE_LIMIT_EXCEEDED, ErrorCode.QUOTA_EXCEEDED})  # Their waits are known exactly.
 
-# How long to wait where nothing was measured: what is over in a moment anywhere else, and the rest a second.
+# Waits if nothing was measured: short where another gateway or worker can serve the retry, else a second.
 _RETRY_AFTER_MS = {
     ErrorCode.DRAINING: 100,
     ErrorCode.WORKER_LOST: 200,
@@ -111,7 +74,7 @@ TRY_LATER = {code for code, row in HTTP.items() if row.status in (429, 503)} | {
 
 
 class Fault(msgspec.Struct, gc=False):
-    """What went wrong: a sentence, OpenAI's type for it, the field at fault, our code, and when to try again."""
+    """The error object: message, OpenAI's type, the invalid field, Tierlane's code, and the wait before a retry."""
 
     message: str
     type: str
@@ -122,16 +85,13 @@ class Fault(msgspec.Struct, gc=False):
 
 
 class ErrorBody(msgspec.Struct, gc=False):
-    """The body of every error, in the form that OpenAI's clients read."""
+    """The body of an error, in OpenAI's form."""
 
     error: Fault
 
 
 class RejectionError(RequestError):
-    """A request error that also knows when trying again makes sense (milliseconds from now).
-
-    `violated` names the rate-limit policies that stood in the way.
-    """
+    """A request error with the time until a retry can succeed, in milliseconds, and the violated rate limit policies."""
 
     def __init__(
         self,
@@ -146,7 +106,7 @@ class RejectionError(RequestError):
 
 
 class ErrorResponses:
-    """Builds error answers. `jitter` returns a number from 0 to 1 and is called once for an answer that needs one."""
+    """Builds error responses. `jitter` returns a number from 0 to 1, and is called once per response with a Retry-After."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
@@ -154,15 +114,24 @@ class ErrorResponses:
     def answer(
         self, error: RequestError, request_id: str, headers: Headers | None = None, *, problem: bool = False
     ) -> HttpResponse:
-        """The answer for `error`; `headers` (rate-limit state) are sent with it. `problem`: in the form of RFC 9457."""
+        """The response for `error`, with `headers` (rate limit state). `problem`: as problem details (RFC 9457)."""
         row = HTTP[error.code]
-        retry_after_ms = self._retry_after_ms(error) if error.code in TRY_LATER else None
-        body = (_problem if problem else _body)(error, request_id, retry_after_ms)
-        answer = HttpResponse(row.status, body, content_type=PROBLEM_JSON if problem else JSON)
-        answer.headers = [("x-request-id", request_id), *(headers or ()), *_retry_headers(error.code, retry_after_ms)]
+        retry_after_ms: int | UnsetType = self._retry_after_ms(error) if error.code in TRY_LATER else UNSET
+        document = (
+            problem_of(error, request_id, retry_after_ms)
+            if problem
+            else ErrorBody(fault_of(error, request_id, retry_after_ms))
+        )
+        response = HttpResponse.of(row.status, document, content_type=PROBLEM_JSON if problem else JSON)
+        response.headers = [("x-request-id", request_id), *(headers or ())]
+        if retry_after_ms is not UNSET:
+            response.headers.append(("Retry-After", str(math.ceil(retry_after_ms / 1000))))
+            response.headers.append(("retry-after-ms", str(retry_after_ms)))
+        if row.retry is not None:
+            response.headers.append(("x-should-retry", "true" if row.retry else "false"))
         if row.status == 401:
-            answer.headers.append(("WWW-Authenticate", "Bearer"))
-        return answer
+            response.headers.append(("WWW-Authenticate", "Bearer"))
+        return response
 
     def _retry_after_ms(self, error: RequestError) -> int:
         wanted = error.retry_after_ms if isinstance(error, RejectionError) else None
@@ -170,21 +139,34 @@ class ErrorResponses:
             wanted = _RETRY_AFTER_MS.get(error.code, FALLBACK_RETRY_AFTER_MS)
         if error.code not in _EXACT:
             wanted = min(wanted, MAX_RETRY_AFTER_MS)
-        # A quarter of a minute spreads everybody well enough; a quarter of a month would be a punishment.
+        # The jitter of long waits is bounded: 15 s are enough to spread clients.
         return math.ceil(wanted + JITTER * self._jitter() * min(wanted, MAX_RETRY_AFTER_MS))
 
 
-def _problem(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:
-    violated = error.violated if isinstance(error, RejectionError) else ()
-    return problem_body(error, request_id, retry_after_ms, violated)
-
-
-def _body(error: RequestError, request_id: str, retry_after_ms: int | None) -> bytes:
-    return encode_json(ErrorBody(fault_of(error, request_id, UNSET if retry_after_ms is None else retry_after_ms)))
+def problem_of(error: RequestError, request_id: str, retry_after_ms: int | UnsetType = UNSET) -> Problem:
+    """The problem details for a request error. Codes without a registered type have about:blank and the HTTP reason."""
+    status = HTTP[error.code].status
+    type_, title = _KNOWN.get(error.code) or ("about:blank", REASONS[status])
+    try:
+        instance = UUID(request_id.removeprefix("req_")).urn
+    except ValueError:
+        instance = request_id
+    return Problem(
+        type=type_,
+        title=title,
+        status=status,
+        detail=error.message,
+        instance=instance,
+        code=error.code,
+        request_id=request_id,
+        param=error.param,
+        retry_after_ms=retry_after_ms,
+        violated_policies=(error.violated if isinstance(error, RejectionError) else ()) or UNSET,
+    )
 
 
 def fault_of(error: RequestError, request_id: str, retry_after_ms: int | UnsetType = UNSET) -> Fault:
-    """What is told of an error in JSON."""
+    """The error object for a request error."""
     return Fault(
         message=error.message,
         type=HTTP[error.code].type,
@@ -193,15 +175,3 @@ def fault_of(error: RequestError, request_id: str, retry_after_ms: int | UnsetTy
         request_id=request_id,
         retry_after_ms=retry_after_ms,
     )
-
-
-def _retry_headers(code: ErrorCode, retry_after_ms: int | None) -> Headers:
-    headers: Headers = []
-    if retry_after_ms is not None:
-        headers += [
-            ("Retry-After", str(math.ceil(retry_after_ms / 1000))),
-            ("retry-after-ms", str(retry_after_ms)),
-        ]
-    if (retry := HTTP[code].retry) is not None:
-        headers.append(("x-should-retry", "true" if retry else "false"))
-    return headers

@@ -1,8 +1,8 @@
-"""Heads that were parsed before: a client sends the same one again and again, but for its key and the length of its body.
+"""The cache of parsed headers: most clients repeat their headers, except for the API key and the Content-Length.
 
-Such a request is taken past the parser, whose work is the larger part of reading a request. It must be whole, and but for
-these two values its head must be, byte for byte, one that the parser has read; both values are read anew each time.
-What is the least out of the ordinary is left to the parser, which is the one judge of what HTTP is.
+A request with cached headers is not parsed again; parsing is the larger part of reading it. It must be complete, and its
+headers must equal the cached ones byte for byte, except for those two values, which are read anew. Everything else is
+left to the parser, so that there is one definition of valid HTTP.
 """
 
 from collections import OrderedDict
@@ -12,50 +12,50 @@ from aiohttp import StreamReader
 from aiohttp.http import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 
-MOST_HEADS = 1024
-MOST_HEAD_BYTES = 4096
-"""So many of at most this size are kept: with the objects that the headers are, ten megabytes at most, mostly one."""
+MAX_ENTRIES = 1024
+MAX_HEADER_BYTES = 4096
+"""With the parsed objects, the cache uses 10 MB at most, usually one."""
 
 _END = b"\r\n\r\n"
-_KEY = (b"\r\nAuthorization: ", b"\r\nauthorization: ")
+_AUTHORIZATION = (b"\r\nAuthorization: ", b"\r\nauthorization: ")
 _LENGTH = (b"\r\nContent-Length: ", b"\r\ncontent-length: ")
-_MOST_DIGITS = 12
+_MAX_DIGITS = 12
 
 
 class CompleteRequest(NamedTuple):
-    """One request and nothing else. `shape`: its head without the two values. `authorization`: as the parser gives it."""
+    """One request. `template`: its headers without the two values. `authorization`: as the parser returns it."""
 
-    shape: bytes
+    template: bytes
     authorization: str
     body: bytes
 
 
-def taken_apart(data: bytes) -> CompleteRequest | None:
-    """What came, where it may be one whole request with a body and has the two headers in their usual form; else None.
+def split_request(data: bytes) -> CompleteRequest | None:
+    """The parts of data that may be one complete request with a body and both headers in their usual form; else None.
 
-    Without its two values a head says where they stood: neither of them can hold the end of a line.
+    The template shows the places of the two values, since neither can contain the end of a line.
     """
-    end = data.find(_END, 0, MOST_HEAD_BYTES)
+    end = data.find(_END, 0, MAX_HEADER_BYTES)
     if end < 0:
         return None
-    key, length = _value_at(data, end, _KEY), _value_at(data, end, _LENGTH)
+    key, length = _value_at(data, end, _AUTHORIZATION), _value_at(data, end, _LENGTH)
     if key < 0 or length < 0:
         return None
     key_end, length_end, body = data.find(b"\r", key), data.find(b"\r", length), data[end + len(_END) :]
     digits, authorization = data[length:length_end], data[key:key_end]
-    if not body or not digits.isdigit() or len(digits) > _MOST_DIGITS or int(digits) != len(body):
+    if not body or not digits.isdigit() or len(digits) > _MAX_DIGITS or int(digits) != len(body):
         return None
     if not authorization.isascii() or not (text := authorization.decode()).isprintable():
         return None
     if key < length:
-        shape = data[:key] + data[key_end:length] + data[length_end:end]
+        template = data[:key] + data[key_end:length] + data[length_end:end]
     else:
-        shape = data[:length] + data[length_end:key] + data[key_end:end]
-    return CompleteRequest(shape, text.strip(" "), body)
+        template = data[:length] + data[length_end:key] + data[key_end:end]
+    return CompleteRequest(template, text.strip(" "), body)
 
 
 def _value_at(data: bytes, end: int, names: tuple[bytes, bytes]) -> int:
-    """Where the value begins of the first header that is written like one of these; -1 without any."""
+    """The index of the value of the first header with one of these spellings; -1 if there is none."""
     for name in names:
         at = data.find(name, 0, end)
         if at >= 0:
@@ -63,13 +63,13 @@ def _value_at(data: bytes, end: int, names: tuple[bytes, bytes]) -> int:
     return -1
 
 
-def is_head(data: bytes) -> bool:
-    """Whether this is one head without a body behind it."""
+def is_header_block(data: bytes) -> bool:
+    """Whether the data is one block of headers without a body behind it."""
     return data.endswith(_END) and data.find(_END) == len(data) - len(_END)
 
 
-def is_all(data: bytes, message: object, payload: StreamReader) -> bool:
-    """Whether this message, which the parser made of `data` and of nothing before it, is all of it: no byte waits for more."""
+def is_complete(data: bytes, message: object, payload: StreamReader) -> bool:
+    """Whether a message that was parsed from `data`, at a boundary, is complete and uses all of the data."""
     if not isinstance(message, RawRequestMessage) or not payload.is_eof():
         return False
     if message.upgrade or message.chunked or message.should_close:
@@ -79,32 +79,32 @@ def is_all(data: bytes, message: object, payload: StreamReader) -> bool:
 
 
 class HeaderCache:
-    """What the parser made of heads, without the two headers: whoever looked for one of them would find nobody's."""
+    """Parsed headers by template, without the two values, so that no customer's key is shared."""
 
-    def __init__(self, most: int = MOST_HEADS) -> None:
-        self._most = most
-        # A plain dict looks for its first entry over all that were deleted before it.
-        self._known: OrderedDict[bytes, CIMultiDictProxy[str]] = OrderedDict()
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self._max_entries = max_entries
+        # Not a plain dict, which searches for its first entry through all entries that were deleted before it.
+        self._headers: OrderedDict[bytes, CIMultiDictProxy[str]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._headers)
 
-    def headers(self, whole: CompleteRequest) -> CIMultiDictProxy[str] | None:
-        """All headers but these two, where the parser has read such a head."""
-        return self._known.get(whole.shape)
+    def get(self, whole: CompleteRequest) -> CIMultiDictProxy[str] | None:
+        """The headers except Authorization and Content-Length; None if they are not cached."""
+        return self._headers.get(whole.template)
 
-    def learn(self, whole: CompleteRequest, headers: CIMultiDictProxy[str]) -> None:
-        """The parser made `headers` of it. The one that has been kept for longest makes room.
+    def add(self, whole: CompleteRequest, headers: CIMultiDictProxy[str]) -> None:
+        """Cache parsed headers; the oldest entry is removed if the cache is full.
 
-        To be told of those only whose key is known: else anybody could fill the room, or empty it of what is useful.
+        Only for authenticated requests: otherwise any client could fill the cache.
         """
         if (
             headers.getall("Authorization", []) != [whole.authorization]
             or len(headers.getall("Content-Length", [])) != 1
         ):
             return
-        if len(self._known) >= self._most:
-            self._known.popitem(last=False)
+        if len(self._headers) >= self._max_entries:
+            self._headers.popitem(last=False)
         kept = CIMultiDict(headers)
         del kept["Authorization"], kept["Content-Length"]
-        self._known[whole.shape] = CIMultiDictProxy(kept)
+        self._headers[whole.template] = CIMultiDictProxy(kept)

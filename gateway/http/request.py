@@ -1,12 +1,12 @@
-"""Reading a request: body, strict JSON, memory budget, Prefer header, and the view of a request that the pipeline uses.
+"""Reading a request: request line, body, strict JSON, memory budget, and the Prefer header.
 
-A body is bounded in size and time, never decompressed, and never read when the request is rejected anyway. It counts
-against the budget of its key, its customer and the process from the moment that its handler waits for it until it was
-read; bodies that came whole with their headers are not counted.
+A body is bounded in size and time, never decompressed, and not read if the request is rejected anyway. It counts against
+the budget of its key, its customer and the process from the moment that its handler waits for it until it was read;
+bodies that arrived whole with their headers are not counted.
 
-JSON is decoded and checked in one step by its type, and the error names the field. msgspec refuses unknown fields,
-wrong types, NaN, bad UTF-8 and (by the types) deep nesting, but keeps the last of two equal keys: decoders check for
-duplicates besides. `Prefer: respond-async` (RFC 7240) is a wish and never an error.
+JSON is decoded and checked in one step by its type, and errors name the field. msgspec rejects unknown fields, wrong
+types, NaN, invalid UTF-8 and (by the types) deep nesting, but keeps the last of two equal keys, so that decoders check for
+duplicates too.
 """
 
 import json
@@ -15,7 +15,8 @@ import re
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http import RawRequestMessage
 from multidict import CIMultiDictProxy
 
 from gateway.catalog import IdentityView
@@ -23,52 +24,83 @@ from gateway.http.errors import RejectionError
 from gateway.http.response import JSON
 from scheduler.errors import ErrorCode, RequestError
 
-OWN = (
+BAD_VERSION = "Only HTTP/1.0 and HTTP/1.1 are supported: end the request line with HTTP/1.1."
+BAD_TARGET = "The host in the request target is not valid: send the path alone, or a valid host."
+
+
+def request_line_error(message: RawRequestMessage, line: re.Match[bytes] | None = None) -> str | None:
+    """Why a request is rejected by its request line; None if it is not. `line` is the result of `rtsp_line`."""
+    if message.version not in (HttpVersion10, HttpVersion11):
+        return BAD_VERSION
+    if line is not None and line[1] == b"RTSP":
+        return BAD_VERSION
+    if message.path.startswith("/"):
+        return None
+    url = message.url
+    try:  # aiohttp decodes the host when it builds its request, where an error would end the connection's task.
+        if url.absolute:
+            _ = (url.with_scheme("http") if url.scheme else url).host
+            url.relative()
+    except ValueError:
+        return BAD_TARGET
+    return None
+
+
+def rtsp_line(message: RawRequestMessage, recent: bytes) -> re.Match[bytes] | None:
+    """The request line in the received bytes, with its protocol as the first group; None if they contain no RTSP.
+
+    The parser (llhttp) accepts RTSP too, without reporting it. Only a body that is not JSON can contain such a line.
+    """
+    if b" RTSP/" not in recent:
+        return None
+    method, path = re.escape(message.method.encode()), re.escape(message.path.encode("utf-8", "surrogateescape"))
+    return re.search(rb"(?:^|\n)" + method + rb" +" + path + rb" +([A-Z]+)/", recent)
+
+
+OWN_BUDGET = (
     "Too many bytes of request bodies are being sent with this key or by this customer: send fewer requests at a time."
 )
-ALL = "Too many bytes of request bodies are being sent to this gateway; try again."
+GATEWAY_BUDGET = "Too many bytes of request bodies are being sent to this gateway; try again."
 RETRY_MS = 1000
-"""Milliseconds after which a body that is sent at the usual speed has made room."""
+"""Milliseconds after which a body sent at the usual speed has been read."""
 
 
 class BodyBudget:
-    """The counts of one gateway. Limits are in bytes."""
+    """Bytes of bodies that are being read by one gateway. Limits are in bytes."""
 
     def __init__(self, in_all: int, of_customer: int, of_key: int) -> None:
         self.in_all = 0
-        self._most_in_all = in_all
-        self._most = {"customer": of_customer, "key": of_key}
-        self._held: dict[tuple[str, str], int] = {}  # Only what is not zero.
+        self._max_in_all = in_all
+        self._max = {"customer": of_customer, "key": of_key}
+        self._held: dict[tuple[str, str], int] = {}  # Without zeros.
 
     def share(self, identity: IdentityView) -> "BodyShare":
-        """For one body of this customer and key."""
+        """The share of one body of this customer and key."""
         return BodyShare(self, (("key", identity.key_id), ("customer", identity.customer_id)))
 
     def take(self, owners: tuple[tuple[str, str], ...], count: int) -> None:
-        """Raises RequestError: 429 `rate_limit_exceeded` for the owners' own limits, 503 `no_capacity` for that of all."""
+        """Raises RequestError: 429 `rate_limit_exceeded` over an owner's limit, 503 `no_capacity` over the gateway's."""
         held = self._held
         for owner in owners:
-            if held.get(owner, 0) + count > self._most[owner[0]]:
-                raise RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, OWN, RETRY_MS)
-        if self.in_all + count > self._most_in_all:
-            raise RequestError(ErrorCode.NO_CAPACITY, ALL)
+            if held.get(owner, 0) + count > self._max[owner[0]]:
+                raise RejectionError(ErrorCode.RATE_LIMIT_EXCEEDED, OWN_BUDGET, RETRY_MS)
+        if self.in_all + count > self._max_in_all:
+            raise RequestError(ErrorCode.NO_CAPACITY, GATEWAY_BUDGET)
         self.in_all += count
         for owner in owners:
             held[owner] = held.get(owner, 0) + count
 
     def give_back(self, owners: tuple[tuple[str, str], ...], count: int) -> None:
-        """What `take` counted."""
+        """Undo `take`."""
         self.in_all -= count
         for owner in owners:
-            left = self._held[owner] - count
-            if left:
-                self._held[owner] = left
-            else:
+            self._held[owner] -= count
+            if not self._held[owner]:
                 del self._held[owner]
 
 
 class BodyShare:
-    """What one body takes of the budget."""
+    """The share of one body in the budget."""
 
     __slots__ = ("_budget", "_count", "_owners")
 
@@ -78,25 +110,23 @@ class BodyShare:
         self._count = 0
 
     def take(self, count: int) -> None:
-        """So many bytes more. Raises RequestError as `BodyBudget.take`."""
+        """Count more bytes. Raises RequestError as `BodyBudget.take`."""
         self._budget.take(self._owners, count)
         self._count += count
 
     def give_back(self) -> None:
-        """The body was read, or is not read any more."""
+        """Return all bytes: the body was read, or will not be read."""
         if self._count:
             self._budget.give_back(self._owners, self._count)
             self._count = 0
 
 
-JSON_TYPES = (JSON, "")  # What most clients send, and those that do not say.
-
-
+JSON_TYPES = (JSON, "")  # Sent by most clients, and by those without a Content-Type.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class BodyEnded(web.RequestPayloadError):
-    """The rest of a body is not waited for any more; `code` is why."""
+    """The rest of a body is not read, for the reason `code`."""
 
     def __init__(self, code: ErrorCode) -> None:
         super().__init__()
@@ -104,7 +134,7 @@ class BodyEnded(web.RequestPayloadError):
 
 
 class TimedConnection(Protocol):
-    """A connection that gives the rest of a body only so long; then the body stream raises `BodyEnded`."""
+    """A connection with a timeout for bodies, after which the body stream raises `BodyEnded`."""
 
     def body_started(self) -> None: ...
 
@@ -112,26 +142,24 @@ class TimedConnection(Protocol):
 
 
 def check_media(headers: CIMultiDictProxy[str], length: int, max_bytes: int) -> None:
-    """Judge a body by its headers. Raises RequestError for a wrong type, an encoding, or a length over `max_bytes`."""
+    """Check a body by its headers. Raises RequestError for a wrong type, an encoding, or a length over `max_bytes`."""
     media_type = headers.get("Content-Type", "")
     if media_type not in JSON_TYPES and media_type.partition(";")[0].strip().lower() != JSON:
         message = "Content-Type must be application/json."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Type")
-    if "Content-Encoding" in headers and not _is_identity(headers.getall("Content-Encoding")):
-        raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, param="Content-Encoding")
+    if "Content-Encoding" in headers:
+        encodings = headers.getall("Content-Encoding")
+        if not all(encoding.strip().lower() == "identity" for encoding in encodings):
+            raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, param="Content-Encoding")
     if headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
-        message = "No transfer encoding but chunked is accepted."
+        message = "The only supported transfer encoding is chunked."
         raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Transfer-Encoding")
     if length > max_bytes:
         raise _too_large(max_bytes)
 
 
-def _is_identity(encodings: list[str]) -> bool:
-    return all(encoding.strip().lower() == "identity" for encoding in encodings)
-
-
 async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare | None = None) -> bytes:
-    """The whole body. Raises RequestError when it is too large, too slow, cut wrongly, or more than its `share` has room for."""
+    """The whole body. Raises RequestError if it is too large, too slow, truncated, or over the budget of its `share`."""
     payload = request.content
     if payload.is_eof():
         body = payload.read_nowait()
@@ -143,10 +171,12 @@ async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare |
     try:
         if share is not None and request.content_length:
             share.take(request.content_length)
-        await _continue(request)
-        return await _read_on(request, max_bytes, None if request.content_length else share)
+        if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
+            await request.writer.write(CONTINUE)  # Some clients (curl, with a large body) wait for it.
+            request.writer.output_size = 0  # aiohttp would take the written bytes for the start of a response.
+        return await _read_chunks(request, max_bytes, None if request.content_length else share)
     except web.RequestPayloadError as error:
-        # The stream keeps this error. With its frames it would keep the stream and all that was read, as a ring.
+        # The stream keeps this error. With its frames it would keep the stream and all received data, as a ring.
         error.__traceback__ = None
         code = error.code if isinstance(error, BodyEnded) else None
     finally:
@@ -154,12 +184,14 @@ async def read_body(request: web.BaseRequest, max_bytes: int, share: BodyShare |
         if share is not None:
             share.give_back()
     if code is None:
-        raise RequestError(ErrorCode.INVALID_REQUEST, "The body does not end as its headers say.")
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST, "The body does not match its Content-Length or Transfer-Encoding."
+        )
     raise RequestError(code)
 
 
-async def _read_on(request: web.BaseRequest, max_bytes: int, share: BodyShare | None) -> bytes:
-    """`share` takes what comes, where the length is not known before."""
+async def _read_chunks(request: web.BaseRequest, max_bytes: int, share: BodyShare | None) -> bytes:
+    """The body. `share` counts the chunks if the length is not known in advance."""
     chunks: list[bytes] = []
     size = 0
     while chunk := await request.content.readany():
@@ -172,82 +204,90 @@ async def _read_on(request: web.BaseRequest, max_bytes: int, share: BodyShare | 
     return b"".join(chunks)
 
 
-async def _continue(request: web.BaseRequest) -> None:
-    """Tell a client that waits for it (curl, with a large body) to send on."""
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
-        await request.writer.write(CONTINUE)
-        request.writer.output_size = 0  # aiohttp takes written bytes for an answer that has begun.
-
-
 def _too_large(max_bytes: int) -> RequestError:
     return RequestError(ErrorCode.REQUEST_TOO_LARGE, f"The body must not be larger than {max_bytes} bytes.")
 
 
-MAX_NAME_CHARACTERS = 64  # Of a parameter's name, and of a field's name that is told back.
+MAX_NAME_CHARACTERS = 64  # Of a parameter's name, and of a field's name in an error message.
 
 T = TypeVar("T")
-_NOT_WHOLE = re.compile(r"Expected `int\b[^`]*`, got `float`")
-_NO_NUMBER = object()  # Stands for NaN and Infinity while their field is looked for.
+_FLOAT_FOR_INT = re.compile(r"Expected `int\b[^`]*`, got `float`")
+_NOT_A_NUMBER = object()  # Stands for NaN and Infinity while their field is searched.
 
 
 def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
-    """What a body says. Raises RequestError `invalid_request`, with `param`; duplicate keys are not looked for."""
+    """The decoded body. Raises RequestError `invalid_request`, with `param`. Duplicate keys are not detected."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        if _NOT_WHOLE.search(str(error)):
-            return _decode_whole(decoder, raw)
+        if _FLOAT_FOR_INT.search(str(error)):
+            return _decode_whole_floats(decoder, raw)
         raise _validation_error(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _not_json(raw) from None
 
 
-def _decode_whole(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
-    """Once more, with 16.0 read as 16: they are one number to JSON Schema, and to the encoders of some languages."""
+def _decode_whole_floats(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
+    """Decode again, with 16.0 as 16: JSON Schema, and the encoders of some languages, do not distinguish them."""
     try:
-        plain = json.loads(raw, parse_float=_whole, parse_constant=_refuse_constant)
+        plain = json.loads(raw, parse_float=_integer_if_whole, parse_constant=_reject_constant)
         return decoder.decode(msgspec.json.encode(plain))
     except msgspec.ValidationError as error:
         raise _validation_error(str(error)) from None
-    except (ValueError, RecursionError):  # What follows is not JSON at all.
+    except (ValueError, RecursionError):  # The rest of the body is not JSON.
         raise _not_json(raw) from None
 
 
-def _whole(digits: str) -> int | float:
+def _integer_if_whole(digits: str) -> int | float:
     number = float(digits)
     if math.isinf(number):
         raise ValueError("out of range")
     return int(number) if number.is_integer() and abs(number) < 2**63 else number
 
 
-def _refuse_constant(_: str) -> None:
+def _reject_constant(_: str) -> None:
     raise ValueError("NaN or Infinity")
 
 
 def check_duplicates(raw: bytes) -> None:
-    """Parse a body that is valid once more. Raises RequestError that names a key that is there twice."""
-    json.loads(raw, object_pairs_hook=_refuse_duplicates)
+    """Parse a valid body again. Raises RequestError that names a duplicate key."""
+    json.loads(raw, object_pairs_hook=_reject_duplicates)
 
 
 def check_text(name: str, text: str, max_bytes: int) -> None:
-    """Raises RequestError for an input that is empty or too large."""
+    """Raises RequestError for an empty or too large text of the field `name`."""
     if not text:
         raise invalid(name, f"`{name}` must not be empty.")
-    # A character has one to four bytes, so most texts need no encoding to be judged.
+    # A character has one to four bytes, so that most texts need not be encoded.
     if len(text) * 4 > max_bytes and len(text.encode()) > max_bytes:
         message = f"`{name}` must not be larger than {max_bytes} bytes."
         raise RequestError(ErrorCode.REQUEST_TOO_LARGE, message, name)
 
 
+def texts_of(name: str, value: str | list[Any], max_bytes: int, not_text: str) -> list[str]:
+    """The texts of a field with one text or several, each of at most `max_bytes`.
+
+    Raises RequestError, with the message `not_text` for an item that is not a string.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not texts:
+        raise invalid(name, f"`{name}` must not be empty.")
+    if any(not isinstance(text, str) for text in texts):
+        raise invalid(name, not_text)
+    for text in texts:
+        check_text(name, text, max_bytes)
+    return texts
+
+
 def invalid(param: str | None, message: str) -> RequestError:
-    """The error for a body that is not valid."""
+    """The error for an invalid body."""
     return RequestError(ErrorCode.INVALID_REQUEST, message, param)
 
 
 def _not_json(raw: bytes) -> RequestError:
-    """The error for a body that is not JSON: with its field where a NaN is at fault, since many encoders write it."""
+    """The error for a body that is not JSON. It names the field of a NaN, which many encoders write."""
     try:
-        json.loads(raw, object_pairs_hook=_refuse_no_number, parse_constant=lambda _: _NO_NUMBER)
+        json.loads(raw, object_pairs_hook=_reject_not_a_number, parse_constant=lambda _: _NOT_A_NUMBER)
     except RequestError as error:
         return error
     except (ValueError, RecursionError):
@@ -255,24 +295,24 @@ def _not_json(raw: bytes) -> RequestError:
     return invalid(None, "The body is not valid JSON in UTF-8.")
 
 
-def _refuse_no_number(pairs: list[tuple[str, Any]]) -> None:
+def _reject_not_a_number(pairs: list[tuple[str, Any]]) -> None:
     for name, value in pairs:
-        if value is _NO_NUMBER or (isinstance(value, list) and _NO_NUMBER in value):
+        if value is _NOT_A_NUMBER or (isinstance(value, list) and _NOT_A_NUMBER in value):
             field = name[:MAX_NAME_CHARACTERS]
-            raise invalid(field, f"`{field}` is NaN or infinite, which JSON has no word for.")
+            raise invalid(field, f"`{field}` is NaN or infinite, which JSON does not allow.")
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> None:
     seen: set[str] = set()
     for name, _ in pairs:
         if name in seen:
             field = name[:MAX_NAME_CHARACTERS]
-            raise invalid(field, f"The field `{field}` is there twice.")
+            raise invalid(field, f"The field `{field}` occurs twice.")
         seen.add(name)
 
 
 def _validation_error(text: str) -> RequestError:
-    """Turn msgspec's sentence (`... - at `$.parameters[...]``, or a field's name) into ours with the field named."""
+    """The error for a message of msgspec, which has the path or the name of the field."""
     reason, _, path = text.partition(" - at `$")
     field = path.rstrip("`").lstrip(".").split("[")[0] or None
     if "unknown field `" in reason:
@@ -281,13 +321,13 @@ def _validation_error(text: str) -> RequestError:
     if "missing required field `" in reason:
         field = reason.split("`")[1]
         return invalid(field, f"The field `{field}` is required.")
-    if "matching regex" in reason:  # All patterns are of this kind.
+    if "matching regex" in reason:  # All patterns exclude control characters.
         return invalid(field, f"`{field}` must have no control characters.")
     return invalid(field, reason + (f" in `{field}`." if field else "."))
 
 
 class HttpRequest(Protocol):
-    """A request, as far as its handler looks at it; `remote` is the client's address."""
+    """A request, for authentication and its records. `remote` is the client's address."""
 
     @property
     def request_id(self) -> str: ...
@@ -303,10 +343,10 @@ APPLIED = ("Preference-Applied", RESPOND_ASYNC)
 
 
 def prefers_async(headers: CIMultiDictProxy[str]) -> bool:
-    """Whether the client would rather be told where the answer will be than wait for it.
+    """Whether the client prefers a job to waiting for the result (`Prefer: respond-async`, RFC 7240).
 
-    Of preferences that are there twice the first counts, as the RFC has it. This one has no value; parameters and other
-    preferences (`wait=10`) are passed over.
+    Of duplicate preferences the first counts, according to the RFC. This preference has no value. Parameters and other
+    preferences (`wait=10`) are ignored.
     """
     for line in headers.getall(HEADER, ()):
         for preference in line.split(","):

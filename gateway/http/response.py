@@ -1,7 +1,7 @@
-"""An HTTP answer as bytes: status, headers and body, written to the connection in one piece.
+"""An HTTP response as bytes: status, headers and body, written to the connection in one piece.
 
-It stands in for aiohttp's response on every route, because building the header block from known strings costs a
-fraction of a general header map. Nothing that came from a client may go into `headers`.
+It replaces aiohttp's response on every route, because building the headers from known strings costs a fraction of a
+general header map. `headers` must not contain data from a client.
 """
 
 import time
@@ -15,8 +15,8 @@ from aiohttp import web
 Headers = list[tuple[str, str]]
 
 JSON = "application/json"
-_REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
-_LINES = {code: f"HTTP/1.1 {code} {phrase}\r\n" for code, phrase in _REASONS.items()}
+REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+_LINES = {code: f"HTTP/1.1 {code} {phrase}\r\n" for code, phrase in REASONS.items()}
 encode_json = msgspec.json.Encoder().encode
 
 
@@ -37,9 +37,9 @@ _date = _Date()
 
 
 class HttpResponse:
-    """One response. `close` ends the connection after it; `abort` does so without reading what the client still sends.
+    """One response. `close` closes the connection after it; `abort` does so without reading the rest of the request.
 
-    It has the three things that aiohttp's connection handler asks of a response: `prepare`, `write_eof`, `keep_alive`.
+    aiohttp's connection handler uses `prepare`, `write_eof` and `keep_alive`.
     """
 
     __slots__ = ("_request", "abort", "body", "close", "content_type", "headers", "keep_alive", "lines", "status")
@@ -48,7 +48,7 @@ class HttpResponse:
         self.status = status
         self.body = body
         self.headers: Headers = headers if headers is not None else []
-        self.lines = ""  # More headers, as whole lines, each with its end: what was built once is not built again.
+        self.lines = ""  # More headers, as complete lines, so that constant ones are built once.
         self.content_type = content_type
         self.close = False
         self.abort = False
@@ -59,11 +59,11 @@ class HttpResponse:
     def of(
         cls, status: int, document: object, headers: Headers | None = None, content_type: str = JSON
     ) -> "HttpResponse":
-        """An answer whose body is `document` as JSON."""
+        """A response with `document` as JSON."""
         return cls(status, encode_json(document), headers, content_type)
 
     def head(self, connection: str = "") -> bytes:
-        """The status line and all headers, the empty line included; `connection` is that header's value or empty."""
+        """The status line and all headers, including the empty line. `connection`: that header's value, or ""."""
         text = (
             f"{_LINES[self.status]}Content-Type: {self.content_type}\r\n{self.length()}"
             f"Date: {_date.now()}\r\n{self.lines}"
@@ -74,22 +74,22 @@ class HttpResponse:
         return text.encode("latin-1")
 
     def length(self) -> str:
-        """The header line that says where the body ends."""
+        """The header line for the end of the body."""
         return f"Content-Length: {len(self.body)}\r\n"
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """Decide whether the connection stays open. Called by aiohttp before `write_eof`."""
+        """Called by aiohttp before `write_eof`: decide whether the connection stays open."""
         self._request = request
         self.keep_alive = request.keep_alive and not self.close and not self.abort
 
     async def write_eof(self) -> None:
-        """Write everything at once. Raises ConnectionResetError when the client is gone."""
+        """Write the response. Raises ConnectionResetError if the client left."""
         request = cast("web.BaseRequest", self._request)
         transport = request.transport
         if transport is None or transport.is_closing():
-            raise ConnectionResetError("The client is gone.")
+            raise ConnectionResetError("The client left.")
         head = self.head(self._connection(request))
-        # Both say how long the body is that they leave out.
+        # Both have the length of a body that they do not contain.
         transport.write(head if request.method == "HEAD" or self.status == 304 else head + self.body)
         if self.abort:
             request.protocol.force_close()

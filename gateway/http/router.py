@@ -1,8 +1,4 @@
-"""The route table and the drain state of a gateway.
-
-Exact paths are matched first, then prefixes whose rest is one path segment, or any. The drain state is open, then
-leaving while the gateway still serves, then closed.
-"""
+"""The route table and the drain state of a gateway."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -16,10 +12,7 @@ from gateway.http.response import HttpResponse
 
 @dataclass(slots=True)
 class RoutedRequest:
-    """One HTTP request on its way through a handler.
-
-    `tail` is what follows a prefix route's prefix, `arrived` when its headers were read, in monotonic seconds.
-    """
+    """One HTTP request. `tail`: the path behind the prefix of its route. `arrived`: when its headers were read (monotonic s)."""
 
     request: web.BaseRequest
     request_id: str
@@ -28,7 +21,6 @@ class RoutedRequest:
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
-        """The request's headers."""
         return self.request.headers
 
     @property
@@ -42,9 +34,9 @@ Methods = dict[str, Handler]
 
 
 class Router:
-    """The table of addresses. `add("GET", "/internal/requests/{id}", handler)` makes a prefix route.
+    """The route table. Exact paths are matched first, then prefixes.
 
-    With `{id...}` the rest may hold slashes: models are named like that.
+    `/internal/requests/{id}` matches one path segment behind the prefix, `/v1/models/{id...}` any number.
     """
 
     def __init__(self) -> None:
@@ -53,7 +45,7 @@ class Router:
         self._trees: dict[str, Methods] = {}
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """Answer `method` on `path`; one that ends in `/{id}` takes any one segment there, in `/{id...}` any more."""
+        """Add a route."""
         prefix, brace, name = path.partition("{")
         prefixes = self._trees if name.endswith("...}") else self._prefixes
         table = prefixes if brace else self._exact
@@ -65,7 +57,7 @@ class Router:
         return {prefix + end: set(methods) for table, end in ends for prefix, methods in table.items()}
 
     def find(self, raw_path: str) -> tuple[Methods, str] | None:
-        """The methods of a path and its tail, or None when there is nothing. Query, scheme and host are ignored."""
+        """The methods of a path and its tail, or None. Query, scheme and host are ignored."""
         if methods := self._exact.get(raw_path):
             return methods, ""
         path = path_of(raw_path)
@@ -73,9 +65,8 @@ class Router:
             return methods, ""
         prefix, slash, tail = path.rpartition("/")
         methods = self._prefixes.get(prefix + slash)
-        return (methods, tail) if methods and tail else self._in_trees(path)
-
-    def _in_trees(self, path: str) -> tuple[Methods, str] | None:
+        if methods and tail:
+            return methods, tail
         for prefix, methods in self._trees.items():
             if path.startswith(prefix) and len(path) > len(prefix):
                 return methods, path[len(prefix) :]
@@ -83,7 +74,7 @@ class Router:
 
 
 def path_of(target: str) -> str:
-    """The path of a request target: without a query, nor the scheme and host that a client sends to a proxy."""
+    """The path of a request target, without its query, and without the scheme and host that clients send to a proxy."""
     if not target.startswith("/"):
         _, slash, path = target.partition("://")[2].partition("/")
         target = slash + path
@@ -91,12 +82,12 @@ def path_of(target: str) -> str:
 
 
 class DrainState:
-    """Set by the drain; read by readiness, the edge and the handlers."""
+    """The stage of the drain: open, leaving while the gateway still serves, then closed."""
 
     __slots__ = ("closed", "leaving")
 
     def __init__(self) -> None:
-        # Not ready any more, but serving: load balancers need a moment to notice. Every answer ends its connection, so
-        # that few clients are left to ask on a connection that closes at that moment.
+        # Not ready, but serving, until load balancers have noticed. Each response closes its connection, so that few
+        # clients send a request on a connection that is just being closed.
         self.leaving = False
-        self.closed = False  # New requests are refused.
+        self.closed = False  # New requests are rejected.

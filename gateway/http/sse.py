@@ -1,10 +1,7 @@
-"""Server-sent events over a connection, and idle deadlines without a timer for each connection.
+"""Server-sent events, and timeouts of connections without a timer per connection.
 
-The deadlines of the server hold for streams as well: a client that does not read is dropped in time, and until then
-what it does not read is not written (`full`). HTTP/1.0 has no chunks: there the end of the connection ends the stream.
-
-All entries of one watch have the same timeout, so a dict in insertion order is sorted by deadline, and one sweep checks
-only what is due.
+The server's timeouts apply to streams too: a client that does not read is disconnected, and until then nothing more is
+written to it (`full`). HTTP/1.0 has no chunks: there the end of the connection ends the stream.
 """
 
 import asyncio
@@ -19,7 +16,10 @@ T = TypeVar("T", bound=Hashable)
 
 
 class ProgressTimers(Generic[T]):
-    """What waits for one kind of progress, each for at most `timeout_s`. Times are monotonic seconds."""
+    """Items that wait for one kind of progress, each for at most `timeout_s`. Times are monotonic seconds.
+
+    All items have the same timeout, so a dict in insertion order is sorted by deadline.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -32,16 +32,16 @@ class ProgressTimers(Generic[T]):
         return item in self._deadlines
 
     def start(self, item: T, now: float) -> None:
-        """Begin to wait; an item that is waiting already keeps its deadline."""
+        """Start the timeout; an item that already waits keeps its deadline."""
         if item not in self._deadlines:
             self._deadlines[item] = now + self.timeout_s
 
     def stop(self, item: T) -> None:
-        """The progress came, or the item is gone."""
+        """Stop the timeout of an item, if it waits."""
         self._deadlines.pop(item, None)
 
     def expired(self, now: float) -> list[T]:
-        """Take out and return what is due."""
+        """Remove and return the items whose timeout expired."""
         due: list[T] = []
         for item, deadline in self._deadlines.items():
             if deadline > now:
@@ -55,18 +55,18 @@ class ProgressTimers(Generic[T]):
 EVENTS = "text/event-stream"
 PING = b": ping\n\n"
 PING_EVERY_S = 2.0
-"""A comment for whoever hears nothing for so long, and at most twice as long: proxies and clients hang up on silence."""
+"""A comment is sent to a stream after this time without events, at most twice as long: proxies close silent connections."""
 
 
 class EventStreamConnection(Protocol):
-    """What it needs of its connection."""
+    """The connection of a stream."""
 
     @property
     def pings(self) -> "ProgressTimers[EventStream]": ...
 
 
 class EventStream(HttpResponse):
-    """One stream. `play` writes it, from `start` on, and is awaited once, whatever comes."""
+    """One stream. `play` writes it, starting with `start`, and is awaited exactly once."""
 
     __slots__ = ("_chunked", "_play", "_quiet")
 
@@ -77,13 +77,13 @@ class EventStream(HttpResponse):
         self._quiet = True
 
     async def prepare(self, request: web.BaseRequest) -> None:
-        """As of an answer."""
+        """As HttpResponse; streams to HTTP/1.0 have no chunks and end with the connection."""
         await super().prepare(request)
         self._chunked = request.version >= (1, 1)
         self.keep_alive = self.keep_alive and self._chunked
 
     async def write_eof(self) -> None:
-        """Play it to its end. Raises ConnectionResetError when the client is gone."""
+        """Run `play`. Raises ConnectionResetError if the client left."""
         request, pings = self._of_request(), self._pings()
         try:
             await self._play(self)
@@ -96,38 +96,38 @@ class EventStream(HttpResponse):
 
     @property
     def full(self) -> bool:
-        """The client reads slower than is written."""
+        """Whether the client reads slower than events are written."""
         return bool(self._of_request().protocol.writing_paused)
 
     def start(self) -> None:
-        """Write the head. Raises ConnectionResetError when the client is gone already."""
+        """Write the headers. Raises ConnectionResetError if the client left."""
         request = self._of_request()
         transport = request.transport
         if transport is None or transport.is_closing():
-            raise ConnectionResetError("The client is gone.")
+            raise ConnectionResetError("The client left.")
         transport.write(self.head(self._connection(request)))
         self._pings().start(self, asyncio.get_running_loop().time())
 
     def send(self, events: bytes) -> None:
-        """Write whole events; b"" is none. To a client that is gone nothing is written."""
+        """Write complete events, possibly none. Does nothing if the client left."""
         if events:
             self._quiet = False
             self._write(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Write the end of the stream."""
         if self._chunked:
             self._write(b"0\r\n\r\n")
 
     def ping(self, now: float) -> None:
-        """Called from time to time: say something where nothing else was said since. `now` is the loop's clock."""
+        """Write a comment if nothing was written since the last call. `now` is the loop's clock."""
         if self._quiet and not self.full:
             self.send(PING)
         self._quiet = True
         self._pings().start(self, now)
 
     def length(self) -> str:
-        """Not known. `X-Accel-Buffering` keeps nginx from collecting what comes."""
+        """The headers of a body of unknown length. `X-Accel-Buffering` disables buffering in nginx."""
         chunked = "Transfer-Encoding: chunked\r\n" if self._chunked else ""
         return f"{chunked}Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 

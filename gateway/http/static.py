@@ -1,4 +1,4 @@
-"""A page that is the same for everybody: bytes made once, an ETag, and headers that let a browser load nothing else."""
+"""A page that is the same for all clients: bytes built once, an ETag, and headers that forbid loading anything else."""
 
 from base64 import b64encode
 from hashlib import sha256
@@ -15,7 +15,7 @@ STYLE = files("gateway").joinpath("static", "page.css").read_text("utf-8")
 
 
 def page_headers(content_type: str) -> Headers:
-    """The headers of a page beside its ETag. The style stands in the page, so its hash is all that may apply."""
+    """The headers of a page except its ETag. The policy allows the inline style by its hash."""
     headers = [("Cache-Control", CACHE_CONTROL), ("X-Content-Type-Options", "nosniff")]
     if content_type == HTML:
         style = b64encode(sha256(STYLE.encode()).digest()).decode()
@@ -25,7 +25,7 @@ def page_headers(content_type: str) -> Headers:
 
 
 class StaticPage:
-    """The handler."""
+    """The handler of one page."""
 
     def __init__(self, body: bytes, content_type: str) -> None:
         self.body = body
@@ -33,12 +33,14 @@ class StaticPage:
         self._tag = f'"{sha256(body).hexdigest()[:16]}"'
         self._headers = [("ETag", self._tag), *page_headers(content_type)]
 
-    async def __call__(self, call: RoutedRequest) -> HttpResponse:
-        """The page, or 304 for a client that has it."""
-        status = 304 if self._is_known(call.headers) else 200
-        return HttpResponse(status, self.body, [("x-request-id", call.request_id), *self._headers], self._content_type)
+    async def __call__(self, request: RoutedRequest) -> HttpResponse:
+        """Return the page, or 304 if the client has this version."""
+        status = 304 if self._is_current(request.headers) else 200
+        return HttpResponse(
+            status, self.body, [("x-request-id", request.request_id), *self._headers], self._content_type
+        )
 
-    def _is_known(self, headers: CIMultiDictProxy[str]) -> bool:
-        """Whether If-None-Match names it. A weak tag is as good, as RFC 9110 has it for this header."""
+    def _is_current(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Whether If-None-Match contains the tag. Weak tags match too (RFC 9110)."""
         named = ",".join(headers.getall("If-None-Match", ()))
         return any(each.strip().removeprefix("W/") in (self._tag, "*") for each in named.split(","))

@@ -6,13 +6,14 @@ a draining gateway) is left to the handler (gateway/inference/handler.py).
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from aiohttp import HttpVersion, HttpVersion11, StreamReader
+from aiohttp import HttpVersion11, StreamReader
+from aiohttp.http import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from multidict import CIMultiDictProxy
 
 from gateway.api.inference import INFERENCE
+from gateway.http.connection import EdgeConnection
 from gateway.http.errors import wants_problem
 from gateway.http.request import HEADER as PREFER
 from gateway.http.request import check_media
@@ -23,40 +24,6 @@ from gateway.inference.pipeline import InferenceCall, InferencePipeline
 from gateway.inference.submission import HEADER as IDEMPOTENCY_KEY
 from scheduler.fault_log import log_fault
 from scheduler.request_id import new_request_id
-
-
-class RequestHead(Protocol):
-    """The parsed request line and headers, as aiohttp's parser returns them."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def version(self) -> HttpVersion: ...
-    @property
-    def headers(self) -> CIMultiDictProxy[str]: ...
-    @property
-    def should_close(self) -> bool: ...
-    @property
-    def compression(self) -> str | None: ...
-    @property
-    def upgrade(self) -> bool: ...
-    @property
-    def chunked(self) -> bool: ...
-
-
-class FastPathConnection(Protocol):
-    """The connection that a fast path request came on."""
-
-    @property
-    def remote(self) -> str | None: ...
-
-    def arrive(self, answer: HttpResponse) -> None:
-        """Write the response."""
-
-    def fault(self, error: Exception, request_id: str, *, problem: bool) -> HttpResponse:
-        """Build an error response without limit headers."""
 
 
 class FastPath:
@@ -73,7 +40,7 @@ class FastPath:
         drain_state = self._drain_state
         return not (drain_state.leaving or drain_state.closed or self.pipeline.direct_active)
 
-    def suits(self, message: RequestHead, payload: StreamReader) -> bool:
+    def accepts(self, message: RawRequestMessage, payload: StreamReader) -> bool:
         """Whether this request may take the fast path. aiohttp's parser has read it to its end."""
         if payload is EMPTY_PAYLOAD:  # No body, or a parser error instead of a request.
             return False
@@ -91,37 +58,42 @@ class FastPath:
             and self.open
         )
 
+    def call(
+        self, connection: EdgeConnection, headers: CIMultiDictProxy[str], authorization: Sequence[str]
+    ) -> "FastPathRequest":
+        """A request on the fast path. `authorization`: all values of that header, which need not be in `headers`."""
+        return FastPathRequest(self, connection, headers, authorization)
+
 
 class FastPathRequest(InferenceCall):
     """One request on the fast path, from its headers to its response."""
 
-    __slots__ = ("_authorization", "_connection", "recognised")
+    __slots__ = ("_authorization", "_connection", "authenticated")
 
     def __init__(
         self,
         fast_path: FastPath,
-        connection: FastPathConnection,
+        connection: EdgeConnection,
         headers: CIMultiDictProxy[str],
         authorization: Sequence[str],
     ) -> None:
-        """`authorization`: all values of that header, which need not be in `headers`."""
         InferenceCall.__init__(self, fast_path.pipeline, INFERENCE, new_request_id(), headers)  # Faster than super().
         self._authorization = authorization
         self._connection = connection
-        self.recognised = False  # Whether the caller was authenticated.
+        self.authenticated = False  # Whether the caller was authenticated.
 
     @property
     def remote(self) -> str | None:
         """The client's address."""
         return self._connection.remote
 
-    def begin(self, raw: bytes) -> None:
+    def start(self, raw: bytes) -> None:
         """Run the stages up to admission; a rejection is written at once. Never raises."""
         pipeline = self.pipeline
         self.started = pipeline.clock()
         try:
-            self.identity = pipeline.recognise(self._authorization, self)
-            self.recognised = True
+            self.identity = pipeline.authenticate(self._authorization, self)
+            self.authenticated = True
             check_media(self.headers, len(raw), pipeline.max_body_bytes)
             self.submit(raw)
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a response
@@ -131,7 +103,7 @@ class FastPathRequest(InferenceCall):
 
     def client_left(self) -> None:
         """The connection was closed before the response: cancel what is pending and record it."""
-        if self.recognised:
+        if self.authenticated:
             super().client_left()
 
     def sink(self) -> ResponseSink:
@@ -146,19 +118,19 @@ class FastPathRequest(InferenceCall):
         try:
             pipeline.pending_requests.remove(pending)
             reply = pipeline.completed(self.identity, pending, outcome, INFERENCE)
-            self._connection.arrive(self.respond((pending,), (reply,)))
+            self._connection.write_response(self.respond((pending,), (reply,)))
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a response
             self._write_error(error)
 
     def _write_error(self, error: Exception) -> None:
         try:
-            self._connection.arrive(self.reject(error))
+            self._connection.write_response(self.reject(error))
         except Exception as fault:  # noqa: BLE001  # no other response is possible
             log_fault("answer not written", fault, request_id=self.request_id)
 
     def reject(self, error: Exception) -> HttpResponse:
         """Record the error and build its response; without limit headers if the caller was not authenticated."""
-        if self.recognised:
+        if self.authenticated:
             return super().reject(error)
         self.pipeline.events.unknown(INFERENCE.endpoint, self.request_id, error)
-        return self._connection.fault(error, self.request_id, problem=wants_problem(self.headers))
+        return self._connection.error_response(error, self.request_id, problem=wants_problem(self.headers))

@@ -9,10 +9,9 @@ error is the response, and the others are cancelled.
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from gateway.api.inference import ApiFormat
-from gateway.http.request import check_text, invalid
+from gateway.http.request import invalid
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.inference.pending import Outcome, PendingRequest, ResponseSink
@@ -162,21 +161,6 @@ class AwaitedCall(InferenceCall):
 def _resolve(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
     if not future.done():  # It is cancelled between the loss of the connection and the next turn of its task.
         future.set_result(outcome)
-
-
-def texts_of(field: str, value: str | list[Any], max_bytes: int, not_text: str) -> list[str]:
-    """The texts of a field that holds one or several. Raises RequestError, with the message `not_text` for a non-string.
-
-    `max_bytes` is the largest size of one text.
-    """
-    texts = [value] if isinstance(value, str) else value
-    if not texts:
-        raise invalid(field, f"`{field}` must not be empty.")
-    if any(not isinstance(each, str) for each in texts):
-        raise invalid(field, not_text)
-    for each in texts:
-        check_text(field, each, max_bytes)
-    return texts
 
 
 def check_size(field: str, count: int, limits: EffectiveLimits) -> None:

@@ -16,7 +16,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.api.format import InferenceRequest, InferenceResult
 from gateway.api.inference import ApiFormat
-from gateway.auth.authenticator import Authenticator, Identities
+from gateway.auth.authenticator import Authenticator
 from gateway.auth.service_tier import served_as
 from gateway.catalog import CatalogView, IdentityView, ServedModels
 from gateway.config import GatewayConfig
@@ -104,11 +104,11 @@ class InferencePipeline:
 
     def __init__(self, parts: InferenceParts) -> None:
         self._parts = parts
-        self._authenticator = parts.authenticator or Authenticator(Identities(parts.catalog))
+        self._authenticator = parts.authenticator or Authenticator(parts.catalog)
         self.customer_limits = CustomerLimits(parts.limits, parts.demand_meter, parts.clock)
         self.pending_requests = parts.pending_requests
         self.clock = parts.clock
-        self.identify, self.recognise = self._authenticator.identify, self._authenticator.recognise
+        self.identify, self.authenticate = self._authenticator.identify, self._authenticator.authenticate
         self.events = RequestEvents(
             parts.counters, told_to(parts.request_log, parts.traces), parts.config.pool, parts.demand_meter
         )

@@ -1,1 +1,1 @@
-"""What `GET /metrics` tells: counted on the way, merged over the gateways of a host, rendered when somebody asks."""
+"""Counters, their sums over the gateways of a host, and `GET /metrics`."""

@@ -1,7 +1,7 @@
-"""What one gateway counts while it serves: plain additions of whole numbers, nothing else on the way of a request.
+"""The counters of one gateway. The request path only adds integers.
 
-Everything is a whole number (times in microseconds), so that sums over processes are exact: a counter that fell by a
-rounding error would look like a restart. Names of tiers, models and pools beyond a cap are counted as `other`.
+All values are integers (times in microseconds), so that sums over processes are exact: a counter that decreased by a
+rounding error would look like a restart. Tiers, models and pools over a cap are counted as `other`.
 """
 
 from bisect import bisect_left
@@ -16,18 +16,18 @@ from scheduler.states import Admission
 BOUNDS_US = tuple(
     1000 * ms for ms in (1, 2, 5, 10, 25, 50, 75, 100, 150, 250, 500, 1000, 2000, 4000, 5000, 10_000, 30_000, 60_000)
 )
-"""Upper ends of the buckets of all times, in microseconds: the deadlines and usual objectives are among them."""
+"""Upper bounds of all time buckets, in microseconds. They include the deadlines and common objectives."""
 
-MOST_TIERS = 32
-MOST_MODELS = 64
+MAX_TIERS = 32
+MAX_MODELS = 64
 OTHER, UNKNOWN = "other", "unknown"
 COMPLETED, ACCEPTED = "completed", "accepted"
 
 Series = dict[tuple[str, ...], list[int]]
-"""A metric's name and its labels' values -> what was counted: one number, or for times the buckets and the sum in us."""
+"""Name and values of the labels -> one number, or for times the buckets and the sum in microseconds."""
 
 BATCHES = "batches"
-"""Series of this name are (pool, model, full size, size) -> completed requests that were in such a batch."""
+"""Name of the series (pool, model, full size, size) -> completed requests of such batches."""
 
 SHED = frozenset(
     {
@@ -43,7 +43,7 @@ STAGES = {ErrorCode.QUEUE_TIMEOUT: "queue", ErrorCode.GPU_TIMEOUT: "gpu", ErrorC
 
 
 class Times:
-    """Counts in buckets, and the sum."""
+    """A histogram of times."""
 
     __slots__ = ("counts", "sum_us")
 
@@ -52,32 +52,32 @@ class Times:
         self.sum_us = 0
 
     def add(self, seconds: float) -> None:
-        """Count one; below 0 is 0."""
+        """Count a time. Negative times count as 0."""
         micros = int(seconds * 1e6) if seconds > 0 else 0
         self.counts[bisect_left(BOUNDS_US, micros)] += 1
         self.sum_us += micros
 
     def numbers(self) -> list[int]:
-        """All of it: the buckets, and the sum."""
+        """The buckets, then the sum in microseconds."""
         return [*self.counts, self.sum_us]
 
 
 class TierCounters:
-    """One tier's counters. Keys of `refused` are a metric's name and the value of its second label."""
+    """The counters of one tier."""
 
-    __slots__ = ("completed", "durations", "ended", "refused", "retries", "waits")
+    __slots__ = ("completed", "durations", "ended", "rejected", "retries", "waits")
 
     def __init__(self) -> None:
-        self.completed: dict[str, int] = {}  # By endpoint: most calls end like this.
-        self.ended: dict[tuple[str, str], int] = {}  # (endpoint, outcome), of all others.
-        self.refused: dict[tuple[str, str], int] = {}
+        self.completed: dict[str, int] = {}  # By endpoint. Most requests end like this.
+        self.ended: dict[tuple[str, str], int] = {}  # By (endpoint, outcome), of all other requests.
+        self.rejected: dict[tuple[str, str], int] = {}  # By (metric, value of its second label).
         self.retries = 0
         self.durations = Times()
         self.waits = Times()
 
 
 class ModelCounters:
-    """One model's: batch sizes, and how long the runs were. `full` is its largest batch, 0 while that is not known."""
+    """The counters of one model. `full` is its max_batch_size, 0 while unknown."""
 
     __slots__ = ("full", "runs", "sizes")
 
@@ -88,7 +88,7 @@ class ModelCounters:
 
 
 class Counters:
-    """All counters of a process."""
+    """All counters of a gateway."""
 
     def __init__(self) -> None:
         self._tiers: dict[str, TierCounters] = {}
@@ -97,19 +97,19 @@ class Counters:
         self._run_again = 0
 
     def ended(self, tier: str, endpoint: str, outcome: str) -> None:
-        """A call has its answer, or nobody waits for it any more."""
+        """Count a request that was not completed."""
         ended, key = self._tier(tier).ended, (endpoint, outcome)
         ended[key] = ended.get(key, 0) + 1
 
     def completed(self, tier: str, endpoint: str, seconds: float) -> None:
-        """A call was answered with its output."""
+        """Count a completed request."""
         counted = self._tiers.get(tier) or self._tier(tier)
         completed = counted.completed
         completed[endpoint] = completed.get(endpoint, 0) + 1
         counted.durations.add(seconds)
 
     def ran(self, tier: str, pool: str, model: str, reply: Reply) -> None:
-        """One request of it was completed by this reply; an answer that was kept has no run of its own."""
+        """Count the run of a completed request. A cached or collapsed reply has no run."""
         if reply.served_from:
             return
         (self._tiers.get(tier) or self._tier(tier)).waits.add(reply.queue_ms / 1000)
@@ -121,31 +121,38 @@ class Counters:
             self._run_again += reply.attempts - 1
 
     def failed(self, tier: str, endpoint: str, code: ErrorCode, verdict: Verdict | None = None) -> None:
-        """A call was answered with an error; `verdict` is what admission had said of it."""
+        """Count a request that got an error. `verdict` is that of its admission."""
         self.ended(tier, endpoint, code.value)
-        refused = self._tier(tier).refused
-        for key in _refusals(code, verdict):
-            refused[key] = refused.get(key, 0) + 1
+        rejected = self._tier(tier).rejected
+        if code in SHED:
+            key = ("tierlane_shed_total", code.value)
+        elif code in STAGES:
+            key = ("tierlane_deadline_exceeded_total", STAGES[code])
+        elif verdict is not None and verdict.outcome in OWN_LIMITS:
+            key = ("tierlane_rate_limited_total", verdict.outcome.value)
+        else:
+            return
+        rejected[key] = rejected.get(key, 0) + 1
 
     def retried(self, tier: str) -> None:
-        """A call's client says that it tried it before."""
+        """Count a request that the client marked as a retry."""
         self._tier(tier).retries += 1
 
     def called(self, op: str, seconds: float) -> None:
-        """Redis answered a call."""
+        """Count a successful Redis call."""
         times = self._calls.get(op)
         if times is None:
             times = self._calls[op] = Times()
         times.add(seconds)
 
     def full_batches(self, sizes: Mapping[tuple[str, str], int]) -> None:
-        """How large a full batch is of each (pool, model), from now on."""
+        """Set the max_batch_size of each (pool, model)."""
         for key, counted in self._models.items():
             counted.full = sizes.get(key, counted.full)
             counted.sizes.setdefault(counted.full, {})
 
     def batches(self, pool: str) -> tuple[float, float]:
-        """Batches so far whose size and full size are known, as told by their answers, and how many full ones they come to."""
+        """Number of batches with known size and full size, and the number of full batches with the same requests."""
         rows = [
             (full, size, requests)
             for (name, _), model in self._models.items()
@@ -159,24 +166,24 @@ class Counters:
     def _tier(self, name: str) -> TierCounters:
         tier = self._tiers.get(name)
         if tier is None:
-            name = name if len(self._tiers) < MOST_TIERS else OTHER
+            name = name if len(self._tiers) < MAX_TIERS else OTHER
             tier = self._tiers.setdefault(name, TierCounters())
         return tier
 
     def _model(self, pool: str, name: str) -> ModelCounters:
         model = self._models.get((pool, name))
         if model is None:
-            key = (pool, name) if len(self._models) < MOST_MODELS else (OTHER, OTHER)
+            key = (pool, name) if len(self._models) < MAX_MODELS else (OTHER, OTHER)
             model = self._models.setdefault(key, ModelCounters())
         return model
 
     def series(self) -> Series:
-        """A copy of all that was counted."""
+        """A copy of all counters."""
         found: Series = {("tierlane_retries_total", "batch"): [self._run_again]}
         for name, tier in self._tiers.items():
             found |= {("tierlane_requests_total", name, at, COMPLETED): [count] for at, count in tier.completed.items()}
             found |= {("tierlane_requests_total", name, *key): [count] for key, count in tier.ended.items()}
-            found |= {(metric, name, label): [count] for (metric, label), count in tier.refused.items()}
+            found |= {(metric, name, label): [count] for (metric, label), count in tier.rejected.items()}
             found["tierlane_client_retry_requests_total", name] = [tier.retries]
             found["tierlane_request_duration_seconds", name] = tier.durations.numbers()
             found["tierlane_queue_wait_seconds", name] = tier.waits.numbers()
@@ -185,15 +192,3 @@ class Counters:
             for full, sizes in model.sizes.items():
                 found |= {(BATCHES, *key, str(full), str(size)): [count] for size, count in sizes.items()}
         return found | {("tierlane_redis_call_seconds", op): times.numbers() for op, times in self._calls.items()}
-
-
-def _refusals(code: ErrorCode, verdict: Verdict | None) -> list[tuple[str, str]]:
-    """What an error counts as beside an outcome."""
-    found = []
-    if code in SHED:
-        found.append(("tierlane_shed_total", code.value))
-    elif verdict is not None and verdict.outcome in OWN_LIMITS:
-        found.append(("tierlane_rate_limited_total", verdict.outcome.value))
-    if code in STAGES:
-        found.append(("tierlane_deadline_exceeded_total", STAGES[code]))
-    return found

@@ -1,205 +1,157 @@
-"""Every metric by name: its type, labels, unit and meaning. docs/metrics.md is this table; a test compares them.
+"""Every metric: name, type, labels, unit and description. docs/metrics.md has the same table; a test compares them.
 
-Labels are bounded: tiers, models and pools are rows of the catalog and capped, `gpu` is a worker that lives, everything
-else is of a closed list. Customers are never a label.
+Labels are bounded: tiers, models and pools are rows of the catalog and capped, `gpu` is a live worker, all others have a
+fixed set of values. Customers are never a label.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["counter", "gauge", "histogram"]
+UNITS = {"_seconds": "seconds", "_bytes": "bytes", "_ratio": "ratio", "_requests_per_second": "requests/s"}
+"""Suffix of a metric's name -> unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `unit` is for people; it is in the name as well where it is not a plain count."""
+    """One metric. `values` is what it counts, or its possible values, where its name has no unit."""
 
     name: str
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
-    unit: str
-    meaning: str
+    description: str
+    values: str = "requests"
+
+    @property
+    def unit(self) -> str:
+        """The unit, for the documentation."""
+        return next((unit for suffix, unit in UNITS.items() if self.name.endswith(suffix)), self.values)
 
 
-COUNTED: tuple[Metric, ...] = (
+TIER, POOL, POOL_TIER, POOL_GPU, POOL_MODEL = (
+    ("tier",),
+    ("pool",),
+    ("pool", "tier"),
+    ("pool", "gpu"),
+    ("pool", "model"),
+)
+
+COUNTED = (
     Metric(
         "tierlane_requests_total",
         "counter",
         ("tier", "endpoint", "outcome"),
-        "requests",
-        "Calls of customers by how they ended: completed, accepted (a job), cancelled, or an error code. A list of inputs "
-        "is one call. The tier is unknown where the key is.",
+        "HTTP requests by outcome: completed, accepted (a job), cancelled, or an error code. A list of inputs is one request. "
+        "Without a valid key the tier is unknown.",
     ),
     Metric(
         "tierlane_request_duration_seconds",
         "histogram",
-        ("tier",),
-        "seconds",
-        "From a call's arrival to its complete answer, of those that were completed.",
+        TIER,
+        "Time from arrival to complete response, of completed requests.",
     ),
-    Metric(
-        "tierlane_queue_wait_seconds",
-        "histogram",
-        ("tier",),
-        "seconds",
-        "Time in the tier queue until a batch was formed, of completed requests.",
-    ),
+    Metric("tierlane_queue_wait_seconds", "histogram", TIER, "Time in the tier queue, of completed requests."),
     Metric(
         "tierlane_inference_duration_seconds",
         "histogram",
-        ("pool", "model"),
-        "seconds",
-        "Run of the batch that a completed request was in; each request counts once.",
+        POOL_MODEL,
+        "Run time of the batch, once per completed request.",
     ),
     Metric(
         "tierlane_batch_size",
         "histogram",
-        ("pool", "model"),
-        "requests",
-        "Sizes of batches, as told by their answers: each completed request of a batch of n counts 1/n of a batch.",
+        POOL_MODEL,
+        "Batch sizes, from responses: each completed request of a batch of n counts as 1/n batch.",
     ),
     Metric(
         "tierlane_batch_fill_ratio",
         "histogram",
-        ("pool", "model"),
-        "ratio",
-        "Size of a batch as a part of the model's max_batch_size, counted as tierlane_batch_size is.",
+        POOL_MODEL,
+        "Batch size divided by the model's max_batch_size, counted like tierlane_batch_size.",
     ),
     Metric(
-        "tierlane_shed_total",
-        "counter",
-        ("tier", "reason"),
-        "requests",
-        "Calls refused for want of capacity, by error code.",
+        "tierlane_shed_total", "counter", ("tier", "reason"), "Requests rejected for lack of capacity, by error code."
     ),
     Metric(
         "tierlane_rate_limited_total",
         "counter",
         ("tier", "scope"),
-        "requests",
-        "Calls refused by a limit of the customer's own: key_limit, customer_limit, token_limit, concurrency or quota.",
+        "Requests rejected by a limit of the customer: key_limit, customer_limit, token_limit, concurrency or quota.",
     ),
     Metric(
         "tierlane_deadline_exceeded_total",
         "counter",
         ("tier", "stage"),
-        "requests",
-        "Calls that ran out of time: in the queue, on the gpu, or over all (total).",
+        "Requests that exceeded a deadline: in the queue, on the gpu, or in total.",
     ),
     Metric(
         "tierlane_retries_total",
         "counter",
         ("layer",),
+        "Repeated runs of requests (batch), from responses, and requests resubmitted after a loss of Redis data (redis).",
         "retries",
-        "Requests that were run again (batch), as told by their answers, and requests submitted again to a Redis that may "
-        "have lost them (redis).",
     ),
-    Metric(
-        "tierlane_client_retry_requests_total",
-        "counter",
-        ("tier",),
-        "requests",
-        "Requests whose client says that it tried them before.",
-    ),
+    Metric("tierlane_client_retry_requests_total", "counter", TIER, "Requests that the client marked as a retry."),
     Metric(
         "tierlane_redis_call_seconds",
         "histogram",
         ("op",),
-        "seconds",
-        "Calls on Redis that were answered: admit (many requests at once), beat, observe.",
+        "Duration of successful Redis calls: admit (many requests per call), beat, observe.",
     ),
 )
 """Summed over the gateways of the host."""
 
-SEEN: tuple[Metric, ...] = (
-    Metric("tierlane_queue_depth", "gauge", ("pool", "tier"), "requests", "Requests that wait in the tier queue."),
+OBSERVED = (
+    Metric("tierlane_queue_depth", "gauge", POOL_TIER, "Requests in the tier queue."),
+    Metric("tierlane_queue_oldest_age_seconds", "gauge", POOL_TIER, "Age of the oldest request in the tier queue."),
+    Metric("tierlane_inflight_requests", "gauge", POOL_GPU, "Requests claimed by the worker."),
     Metric(
-        "tierlane_queue_oldest_age_seconds",
-        "gauge",
-        ("pool", "tier"),
-        "seconds",
-        "How long the oldest request of the tier queue has waited.",
+        "tierlane_effective_limit_ratio", "gauge", POOL_TIER, "Effective limits divided by the customer's base limits."
     ),
-    Metric("tierlane_inflight_requests", "gauge", ("pool", "gpu"), "requests", "Requests that a worker has claimed."),
+    Metric("tierlane_capacity_requests_per_second", "gauge", POOL, "Estimated capacity of the healthy GPUs."),
     Metric(
-        "tierlane_effective_limit_ratio",
-        "gauge",
-        ("pool", "tier"),
-        "ratio",
-        "Part of its base limits that each customer of the tier has now.",
+        "tierlane_demand_requests_per_second", "gauge", POOL_TIER, "Demand within the base limits, over all gateways."
     ),
+    Metric("tierlane_workers", "gauge", ("pool", "state"), "Workers by their reported state.", "workers"),
+    Metric("tierlane_recommended_workers", "gauge", POOL, "Recommended workers, as in /internal/autoscale.", "workers"),
+    Metric("tierlane_gpu_healthy", "gauge", POOL_GPU, "Whether the worker is healthy.", "0 or 1"),
+    Metric("tierlane_gpu_utilization_ratio", "gauge", POOL_GPU, "Share of time that the worker's model is running."),
     Metric(
-        "tierlane_capacity_requests_per_second",
-        "gauge",
-        ("pool",),
-        "requests/s",
-        "What the healthy GPUs are held to serve.",
+        "tierlane_gpu_memory_bytes", "gauge", POOL_GPU, "Used memory of the worker's GPU, if the driver reports it."
     ),
-    Metric(
-        "tierlane_demand_requests_per_second",
-        "gauge",
-        ("pool", "tier"),
-        "requests/s",
-        "What the base limits would let through, over all gateways.",
-    ),
-    Metric("tierlane_workers", "gauge", ("pool", "state"), "workers", "Workers by what they say of themselves."),
-    Metric(
-        "tierlane_recommended_workers",
-        "gauge",
-        ("pool",),
-        "workers",
-        "How many workers the pool should have, as /internal/autoscale says.",
-    ),
-    Metric("tierlane_gpu_healthy", "gauge", ("pool", "gpu"), "0 or 1", "Whether the worker counts as healthy."),
-    Metric("tierlane_gpu_utilization_ratio", "gauge", ("pool", "gpu"), "ratio", "How busy the worker's model is."),
-    Metric(
-        "tierlane_gpu_memory_bytes",
-        "gauge",
-        ("pool", "gpu"),
-        "bytes",
-        "Memory of the worker's GPU in use, where a driver tells it.",
-    ),
-    Metric("tierlane_gateways", "gauge", ("pool",), "gateways", "Gateways that beat."),
-    Metric("tierlane_dlq_size", "gauge", ("pool",), "requests", "Dead letters that wait in Redis for the auditor."),
+    Metric("tierlane_gateways", "gauge", POOL, "Live gateways.", "gateways"),
+    Metric("tierlane_dlq_size", "gauge", POOL, "Dead letters in Redis that the auditor has not stored yet."),
     Metric(
         "tierlane_audit_pending_records",
         "gauge",
-        ("pool",),
+        POOL,
+        "Entries in the audit outbox. One entry has the records of one admission call or batch.",
         "entries",
-        "Entries in the audit outbox; one entry holds the records of one admission call or batch.",
     ),
-    Metric(
-        "tierlane_audit_lag_seconds",
-        "gauge",
-        ("pool",),
-        "seconds",
-        "Age of the oldest audit entry that is not in PostgreSQL.",
-    ),
-    Metric("tierlane_redis_memory_ratio", "gauge", ("pool",), "ratio", "Part of its memory limit that Redis uses."),
+    Metric("tierlane_audit_lag_seconds", "gauge", POOL, "Age of the oldest audit entry that is not in PostgreSQL."),
+    Metric("tierlane_redis_memory_ratio", "gauge", POOL, "Used memory of Redis divided by its limit."),
     Metric(
         "tierlane_look_age_seconds",
         "gauge",
-        ("pool",),
-        "seconds",
-        "Age of this gateway's last look at the pool. Over 10 s what that look showed is left out.",
+        POOL,
+        "Age of this gateway's last observation of the pool. Over 10 s, observed metrics are omitted.",
     ),
     Metric(
         "tierlane_circuit_state",
         "gauge",
         ("pool", "target"),
-        "0, 1, 2",
         "This gateway's circuit breaker: 0 closed, 1 half open, 2 open.",
+        "0, 1, 2",
     ),
     Metric(
         "tierlane_metrics_directory_usable",
         "gauge",
         (),
+        "0: the shared directory is not usable, so the counters are those of this gateway only.",
         "0 or 1",
-        "0: the counters are this gateway's alone, since the common directory cannot be used.",
     ),
-    Metric("tierlane_metrics_processes", "gauge", (), "processes", "Gateways of this host whose counters are summed."),
-    Metric("tierlane_build_info", "gauge", ("version",), "1", "The version of this gateway."),
+    Metric("tierlane_metrics_processes", "gauge", (), "Gateways of this host whose counters are summed.", "gateways"),
+    Metric("tierlane_build_info", "gauge", ("version",), "The version of this gateway.", "1"),
 )
-"""Told by the gateway that answers, of what it last saw: all gateways of a fleet say the same, so take the max, not the sum."""
+"""The last observation of the gateway that responds. All gateways report the same: use the maximum, not the sum."""
 
-METRICS = COUNTED + SEEN
+METRICS = COUNTED + OBSERVED

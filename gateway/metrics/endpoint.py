@@ -1,12 +1,12 @@
-"""`GET /metrics` in Prometheus' text format: the sums of all gateways of this host, and its view of the pools.
+"""`GET /metrics` in the text format of Prometheus: counters of all gateways of this host, and observations of the pools.
 
-A scrape writes this gateway's file first and then adds up all files, its own from the file too: whichever gateway
-answers, no figure is less than what another one reported before. Files are written and read in a thread, never in the
-event loop. Gauges are a pure function of the last observation; nothing is reported that is too old to be believed.
+A scrape writes this gateway's counters file first and then sums all files, its own included, so that no gateway returns
+less than another one returned before. Files are read and written in a thread, never in the event loop. Observations that
+are too old are omitted.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
@@ -14,22 +14,20 @@ from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.circuit_breaker import BreakerState
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.metrics.counters import BATCHES, BOUNDS_US, Counters, Series
-from gateway.metrics.definitions import COUNTED, SEEN
-from gateway.metrics.definitions import Metric as Definition
+from gateway.metrics.definitions import COUNTED, OBSERVED, Metric
 from gateway.metrics.shared_counters import SharedCounters, Sum
-from gateway.operations.health_collector import audit_lag_ms
-from gateway.pool import PoolParts
 from scheduler.protocol.pool_view import Observation, WorkerView
 
 STALE_S = 10.0
-MOST_WORKERS = 512
+MAX_WORKERS = 512
 MEBIBYTE = 1 << 20
 STATES = (
     *("starting", "ready", "busy", "paused", "away", "cordoned"),
@@ -38,12 +36,12 @@ STATES = (
 CIRCUIT = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 Gauge = tuple[str, tuple[str, ...], float]
-"""A metric's name, its labels' values, and its value."""
+"""Name, values of the labels, value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFigures:
-    """Everything that is told of one pool. `factors`: tier -> part of its limits in force; `demand`: requests/s."""
+    """The observed values of one pool. `factors`: tier -> effective part of its limits; `demand`: requests/s."""
 
     pool: str
     observation: Observation | None
@@ -57,36 +55,32 @@ class PoolFigures:
     breakers: Mapping[str, str] = field(default_factory=dict)
 
 
-def gauges(look: PoolFigures) -> Iterator[Gauge]:
-    """All of one pool."""
-    pool = look.pool
-    yield "tierlane_capacity_requests_per_second", (pool,), look.capacity_rps
-    yield "tierlane_recommended_workers", (pool,), look.recommended_workers
-    for tier, part in look.factors.items():
-        yield "tierlane_effective_limit_ratio", (pool, tier), part
-    for target, state in list(look.breakers.items())[:MOST_WORKERS]:
+def gauges(figures: PoolFigures) -> Iterator[Gauge]:
+    """All gauges of one pool."""
+    pool = figures.pool
+    yield "tierlane_capacity_requests_per_second", (pool,), figures.capacity_rps
+    yield "tierlane_recommended_workers", (pool,), figures.recommended_workers
+    for tier, factor in figures.factors.items():
+        yield "tierlane_effective_limit_ratio", (pool, tier), factor
+    for target, state in list(figures.breakers.items())[:MAX_WORKERS]:
         yield "tierlane_circuit_state", (pool, target), CIRCUIT[BreakerState(state)]
-    if look.audit_lag_ms is not None:
-        yield "tierlane_audit_lag_seconds", (pool,), look.audit_lag_ms / 1000
-    if look.age_s is None or look.observation is None:
+    if figures.audit_lag_ms is not None:
+        yield "tierlane_audit_lag_seconds", (pool,), figures.audit_lag_ms / 1000
+    if figures.age_s is None or (observation := figures.observation) is None:
         return
-    yield "tierlane_look_age_seconds", (pool,), look.age_s
-    if look.age_s <= STALE_S:
-        yield "tierlane_redis_memory_ratio", (pool,), look.memory_share
-        yield from _queues(look, look.observation)
-        yield from _workers(pool, look.observation.workers[:MOST_WORKERS])
-
-
-def _queues(look: PoolFigures, seen: Observation) -> Iterator[Gauge]:
-    pool = look.pool
-    for name, tier in seen.tiers.items():
-        yield "tierlane_queue_depth", (pool, name), tier.depth
-        yield "tierlane_queue_oldest_age_seconds", (pool, name), tier.oldest_ms / 1000
-    for name, demand_rps in look.demand.items():
+    yield "tierlane_look_age_seconds", (pool,), figures.age_s
+    if figures.age_s > STALE_S:
+        return
+    yield "tierlane_redis_memory_ratio", (pool,), figures.memory_share
+    for name, queue in observation.tiers.items():
+        yield "tierlane_queue_depth", (pool, name), queue.depth
+        yield "tierlane_queue_oldest_age_seconds", (pool, name), queue.oldest_ms / 1000
+    for name, demand_rps in figures.demand.items():
         yield "tierlane_demand_requests_per_second", (pool, name), demand_rps
-    yield "tierlane_gateways", (pool,), len(seen.gateways)
-    yield "tierlane_dlq_size", (pool,), seen.dlq
-    yield "tierlane_audit_pending_records", (pool,), seen.outbox
+    yield "tierlane_gateways", (pool,), len(observation.gateways)
+    yield "tierlane_dlq_size", (pool,), observation.dlq
+    yield "tierlane_audit_pending_records", (pool,), observation.outbox
+    yield from _workers(pool, observation.workers[:MAX_WORKERS])
 
 
 def _workers(pool: str, workers: list[WorkerView]) -> Iterator[Gauge]:
@@ -106,48 +100,50 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 FILLS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SECONDS = tuple(bound / 1e6 for bound in BOUNDS_US)
-MADE_OF_BATCHES = ("tierlane_batch_size", "tierlane_batch_fill_ratio")
 
-Buckets = list[tuple[str, float]]
-Histogram = tuple[tuple[str, ...], Buckets, float]
-"""Values of the labels, cumulative counts by upper end, the sum."""
+Histogram = tuple[tuple[str, ...], list[tuple[str, float]], float]
+"""Values of the labels, cumulative counts by upper bound, sum."""
 
 
-def exposition(series: Series, gauges: Iterable[Gauge]) -> bytes:
-    """The whole page. Metrics of which there is nothing yet are named all the same."""
+def exposition(series: Series, observed: Iterable[Gauge]) -> bytes:
+    """The page. It names metrics without samples too."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsPage(series, list(gauges)))
+    registry.register(MetricsPage(series, list(observed)))
     return generate_latest(registry)
 
 
 class MetricsPage(Collector):
-    """One scrape's figures as prometheus_client wants them."""
+    """The metrics of one scrape."""
 
-    def __init__(self, series: Series, gauges: Sequence[Gauge]) -> None:
+    def __init__(self, series: Series, observed: Sequence[Gauge]) -> None:
         self._series = series
-        self._gauges = gauges
+        self._observed = observed
 
-    def collect(self) -> Iterator[Metric]:
-        """One family for each definition."""
-        for definition in COUNTED:
-            yield self._histogram(definition) if definition.kind == "histogram" else self._counter(definition)
-        for definition in SEEN:
-            family = GaugeMetricFamily(definition.name, definition.meaning, labels=definition.labels)
-            for name, labels, value in self._gauges:
-                if name == definition.name:
+    def collect(self) -> Iterator[MetricFamily]:
+        """One family per definition."""
+        for metric in COUNTED:
+            yield self._histogram(metric) if metric.kind == "histogram" else self._counter(metric)
+        for metric in OBSERVED:
+            family = GaugeMetricFamily(metric.name, metric.description, labels=metric.labels)
+            for name, labels, value in self._observed:
+                if name == metric.name:
                     family.add_metric(labels, value)
             yield family
 
-    def _counter(self, definition: Definition) -> Metric:
-        family = CounterMetricFamily(definition.name, definition.meaning, labels=definition.labels)
-        for labels, numbers in self._of(definition.name):
+    def _counter(self, metric: Metric) -> MetricFamily:
+        family = CounterMetricFamily(metric.name, metric.description, labels=metric.labels)
+        for labels, numbers in self._of(metric.name):
             family.add_metric(labels, numbers[0])
         return family
 
-    def _histogram(self, definition: Definition) -> Metric:
-        family = HistogramMetricFamily(definition.name, definition.meaning, labels=definition.labels)
-        made = definition.name in MADE_OF_BATCHES
-        found = self._batches(fill=definition.name.endswith("_ratio")) if made else self._times(definition.name)
+    def _histogram(self, metric: Metric) -> MetricFamily:
+        family = HistogramMetricFamily(metric.name, metric.description, labels=metric.labels)
+        if metric.name == "tierlane_batch_size":
+            found = self._batches(_sizes)
+        elif metric.name == "tierlane_batch_fill_ratio":
+            found = self._batches(_fills)
+        else:
+            found = self._times(metric.name)
         for labels, buckets, total in found:
             family.add_metric(labels, buckets, total)
         return family
@@ -156,40 +152,33 @@ class MetricsPage(Collector):
         return ((key[1:], numbers) for key, numbers in sorted(self._series.items()) if key[0] == name)
 
     def _times(self, name: str) -> Iterator[Histogram]:
+        bounds = [*(repr(bound) for bound in SECONDS), "+Inf"]
         for labels, numbers in self._of(name):
-            if len(numbers) == len(SECONDS) + 2:
-                yield labels, cumulative(SECONDS, numbers[:-1]), numbers[-1] / 1e6
+            if len(numbers) == len(bounds) + 1:
+                yield labels, list(zip(bounds, accumulate(numbers[:-1]), strict=True)), numbers[-1] / 1e6
 
-    def _batches(self, *, fill: bool) -> Iterator[Histogram]:
-        """Batches by size, or by how full they were; in an order that stays, so that sums of fractions never fall."""
+    def _batches(self, weigh: "Weigh") -> Iterator[Histogram]:
+        """Batches of each model. Rows are sorted, since a sum of fractions in another order could decrease."""
         models: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}
         for (*labels, full, size), (count, *_) in self._of(BATCHES):
             models.setdefault(tuple(labels), []).append((int(full), int(size), count))
         for labels_of, rows in models.items():
-            yield (labels_of, *(_fills(sorted(rows)) if fill else _sizes(sorted(rows))))
+            bounds, weighted = weigh(sorted(rows))
+            buckets = [(repr(float(bound)), sum(n for value, n in weighted if value <= bound)) for bound in bounds]
+            buckets.append(("+Inf", sum(n for _, n in weighted)))
+            yield labels_of, buckets, float(sum(value * n for value, n in weighted))
 
 
-def cumulative(bounds: Sequence[float], counts: Sequence[float]) -> Buckets:
-    """Counts of single buckets, the last without an end, as Prometheus counts them."""
-    ends = [*(repr(float(bound)) for bound in bounds), "+Inf"]
-    return list(zip(ends, accumulate(counts), strict=True))
+Weigh = Callable[[Sequence[tuple[int, int, int]]], tuple[Sequence[float], list[tuple[float, float]]]]
+"""From (full size, size, requests) to the bounds of the buckets, and (value, number of batches)."""
 
 
-def _sizes(rows: Sequence[tuple[int, int, int]]) -> tuple[Buckets, float]:
-    """Of (full, size, requests): a batch of n has n requests."""
-    return _weighed(SIZES, [(size, requests / size, requests) for _, size, requests in rows if size > 0])
+def _sizes(rows: Sequence[tuple[int, int, int]]) -> tuple[Sequence[float], list[tuple[float, float]]]:
+    return SIZES, [(size, requests / size) for _, size, requests in rows if size > 0]
 
 
-def _fills(rows: Sequence[tuple[int, int, int]]) -> tuple[Buckets, float]:
-    """Where a full batch is not known, nothing."""
-    known = [(min(1.0, size / full), requests / size) for full, size, requests in rows if full > 0 and size > 0]
-    return _weighed(FILLS, [(part, batches, part * batches) for part, batches in known])
-
-
-def _weighed(bounds: Sequence[float], rows: Sequence[tuple[float, float, float]]) -> tuple[Buckets, float]:
-    """Of (value, how often, what it adds to the sum)."""
-    buckets = [(repr(float(bound)), sum(count for value, count, _ in rows if value <= bound)) for bound in bounds]
-    return [*buckets, ("+Inf", sum(count for _, count, _ in rows))], float(sum(add for *_, add in rows))
+def _fills(rows: Sequence[tuple[int, int, int]]) -> tuple[Sequence[float], list[tuple[float, float]]]:
+    return FILLS, [(min(1.0, size / full), requests / size) for full, size, requests in rows if full > 0 and size > 0]
 
 
 WRITE_EVERY_S = 1.0
@@ -197,56 +186,63 @@ WRITE_EVERY_S = 1.0
 log = structlog.get_logger("gateway")
 
 
-class Metrics:
-    """The handler and the loop. `pools`: all that are served, `named`: those of which something is told."""
+@dataclass(frozen=True, slots=True)
+class MetricsSources:
+    """The parts of a gateway that metrics are read from."""
 
-    def __init__(
-        self,
-        counters: Counters,
-        directory: Path | None,
-        gateway_id: str,
-        pools: Callable[[], Sequence[PoolParts]],
-        named: Callable[[], Sequence[PoolParts]],
-    ) -> None:
+    figures: Callable[[], Awaitable[Sequence[PoolFigures]]]
+    resubmitted: Callable[[], int]  # Requests that were submitted again after a loss of Redis data.
+    full_batches: Callable[[], Mapping[tuple[str, str], int]]  # (pool, model) -> max_batch_size.
+
+
+class Metrics:
+    """The handler of `GET /metrics`, and the loop that writes this gateway's counters file."""
+
+    def __init__(self, counters: Counters, directory: Path | None, gateway_id: str, sources: MetricsSources) -> None:
         self._counters = counters
         self._shared_counters = SharedCounters(directory, gateway_id) if directory is not None else None
-        self._pools = pools
-        self._named = named
+        self._sources = sources
         self._number = 0
         self._problem: str | None = None
-        self._version = _version()
+        self._version = installed_version()
 
-    async def __call__(self, call: RoutedRequest) -> HttpResponse:
-        """Answer a scrape."""
+    async def __call__(self, request: RoutedRequest) -> HttpResponse:
+        """Return the metrics."""
         total = await self._total()
-        seen = [gauge for parts in self._named() for gauge in gauges(await pool_look(parts))]
-        body = await asyncio.to_thread(exposition, total.series, [*seen, *self._own(total)])
-        headers = [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
+        observed = [gauge for figures in await self._sources.figures() for gauge in gauges(figures)]
+        shared = self._shared_counters is not None and self._problem is None
+        observed += [
+            ("tierlane_metrics_directory_usable", (), int(shared)),
+            ("tierlane_metrics_processes", (), total.processes),
+            ("tierlane_build_info", (self._version,), 1),
+        ]
+        body = await asyncio.to_thread(exposition, total.series, observed)
+        headers = [("x-request-id", request.request_id), ("Cache-Control", "no-store")]
         return HttpResponse(200, body, headers, CONTENT_TYPE)
 
     async def run(self) -> None:
-        """Write this gateway's file about once a second; never ends by itself."""
+        """Write this gateway's file about once a second, forever."""
         while True:
             await asyncio.sleep(WRITE_EVERY_S)
-            self._counters.full_batches(self._full_batches())
+            self._counters.full_batches(self._sources.full_batches())
             await self._write()
 
     def close(self) -> None:
-        """The last words, once nothing is served any more."""
+        """Write the final counters, when the gateway no longer serves."""
         if self._shared_counters is not None:
             try:
                 self._shared_counters.write(self._series(), self._next())
             except OSError as error:
-                self._cannot(error)
+                self._failed(error)
             self._shared_counters.close()
 
     async def _total(self) -> Sum:
-        """What all gateways counted; this one alone where the directory cannot be used."""
+        """The counters of all gateways; those of this gateway only, if the directory is not usable."""
         if self._shared_counters is not None and await self._write():
             try:
                 return await asyncio.to_thread(self._shared_counters.sum)
             except OSError as error:
-                self._cannot(error)
+                self._failed(error)
         return Sum(self._series(), 1)
 
     async def _write(self) -> bool:
@@ -255,15 +251,15 @@ class Metrics:
         try:
             await asyncio.to_thread(self._shared_counters.write, self._series(), self._next())
         except OSError as error:
-            self._cannot(error)
+            self._failed(error)
             return False
         self._problem = None
         return True
 
-    def _cannot(self, error: OSError) -> None:
+    def _failed(self, error: OSError) -> None:
         problem = error.strerror or str(error)
         if problem != self._problem:
-            log.warning("metrics are this gateway's alone: the common directory cannot be used", reason=problem)
+            log.warning("shared metrics directory not usable; metrics are those of this gateway only", reason=problem)
         self._problem = problem
 
     def _next(self) -> int:
@@ -271,43 +267,12 @@ class Metrics:
         return self._number
 
     def _series(self) -> Series:
-        again = sum(parts.recovery.submitted_again for parts in self._pools())
-        return self._counters.series() | {("tierlane_retries_total", "redis"): [again]}
-
-    def _full_batches(self) -> dict[tuple[str, str], int]:
-        snapshots = [parts.snapshot for parts in self._pools()[:1]]
-        models = [snapshot.models for snapshot in snapshots if snapshot is not None]
-        return {(row.pool, name): row.max_batch_size for rows in models for name, row in rows.items()}
-
-    def _own(self, total: Sum) -> Iterable[Gauge]:
-        shared = self._shared_counters is not None and self._problem is None
-        return (
-            ("tierlane_metrics_directory_usable", (), int(shared)),
-            ("tierlane_metrics_processes", (), total.processes),
-            ("tierlane_build_info", (self._version,), 1),
-        )
+        return self._counters.series() | {("tierlane_retries_total", "redis"): [self._sources.resubmitted()]}
 
 
-async def pool_look(parts: PoolParts) -> PoolFigures:
-    """What there is to tell of one pool now."""
-    snapshot, limits = parts.snapshot, parts.limits
-    tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
-    return PoolFigures(
-        pool=parts.config.pool,
-        observation=parts.heartbeat.observation,
-        age_s=parts.heartbeat.age_s(),
-        capacity_rps=limits.capacity_rps,
-        factors={name: limits.factor(name) for name in tiers},
-        demand={name: limits.demand(name) for name in tiers},
-        memory_share=limits.memory_share,
-        audit_lag_ms=await audit_lag_ms(parts),
-        recommended_workers=parts.scale.recommended,
-        breakers=parts.direct.view().breakers,
-    )
-
-
-def _version() -> str:
+def installed_version() -> str:
+    """The version of the installed distribution; "0" in a checkout that was never installed."""
     try:
         return version("tierlane")
-    except PackageNotFoundError:  # A checkout that was never installed.
+    except PackageNotFoundError:
         return "0"

@@ -1,11 +1,11 @@
-"""The counters of all gateways of a host: each writes its own file, whoever is scraped adds them up. No counter falls.
+"""The counters of all gateways of a host. Each gateway writes its own file; a scrape sums all files. No counter decreases.
 
-    <directory>/<gateway>.tally   what a gateway counted, replaced as a whole about once a second
-    <directory>/<gateway>.alive   locked by that gateway while it lives
-    <directory>/ended.tally       the sum of those that ended, and whose files are in it already
-    <directory>/folding           locked by who adds an ended one to that sum
+    <directory>/<gateway>.tally   counters of a gateway, replaced about once a second
+    <directory>/<gateway>.alive   locked by that gateway while it is alive
+    <directory>/ended.tally       sum of the gateways that ended, and their names
+    <directory>/folding           locked by the gateway that adds an ended one to that sum
 
-Nobody waits for a lock: who reads notices that something was folded meanwhile, and reads again.
+No gateway waits for a lock: a reader detects that the sum changed while it read, and reads again.
 """
 
 import fcntl
@@ -20,37 +20,37 @@ import msgspec
 
 from gateway.metrics.counters import BOUNDS_US, Series
 
-TALLY, ALIVE = ".tally", ".alive"
-FORM = "1:" + ",".join(map(str, BOUNDS_US))
-"""Version and buckets: what was counted in others cannot be added, and Prometheus sees a restart."""
+COUNTERS, ALIVE = ".tally", ".alive"
+FORMAT = "1:" + ",".join(map(str, BOUNDS_US))
+"""Version and buckets. Counters in another format are ignored, and Prometheus sees a restart."""
 
-READS = 5
+READS = 5  # Attempts to read while the sum of ended gateways changes.
 
 
-class Tallied(msgspec.Struct, array_like=True, frozen=True):
-    """A file: its form, its series, and for the sum of ended ones the names of those in it and how often it was written."""
+class CountersFile(msgspec.Struct, array_like=True, frozen=True):
+    """A file. `folded` and `generation` are of the sum only: the gateways in it, and how often it was written."""
 
-    form: str
+    format: str
     series: list[tuple[tuple[str, ...], list[int]]]
     folded: tuple[str, ...] = ()
     generation: int = 0
 
 
-EMPTY = Tallied(FORM, [])
+EMPTY = CountersFile(FORMAT, [])
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Tallied).decode
+_decode = msgspec.msgpack.Decoder(CountersFile).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Series added up, and of how many living gateways."""
+    """The summed series, and the number of live gateways in it."""
 
     series: Series
     processes: int
 
 
 class SharedCounters:
-    """One gateway's place in the directory. Every call raises OSError where the directory cannot be used, and blocks."""
+    """The files of one gateway. All methods block, and raise OSError if the directory is not usable."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -60,7 +60,7 @@ class SharedCounters:
         self._written = -1
 
     def write(self, series: Series, number: int) -> None:
-        """Replace this gateway's file. A later `number` is newer: of two writers at a time the newer one stands."""
+        """Replace this gateway's file, unless a higher `number` was written before by another thread."""
         with self._lock:
             if number <= self._written:
                 return
@@ -68,12 +68,12 @@ class SharedCounters:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 self._alive = _locked(self._directory / f"{self._name}{ALIVE}")
                 if self._alive is None:
-                    raise OSError("another gateway has this one's name")
-            _replace(self._directory / f"{self._name}{TALLY}", Tallied(FORM, list(series.items())))
+                    raise OSError("another gateway has the same name")
+            _replace(self._directory / f"{self._name}{COUNTERS}", CountersFile(FORMAT, list(series.items())))
             self._written = number
 
     def sum(self) -> Sum:
-        """What all gateways counted, those that ended included."""
+        """The sum over all gateways, including those that ended."""
         self._fold()
         ended = _read(self._ended)
         for _ in range(READS):
@@ -86,7 +86,7 @@ class SharedCounters:
         return Sum(added([ended, *read]), len(read))
 
     def close(self) -> None:
-        """Let go: from now on this gateway counts as ended."""
+        """Mark this gateway as ended."""
         with self._lock:
             if self._alive is not None:
                 self._alive.close()
@@ -95,13 +95,13 @@ class SharedCounters:
 
     @property
     def _ended(self) -> Path:
-        return self._directory / f"ended{TALLY}"
+        return self._directory / f"ended{COUNTERS}"
 
     def _files(self) -> list[Path]:
-        return sorted(path for path in self._directory.glob(f"*{TALLY}") if path != self._ended)
+        return sorted(path for path in self._directory.glob(f"*{COUNTERS}") if path != self._ended)
 
     def _fold(self) -> None:
-        """Add those that ended to their sum; nothing where somebody else is at it."""
+        """Add gateways that ended to the sum, unless another gateway does so now."""
         lock = _locked(self._directory / "folding")
         if lock is None:
             return
@@ -115,46 +115,43 @@ class SharedCounters:
     def _fold_one(self, path: Path) -> None:
         ended = _read(self._ended)
         if path.stem not in ended.folded:
-            still_there = tuple(name for name in ended.folded if (self._directory / f"{name}{TALLY}").exists())
+            still_there = tuple(name for name in ended.folded if (self._directory / f"{name}{COUNTERS}").exists())
             total = added([ended, _read(path)])
             _replace(
                 self._ended,
-                Tallied(FORM, list(total.items()), (*still_there, path.stem), ended.generation + 1),
+                CountersFile(FORMAT, list(total.items()), (*still_there, path.stem), ended.generation + 1),
             )
         path.unlink(missing_ok=True)
         path.with_suffix(ALIVE).unlink(missing_ok=True)
 
 
-def added(files: Iterable[Tallied]) -> Series:
-    """The sum, series by series; of one key all are of one length."""
+def added(files: Iterable[CountersFile]) -> Series:
+    """The sum of each series."""
     total: Series = {}
     for file in files:
         for key, numbers in file.series:
-            before = total.get(key)
-            if before is None:
-                total[key] = list(numbers)
-            else:
-                total[key] = [a + b for a, b in zip(before, numbers, strict=True)]
+            before = total.get(key, [0] * len(numbers))
+            total[key] = [a + b for a, b in zip(before, numbers, strict=True)]
     return total
 
 
-def _read(path: Path) -> Tallied:
-    """What a file holds; nothing where it is gone or of another form."""
+def _read(path: Path) -> CountersFile:
+    """The content of a file; EMPTY if it is missing, damaged or in another format."""
     try:
         read = _decode(path.read_bytes())
     except (FileNotFoundError, msgspec.MsgspecError):
         return EMPTY
-    return read if read.form == FORM else EMPTY
+    return read if read.format == FORMAT else EMPTY
 
 
-def _replace(path: Path, content: Tallied) -> None:
+def _replace(path: Path, content: CountersFile) -> None:
     part = path.with_suffix(".part")
     part.write_bytes(_encode(content))
     part.replace(path)
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """The file, locked until it is closed; None where somebody else has it."""
+    """The file, locked until it is closed; None if another process has the lock."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "rb")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,11 +1,10 @@
-"""What every endpoint of a gateway takes and returns: one `ApiEndpoint` for each route of `build_routes` (gateway/wiring.py).
+"""The description of every endpoint of a gateway: one `ApiEndpoint` for each route of `build_routes` (gateway/wiring.py).
 
-Inference in any API format is made by `asks`: behind it is one request, with the same errors.
-tests/architecture/test_openapi.py compares this table with the routes, both ways.
+All inference endpoints have the same errors, since they have the same pipeline. tests/architecture/test_openapi.py
+compares this table with the routes, both ways.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from gateway.api import chat, completions
@@ -19,30 +18,27 @@ from gateway.api.stream_chunks import ChatChunk, CompletionChunk
 from gateway.auth.service_tier import KNOWN
 from gateway.autoscale import Scale
 from gateway.http.response import JSON
+from gateway.http.response_headers import Schema
 from gateway.http.sse import EVENTS
 from gateway.http.static import HTML
 from gateway.jobs.results import JobResult, Promise
 from gateway.metrics.endpoint import CONTENT_TYPE as METRICS
 from gateway.openapi.model import (
-    ANYWHERE,
+    ANY_PATH,
     LIMITS,
-    MODEL_ID,
     NOT_EMPTY,
     READ,
-    REQUEST_ID,
     SERVICE,
     TOKEN_LIMITS,
     ApiEndpoint,
-    EndpointTexts,
     Parameter,
-    Schema,
-    asks,
-    constant,
-    in_json,
-    inside,
-    looks,
+    ResponseDescription,
+    account_endpoint,
+    inference_endpoint,
     only,
-    probe,
+    operator_endpoint,
+    probe_endpoint,
+    static_page,
 )
 from gateway.operations.action_requests import (
     CordonBody,
@@ -61,29 +57,143 @@ from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import MAX_SUBMISSIONS
 
-PAGE_HEADERS = ("x-request-id", *(name for name, _ in html_headers()))
-SESSION = EndpointTexts(
-    sentence="The browser has it, or has it no more.",
-    content=in_json(Session),
-    headers=("x-request-id", "Cache-Control", "Set-Cookie"),
-)
-WATCHED = (
-    "With `Accept: text/event-stream`: first an event `history` with the last quarter of an hour, then `state` every second, or "
-    "sooner where a worker is lost. Without it: one document of state. A browser sends its cookie instead of the token."
-)
-ASSET = Parameter(name="id", place="path", sentence="Its name.", schema=only(*ASSETS))
-_FILE = constant("/internal/dashboard/assets/{id}", "A file of the page", {SCRIPT: str})
+TEXTS: Schema = {
+    "anyOf": [NOT_EMPTY, {"type": "array", "items": NOT_EMPTY, "minItems": 1, "maxItems": MAX_SUBMISSIONS}]
+}
+SERVICE_TIER = {"service_tier": only(None, *KNOWN)}
+MESSAGES: Schema = {
+    "type": "array",
+    "items": {"$ref": f"#/components/schemas/{ChatMessage.__name__}"},
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+}
+ONE_TOKEN_LIMIT: Schema = {
+    "not": {
+        "properties": {"max_tokens": {"type": "integer"}, "max_completion_tokens": {"type": "integer"}},
+        "required": ["max_tokens", "max_completion_tokens"],
+    }
+}
+"""`max_tokens` and `max_completion_tokens` exclude each other."""
 
-DASHBOARD_DOORS: tuple[ApiEndpoint, ...] = (
+STREAMED: Schema = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
+STREAM_OPTIONS: Schema = {"anyOf": [{"properties": {"stream_options": {"type": "null"}}}, STREAMED]}
+ONE_PROMPT: Schema = {"not": {"allOf": [STREAMED, {"properties": {"prompt": {"type": "array", "minItems": 2}}}]}}
+"""A stream has one prompt."""
+
+INFERENCE = inference_endpoint(
+    "/v1/inference",
+    InferenceBody,
+    Success,
+    "Run a model",
+    example={"input": "Once upon a time", "parameters": {"max_tokens": 16}},
+    rules=SERVICE_TIER,
+    parameters=(Parameter("Prefer", "header", "`respond-async` starts a job. Other preferences are ignored."),),
+    responses={
+        202: ResponseDescription(
+            description="The job was accepted. Its result will be at `Location`.",
+            content={JSON: Promise},
+            headers=("x-request-id", "Location", "Preference-Applied", *LIMITS),
+            optional_headers=(*TOKEN_LIMITS, "Idempotent-Replayed"),
+        )
+    },
+    description=(
+        "With `Prefer: respond-async` the body may contain `callback_url`: an http or https URL of an allowed host. When "
+        "the job ends, its result is sent there by POST, signed according to Standard Webhooks."
+    ),
+)
+API: tuple[ApiEndpoint, ...] = (
+    INFERENCE,
+    account_endpoint(
+        "/v1/result/{id}",
+        "State and result of a job; DELETE cancels it",
+        JobResult,
+        ErrorCode.NOT_FOUND,
+        methods=("GET", "HEAD", "DELETE"),
+        headers=("Cache-Control",),
+        parameters=(Parameter("id", "path", "The id of a job, from `task_id`.", NOT_EMPTY),),
+    ),
+    inference_endpoint(
+        "/v1/predict",
+        PredictBody,
+        Prediction,
+        "Run a model, with other field names",
+        example={"model_id": "tiny", "input_data": "Once upon a time"},
+    ),
+    inference_endpoint(
+        "/api/inference", PlainBody, PlainAnswer, "Run the default model", example={"input": "Once upon a time"}
+    ),
+    inference_endpoint(
+        "/v1/completions",
+        CompletionBody,
+        Completion,
+        "Complete prompts (OpenAI format)",
+        example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
+        rules={"prompt": TEXTS} | SERVICE_TIER | {name: only(*each) for name, each in completions.ACCEPTED.items()},
+        conditions=(STREAM_OPTIONS, ONE_PROMPT),
+        events=CompletionChunk,
+    ),
+    inference_endpoint(
+        "/v1/chat/completions",
+        ChatBody,
+        ChatCompletion,
+        "Continue a conversation (OpenAI format)",
+        example={"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_completion_tokens": 16},
+        rules={"messages": MESSAGES} | SERVICE_TIER | {name: only(*each) for name, each in chat.ACCEPTED.items()},
+        conditions=(ONE_TOKEN_LIMIT, STREAM_OPTIONS),
+        events=ChatChunk,
+    ),
+    inference_endpoint(
+        "/v1/embeddings",
+        EmbeddingBody,
+        Embeddings,
+        "Compute the vectors of texts (OpenAI format)",
+        example={"model": "tiny", "input": "Once upon a time"},
+        rules={"input": TEXTS, "dimensions": only(None)} | SERVICE_TIER,
+    ),
+    account_endpoint("/v1/models", "List the models", ModelList),
+    account_endpoint(
+        "/v1/models/{id...}",
+        "Read one model",
+        ModelEntry,
+        ErrorCode.MODEL_NOT_FOUND,
+        parameters=(Parameter("id", "path", "The name of the model, which may contain slashes.", NOT_EMPTY),),
+    ),
+    account_endpoint("/v1/me", "Current limits, what is left, usage of 24 hours", Account, headers=("Cache-Control",)),
+)
+
+OPERATIONS: tuple[ApiEndpoint, ...] = (
+    operator_endpoint(
+        "/internal/health",
+        "Health of the system, with figures and reasons",
+        {
+            200: ("Healthy or degraded: requests are served.", HealthNow),
+            503: ("Down: requests are not served.", HealthNow),
+        },
+    ),
+    operator_endpoint(
+        "/internal/requests/{id}",
+        "History of one request",
+        {200: ("Found.", Story)},
+        ErrorCode.NOT_FOUND,
+        ErrorCode.CATALOG_UNAVAILABLE,
+        parameters=(Parameter("id", "path", "The id of a request, from `x-request-id`.", NOT_EMPTY),),
+    ),
+    operator_endpoint(
+        "/internal/autoscale", "Recommended number of workers of each pool, with reasons", {200: ("The advice.", Scale)}
+    ),
+)
+
+PAGE_HEADERS = ("x-request-id", *(name for name, _ in html_headers()))
+DASHBOARD: tuple[ApiEndpoint, ...] = (
     ApiEndpoint(
         path="/internal/dashboard",
         methods=("GET",),
         tag="operations",
-        summary="The page for on-call",
-        wants="service",
-        answers={
-            200: EndpointTexts(sentence="The page.", content={HTML: str}, headers=PAGE_HEADERS),
-            401: EndpointTexts(sentence="The page where a browser logs in.", content={HTML: str}, headers=PAGE_HEADERS),
+        summary="The dashboard",
+        token="service",  # noqa: S106  # the kind of token
+        responses={
+            200: ResponseDescription(description="The page.", content={HTML: str}, headers=PAGE_HEADERS),
+            401: ResponseDescription(description="The login page.", content={HTML: str}, headers=PAGE_HEADERS),
         },
         errors=SERVICE,
     ),
@@ -91,248 +201,135 @@ DASHBOARD_DOORS: tuple[ApiEndpoint, ...] = (
         path="/internal/dashboard/session",
         methods=("POST", "DELETE"),
         tag="operations",
-        summary="Log a browser in with the service token, and out",
-        wants="service",
-        answers={200: SESSION},
-        errors=SERVICE,
-    ),
-    replace(
-        inside("/internal/dashboard/events", "What the page shows, live", {200: ("The latest.", DashboardState)}),
-        text=WATCHED,
-        answers={
-            200: EndpointTexts(
-                sentence="The latest, or the stream.",
-                content={JSON: DashboardState, EVENTS: DashboardState},
-                headers=("x-request-id", "Cache-Control"),
+        summary="Log a browser in with the service token, or out",
+        token="service",  # noqa: S106  # the kind of token
+        responses={
+            200: ResponseDescription(
+                description="The session was created or deleted.",
+                content={JSON: Session},
+                headers=("x-request-id", "Cache-Control", "Set-Cookie"),
             )
         },
+        errors=SERVICE,
     ),
-    replace(
-        _FILE,
+    operator_endpoint(
+        "/internal/dashboard/events",
+        "The live state of the dashboard",
+        {200: ("The current state, or the stream.", {JSON: DashboardState, EVENTS: DashboardState})},
+        description=(
+            "With `Accept: text/event-stream`: first the event `history` with the last 15 minutes, then `state` every "
+            "second, or at once when a worker is lost. Otherwise one document. A browser sends its cookie instead of the "
+            "token."
+        ),
+    ),
+    static_page(
+        "/internal/dashboard/assets/{id}",
+        "A file of the dashboard",
+        SCRIPT,
+        CSS,
+        ICON,
         tag="operations",
-        parameters=(*_FILE.parameters, ASSET),
-        answers={**_FILE.answers, 200: replace(_FILE.answers[200], content={SCRIPT: str, CSS: str, ICON: str})},
-        errors=_FILE.errors | {ErrorCode.NOT_FOUND},
+        parameters=(Parameter("id", "path", "The name of the file.", only(*ASSETS)),),
+        errors=ANY_PATH | {ErrorCode.NOT_FOUND},
     ),
 )
-
 
 WORKERS = "/internal/dashboard/workers"
 LETTERS = "/internal/dashboard/dead-letters"
-REFUSED = (
-    ErrorCode.CROSS_SITE,
-    ErrorCode.CATALOG_UNAVAILABLE,
-    ErrorCode.REQUEST_TOO_LARGE,
-    ErrorCode.UNSUPPORTED_ENCODING,
-)
-CONFIRMED = (
-    "It carries what was confirmed, and is refused where that is not so any more. A browser sends its cookie, and must say by "
-    "`Sec-Fetch-Site` or `Origin` that the page itself asks. A row of `config_changes` tells of it."
-)
 LETTER: Mapping[str, Any] = {"up_to": 41, "tier": "paid", "model": "tiny", "error_code": "worker_lost"}
 
 
-def _acts(
-    path: str, summary: str, body: type, says: tuple[str, Any], example: Mapping[str, Any], *more: ErrorCode
+def _action(
+    path: str, summary: str, body: type, result: tuple[str, Any], example: Mapping[str, Any], *errors: ErrorCode
 ) -> ApiEndpoint:
-    return replace(
-        inside(path, summary, {200: says}, *REFUSED, *more),
+    """An action of the dashboard."""
+    return operator_endpoint(
+        path,
+        summary,
+        {200: result},
+        ErrorCode.CROSS_SITE,
+        ErrorCode.CATALOG_UNAVAILABLE,
+        ErrorCode.REQUEST_TOO_LARGE,
+        ErrorCode.UNSUPPORTED_ENCODING,
+        *errors,
         methods=("POST",),
         body=body,
         example=example,
-        text=CONFIRMED,
+        description=(
+            "The body contains what the operator confirmed; the action is rejected if that is no longer true. A browser "
+            "sends its cookie, and `Sec-Fetch-Site` or `Origin` must show that the request comes from the dashboard. The "
+            "action is recorded in `config_changes`."
+        ),
     )
 
 
-ACTION_DOORS: tuple[ApiEndpoint, ...] = (
-    _acts(
+ACTIONS: tuple[ApiEndpoint, ...] = (
+    _action(
         f"{WORKERS}/cordon",
-        "No new work for a worker",
+        "Send no new work to a worker",
         CordonBody,
-        ("It is cordoned.", Cordoned),
+        ("The worker is cordoned.", Cordoned),
         {"worker": "worker-1", "healthy_left": 3, "reason": "its fan is loud"},
         ErrorCode.NOT_FOUND,
         ErrorCode.CHANGED_MEANWHILE,
     ),
-    _acts(
+    _action(
         f"{WORKERS}/uncordon",
-        "A worker may have work again",
+        "Send new work to a worker again",
         UncordonBody,
-        ("It is not cordoned.", Cordoned),
+        ("The worker is not cordoned.", Cordoned),
         {"worker": "worker-1"},
         ErrorCode.NOT_FOUND,
     ),
-    inside(
+    operator_endpoint(
         LETTERS,
-        "How many dead letters there are, by tier, model and cause",
-        {200: ("Counted.", LetterGroups)},
+        "Count dead letters by tier, model and cause",
+        {200: ("The counts.", LetterGroups)},
         ErrorCode.CATALOG_UNAVAILABLE,
     ),
-    _acts(
+    _action(
         f"{LETTERS}/requeue",
-        "Run dead letters again: the oldest 32 of those that were confirmed",
+        "Run dead letters again: the oldest 32 of the confirmed ones",
         RequeueBody,
-        ("How each ended.", Requeued),
+        ("The outcome of each.", Requeued),
         {"count": 2, "after": 0, **LETTER},
         ErrorCode.CHANGED_MEANWHILE,
     ),
-    _acts(
+    _action(
         f"{LETTERS}/purge",
-        "Delete dead letters for good",
+        "Delete dead letters",
         PurgeBody,
-        ("They are gone.", Purged),
+        ("They were deleted.", Purged),
         {"count": 2, **LETTER},
         ErrorCode.CHANGED_MEANWHILE,
     ),
 )
 
-
-TEXTS: Schema = {
-    "anyOf": [NOT_EMPTY, {"type": "array", "items": NOT_EMPTY, "minItems": 1, "maxItems": MAX_SUBMISSIONS}]
-}
-SERVICE_TIER = only(None, *KNOWN)
-MESSAGES: Schema = {
-    "type": "array",
-    "items": {"$ref": f"#/components/schemas/{ChatMessage.__name__}"},
-    "minItems": 1,
-    "maxItems": MAX_MESSAGES,
-}
-ONE_NAME: Schema = {
-    "not": {
-        "properties": {"max_tokens": {"type": "integer"}, "max_completion_tokens": {"type": "integer"}},
-        "required": ["max_tokens", "max_completion_tokens"],
-    }
-}
-"""`max_tokens` and its newer name are not both there."""
-
-
-def taken(values: Mapping[str, tuple[Any, ...]]) -> dict[str, Schema]:
-    """The rules of fields that may be there as long as they change nothing."""
-    return {name: only(*each) for name, each in values.items()}
-
-
-STREAMED: Schema = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
-OPTIONS_OF_A_STREAM: Schema = {"anyOf": [{"properties": {"stream_options": {"type": "null"}}}, STREAMED]}
-ONE_PROMPT: Schema = {"not": {"allOf": [STREAMED, {"properties": {"prompt": {"type": "array", "minItems": 2}}}]}}
-"""Of a stream."""
-
-PREFER = Parameter(
-    name="Prefer", place="header", sentence="`respond-async`: a job instead of an answer. Anything else is passed over."
+METRICS_PAGE = ApiEndpoint(
+    path="/metrics",
+    methods=READ,
+    tag="operations",
+    summary="Metrics in the text format of Prometheus",
+    responses={
+        200: ResponseDescription(
+            description="All metrics.", content={METRICS: str}, headers=("x-request-id", "Cache-Control")
+        )
+    },
+    errors=ANY_PATH,
 )
-TASK_ID = Parameter(name="id", place="path", sentence="A job's id, as `task_id` told it.", schema=NOT_EMPTY)
-PROMISED = EndpointTexts(
-    sentence="A job was taken; its result will be at `Location`.",
-    content={JSON: Promise},
-    headers=("x-request-id", "Location", "Preference-Applied", *LIMITS),
-    sometimes=(*TOKEN_LIMITS, "Idempotent-Replayed"),
-)
-JOBS = (
-    "With `Prefer: respond-async` the body may have `callback_url` besides: an http or https URL of an allowed host, to which "
-    "the end of the job is POSTed with a signature of Standard Webhooks."
-)
-
-
-DOORS: tuple[ApiEndpoint, ...] = (
-    replace(
-        asks(
-            "/v1/inference",
-            InferenceBody,
-            Success,
-            "Ask a model",
-            example={"input": "Once upon a time", "parameters": {"max_tokens": 16}},
-            rules={"service_tier": SERVICE_TIER},
-            parameters=(PREFER,),
-            also={202: PROMISED},
-        ),
-        text=JOBS,
+ENDPOINTS: tuple[ApiEndpoint, ...] = (
+    *API,
+    *OPERATIONS,
+    *DASHBOARD,
+    *ACTIONS,
+    probe_endpoint("/livez", "Liveness of the process", {200: ("The process is alive.", Alive)}),
+    probe_endpoint(
+        "/readyz",
+        "Readiness for traffic",
+        {200: ("Ready.", Readiness), 503: ("Not ready, with the reason.", Readiness)},
     ),
-    replace(
-        looks(
-            "/v1/result/{id}",
-            "How a job stands, and its result; DELETE cancels it",
-            JobResult,
-            ErrorCode.NOT_FOUND,
-            parameters=(TASK_ID,),
-            headers=("Cache-Control",),
-        ),
-        methods=("GET", "HEAD", "DELETE"),
-    ),
-    asks(
-        "/v1/predict",
-        PredictBody,
-        Prediction,
-        "The same under other names",
-        example={"model_id": "tiny", "input_data": "Once upon a time"},
-    ),
-    asks(
-        "/api/inference",
-        PlainBody,
-        PlainAnswer,
-        "The same for the default model",
-        example={"input": "Once upon a time"},
-    ),
-    asks(
-        "/v1/completions",
-        CompletionBody,
-        Completion,
-        "Complete prompts, as OpenAI's clients ask for it",
-        example={"model": "tiny", "prompt": "Once upon a time", "max_tokens": 16},
-        rules={"prompt": TEXTS, "service_tier": SERVICE_TIER, **taken(completions.TAKEN)},
-        conditions=(OPTIONS_OF_A_STREAM, ONE_PROMPT),
-        events=CompletionChunk,
-    ),
-    asks(
-        "/v1/chat/completions",
-        ChatBody,
-        ChatCompletion,
-        "Go on with a conversation, as OpenAI's clients ask for it",
-        example={"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_completion_tokens": 16},
-        rules={"messages": MESSAGES, "service_tier": SERVICE_TIER, **taken(chat.TAKEN)},
-        conditions=(ONE_NAME, OPTIONS_OF_A_STREAM),
-        events=ChatChunk,
-    ),
-    asks(
-        "/v1/embeddings",
-        EmbeddingBody,
-        Embeddings,
-        "Turn texts into vectors, as OpenAI's clients ask for it",
-        example={"model": "tiny", "input": "Once upon a time"},
-        rules={"input": TEXTS, "service_tier": SERVICE_TIER, "dimensions": only(None)},
-    ),
-    looks("/v1/models", "The models that can be named", ModelList),
-    looks("/v1/models/{id...}", "One model", ModelEntry, ErrorCode.MODEL_NOT_FOUND, parameters=(MODEL_ID,)),
-    looks("/v1/me", "Limits as they are now, what is left, the last 24 hours", Account, headers=("Cache-Control",)),
-    inside(
-        "/internal/health",
-        "How the whole is, in figures and sentences",
-        {200: ("Healthy or degraded: requests are served.", HealthNow), 503: ("Down: they are not.", HealthNow)},
-    ),
-    inside(
-        "/internal/requests/{id}",
-        "What became of one request",
-        {200: ("Found.", Story)},
-        ErrorCode.NOT_FOUND,
-        ErrorCode.CATALOG_UNAVAILABLE,
-        parameters=(REQUEST_ID,),
-    ),
-    inside("/internal/autoscale", "How many workers each pool should have, and why", {200: ("The advice.", Scale)}),
-    *DASHBOARD_DOORS,
-    *ACTION_DOORS,
-    probe("/livez", "Whether the process lives", {200: ("It does.", Alive)}),
-    probe("/readyz", "Whether to send traffic here", {200: ("Yes.", Readiness), 503: ("Not now, and why.", Readiness)}),
-    ApiEndpoint(
-        path="/metrics",
-        methods=READ,
-        tag="operations",
-        summary="What Prometheus reads",
-        answers={
-            200: EndpointTexts(
-                sentence="All figures.", content={METRICS: str}, headers=("x-request-id", "Cache-Control")
-            )
-        },
-        errors=ANYWHERE,
-    ),
-    constant("/", "What this is, and how to begin", {HTML: str}),
-    constant("/docs", "This description, to be read", {HTML: str}),
-    constant("/openapi.json", "This description", {JSON: dict[str, Any]}),
+    METRICS_PAGE,
+    static_page("/", "Introduction", HTML),
+    static_page("/docs", "This reference", HTML),
+    static_page("/openapi.json", "This description as OpenAPI", JSON, kind=dict[str, Any]),
 )

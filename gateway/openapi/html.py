@@ -1,21 +1,21 @@
-"""The public pages `/`, `/docs` and `/openapi.json`, made once at start.
+"""The public pages `/`, `/docs` and `/openapi.json`, built once at start.
 
-The reference is HTML without a script, so nothing can be loaded. Packaged viewers do not fit: the one on the index
-ships Swagger UI 4, which cannot show OpenAPI 3.1, and all of them want inline styles allowed.
+The reference is HTML without a script, so that the Content-Security-Policy can forbid everything. Packaged viewers do not
+fit: Swagger UI 4 cannot show OpenAPI 3.1, and all of them need inline styles.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
 from gateway.http.response import JSON, encode_json
 from gateway.http.static import HTML, STYLE, StaticPage
+from gateway.metrics.endpoint import installed_version
 from gateway.openapi.document import openapi
-from gateway.openapi.endpoints import DOORS
-from gateway.openapi.model import SOMETIMES
+from gateway.openapi.endpoints import ENDPOINTS
+from gateway.openapi.model import OPTIONAL
 
 Schema = Mapping[str, Any]
 _HEAD = """<!doctype html>
@@ -29,37 +29,49 @@ _HEAD = """<!doctype html>
 <body>
 <main>
 """
+_LINKS = (
+    '<a href="/">Introduction</a>, <a href="/openapi.json">OpenAPI document</a>. A question mark marks a header that may be '
+    "absent."
+)
+
+
+class Pages:
+    """The handlers of the pages."""
+
+    def __init__(self) -> None:
+        document = openapi(ENDPOINTS, installed_version())
+        self.description = StaticPage(encode_json(document), JSON)
+        self.landing = _html(files("gateway").joinpath("static", "landing.html").read_text("utf-8"))
+        self.reference = _html(reference(document))
+
+
+def _html(text: str) -> StaticPage:
+    return StaticPage(text.replace("/* style */", STYLE).encode(), HTML)
 
 
 def reference(document: Schema) -> str:
-    """The whole page."""
-    parts = [f"<h1>Tierlane API</h1>\n{_paragraphs(document['info']['description'])}"]
-    parts.append(f'<p>Version {escape(document["info"]["version"])}. <a href="/">To begin</a>, {_RAW}. {_NOTE}</p>\n')
-    components = document["components"]
-    parts += [_tag(tag, document["paths"], components["responses"]) for tag in document["tags"]]
-    parts.append("<h2>Tokens</h2>\n" + _table(("Name", "What it is"), _schemes(components["securitySchemes"])))
+    """The reference of the API, from its OpenAPI document."""
+    info, paths, components = document["info"], document["paths"], document["components"]
+    parts = [f"<h1>Tierlane API</h1>\n{_paragraphs(info['description'])}"]
+    parts.append(f"<p>Version {escape(info['version'])}. {_LINKS}</p>\n")
+    for tag in document["tags"]:
+        parts.append(f"<h2>{escape(tag['name'].capitalize())}</h2>\n{_paragraphs(tag['description'])}")
+        parts += [
+            _operation(path, methods, components["responses"])
+            for path, methods in paths.items()
+            if next(iter(methods.values()))["tags"] == [tag["name"]]
+        ]
+    schemes = ([_code(name), _inline(each["description"])] for name, each in components["securitySchemes"].items())
+    parts.append("<h2>Tokens</h2>\n" + _table(("Name", "Description"), schemes))
     parts.append("<h2>Schemas</h2>\n" + "".join(_schema(*each) for each in sorted(components["schemas"].items())))
-    parts.append(
-        "<h2>Headers</h2>\n" + _table(("Header", "What it says", "For example"), _headers(components["headers"]))
-    )
+    headers = {name.removesuffix(OPTIONAL): header for name, header in components["headers"].items()}
+    rows = ([_code(n), _inline(h["description"]), _code(str(h["example"]))] for n, h in headers.items())
+    parts.append("<h2>Headers</h2>\n" + _table(("Header", "Description", "Example"), rows))
     return _HEAD + "".join(parts) + "</main>\n</body>\n</html>\n"
 
 
-_NOTE = "A header with a question mark is not always there."
-_RAW = '<a href="/openapi.json">the same for machines</a>'
-
-
-def _tag(tag: Schema, paths: Mapping[str, Schema], shared: Mapping[str, Schema]) -> str:
-    operations = [
-        _operation(path, methods, shared)
-        for path, methods in paths.items()
-        if next(iter(methods.values()))["tags"] == [tag["name"]]
-    ]
-    return f"<h2>{escape(tag['name'].capitalize())}</h2>\n{_paragraphs(tag['description'])}" + "".join(operations)
-
-
 def _operation(path: str, methods: Mapping[str, Schema], shared: Mapping[str, Schema]) -> str:
-    """One address: its methods differ in nothing but the body."""
+    """One path. Its methods differ only in whether they return a body."""
     operation = next(iter(methods.values()))
     names = ", ".join(method.upper() for method in methods)
     token = ", ".join(name for each in operation["security"] for name in each) or "none"
@@ -71,24 +83,22 @@ def _operation(path: str, methods: Mapping[str, Schema], shared: Mapping[str, Sc
     ]
     if operation["parameters"]:
         rows = ([_code(each["name"]), each["in"], escape(each["description"])] for each in operation["parameters"])
-        parts.append(_table(("Parameter", "In", "What it is"), rows))
+        parts.append(_table(("Parameter", "In", "Description"), rows))
     if "requestBody" in operation:
-        parts.append(_body(operation["requestBody"]["content"]["application/json"]))
-    told = ((status, shared.get(_referred(each), each)) for status, each in operation["responses"].items())
-    parts.append(_table(("Status", "Says", "Body", "Headers"), map(_response, told)))
+        media = operation["requestBody"]["content"][JSON]
+        parts.append(f"<p>Body: {_kind(media['schema'])}</p>\n")
+        if "example" in media:
+            parts.append(f"<pre>{escape(json.dumps(media['example'], indent=2))}</pre>\n")
+    responses = ((status, shared.get(_referred(each), each)) for status, each in operation["responses"].items())
+    parts.append(_table(("Status", "Description", "Body", "Headers"), map(_response, responses)))
     return "".join(parts) + "</details>\n"
-
-
-def _body(media: Schema) -> str:
-    example = json.dumps(media["example"], indent=2) if "example" in media else ""
-    return f"<p>Body: {_kind(media['schema'])}</p>\n" + (f"<pre>{escape(example)}</pre>\n" if example else "")
 
 
 def _response(item: tuple[str, Schema]) -> list[str]:
     status, response = item
     bodies = (f"{escape(media)}: {_kind(each['schema'])}" for media, each in response.get("content", {}).items())
     headers = (
-        _code(name) + ("?" if each["$ref"].endswith(SOMETIMES) else "") for name, each in response["headers"].items()
+        _code(name) + ("?" if each["$ref"].endswith(OPTIONAL) else "") for name, each in response["headers"].items()
     )
     return [status, _inline(response["description"]), "<br>".join(bodies), ", ".join(headers)]
 
@@ -107,12 +117,12 @@ def _schema(name: str, schema: Schema) -> str:
 
 
 def _referred(schema: Schema) -> str:
-    """The name that a reference has, or nothing."""
+    """The name in a reference, or ""."""
     return str(schema.get("$ref", "")).rpartition("/")[2]
 
 
 def _kind(schema: Schema) -> str:
-    """The type of a value in words, with links to schemas."""
+    """The type of a value, with links to schemas."""
     if "$ref" in schema:
         name = escape(_referred(schema))
         return f'<a href="#schema-{name}">{name}</a>'
@@ -133,15 +143,6 @@ def _rules(schema: Schema) -> str:
     return ", ".join(f"{rule} {escape(json.dumps(schema[rule]))}" for rule in _RULES if rule in schema)
 
 
-def _schemes(schemes: Mapping[str, Schema]) -> Iterable[list[str]]:
-    return ([_code(name), _inline(scheme["description"])] for name, scheme in schemes.items())
-
-
-def _headers(headers: Mapping[str, Schema]) -> Iterable[list[str]]:
-    told = {name.removesuffix(SOMETIMES): header for name, header in headers.items()}
-    return ([_code(n), _inline(h["description"]), _code(str(h["example"]))] for n, h in told.items())
-
-
 def _table(names: Iterable[str], rows: Iterable[list[str]]) -> str:
     head = "".join(f"<th>{name}</th>" for name in names)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
@@ -149,43 +150,21 @@ def _table(names: Iterable[str], rows: Iterable[list[str]]) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """Paragraphs and lists of one level, which is all that our descriptions have."""
-    blocks = (block.strip() for block in text.split("\n\n"))
-    return "".join(
-        _list(block) if block.startswith("* ") else f"<p>{_inline(block)}</p>\n" for block in blocks if block
-    )
-
-
-def _list(block: str) -> str:
-    return "<ul>" + "".join(f"<li>{_inline(line[2:])}</li>\n" for line in block.splitlines()) + "</ul>\n"
+    """Paragraphs and lists of one level, the only Markdown blocks in the descriptions."""
+    html = ""
+    for block in text.split("\n\n"):
+        if block.startswith("* "):
+            html += "<ul>" + "".join(f"<li>{_inline(line[2:])}</li>\n" for line in block.splitlines()) + "</ul>\n"
+        elif block.strip():
+            html += f"<p>{_inline(block.strip())}</p>\n"
+    return html
 
 
 def _inline(text: str) -> str:
-    """Text with its `code`."""
+    """Text with `code`."""
     pieces = text.split("`")
     return "".join(_code(piece) if at % 2 else escape(piece) for at, piece in enumerate(pieces))
 
 
 def _code(text: str) -> str:
     return f"<code>{escape(text)}</code>"
-
-
-class Pages:
-    """The handlers."""
-
-    def __init__(self) -> None:
-        document = openapi(DOORS, _version())
-        self.description = StaticPage(encode_json(document), JSON)
-        self.landing = _html(files("gateway").joinpath("static", "landing.html").read_text("utf-8"))
-        self.reference = _html(reference(document))
-
-
-def _html(text: str) -> StaticPage:
-    return StaticPage(text.replace("/* style */", STYLE).encode(), HTML)
-
-
-def _version() -> str:
-    try:
-        return version("tierlane")
-    except PackageNotFoundError:  # A checkout that was never installed.
-        return "0"

@@ -1,8 +1,8 @@
-"""How an endpoint is described: what it takes, what it returns, its errors and headers.
+"""The description of an endpoint: what it accepts and returns, its errors and headers.
 
-The table is gateway/openapi/endpoints.py. Types are those that decode and encode, so the description cannot promise
-another form than the one that is checked. A new header is one line here; a response that names a header which is not
-here cannot be described, and a test says so.
+The table is gateway/openapi/endpoints.py. Types are those that decode and encode, so document and behaviour cannot
+differ. A new response header is one entry in gateway/http/response_headers.py; building the document fails for a header
+that is not there.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gateway.http.response import JSON
+from gateway.http.response_headers import RESPONSE_HEADERS, Schema
+from gateway.http.sse import EVENTS
 from gateway.http.static import page_headers
 from gateway.inference.submission import HEADER, MAX_CHARACTERS
 from scheduler.errors import ErrorCode
-
-Schema = dict[str, Any]
-Token = Literal["key", "service"]
 
 LIMITS = (
     "RateLimit-Policy",
@@ -24,87 +23,72 @@ LIMITS = (
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests",
 )
-"""With every answer to a customer who is known,"""
+"""Headers of every response to an authenticated customer."""
 
 TOKEN_LIMITS = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
-"""and these where its tokens have a limit."""
+"""Headers that are added if the customer has a limit of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointTexts:
-    """An answer that is no error. `content`: media type -> the type of the body; `headers` always, `sometimes` not always."""
+class ResponseDescription:
+    """A response that is not an error. `content`: media type -> type of the body. `optional_headers` may be absent."""
 
-    sentence: str
+    description: str
     content: Mapping[str, Any] = field(default_factory=dict)
-    headers: tuple[str, ...] = ()
-    sometimes: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ("x-request-id",)
+    optional_headers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
-    """A header or a part of the path that a client sends."""
+    """A request header or a part of the path."""
 
     name: str
-    place: Literal["header", "path", "query"]
-    sentence: str
+    place: Literal["header", "path"]
+    description: str
     schema: Schema = field(default_factory=lambda: {"type": "string"})
 
     def document(self) -> Schema:
-        """The parameter object. A part of the path is always there."""
+        """The parameter object. A part of the path is required."""
         required = {"required": True} if self.place == "path" else {}
-        return {"name": self.name, "in": self.place, "description": self.sentence, **required, "schema": self.schema}
+        return {"name": self.name, "in": self.place, "description": self.description, **required, "schema": self.schema}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiEndpoint:
-    """One address. `methods` that are told apart by nothing but the body (GET and HEAD) share a description.
+    """One path. Methods that differ only in whether they return a body (GET and HEAD) share a description.
 
-    `body` is the struct that decodes; `rules` narrows its fields to what is checked after decoding,
-    `conditions` say what fields must not be together. `wants` says which
-    token, if any. `errors` are all codes that it can answer, also those that come from before its handler.
+    `errors` are all codes that it can return, including those from before its handler. `body` is the struct that decodes;
+    `rules` and `conditions` describe what is checked after decoding: schemas of single fields, and of combinations.
     """
 
     path: str
     methods: tuple[str, ...]
     tag: str
     summary: str
-    answers: Mapping[int, EndpointTexts]
+    responses: Mapping[int, ResponseDescription]
     errors: frozenset[ErrorCode]
-    wants: Token | None = None
+    token: Literal["key", "service"] | None = None
     body: type | None = None
     example: Mapping[str, Any] | None = None
     rules: Mapping[str, Schema] = field(default_factory=dict)
     conditions: tuple[Schema, ...] = ()
     parameters: tuple[Parameter, ...] = ()
-    text: str = ""
+    description: str = ""
 
     @property
     def template(self) -> str:
-        """The path as OpenAPI writes it: it has no sign for a part that may hold slashes."""
+        """The path in OpenAPI's syntax, which has no form for a part that may contain slashes."""
         return self.path.replace("...}", "}")
 
     def types(self) -> list[Any]:
-        """Every type that its bodies have."""
-        told = [kind for says in self.answers.values() for kind in says.content.values()]
-        return told if self.body is None else [self.body, *told]
+        """The types of all bodies."""
+        types = [kind for response in self.responses.values() for kind in response.content.values()]
+        return types if self.body is None else [self.body, *types]
 
 
-def only(*values: Any) -> Schema:
-    """The rule of a field that takes these values and no others."""
-    return {"enum": list(values)}
-
-
-def in_json(kind: Any) -> dict[str, Any]:
-    """The content of an answer with one JSON body."""
-    return {JSON: kind}
-
-
-EVENT_STREAM = "text/event-stream"
 READ = ("GET", "HEAD")
-OF_EITHER = ("Server-Timing", "Cache-Control")
-"""Headers that either the JSON or the stream has."""
-
-ANYWHERE = frozenset(
+ANY_PATH = frozenset(
     {
         ErrorCode.INVALID_REQUEST,
         ErrorCode.METHOD_NOT_ALLOWED,
@@ -113,43 +97,37 @@ ANYWHERE = frozenset(
         ErrorCode.INTERNAL_ERROR,
     }
 )
-"""What the edge answers at any address: no HTTP, another method, too slow, too many connections, a fault of ours."""
+"""Errors of the server itself, at any path: invalid HTTP, wrong method, too slow, too many connections, a fault."""
 
-SERVICE = ANYWHERE | {ErrorCode.INVALID_API_KEY, ErrorCode.RATE_LIMIT_EXCEEDED}
+SERVICE = ANY_PATH | {ErrorCode.INVALID_API_KEY, ErrorCode.RATE_LIMIT_EXCEEDED}
 CUSTOMER = SERVICE | {ErrorCode.ACCOUNT_SUSPENDED, ErrorCode.CATALOG_UNAVAILABLE}
-
-NOT_TOLD = frozenset({ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.CROSS_SITE, ErrorCode.CHANGED_MEANWHILE})
-"""No inference answers these: nothing at the address, what the audit writes where nobody was left to be answered, and what
-the actions of the page for on-call are refused with.
-"""
-
-ASKED = frozenset(ErrorCode) - NOT_TOLD
+NOT_INFERENCE = frozenset({ErrorCode.NOT_FOUND, ErrorCode.ABANDONED, ErrorCode.CROSS_SITE, ErrorCode.CHANGED_MEANWHILE})
+"""Errors that no inference endpoint returns. `abandoned` is in audit rows only."""
 
 NOT_EMPTY: Schema = {"type": "string", "minLength": 1}
 IDEMPOTENCY_KEY = Parameter(
-    name=HEADER,
-    place="header",
-    sentence="Names this request: the same body again is answered from the first one, for as long as that is kept, "
-    "usually 24 hours.",
-    schema={
+    HEADER,
+    "header",
+    "Identifies this request: a retry with the same body gets the stored response, usually for 24 hours.",
+    {
         "type": "string",
         "pattern": r'^("([!#-\[\]-~]|\\["\\])+"|[!#-~][!-~]*)$',
         "minLength": 1,
         "maxLength": MAX_CHARACTERS,
     },
 )
-IF_NONE_MATCH = Parameter(name="If-None-Match", place="header", sentence="The ETag of a page that the client has.")
-TRACEPARENT = Parameter(
-    name="traceparent", place="header", sentence="W3C trace context; the trace id is kept in the audit."
-)
-MODEL_ID = Parameter(name="id", place="path", sentence="The model's name, which may hold slashes.", schema=NOT_EMPTY)
-REQUEST_ID = Parameter(name="id", place="path", sentence="A request's id, as `x-request-id` told it.", schema=NOT_EMPTY)
+TRACEPARENT = Parameter("traceparent", "header", "W3C trace context; the trace id is stored in the audit row.")
 
 
-def asks(
+def only(*values: Any) -> Schema:
+    """The rule of a field that accepts these values and no others."""
+    return {"enum": list(values)}
+
+
+def inference_endpoint(
     path: str,
     body: type,
-    answer: Any,
+    result: Any,
     summary: str,
     *,
     example: Mapping[str, Any],
@@ -157,189 +135,110 @@ def asks(
     conditions: tuple[Schema, ...] = (),
     events: Any = None,
     parameters: tuple[Parameter, ...] = (),
-    also: Mapping[int, EndpointTexts] = {},
+    responses: Mapping[int, ResponseDescription] = {},
+    description: str = "",
 ) -> ApiEndpoint:
-    """A door for inference. `events`: the type of an event, where it can stream; `also`: its answers beside the 200."""
-    content = in_json(answer) if events is None else in_json(answer) | {EVENT_STREAM: events}
-    completed = EndpointTexts(
-        sentence="Completed.",
-        content=content,
+    """An endpoint in one API format. `events`: the type of a stream's event, None if it cannot stream."""
+    completed = ResponseDescription(
+        description="Completed.",
+        content={JSON: result} if events is None else {JSON: result, EVENTS: events},
         headers=("x-request-id", *LIMITS) if events else ("x-request-id", "Server-Timing", *LIMITS),
-        sometimes=(*TOKEN_LIMITS, "Idempotent-Replayed", "Cache-Status", *(OF_EITHER if events else ())),
+        optional_headers=(
+            *TOKEN_LIMITS,
+            "Idempotent-Replayed",
+            "Cache-Status",
+            *(("Server-Timing", "Cache-Control") if events else ()),  # One in JSON responses, the other in streams.
+        ),
     )
     return ApiEndpoint(
         path=path,
         methods=("POST",),
         tag="inference",
         summary=summary,
-        wants="key",
+        token="key",  # noqa: S106  # the kind of token
         body=body,
         example=example,
         rules=rules,
         conditions=conditions,
         parameters=(IDEMPOTENCY_KEY, TRACEPARENT, *parameters),
-        answers={200: completed, **also},
-        errors=ASKED,
+        responses={200: completed, **responses},
+        errors=frozenset(ErrorCode) - NOT_INFERENCE,
+        description=description,
     )
 
 
-def looks(
-    path: str, summary: str, kind: Any, *more: ErrorCode, headers: tuple[str, ...] = (), **changes: Any
+def account_endpoint(
+    path: str, summary: str, kind: Any, *errors: ErrorCode, headers: tuple[str, ...] = (), **fields: Any
 ) -> ApiEndpoint:
-    """A door where a customer looks at something, which spends nothing."""
-    says = EndpointTexts(
-        sentence="Found.",
-        content=in_json(kind),
+    """An endpoint where a customer reads something, free of charge."""
+    found = ResponseDescription(
+        description="Found.",
+        content={JSON: kind},
         headers=("x-request-id", *headers, *LIMITS),
-        sometimes=TOKEN_LIMITS,
+        optional_headers=TOKEN_LIMITS,
     )
-    errors = CUSTOMER | set(more)
+    defaults: dict[str, Any] = {"methods": READ, "tag": "account", "token": "key", "errors": CUSTOMER | set(errors)}
+    return ApiEndpoint(path=path, summary=summary, responses={200: found}, **(defaults | fields))
+
+
+def static_page(path: str, summary: str, *media: str, kind: Any = str, **fields: Any) -> ApiEndpoint:
+    """A page that is the same for all clients."""
+    headers = ("x-request-id", "ETag", *(name for name, _ in page_headers(media[0])))
+    found = ResponseDescription(description="The page.", content=dict.fromkeys(media, kind), headers=headers)
+    unchanged = ResponseDescription(description="The client has this version (If-None-Match).", headers=headers)
+    etag = Parameter("If-None-Match", "header", "The ETag of the client's copy.")
+    defaults: dict[str, Any] = {"methods": READ, "tag": "pages", "errors": ANY_PATH}
+    parameters = (etag, *fields.pop("parameters", ()))
     return ApiEndpoint(
         path=path,
-        methods=READ,
-        tag="account",
         summary=summary,
-        wants="key",
-        answers={200: says},
-        errors=errors,
-        **changes,
+        parameters=parameters,
+        responses={200: found, 304: unchanged},
+        **(defaults | fields),
     )
 
 
-def constant(path: str, summary: str, content: Mapping[str, Any]) -> ApiEndpoint:
-    """A page that is the same for everybody."""
-    headers = ("x-request-id", "ETag", *(name for name, _ in page_headers(*content)))
-    answers = {
-        200: EndpointTexts(sentence="The page.", content=content, headers=headers),
-        304: EndpointTexts(sentence="It is what If-None-Match names.", headers=headers),
+def probe_endpoint(path: str, summary: str, responses: Mapping[int, tuple[str, Any]]) -> ApiEndpoint:
+    """An endpoint for load balancers. `responses`: status -> description and type."""
+    found = {
+        status: ResponseDescription(description=description, content={JSON: kind})
+        for status, (description, kind) in responses.items()
     }
-    return ApiEndpoint(
-        path=path,
-        methods=READ,
-        tag="pages",
-        summary=summary,
-        parameters=(IF_NONE_MATCH,),
-        answers=answers,
-        errors=ANYWHERE,
-    )
+    return ApiEndpoint(path=path, methods=READ, tag="operations", summary=summary, responses=found, errors=ANY_PATH)
 
 
-def probe(path: str, summary: str, answers: Mapping[int, Any]) -> ApiEndpoint:
-    """A page for load balancers."""
-    told = {
-        status: EndpointTexts(sentence=sentence, content=in_json(kind), headers=("x-request-id",))
-        for status, (sentence, kind) in answers.items()
+def operator_endpoint(
+    path: str, summary: str, responses: Mapping[int, tuple[str, Any]], *errors: ErrorCode, **fields: Any
+) -> ApiEndpoint:
+    """An endpoint that needs the service token. `responses`: status -> description, and type or content."""
+    found = {
+        status: ResponseDescription(
+            description=description,
+            content=kind if isinstance(kind, Mapping) else {JSON: kind},
+            headers=("x-request-id", "Cache-Control"),
+        )
+        for status, (description, kind) in responses.items()
     }
-    return ApiEndpoint(path=path, methods=READ, tag="operations", summary=summary, answers=told, errors=ANYWHERE)
-
-
-def inside(path: str, summary: str, answers: Mapping[int, Any], *more: ErrorCode, **changes: Any) -> ApiEndpoint:
-    """A page for operators, behind the service token."""
-    told = {
-        status: EndpointTexts(sentence=sentence, content=in_json(kind), headers=("x-request-id", "Cache-Control"))
-        for status, (sentence, kind) in answers.items()
+    defaults: dict[str, Any] = {
+        "methods": ("GET",),
+        "tag": "operations",
+        "token": "service",
+        "errors": SERVICE | set(errors),
     }
-    return ApiEndpoint(
-        path=path,
-        methods=("GET",),
-        tag="operations",
-        summary=summary,
-        wants="service",
-        answers=told,
-        errors=SERVICE | set(more),
-        **changes,
-    )
+    return ApiEndpoint(path=path, summary=summary, responses=found, **(defaults | fields))
 
 
-SOMETIMES = "-if-known"
-"""The end of a component's name where the header is not always there: a reference cannot say so by itself."""
-
-_TEXT: Schema = {"type": "string"}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_GO_DURATION: Schema = {"type": "string", "pattern": r"^(\d+h)?(\d+m)?(\d+(\.\d+)?(ms|s))$"}
-
-_HEADERS: dict[str, tuple[str, Schema, Any]] = {
-    "x-request-id": (
-        "The request's id: what support asks for, and what the audit row is called.",
-        {"type": "string", "pattern": "^req_[0-9a-f]{32}$"},
-        "req_01a1fcc578457330952e380ef16929eb",
-    ),
-    "RateLimit-Policy": (
-        "Each limit in force now (IETF draft 11): its name, its quota `q`, its window `w` in seconds.",
-        _TEXT,
-        '"requests";q=200;w=1, "concurrency";q=20;qu="concurrent-requests"',
-    ),
-    "RateLimit": (
-        "What is left of each limit (IETF draft 11): `r` units, and `t` seconds until it is full again.",
-        _TEXT,
-        '"requests";r=199;t=1, "concurrency";r=19',
-    ),
-    "x-ratelimit-limit-requests": ("The burst of requests, as OpenAI's clients read it.", _COUNT, 200),
-    "x-ratelimit-remaining-requests": ("How many of them are left.", _COUNT, 199),
-    "x-ratelimit-reset-requests": ("Until all are back: a duration as Go writes it.", _GO_DURATION, "5ms"),
-    "x-ratelimit-limit-tokens": ("Tokens a minute, where they have a limit.", _COUNT, 100_000),
-    "x-ratelimit-remaining-tokens": ("How many of them are left.", _COUNT, 99_936),
-    "x-ratelimit-reset-tokens": ("Until all are back: a duration as Go writes it.", _GO_DURATION, "38ms"),
-    "Retry-After": ("When to try again, in seconds, by the measured drain rate, with jitter.", _COUNT, 2),
-    "retry-after-ms": ("The same in milliseconds.", _COUNT, 1125),
-    "x-should-retry": (
-        "Sent where a client's own rule for the status would be wrong.",
-        {"type": "string", "enum": ["true", "false"]},
-        "false",
-    ),
-    "Server-Timing": (
-        "Where the time went, in milliseconds: waiting in the tier's queue, on the way in a batch, on the GPU.",
-        _TEXT,
-        "queue;dur=1.0, batch;dur=5.7, gpu;dur=162.5",
-    ),
-    "Idempotent-Replayed": (
-        "The answer is the stored one of the first request with this Idempotency-Key.",
-        {"type": "string", "enum": ["true"]},
-        "true",
-    ),
-    "Cache-Status": (
-        "The answer was there already (RFC 9211), or is that of an equal request's run.",
-        {"type": "string", "enum": ["tierlane; hit", "tierlane; fwd=miss; collapsed"]},
-        "tierlane; hit",
-    ),
-    "WWW-Authenticate": ("How to authenticate.", {"type": "string", "enum": ["Bearer"]}, "Bearer"),
-    "Location": ("Where the result of the job will be.", _TEXT, "/v1/result/req_01a1fcc578457330952e380ef16929eb"),
-    "Preference-Applied": (
-        "The preference that was heard.",
-        {"type": "string", "enum": ["respond-async"]},
-        "respond-async",
-    ),
-    "Allow": ("The methods that this address takes.", _TEXT, "GET, HEAD"),
-    "Cache-Control": ("Whether the answer may be kept.", _TEXT, "no-store"),
-    "Set-Cookie": (
-        "The session of the page for on-call, for browsers.",
-        _TEXT,
-        "tierlane_session=...; Path=/internal/dashboard; Max-Age=43200; HttpOnly; SameSite=Strict",
-    ),
-    "ETag": (
-        "Names this version of the page; sent back in If-None-Match it saves the body.",
-        _TEXT,
-        '"9a0364b9e99bb480"',
-    ),
-    "Content-Security-Policy": (
-        "The page may load nothing from anywhere, and be framed by nobody.",
-        _TEXT,
-        "default-src 'none'; frame-ancestors 'none'",
-    ),
-    "X-Content-Type-Options": ("The content type is what it says.", {"type": "string", "enum": ["nosniff"]}, "nosniff"),
-    "Referrer-Policy": (
-        "Whoever is linked to is not told from where.",
-        {"type": "string", "enum": ["no-referrer"]},
-        "no-referrer",
-    ),
-}
-
-
-HEADER_NAMES = tuple(_HEADERS)
+OPTIONAL = "-if-known"
+"""The suffix of the component of a header that may be absent: a reference cannot express that."""
 
 
 def header_component(name: str) -> Schema:
-    """The header object of a component's name. Raises KeyError for a header that is not in the table."""
-    sentence, schema, example = _HEADERS[name.removesuffix(SOMETIMES)]
-    required = not name.endswith(SOMETIMES)
-    return {"description": sentence, "required": required, "schema": schema, "example": example}
+    """The header object of a component's name. Raises KeyError for a header without a description."""
+    header = RESPONSE_HEADERS[name.removesuffix(OPTIONAL)]
+    required = not name.endswith(OPTIONAL)
+    return {
+        "description": header.description,
+        "required": required,
+        "schema": header.schema,
+        "example": header.example,
+    }

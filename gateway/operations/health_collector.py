@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from gateway.auth.authenticator import Identities
+from gateway.auth.authenticator import Authenticator
 from gateway.catalog import CatalogView
 from gateway.http.router import DrainState
 from gateway.operations.health_checks import HealthInputs, health
@@ -54,13 +54,13 @@ class HealthCollector:
         catalog: CatalogView,
         pools: Pools,
         drain_state: DrainState,
-        identities: Identities,
+        authenticator: Authenticator,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._catalog = catalog
         self._pools = pools
         self._drain_state = drain_state
-        self._identities = identities
+        self._authenticator = authenticator
         self._wall = wall
         self._memories: dict[str, Memory] = {}
 
@@ -130,7 +130,7 @@ class HealthCollector:
             paused=self._paused(),
             audit_lag_ms=await audit_lag_ms(parts),
             direct=parts.direct.view(),
-            tokens_problem=self._identities.problem,
+            tokens_problem=self._authenticator.problem,
             losses=memory.losses.all,
             restarts=memory.restarts.all,
             lost_gateways=memory.gateways.all,

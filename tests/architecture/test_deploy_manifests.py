@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 
 from deploy_files import COMPOSE, DEPLOY, DOCKERFILES, KUSTOMIZATIONS, documents, named, objects, text_of
 from gateway.autoscale import PoolScale, scale_document
-from gateway.openapi.endpoints import DOORS
+from gateway.openapi.endpoints import ENDPOINTS
 
 VERSIONS = ("1.29", "1.33")
 OBJECTS = [
@@ -168,7 +168,7 @@ def test_scalers_ask_the_gateways_for_their_advice() -> None:
         found = found[name]
 
     assert found == 7
-    assert url.path in {door.path for door in DOORS}
+    assert url.path in {door.path for door in ENDPOINTS}
     assert (url.hostname or "").split(".")[0] == "gateway"
     assert [(url.port or 80)] == [port["port"] for port in named("Service", "gateway")["spec"]["ports"]]
     assert (trigger["metadata"]["authMode"], secret["parameter"], secret["key"]) == ("bearer", "token", "service-token")

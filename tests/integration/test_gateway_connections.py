@@ -302,7 +302,7 @@ async def test_other_protocols_do_not_ride(stack: Stack, protocol: bytes) -> Non
     other = post(stack).replace(b"HTTP/1.1", protocol, 1)
     for _ in range(2):
         assert head_of(await stack.raw(other))[0] == 400
-    assert len(edge_of(stack).known_heads) == 0
+    assert len(edge_of(stack).header_cache) == 0
     assert answers(await stack.raw(post(stack, b"Connection: close"))) == [200]
 
 

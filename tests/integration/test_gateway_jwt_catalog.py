@@ -61,21 +61,6 @@ async def test_a_token_has_what_the_customers_keys_have(tokens: JwtIdentities, d
     assert msgspec.structs.replace(by_id, key_id=found.key_id) == found
 
 
-async def test_sql_is_obeyed_within_a_second(tokens: JwtIdentities, db: Connection) -> None:
-    """Another tier, suspension, deletion, and a customer that is new."""
-    await db.execute("UPDATE customers SET tier = 'enterprise' WHERE name = 'acme'")
-    await eventually(lambda: known(tokens).tier == "enterprise", "the tier is obeyed", WITHIN_S)
-
-    await db.execute("UPDATE customers SET status = 'suspended' WHERE name = 'acme'")
-    await eventually(lambda: who(tokens) is ErrorCode.ACCOUNT_SUSPENDED, "the suspension is obeyed", WITHIN_S)
-
-    await db.execute("DELETE FROM customers WHERE name = 'acme'")
-    await eventually(lambda: who(tokens) is ErrorCode.INVALID_API_KEY, "the deletion is obeyed", WITHIN_S)
-
-    await db.execute("INSERT INTO customers (name, tier) VALUES ('globex', 'free')")
-    await eventually(lambda: isinstance(who(tokens, sub="globex"), Identity), "the new one is known", WITHIN_S)
-
-
 async def test_the_audit_takes_the_key_id_of_a_token(tokens: JwtIdentities, db: Connection) -> None:
     """The columns of requests and jobs are text without a rule that only an API key's id would pass."""
     rows = await db.fetch(

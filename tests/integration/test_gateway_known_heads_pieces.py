@@ -106,10 +106,10 @@ async def answers(stack: Stack, seed: int, *, known: bool) -> tuple[list[tuple[i
     line = Line(connection)
     connection.connection_made(line)
     if not known:
-        connection._patience = 0
+        connection._cache_attempts = 0
 
     def quiet() -> bool:
-        return line.closed or connection in edge.body_watch or (connection._is_idle() and not connection._early)
+        return line.closed or connection in edge.body_watch or (connection._is_idle() and not connection._buffered)
 
     for piece, wait in pieces(rng, list(messages(stack, rng, f"{seed}{known}"))):
         await eventually(lambda: line.closed or not line.paused, "it reads")
@@ -137,14 +137,14 @@ def told(written: bytes) -> Iterator[tuple[int, Any]]:
 async def test_no_piece_of_anything_is_answered_otherwise(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same answers in the same order, and the same end, for each of many ways to send."""
     rides: list[int] = []
-    unparsed = EdgeConnection._rides_unparsed
+    unparsed = EdgeConnection._take_cached
 
     def count(self: EdgeConnection, *args: Any) -> bool:
         rode = unparsed(self, *args)
         rides.append(rode)
         return rode
 
-    monkeypatch.setattr(EdgeConnection, "_rides_unparsed", count)
+    monkeypatch.setattr(EdgeConnection, "_take_cached", count)
     for seed in range(SEEDS):
         assert await answers(stack, seed, known=True) == await answers(stack, seed, known=False), f"seed {seed}"
 

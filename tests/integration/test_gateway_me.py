@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.api.account import AccountEndpoint, AccountParts
-from gateway.auth.authenticator import Authenticator, Identities
+from gateway.auth.authenticator import Authenticator
 from gateway.config import GatewayConfig
 from gateway.http.errors import ErrorResponses
 from gateway.http.router import DrainState, Router
@@ -72,7 +72,7 @@ async def serving(client: Redis) -> AsyncIterator[Page]:
 
     me = AccountEndpoint(
         AccountParts(
-            authenticator=Authenticator(Identities(catalog)),
+            authenticator=Authenticator(catalog),
             customer_limits=customer_limits,
             read_limits=read,
             find_usage=find_usage,

@@ -8,11 +8,10 @@ import subprocess
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
 
-import aiohttp
 import pytest
 from redis.asyncio import Redis
 
-from gateway.openapi.endpoints import DOORS
+from gateway.openapi.endpoints import ENDPOINTS
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 from scheduler.errors import ErrorCode
 
@@ -123,7 +122,7 @@ async def test_the_page_of_the_api_has_everything(stack: Stack) -> None:
     _, _, text = await page(stack, "/docs")
     document = json.loads((await page(stack, "/openapi.json"))[2])
     shown = html.unescape(text)
-    wanted = [door.template for door in DOORS] + [code.value for code in ErrorCode]
+    wanted = [door.template for door in ENDPOINTS] + [code.value for code in ErrorCode]
     wanted += [name.removesuffix("-if-known") for name in document["components"]["headers"]]
 
     assert [name for name in wanted if f"<code>{name}</code>" not in shown] == []
@@ -159,9 +158,3 @@ async def test_what_the_landing_page_tells_to_type_works(stack: Stack) -> None:
 
     assert json.loads(curl.stdout)["output"] == "Once upon a time"[::-1]
     assert said == ["Once upon a time"[::-1]]
-
-
-async def test_another_method_is_told_what_is_allowed(stack: Stack) -> None:
-    """405 with Allow."""
-    async with aiohttp.ClientSession() as http, http.post(stack.url + "/docs") as answer:
-        assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")

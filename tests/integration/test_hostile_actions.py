@@ -8,7 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from api_description import Described
-from gateway.openapi.endpoints import DOORS
+from gateway.openapi.endpoints import ENDPOINTS
 from gateway.operations.action_requests import MAX_BODY_BYTES
 from integration.dashboard_bench import BEARER
 from integration.gateway_fixtures import Stack, running_stack
@@ -19,7 +19,7 @@ from scheduler.errors import ErrorCode, RequestError
 __all__ = ["database_url", "db", "postgres_server"]
 
 Connection = Any
-ASKED = {door.path: dict(door.example or {}) for door in DOORS if door.body is not None and door.wants == "service"}
+ASKED = {door.path: dict(door.example or {}) for door in ENDPOINTS if door.body is not None and door.token == "service"}
 TEXT = {path: "worker" if "worker" in body else "tier" for path, body in ASKED.items()}
 UNMINDED = {("tier", "no text"), ("tier", "null as text")}
 """What is no fault there: letters of no known tier, and of any."""

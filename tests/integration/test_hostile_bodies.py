@@ -9,12 +9,12 @@ import pytest
 from redis.asyncio import Redis
 
 from api_description import Described
-from gateway.openapi.endpoints import DOORS
-from gateway.wiring import DOORS as SPEAKING
+from gateway.openapi.endpoints import ENDPOINTS
+from gateway.wiring import API_FORMATS
 from integration.gateway_fixtures import Stack, reverse_or_vector, running_stack
 
-ASKED = {door.path: dict(door.example or {}) for door in DOORS if door.body is not None and door.wants == "key"}
-TEXT = {path: api_format.input_field for path, api_format in SPEAKING.items()}
+ASKED = {door.path: dict(door.example or {}) for door in ENDPOINTS if door.body is not None and door.token == "key"}
+TEXT = {path: api_format.input_field for path, api_format in API_FORMATS.items()}
 WRAPPED = {"messages": '[{"role": "user", "content": "@"}]'}
 """What a text stands in, by the field that is no text itself."""
 

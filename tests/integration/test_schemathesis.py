@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.openapi.endpoints import DOORS
+from gateway.openapi.endpoints import ENDPOINTS
 from integration.gateway_fixtures import SERVICE_TOKEN, TIERS, Stack, model, reverse_or_vector, running_stack, tier
 from integration.ledger_fixtures import database_url, postgres_server
 
@@ -88,7 +88,7 @@ async def test_what_is_served_is_what_is_described(stack: Stack, tmp_path: Path)
     )
 
     assert code == 0, said
-    operations = sum(len(door.methods) for door in DOORS)
+    operations = sum(len(door.methods) for door in ENDPOINTS)
     assert f"Selected: {operations}/{operations}" in said
     assert f"Tested: {operations}" in said
     made = re.search(r"(\d+) generated, (\d+) passed", said)

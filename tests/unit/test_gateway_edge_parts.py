@@ -1,8 +1,13 @@
 """The parts of the edge that need no socket: deadline watches, routes, the parser check."""
 
-import pytest
-from aiohttp import http_parser
+import ast
+import inspect
+from types import ModuleType
 
+import pytest
+from aiohttp import http_parser, web, web_protocol
+
+from gateway.http import connection, server
 from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest, Router
 from gateway.http.server import check_parser
@@ -70,3 +75,32 @@ def test_the_pure_python_parser_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("aiohttp.__version__", "3.14.2")
     with pytest.raises(StartError, match="too old"):
         check_parser()
+
+
+@pytest.mark.parametrize(
+    ("module", "ours", "base"),
+    [
+        (connection, connection.EdgeConnection, web_protocol.RequestHandler),
+        (server, server.EdgeServer, web.Server),
+    ],
+)
+def test_the_private_members_of_aiohttp_exist(module: ModuleType, ours: type, base: type) -> None:
+    """An upgrade that moves a private member fails here; the gateway uses them in these two modules only."""
+    defined = {*vars(ours), *getattr(ours, "__slots__", ())}
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+    known = {*dir(base), *(name for each in base.__mro__ for name in getattr(each, "__slots__", ()))}
+    known |= {
+        target for line in inspect.getsource(base).split("self.")[1:] for target in [line.split(" ")[0].split(":")[0]]
+    }
+
+    assert used - defined - known == set()
+    assert used - defined
+    assert hasattr(web_protocol, "_ErrInfo")

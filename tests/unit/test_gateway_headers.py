@@ -4,7 +4,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from customer_limits import in_force
-from gateway.auth.authenticator import bearer_token, check_service_token
+from gateway.auth.authenticator import bearer_token
 from gateway.http.response import HttpResponse
 from gateway.inference.traces import trace_id
 from ratelimit.headers import go_duration, rate_headers
@@ -142,19 +142,6 @@ def test_exactly_one_short_bearer_token_is_taken(values: list[str], expected: st
         assert caught.value.code is expected
     else:
         assert bearer_token(values) == expected
-
-
-@pytest.mark.parametrize(("token", "expected"), [("right", True), ("wrong", False), ("righ", False)])
-def test_the_service_token_must_match(token: str, expected: bool) -> None:
-    """A wrong service token is a wrong key; an empty expectation lets nobody in."""
-    values = [f"Bearer {token}"]
-    if expected:
-        check_service_token(values, "right")
-    else:
-        with pytest.raises(RequestError, match="service token"):
-            check_service_token(values, "right")
-    with pytest.raises(RequestError):
-        check_service_token(values, "")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.api.inference import decode_inference
+from gateway.api.inference import read_inference
 from gateway.inference.submission import MAX_CHARACTERS, idempotency, idempotency_key, stored_reply
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.payload import Payload
@@ -69,8 +69,8 @@ def test_what_is_no_key_is_refused_by_name(values: tuple[str, ...]) -> None:
 
 
 def payload(body: bytes) -> Payload:
-    decoded = decode_inference(body, 1000)
-    return Payload("tiny", decoded.input, dict(decoded.parameters or {}))
+    decoded = read_inference(body, 1000)
+    return Payload("tiny", decoded.input, dict(decoded.parameters))
 
 
 def test_the_name_holds_customer_and_hash_only() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET, UnsetType
 
-from gateway.api.inference import MAX_PARAMETERS, decode_inference
+from gateway.api.inference import MAX_PARAMETERS, read_inference
 from gateway.catalog import ServedModels
 from ledger.catalog.snapshot import Model, Snapshot
 from scheduler.errors import ErrorCode, RequestError
@@ -17,7 +17,7 @@ INVALID, LARGE = ErrorCode.INVALID_REQUEST, ErrorCode.REQUEST_TOO_LARGE
 
 def test_a_full_body_is_taken_apart() -> None:
     """Model, input, and parameters of scalars and lists of scalars."""
-    body = decode_inference(b'{"model":"m","input":"a: b","parameters":{"t":0.5,"stop":["x",":"]}}', 1000)
+    body = read_inference(b'{"model":"m","input":"a: b","parameters":{"t":0.5,"stop":["x",":"]}}', 1000)
 
     assert (body.model, body.input, body.parameters) == ("m", "a: b", {"t": 0.5, "stop": ["x", ":"]})
 
@@ -37,7 +37,7 @@ def test_a_full_body_is_taken_apart() -> None:
 )
 def test_valid_bodies_are_not_taken_for_duplicates(raw: bytes) -> None:
     """Colons and quotes inside of texts, escaped or not, are no keys."""
-    assert decode_inference(raw, 1000).input == json.loads(raw)["input"]
+    assert read_inference(raw, 1000).input == json.loads(raw)["input"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_valid_bodies_are_not_taken_for_duplicates(raw: bytes) -> None:
 def test_everything_else_is_refused_with_its_field(raw: bytes, code: ErrorCode, param: str | None) -> None:
     """One code and the field at fault."""
     with pytest.raises(RequestError) as caught:
-        decode_inference(raw, 1000)
+        read_inference(raw, 1000)
 
     assert (caught.value.code, caught.value.param) == (code, param)
 
@@ -104,10 +104,10 @@ def test_too_many_parameters_are_refused() -> None:
     for count in (MAX_PARAMETERS, MAX_PARAMETERS + 1):
         raw = json.dumps({"input": "a", "parameters": {f"p{i}": i for i in range(count)}}).encode()
         if count <= MAX_PARAMETERS:
-            assert decode_inference(raw, 1000).input == "a"
+            assert read_inference(raw, 1000).input == "a"
         else:
             with pytest.raises(RequestError, match="32 members"):
-                decode_inference(raw, 1000)
+                read_inference(raw, 1000)
 
 
 @given(st.text(min_size=1), st.booleans(), st.dictionaries(st.text(max_size=64), st.text(), max_size=4))
@@ -115,7 +115,7 @@ def test_whatever_json_writes_is_taken_whole(text: str, ascii_only: bool, parame
     """No valid body is refused, however its texts are escaped."""
     raw = json.dumps({"input": text, "parameters": parameters}, ensure_ascii=ascii_only).encode("utf-8", "replace")
 
-    assert decode_inference(raw, 100_000).parameters == json.loads(raw)["parameters"]
+    assert read_inference(raw, 100_000).parameters == json.loads(raw)["parameters"]
 
 
 @given(st.text(min_size=1), st.text(min_size=1), st.booleans())
@@ -125,7 +125,7 @@ def test_no_duplicate_hides_behind_its_text(first: str, second: str, ascii_only:
     raw = f'{{"input":{one},"input":{two}}}'.encode("utf-8", "replace")
 
     with pytest.raises(RequestError) as caught:
-        decode_inference(raw, 100_000)
+        read_inference(raw, 100_000)
     assert caught.value.param == "input"
 
 

@@ -115,14 +115,6 @@ def test_while_postgresql_is_away_an_unknown_customer_may_be_a_new_one() -> None
     assert code(customers) is ErrorCode.CATALOG_UNAVAILABLE
 
 
-def test_before_the_first_snapshot_nothing_can_be_said() -> None:
-    """503."""
-    catalog = LiteralCustomers()
-    catalog.snapshot = None
-
-    assert code(JwtCustomers(catalog)) is ErrorCode.CATALOG_UNAVAILABLE
-
-
 async def test_a_large_catalog_is_indexed_beside_the_requests() -> None:
     """Until it is, a name gets 503 instead of holding everybody up; an id never waits."""
     catalog = LiteralCustomers(*(customer(f"customer-{number}") for number in range(STEP + 1)))
@@ -161,4 +153,4 @@ def test_the_memory_of_identities_is_bounded() -> None:
     for number in range(MAX_IDENTITIES + 5):
         customers.identity(CLAIMS._replace(key_id=f"jwt:{number}"))
 
-    assert len(customers._known) == MAX_IDENTITIES
+    assert len(customers._cached) == MAX_IDENTITIES

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.auth.authenticator import MAX_TOKEN_BYTES, Authenticator, Identities
+from gateway.auth.authenticator import MAX_KEY_BYTES, Authenticator
 from gateway.auth.jwks import JwksSource
 from gateway.auth.jwt_customers import JwtIdentities
 from gateway.auth.throttle import AuthThrottle
@@ -51,7 +51,7 @@ def jwt_way(**changes: Any) -> JwtIdentities:
 
 def authenticator(keys: OneKey, tokens: JwtIdentities | None = None, limit: str = "2/minute") -> Authenticator:
     """What is tested, at the issuer's wall time."""
-    return Authenticator(Identities(keys, tokens), AuthThrottle(limit, clock=lambda: 6001.5), lambda: NOW)
+    return Authenticator(keys, tokens, AuthThrottle(limit, clock=lambda: 6001.5), lambda: NOW)
 
 
 def refusal(door: Authenticator, presented: RoutedRequest) -> RequestError:
@@ -88,7 +88,7 @@ def test_only_jwts_may_be_long() -> None:
     """A key has 256 bytes at most, with and without tokens; a token as many as are configured."""
     keys = OneKey()
     door = authenticator(keys, jwt_way(max_token_bytes=1000), limit="100/minute")
-    long_key = "tl_" + "a" * MAX_TOKEN_BYTES
+    long_key = "tl_" + "a" * MAX_KEY_BYTES
 
     assert refusal(door, call(long_key)).code is ErrorCode.INVALID_API_KEY
     assert keys.asked == []
@@ -141,15 +141,6 @@ def test_bad_tokens_count_as_bad_keys_do() -> None:
     assert told == [ErrorCode.INVALID_API_KEY] * 2 + [ErrorCode.RATE_LIMIT_EXCEEDED]
 
 
-def test_connections_without_an_address_share_one_count() -> None:
-    """Unix sockets have none."""
-    door = authenticator(OneKey())
-
-    told = [refusal(door, call("wrong", address)).code for address in (None, "", None)]
-
-    assert told[2] is ErrorCode.RATE_LIMIT_EXCEEDED
-
-
 def test_guesses_at_the_service_token_are_counted_too() -> None:
     """By the same address as customers' failures; the right one always passes."""
     door = authenticator(OneKey())
@@ -163,11 +154,13 @@ def test_guesses_at_the_service_token_are_counted_too() -> None:
 
     assert error.value.code is ErrorCode.RATE_LIMIT_EXCEEDED
     door.check_service(call("service-token-16"), "service-token-16")
+    with pytest.raises(RequestError):  # Without a configured token none is accepted.
+        door.check_service(call("service-token-16"), "")
 
 
 def test_without_a_throttle_nobody_waits() -> None:
     """It can be switched off, for gateways behind one proxy."""
-    door = Authenticator(Identities(OneKey()), None)
+    door = Authenticator(OneKey())
 
     assert {refusal(door, call("wrong")).code for _ in range(100)} == {ErrorCode.INVALID_API_KEY}
 
@@ -187,6 +180,6 @@ def test_health_hears_of_a_key_set_that_is_away() -> None:
     tokens = jwt_way()
     cast("LiteralSource", tokens.source).problem = "The JWKS at jwks.json is away."
 
-    assert Identities(OneKey(), tokens).problem == "The JWKS at jwks.json is away."
-    assert Identities(OneKey()).problem is None
-    assert Identities(OneKey()).loops() == {}
+    assert Authenticator(OneKey(), tokens).problem == "The JWKS at jwks.json is away."
+    assert Authenticator(OneKey()).problem is None
+    assert Authenticator(OneKey()).loops() == {}

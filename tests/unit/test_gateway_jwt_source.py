@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from gateway.auth.jwks import MAX_BYTES, FileReader, JwksSource, KeySetAway
+from gateway.auth.jwks import MAX_BYTES, JwksSource, KeySetError, read_file
 from jwt_issuer import config, jwk, jwks
 from scheduler.redis_client.pipeline import Backoff
 
@@ -52,7 +52,7 @@ def clock() -> Clock:
 @pytest.fixture
 def source(reader: ScriptedReader, clock: Clock) -> JwksSource:
     """What is tested: a URL's source, with another reader."""
-    return JwksSource(config(jwks="https://issuer.example/keys"), reader=reader, clock=clock)
+    return JwksSource(config(jwks="https://issuer.example/keys"), read=reader.read, clock=clock)
 
 
 async def test_before_the_first_look_there_is_no_set_and_a_problem(source: JwksSource, reader: ScriptedReader) -> None:
@@ -60,7 +60,7 @@ async def test_before_the_first_look_there_is_no_set_and_a_problem(source: JwksS
     assert source.keys is None
     assert source.problem == "The JWKS at https://issuer.example/keys was not read yet."
 
-    await source.look()
+    await source.refresh()
 
     assert source.keys is not None
     assert source.problem is None
@@ -69,53 +69,53 @@ async def test_before_the_first_look_there_is_no_set_and_a_problem(source: JwksS
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (KeySetAway("does not answer: TimeoutError"), "does not answer: TimeoutError"),
+        (KeySetError("does not respond: TimeoutError"), "does not respond: TimeoutError"),
         (b"<html>", "is not JSON"),
-        (b'{"keys": []}', "holds no public key for RS256, ES256, EdDSA"),
-        (KeyError("what nobody thought of"), "cannot be followed: KeyError"),
+        (b'{"keys": []}', "has no public key for RS256, ES256, EdDSA"),
+        (KeyError("what nobody thought of"), "cannot be refreshed: KeyError"),
     ],
 )
 async def test_the_last_good_set_is_kept_while_the_source_is_bad_or_away(
     source: JwksSource, reader: ScriptedReader, answer: bytes | Exception, words: str
 ) -> None:
     """Health is told in a sentence; when it is back, all is well."""
-    await source.look()
+    await source.refresh()
     good, reader.answer = source.keys, answer
 
-    await source.look()
+    await source.refresh()
 
     assert source.keys is good
     assert source.problem == f"The JWKS at https://issuer.example/keys {words}."
     reader.answer = jwks()
-    await source.look()
+    await source.refresh()
     assert source.problem is None
 
 
 async def test_it_is_not_kept_for_ever(source: JwksSource, reader: ScriptedReader, clock: Clock) -> None:
     """Keys are taken out of a set because they leaked, and we would not hear of it."""
-    await source.look()
+    await source.refresh()
     clock.now += DAY_S
-    reader.answer = KeySetAway("answers 500")
-    await source.look()
+    reader.answer = KeySetError("responds with status 500")
+    await source.refresh()
     assert source.keys is not None
 
     clock.now += 1
 
     assert source.keys is None
     reader.answer = jwks()
-    await source.look()
+    await source.refresh()
     assert source.keys is not None
 
 
 async def test_an_unchanged_set_stays_the_same_object(source: JwksSource, reader: ScriptedReader) -> None:
     """Verified tokens are forgotten only for a change."""
-    await source.look()
+    await source.refresh()
     first = source.keys
 
-    await source.look()
+    await source.refresh()
     assert source.keys is first
     reader.answer = jwks(jwk("ES256", 1))
-    await source.look()
+    await source.refresh()
 
     assert source.keys is not first
     assert source.keys is not None
@@ -142,15 +142,15 @@ async def test_unknown_keys_hasten_the_next_look_but_not_past_the_least_gap(
     reader: ScriptedReader, clock: Clock
 ) -> None:
     """However many they are; without them it would be five minutes."""
-    source = JwksSource(config(jwks="https://issuer.example/keys"), reader=reader, clock=clock, least_gap_s=0.1)
+    source = JwksSource(config(jwks="https://issuer.example/keys"), read=reader.read, clock=clock, least_gap_s=0.1)
 
     assert min(await gaps(source, reader)) >= 0.099
 
 
 async def test_a_failing_source_is_asked_with_growing_pauses(reader: ScriptedReader, clock: Clock) -> None:
     """However much its keys are wanted."""
-    reader.answer = KeySetAway("answers 500")
-    source = JwksSource(config(jwks="https://issuer.example/keys"), reader=reader, clock=clock, least_gap_s=0.0)
+    reader.answer = KeySetError("responds with status 500")
+    source = JwksSource(config(jwks="https://issuer.example/keys"), read=reader.read, clock=clock, least_gap_s=0.0)
     source._backoff = Backoff(0.05, 1.0, draw=lambda _, most: most)
 
     first, second = await gaps(source, reader)
@@ -163,15 +163,15 @@ async def test_a_file_is_read_again_and_its_absence_is_told(tmp_path: Path) -> N
     """By its name, also after it was replaced."""
     path = tmp_path / "jwks.json"
     source = JwksSource(config(jwks=str(path)))
-    await source.look()
+    await source.refresh()
     assert source.problem == f"The JWKS at {path} cannot be read: No such file or directory."
 
     path.write_bytes(jwks())
-    await source.look()
+    await source.refresh()
     assert source.problem is None
     (tmp_path / "new").write_bytes(jwks(jwk("ES256", 1)))
     (tmp_path / "new").replace(path)
-    await source.look()
+    await source.refresh()
 
     assert source.keys is not None
     assert source.keys.knows("ES256-1")
@@ -183,5 +183,5 @@ async def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jwks.json"
     path.write_bytes(b" " * (MAX_BYTES + 1))
 
-    with pytest.raises(KeySetAway, match="more than 262144 bytes"):
-        await FileReader(path).read()
+    with pytest.raises(KeySetError, match="more than 262144 bytes"):
+        await read_file(path)

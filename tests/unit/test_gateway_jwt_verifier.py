@@ -112,11 +112,6 @@ def test_the_algorithm_has_to_fit_the_keys_type(verifier: JwtVerifier, signer: s
     assert refused(verifier, signed_text(json.dumps({"alg": claimed, "kid": f"{claimed}-0"}), payload, signer))
 
 
-def test_a_key_of_the_same_type_that_is_not_the_named_one_does_not_pass(verifier: JwtVerifier) -> None:
-    """The signature is of somebody else."""
-    assert "signature" in refused(verifier, signed_text(HEADER, json.dumps(claims()), "ES256", number=1))
-
-
 def test_a_changed_claim_breaks_the_signature(verifier: JwtVerifier) -> None:
     """Header, payload and signature of three good tokens do not make one."""
     header, _, signature = token().split(".")
@@ -276,10 +271,3 @@ def test_no_claim_of_a_strange_type_breaks_it(value: Any) -> None:
 def test_a_huge_token_is_refused_before_anything_is_read(verifier: JwtVerifier) -> None:
     """It is well signed."""
     assert "well-formed" in refused(verifier, token(filler="x" * 8000))
-
-
-def test_a_jwt_inside_a_jwt_is_not_opened(verifier: JwtVerifier) -> None:
-    """The payload is a token, good as it is."""
-    header = '{"alg":"ES256","kid":"ES256-0","cty":"JWT"}'
-
-    assert "well-formed" in refused(verifier, signed_text(header, token()))

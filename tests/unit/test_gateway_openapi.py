@@ -6,8 +6,10 @@ import msgspec
 import pytest
 
 from api_description import Described
+from gateway.http.response import JSON
+from gateway.http.sse import EVENTS
 from gateway.openapi.document import openapi
-from gateway.openapi.model import EVENT_STREAM, ApiEndpoint, EndpointTexts, Parameter, asks, in_json, only, probe
+from gateway.openapi.model import ApiEndpoint, Parameter, ResponseDescription, inference_endpoint, only, probe_endpoint
 from scheduler.errors import ErrorCode
 
 
@@ -45,9 +47,9 @@ def responses(*endpoints: ApiEndpoint) -> tuple[Described, dict[str, Any]]:
 
 def test_one_more_form_of_inference_is_a_line() -> None:
     """Streams, promises and headers of its own are said there; the errors are those of every inference."""
-    prefer = Parameter(name="Prefer", place="header", sentence="`respond-async` for a promise.")
-    promise = EndpointTexts(sentence="Promised.", content=in_json(Pending), headers=("x-request-id",))
-    door = asks(
+    prefer = Parameter("Prefer", "header", "`respond-async` for a job.")
+    promise = ResponseDescription(description="Accepted.", content={JSON: Pending})
+    door = inference_endpoint(
         "/v1/tell",
         Asked,
         Told,
@@ -56,13 +58,13 @@ def test_one_more_form_of_inference_is_a_line() -> None:
         rules={"n": only(None, 1)},
         events=Event,
         parameters=(prefer,),
-        also={202: promise},
+        responses={202: promise},
     )
     described, told = responses(door)
     operation = described.document["paths"]["/v1/tell"]["post"]
 
-    told_event = told["200"]["content"][EVENT_STREAM]["schema"]["properties"]["data"]["anyOf"][0]
-    assert told["200"]["content"].keys() == {"application/json", EVENT_STREAM}
+    told_event = told["200"]["content"][EVENTS]["schema"]["properties"]["data"]["anyOf"][0]
+    assert told["200"]["content"].keys() == {"application/json", EVENTS}
     assert told["200"]["content"]["application/json"] == {"schema": {"$ref": "#/components/schemas/Told"}}
     assert told_event["contentSchema"]["anyOf"] == [
         {"$ref": f"#/components/schemas/{name}"} for name in ("Event", "ErrorBody")
@@ -78,7 +80,7 @@ def test_one_more_form_of_inference_is_a_line() -> None:
 
 def test_a_status_may_be_an_answer_or_an_error() -> None:
     """A probe's own 503 and the edge's: either body, and only what both have is always there."""
-    described, told = responses(probe("/p", "A probe", {200: ("Yes.", Told), 503: ("No.", Told)}))
+    described, told = responses(probe_endpoint("/p", "A probe", {200: ("Yes.", Told), 503: ("No.", Told)}))
     (own, error) = told["503"]["content"]["application/json"]["schema"]["anyOf"]
 
     assert own == {"$ref": "#/components/schemas/Told"}
@@ -101,7 +103,7 @@ def test_a_status_may_be_an_answer_or_an_error() -> None:
 )
 def test_the_headers_of_an_error_are_those_that_are_written(code: ErrorCode, always: set[str]) -> None:
     """Beside the request's id, by the table of errors."""
-    door = ApiEndpoint(path="/d", methods=("GET",), tag="t", summary="s", answers={}, errors=frozenset({code}))
+    door = ApiEndpoint(path="/d", methods=("GET",), tag="t", summary="s", responses={}, errors=frozenset({code}))
     described, told = responses(door)
     (response,) = told.values()
 
@@ -110,7 +112,7 @@ def test_the_headers_of_an_error_are_those_that_are_written(code: ErrorCode, alw
 
 def test_head_has_no_body() -> None:
     """The same statuses and headers as GET."""
-    described = Described(openapi([probe("/p", "A probe", {200: ("Yes.", Told)})], "1"))
+    described = Described(openapi([probe_endpoint("/p", "A probe", {200: ("Yes.", Told)})], "1"))
     get, head = (described.document["paths"]["/p"][method] for method in ("get", "head"))
     pairs = [
         (described.resolved(get["responses"][s]), described.resolved(head["responses"][s])) for s in get["responses"]
@@ -123,7 +125,9 @@ def test_head_has_no_body() -> None:
 
 def test_what_is_alike_stands_there_once() -> None:
     """Two doors of one kind share their errors; the answers of each stay with it."""
-    endpoints = [asks(path, Asked, kind, "Ask", example={}) for path, kind in (("/a", Told), ("/b", Pending))]
+    endpoints = [
+        inference_endpoint(path, Asked, kind, "Ask", example={}) for path, kind in (("/a", Told), ("/b", Pending))
+    ]
     paths = openapi(endpoints, "1")["paths"]
     first, second = (paths[path]["post"]["responses"] for path in ("/a", "/b"))
 
@@ -134,8 +138,8 @@ def test_what_is_alike_stands_there_once() -> None:
 
 def test_a_header_that_is_not_declared_is_named() -> None:
     """The table of headers must have it first."""
-    says = EndpointTexts(sentence="Yes.", content=in_json(Told), headers=("x-new",))
-    door = ApiEndpoint(path="/d", methods=("GET",), tag="t", summary="s", answers={200: says}, errors=frozenset())
+    says = ResponseDescription(description="Yes.", content={JSON: Told}, headers=("x-new",))
+    door = ApiEndpoint(path="/d", methods=("GET",), tag="t", summary="s", responses={200: says}, errors=frozenset())
 
     with pytest.raises(KeyError, match="x-new"):
         openapi([door], "1")

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.limits.rejections import OWN_LIMITS as REFUSED_BY_OWN_LIMITS
-from gateway.metrics.counters import BATCHES, BOUNDS_US, MOST_MODELS, MOST_TIERS, SHED, STAGES, Counters
+from gateway.metrics.counters import BATCHES, BOUNDS_US, MAX_MODELS, MAX_TIERS, SHED, STAGES, Counters
 from metrics_figures import reply
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Verdict
@@ -94,6 +94,6 @@ def test_names_are_capped() -> None:
     tiers = {key[1]: numbers[0] for key, numbers in series.items() if key[0] == "tierlane_requests_total"}
     models = {key[2] for key in series if key[0] == "tierlane_inference_duration_seconds"}
 
-    assert len(tiers) == MOST_TIERS + 1
-    assert tiers["other"] == 100 - MOST_TIERS
-    assert len(models) == MOST_MODELS + 1
+    assert len(tiers) == MAX_TIERS + 1
+    assert tiers["other"] == 100 - MAX_TIERS
+    assert len(models) == MAX_MODELS + 1
