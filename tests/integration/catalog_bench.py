@@ -110,7 +110,7 @@ async def measure(server: EmbeddedPostgres, count: int) -> None:
     for value in (7, 8):
         sql = f"UPDATE tiers SET burst = {value} WHERE name = 'paid'"
         await arrives("a tier", db, sql, lambda value=value: catalog.snapshot.tier("paid").burst == value)
-    await eventually(lambda: not catalog._remains, "the old picture is gone", 30)
+    await eventually(lambda: not catalog._garbage, "the old picture is gone", 30)
     print(f"memory of the process: {rss_mib():.1f} MiB")
     print("the same beside other work of the process, which takes 2 ms of each turn:")
     working = asyncio.create_task(work())
@@ -119,7 +119,7 @@ async def measure(server: EmbeddedPostgres, count: int) -> None:
     await arrives("revocation", db, sql, lambda: refused(catalog, key))
     sql = "UPDATE tiers SET burst = 9 WHERE name = 'paid'"
     await arrives("a tier", db, sql, lambda: catalog.snapshot.tier("paid").burst == 9)
-    await eventually(lambda: not catalog._remains, "the old picture is gone", 30)
+    await eventually(lambda: not catalog._garbage, "the old picture is gone", 30)
     print(f"memory of the process: {rss_mib():.1f} MiB")
     working.cancel()
     await catalog.stop()

@@ -191,7 +191,7 @@ async def test_the_last_use_of_keys_is_sampled(client: Redis, database_url: str,
     version = await db.fetchval("SELECT version FROM catalog_version")
     first, last = new_ids(2)
     await put(client, [accepted(last, api_key_id=key_id), accepted(first, api_key_id=key_id)])
-    async with running(auditor_for(database_url, client, chores=MaintenancePolicy(last_used_every_s=0.05))):
+    async with running(auditor_for(database_url, client, maintenance=MaintenancePolicy(last_used_every_s=0.05))):
 
         async def used_at() -> datetime | None:
             at: datetime | None = await db.fetchval("SELECT last_used_at FROM api_keys")

@@ -229,7 +229,7 @@ async def test_old_dead_letters_are_deleted(client: Redis, database_url: str, db
             new_ids(1)[0],
             days * 86_400 + n,
         )
-    async with running(auditor_for(database_url, client, chores=MaintenancePolicy(letters_limit=1))):
+    async with running(auditor_for(database_url, client, maintenance=MaintenancePolicy(letters_limit=1))):
 
         async def left() -> bool:
             return bool(await db.fetchval("SELECT count(*) = 1 FROM dead_letters"))

@@ -195,7 +195,7 @@ async def test_what_is_held_is_not_abandoned_and_what_never_ends_is(
         client,
         clock=lambda: time.monotonic() + passed_s,
         hold=DEEP,
-        chores=MaintenancePolicy(close_every_s=0.01),
+        maintenance=MaintenancePolicy(close_every_s=0.01),
     )
     async with running(auditor):
         await put(client, [accepted(i) for i in ids])

@@ -28,7 +28,7 @@ async def test_a_missing_partition_is_not_the_rows_fault(client: Redis, database
         await db.execute(f"ALTER TABLE requests DETACH PARTITION {partition}")
     (request_id,) = new_ids(1)
     await put(client, [accepted(request_id)])
-    auditor = auditor_for(database_url, client, chores=MaintenancePolicy(partitions_every_s=1e9))
+    auditor = auditor_for(database_url, client, maintenance=MaintenancePolicy(partitions_every_s=1e9))
     auditor._chores._partitions_due = 1e18  # Nobody makes any.
     async with running(auditor):
         error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
@@ -44,7 +44,7 @@ async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url:
     """The auditor says what to do and starts when it is done."""
     await db.execute("ALTER TABLE requests RENAME TO elsewhere")
     await put_requests(client, new_ids(10))
-    auditor = auditor_for(database_url, client, chores=MaintenancePolicy(partitions_every_s=1e9))
+    auditor = auditor_for(database_url, client, maintenance=MaintenancePolicy(partitions_every_s=1e9))
     async with running(auditor):
         error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
         assert "tierlane migrate" in error

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from limits import parse as parse_limit
 
-from ledger.catalog.changes import MOST_CHANGES, ChangedIds, changed_by
-from ledger.catalog.loader import BadCatalogRow, SnapshotBuild, models_from, parse_quota, readable, tiers_from
-from ledger.catalog.quotas import held_of, window_number, window_start
+from ledger.catalog.changes import MAX_CHANGES, ChangedIds, changed_by
+from ledger.catalog.loader import SnapshotBuild, models_from, readable, tiers_from
+from ledger.catalog.quotas import BadCatalogRow, held_of, parse_quota, window_number, window_start
 from ledger.catalog.snapshot import Quota, Snapshot
 from ledger.schema.catalog import QUOTA_PATTERN
 
@@ -55,7 +55,7 @@ def snapshot(catalog: Rows, known: Snapshot | None = None) -> Snapshot:
     build.add_quotas(catalog.quotas)
     build.add_customers(catalog.customers)
     build.add_keys(catalog.keys)
-    return build.picture(catalog.version, models)
+    return build.finish(catalog.version, models)
 
 
 def test_tiers_come_by_priority_and_limits_by_inheritance() -> None:
@@ -257,7 +257,7 @@ def test_a_part_is_merged_with_the_picture_before() -> None:
     build.merge_customers([])
     build.add_keys([("k2", "c1", b"y" * 32, None, True, None, None)])
     build.merge_keys(["k2", "k3", "k4"])
-    after = build.picture(8, dict(before.models), before.quotas)
+    after = build.finish(8, dict(before.models), before.quotas)
 
     assert sorted(after.keys) == ["k1", "k2"]
     assert after.keys["k2"].revoked
@@ -279,7 +279,7 @@ def test_a_part_is_merged_with_the_picture_before() -> None:
             ChangedIds(set(), set(), set(), {"models", "tiers"}),
         ),
         ([("what_comes_later", None, None, None, None, False)], None),
-        ([("models", None, None, None, None, False)] * (MOST_CHANGES + 1), None),
+        ([("models", None, None, None, None, False)] * (MAX_CHANGES + 1), None),
     ],
 )
 def test_what_changes_touch(changes: list[Any], expected: ChangedIds | None) -> None:
