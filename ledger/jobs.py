@@ -16,6 +16,8 @@ import msgspec
 
 from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
 from scheduler.errors import HTTP, TierlaneError
+from scheduler.payload import decode_payload
+from scheduler.protocol.admission import Submission
 from scheduler.request_id import created_at
 
 MAX_TOKENS_USED = 2**31 - 1
@@ -23,19 +25,11 @@ FIRST_PAGE = (datetime(1970, 1, 1, tzinfo=UTC), "")
 _HTTP_STATUSES = json.dumps({code.value: row.status for code, row in HTTP.items()})
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+class NewJob(NamedTuple):
     """A job to insert. It fails if it has not ended after `left_s`."""
 
-    id: str
-    customer_id: str
-    api_key_id: str
-    tier: str
-    model: str
-    body: bytes
+    submission: Submission
     left_s: float
-    trace_id: str = ""
-    idempotency: str = ""
-    fingerprint: str = ""
     callback_url: str | None = None
 
 
@@ -95,13 +89,13 @@ async def insert_jobs(connection: Connection, jobs: Sequence[NewJob], pool: str)
             job.tier,
             job.model,
             job.body,
-            job.left_s,
+            left_s,
             job.trace_id or None,
             job.idempotency or None,
             job.fingerprint or None,
-            job.callback_url,
+            callback_url,
         )
-        for job in jobs
+        for job, left_s, callback_url in jobs
     ]
     await connection.execute(statement("insert_jobs"), *zip(*rows, strict=True), pool)
 
@@ -124,10 +118,38 @@ async def job_pools(connection: Connection) -> set[str]:
     return {row["pool"] for row in await connection.fetch(statement("job_pools"))}
 
 
-async def open_bodies(connection: Connection, ids: Sequence[str]) -> list[NewJob]:
-    """The data that is needed to queue these jobs again. Jobs that have ended are left out."""
-    rows = await connection.fetch(statement("open_job_bodies"), ids)
-    return [NewJob(**{name: value for name, value in row.items() if value is not None}) for row in rows]
+async def open_submissions(connection: Connection, ids: Sequence[str]) -> list[Submission]:
+    """Submissions that queue these jobs again. Jobs that have ended are left out.
+
+    Limits are not checked, since the jobs were admitted before.
+    """
+    return [_resubmission(row) for row in await connection.fetch(statement("open_job_bodies"), ids)]
+
+
+def _resubmission(row: asyncpg.Record) -> Submission:
+    left_ms = max(0, int(row["left_s"] * 1000))
+    try:
+        input_bytes = len(decode_payload(row["body"]).input.encode())
+    except ValueError:  # The worker reports it.
+        input_bytes = 0
+    return Submission(
+        id=row["id"],
+        tier=row["tier"],
+        customer_id=row["customer_id"],
+        api_key_id=row["api_key_id"],
+        nonce="",  # No connection waits for it.
+        model=row["model"],
+        input_bytes=input_bytes,
+        total_ms=left_ms,
+        queue_ms=left_ms,
+        rate=1.0,
+        burst=1.0,
+        trace_id=row["trace_id"] or "",
+        idempotency=row["idempotency"] or "",
+        fingerprint=row["fingerprint"] or "",
+        again=True,
+        body=row["body"],
+    )
 
 
 async def count_requeue(connection: Connection, ids: Sequence[str]) -> None:
@@ -161,21 +183,22 @@ async def purge_jobs(connection: Connection, pool: str, limit: int) -> None:
     await connection.execute(statement("purge_jobs"), pool, limit)
 
 
-class CallbackLimits(NamedTuple):
-    """Limits of one query for due callbacks: rows in all, for each host, for each customer, and what to leave out."""
+async def due_callbacks(
+    connection: Connection,
+    pool: str,
+    *,
+    limit: int,
+    per_host: int,
+    per_customer: int,
+    calling: Sequence[str],
+    paused: Sequence[str],
+) -> list[Callback]:
+    """Callbacks that are due, those with the fewest attempts first.
 
-    rows: int
-    of_a_host: int
-    of_a_customer: int
-    excluded: Sequence[str] = ()  # Ids of jobs.
-    paused: Sequence[str] = ()  # `customer host`.
-
-
-async def due_callbacks(connection: Connection, pool: str, limits: CallbackLimits) -> list[Callback]:
-    """Callbacks that are due, those with the fewest attempts first."""
-    rows, of_a_host, of_a_customer, excluded, paused = limits
-    found = await connection.fetch(statement("due_callbacks"), pool, rows, of_a_host, excluded, of_a_customer, paused)
-    return [Callback(*row) for row in found]
+    At most `limit`, `per_host` and `per_customer`; without the jobs `calling` and the hosts `paused`, as `customer host`.
+    """
+    rows = await connection.fetch(statement("due_callbacks"), pool, limit, per_host, calling, per_customer, paused)
+    return [Callback(*row) for row in rows]
 
 
 async def record_callback_attempt(connection: Connection, job_id: str, retry_s: float | None) -> None:

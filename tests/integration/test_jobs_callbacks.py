@@ -22,7 +22,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from gateway.jobs import webhooks
-from gateway.jobs.signature import customer_key, secret_bytes, secret_text, signed
+from gateway.jobs.webhook_security import customer_key, secret_bytes, secret_text, signed
 from gateway.jobs.webhooks import PausedHosts
 from integration.jobs_bench import JobBench, JobCatalog, customer_id, running_jobs
 from integration.ledger_fixtures import database_url, db, postgres_server

@@ -10,7 +10,7 @@ import pytest
 
 from copied_rows import read_row
 from ledger.audit.rows import COLUMNS, fold, id_of, outweighs, to_row
-from ledger.schema import requests
+from ledger.schema.audit import requests
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, Record
 
 ID = "req_0199c0de00007000800000000000abcd"

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from gateway.host_lists import CallbackHosts, host_list, split_entry
-from gateway.jobs.signature import customer_key, secret_bytes, secret_text, signed
+from gateway.jobs.webhook_security import customer_key, secret_bytes, secret_text, signed
 from gateway.jobs.webhooks import DELAYS_S, MAX_CHARACTERS, again_s, is_public, judged_sockets, refused
 
 HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080", "xn--bcher-kva.example")
