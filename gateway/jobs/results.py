@@ -58,7 +58,7 @@ def job_result(job_id: str, status: str, output: bytes | None, error_code: str |
     if status != "failed":
         return JobResult("PENDING")
     try:
-        code = ErrorCode(error_code)
+        code = ErrorCode(error_code or "")
     except ValueError:  # Written by a newer version.
         code = ErrorCode.INTERNAL_ERROR
     invalid = code is ErrorCode.INVALID_REQUEST and text
