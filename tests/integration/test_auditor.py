@@ -118,9 +118,9 @@ async def test_a_bad_record_is_set_aside_and_costs_its_batch_nothing(
     aside = await client.lrange(KEYS.outbox_bad, 0, -1)
     read = [record for entry in aside for record in decode_entry(entry)[0]]
     assert {record.id for record in read} == {"req_short", bad_customer, too_large, bad_text, negative}
-    assert len(aside) == auditor.stats().set_aside == 9
-    assert auditor.stats().last_refusal
-    assert auditor.stats().last_error is None
+    assert len(aside) == auditor.set_aside == 9
+    assert auditor.last_refusal
+    assert auditor.last_error is None
 
 
 async def test_partitions_are_kept_ahead(client: Redis, database_url: str, db: Connection) -> None:
@@ -145,7 +145,7 @@ async def test_abandoned_requests_are_closed_when_all_is_written(
     await put(client, [accepted(aged), accepted(aged_ended), accepted(young), ended(aged_ended)])
     auditor = auditor_for(database_url, client)
     async with running(auditor):
-        await eventually(lambda: auditor.stats().closed == 1, "the abandoned one is closed")
+        await eventually(lambda: auditor.maintenance.closed == 1, "the abandoned one is closed")
 
     row = await find_request(db, aged)
     assert row is not None
@@ -165,7 +165,7 @@ async def test_nothing_is_closed_while_entries_wait(client: Redis, database_url:
         await eventually(lambda: drained(client), "the outbox is empty")
 
     assert await count_requests(db) == {"completed": 20}
-    assert auditor.stats().closed == 0
+    assert auditor.maintenance.closed == 0
 
 
 async def test_a_real_end_replaces_abandoned(client: Redis, database_url: str, db: Connection) -> None:
@@ -175,7 +175,7 @@ async def test_a_real_end_replaces_abandoned(client: Redis, database_url: str, d
     await put(client, [accepted(aged)])
     auditor = auditor_for(database_url, client)
     async with running(auditor):
-        await eventually(lambda: auditor.stats().closed == 1, "it is closed as abandoned")
+        await eventually(lambda: auditor.maintenance.closed == 1, "it is closed as abandoned")
         await put(client, [ended(aged)])
         await eventually(lambda: drained(client), "its real end is written")
 
@@ -211,13 +211,13 @@ async def test_only_one_auditor_is_active(client: Redis, database_url: str, db: 
     ids = new_ids(10)
     async with running(second):
         async with running(first):
-            await eventually(lambda: first.stats().active or second.stats().active, "one is active")
-            assert first.stats().active != second.stats().active
-            standby = second if first.stats().active else first
+            await eventually(lambda: first.active or second.active, "one is active")
+            assert first.active != second.active
+            standby = second if first.active else first
             await put(client, [accepted(ids[0])])
             await eventually(lambda: drained(client), "the outbox is empty")
-            assert (standby.stats().rows_written, standby.stats().lag_s < 1) == (0, True)
-        await eventually(lambda: second.stats().active, "the other takes over")
+            assert (standby.rows_written, standby.lag() < 1) == (0, True)
+        await eventually(lambda: second.active, "the other takes over")
         await put_requests(client, ids)
         await eventually(lambda: drained(client), "the outbox is empty")
 
@@ -228,7 +228,7 @@ async def test_stop_writes_what_waits(client: Redis, database_url: str, db: Conn
     """A graceful end leaves nothing for the next auditor, and no lock."""
     auditor = auditor_for(database_url, client, interval_s=30, take_limit=10)
     task = asyncio.create_task(auditor.run())
-    await eventually(lambda: auditor.stats().active, "it is active")
+    await eventually(lambda: auditor.active, "it is active")
     await eventually(lambda: auditor.lag() < 30, "it has looked once")
     await put_requests(client, new_ids(1000), step=10)
 
@@ -237,7 +237,7 @@ async def test_stop_writes_what_waits(client: Redis, database_url: str, db: Conn
 
     assert await drained(client)
     assert await count_requests(db) == {"completed": 1000}
-    assert not auditor.stats().active
+    assert not auditor.active
     assert await db.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
 
 
@@ -260,7 +260,7 @@ async def test_one_unanswered_call_does_not_end_the_grace_period(
     outbox = UnansweredOnce(client, KEYS, "a1")
     auditor = auditor_for(database_url, client, outbox=outbox, interval_s=30)
     task = asyncio.create_task(auditor.run())
-    await eventually(lambda: auditor.stats().active, "it is active")
+    await eventually(lambda: auditor.active, "it is active")
     await eventually(lambda: auditor.lag() < 30, "it has looked once")
     await put_requests(client, new_ids(10), step=10)
 

@@ -13,7 +13,7 @@ from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dea
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit import writer
 from ledger.audit.maintenance import MaintenancePolicy
-from ledger.audit.rows import fold
+from ledger.audit.rows import Folded
 from ledger.audit.writer import make_batch
 from scheduler.protocol.audit_outbox import Record, decode_entry
 from tierlane.embedded.postgres import EmbeddedPostgres
@@ -80,7 +80,7 @@ def record(kind: str, request_id: str) -> Record:
 
 async def write(db: Connection, records: Sequence[Record]) -> None:
     """What the auditor does with one take."""
-    batch = await make_batch(fold(records))
+    batch = await make_batch(Folded(records))
     assert await writer.write_rows(db, batch.new, 10.0, new=True) == []
     for rows in (batch.known, batch.later):
         assert await writer.write_rows(db, rows, 10.0) == []
@@ -200,9 +200,9 @@ async def test_a_bad_dead_letter_is_set_aside_alone(
     aside = await client.lrange(KEYS.outbox_bad, 0, -1)
     read = [record.id for entry in aside for record in decode_entry(entry)[0]]
     assert sorted(read) == sorted([bad_customer, bad_text, "req_short"])
-    assert len(aside) == auditor.stats().set_aside == 4
-    assert auditor.stats().last_error is None
-    told = f"{auditor.stats()}{(postgres_server.home.parent / 'postgres.log').read_text()}"
+    assert len(aside) == auditor.set_aside == 4
+    assert auditor.last_error is None
+    told = f"{auditor.last_refusal}{auditor.last_error}{(postgres_server.home.parent / 'postgres.log').read_text()}"
     assert "invalid byte sequence" in told
     assert "canary" not in told
     assert b"canary".hex() not in told
@@ -212,7 +212,7 @@ async def test_many_large_dead_letters_are_written_in_parts(db: Connection) -> N
     """No transaction carries more than a few megabytes of them, and none is left out."""
     await writer.prepare(db)
     ids = new_ids(100)
-    batch = await make_batch(fold([dead(i, input_="x" * 250_000) for i in ids]))
+    batch = await make_batch(Folded([dead(i, input_="x" * 250_000) for i in ids]))
 
     assert await writer.write_rows(db, batch.known, 5.0) == []
 

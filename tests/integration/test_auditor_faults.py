@@ -72,7 +72,7 @@ async def test_entries_wait_while_postgres_is_stopped(client: Redis, own_server:
     auditor = auditor_for(own_server.url, client)
     async with running(auditor):
         await put_requests(client, ids[:100])
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "cannot be written" in error
         await eventually(lambda: auditor.lag() > 0.2, "the lag grows")
 
@@ -80,10 +80,10 @@ async def test_entries_wait_while_postgres_is_stopped(client: Redis, own_server:
         await eventually(lambda: nothing_waits(client), "the first are written")
         await own_server.stop()
         await put_requests(client, ids[100:])
-        await eventually(lambda: auditor.stats().last_error, "the second fault is told")
+        await eventually(lambda: auditor.last_error, "the second fault is told")
         await own_server.start()
         await eventually(lambda: nothing_waits(client), "all are written")
-        await eventually(lambda: auditor.stats().last_error is None, "all is well")
+        await eventually(lambda: auditor.last_error is None, "all is well")
         assert auditor.lag() < 2
 
     db = await asyncpg.connect(own_server.dsn)
@@ -105,7 +105,7 @@ async def test_killed_sessions_lose_and_repeat_nothing(client: Redis, database_u
 
     assert kills > 0
     assert await count_requests(db) == {"completed": 10_000}
-    assert first.stats().set_aside == second.stats().set_aside == 0
+    assert first.set_aside == second.set_aside == 0
 
 
 async def test_ten_thousand_requests_are_ten_thousand_rows(client: Redis, database_url: str, db: Connection) -> None:
@@ -118,7 +118,7 @@ async def test_ten_thousand_requests_are_ten_thousand_rows(client: Redis, databa
 
     assert await count_requests(db) == {"completed": 10_000}
     assert set(ids) == {row[0] for row in await db.fetch("SELECT id FROM requests")}
-    assert auditor.stats().rows_written == 10_000
+    assert auditor.rows_written == 10_000
 
 
 async def test_a_process_killed_between_commit_and_drop_is_replayed(
@@ -136,8 +136,8 @@ async def test_a_process_killed_between_commit_and_drop_is_replayed(
     assert await client.llen(KEYS.auditor_outbox("doomed")) == 20
     auditor = auditor_for(database_url, client)
     async with running(auditor):
-        await eventually(lambda: auditor.stats().pending == 0 and auditor.lag() < 0.5, "the heir waits its turn")
-        assert not auditor.stats().active
+        await eventually(lambda: auditor.lag() < 0.5, "the heir waits its turn")
+        assert not auditor.active
         doomed.kill()
         await doomed.wait()
         await eventually(lambda: nothing_waits(client), "the heir has written all")
@@ -155,7 +155,7 @@ async def test_redis_lost_between_commit_and_drop_is_replayed(client: Redis, dat
 
     assert outbox.failures == 0
     assert await count_requests(db) == {"completed": 100}
-    assert auditor.stats().last_error is None
+    assert auditor.last_error is None
 
 
 async def test_redis_away_is_waited_out(tmp_path: Path, database_url: str, db: Connection) -> None:
@@ -165,11 +165,11 @@ async def test_redis_away_is_waited_out(tmp_path: Path, database_url: str, db: C
     client = command_client(server.url)
     auditor = auditor_for(database_url, client)
     async with running(auditor):
-        await eventually(lambda: auditor.stats().active, "it is active")
+        await eventually(lambda: auditor.active, "it is active")
         await server.stop()
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "Redis" in error
-        assert auditor.stats().active
+        assert auditor.active
         await server.start()
         await put_requests(client, new_ids(10))
         await eventually(lambda: nothing_waits(client), "all is written")
@@ -186,9 +186,9 @@ async def test_a_locked_table_is_waited_out(client: Redis, database_url: str, db
     async with running(auditor):
         async with db.transaction():
             await db.execute("LOCK TABLE requests IN ACCESS EXCLUSIVE MODE")
-            error = await eventually(lambda: auditor.stats().last_error, "the timeout is told")
+            error = await eventually(lambda: auditor.last_error, "the timeout is told")
             assert "timeout" in error
-            assert auditor.stats().rows_written == 0
+            assert auditor.rows_written == 0
         await eventually(lambda: nothing_waits(client), "all is written")
 
     assert await count_requests(db) == {"completed": 100}
@@ -201,10 +201,10 @@ async def test_a_failing_chore_stops_no_writing(client: Redis, database_url: str
     async with running(auditor):
         await put_requests(client, new_ids(10))
         await eventually(lambda: nothing_waits(client), "all is written")
-        told = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        told = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "cannot make partitions" in told
         await eventually(lambda: nothing_waits(client), "and it goes on")
-        assert auditor.stats().last_error == told  # the chores that succeeded since do not hide it
+        assert auditor.last_error == told  # the chores that succeeded since do not hide it
 
     assert await count_requests(db) == {"completed": 10}
 
@@ -213,7 +213,7 @@ async def test_whoever_lost_the_lock_cannot_write(client: Redis, database_url: s
     """The lock lives in the session that writes: when it is gone, so is the way to write."""
     auditor = auditor_for(database_url, client)
     async with running(auditor):
-        await eventually(lambda: auditor.stats().active, "it is active")
+        await eventually(lambda: auditor.active, "it is active")
         rival = await asyncpg.connect(dsn(database_url))
         waiting = asyncio.create_task(rival.execute("SELECT pg_advisory_lock(7436002, hashtext('default'))"))
 
@@ -225,7 +225,7 @@ async def test_whoever_lost_the_lock_cannot_write(client: Redis, database_url: s
         await waiting
         (request_id,) = new_ids(1)
         await put(client, [accepted(request_id), ended(request_id)])
-        await eventually(lambda: not auditor.stats().active, "it knows")
+        await eventually(lambda: not auditor.active, "it knows")
         assert await count_requests(db) == {}
         await rival.close()
         await eventually(lambda: nothing_waits(client), "it is active again and has written")

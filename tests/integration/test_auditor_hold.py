@@ -36,7 +36,7 @@ async def main(database, redis):
     hold = HoldPolicy(hold_s=0.02, deep_s=60, deep_open=10)
     auditor = Auditor(database, outbox, AuditPolicy(take_limit=20, interval_s=0.05, hold=hold))
     running = asyncio.create_task(auditor.run())
-    while auditor.stats().rows_written < 10 or auditor.lag() > 0.2:
+    while auditor.rows_written < 10 or auditor.lag() > 0.2:
         await asyncio.sleep(0.01)
     print("holds", flush=True)
     await running
@@ -71,13 +71,13 @@ async def test_a_beginning_waits_for_its_end(client: Redis, database_url: str, d
     auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
     async with running(auditor):
         await put(client, [accepted(waiting)], [accepted(whole), ended(whole)])
-        await eventually(lambda: auditor.stats().rows_written, "what is whole is written")
+        await eventually(lambda: auditor.rows_written, "what is whole is written")
         assert await count_requests(db) == {"completed": 1}
         assert await client.llen(KEYS.auditor_outbox("a1")) == 2
-        assert (auditor.stats().pending, auditor.stats().last_error) == (2, None)
+        assert auditor.last_error is None
         await put(client, [ended(waiting)])
         await eventually(lambda: drained(client), "all is written")
-        assert auditor.stats().rows_written == 2
+        assert auditor.rows_written == 2
 
     assert await count_requests(db) == {"completed": 2}
 
@@ -88,7 +88,7 @@ async def test_what_waits_for_its_end_is_adopted(client: Redis, database_url: st
     first = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
     task = asyncio.create_task(first.run())
     await put(client, [accepted(waiting), accepted(whole), ended(whole)])
-    await eventually(lambda: first.stats().rows_written, "what is whole is written")
+    await eventually(lambda: first.rows_written, "what is whole is written")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert await client.llen(KEYS.auditor_outbox("a1")) == 1
@@ -106,7 +106,7 @@ async def test_what_waits_for_its_end_is_written_at_the_stop(client: Redis, data
     auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
     async with running(auditor):
         await put(client, [accepted(request_id)])
-        await eventually(lambda: auditor.stats().pending == 1, "it is taken")
+        await eventually(lambda: client.llen(KEYS.auditor_outbox("a1")), "it is taken")
 
     assert await drained(client)
     assert await count_requests(db) == {"queued": 1}
@@ -120,7 +120,7 @@ async def test_what_redis_loses_meanwhile_is_written_all_the_same(
     auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
     async with running(auditor):
         await put(client, [accepted(lost)])
-        await eventually(lambda: auditor.stats().pending == 1, "it is taken")
+        await eventually(lambda: client.llen(KEYS.auditor_outbox("a1")), "it is taken")
         await client.flushall()
         await put(client, [accepted(new), ended(new)])
         await eventually(lambda: drained(client), "all is written")
@@ -135,12 +135,12 @@ async def test_a_deep_queue_is_held_for_longer(client: Redis, database_url: str,
     async with running(auditor):
         await put(client, *([accepted(i)] for i in ids))
         await put(client, *([accepted(i), ended(i)] for i in whole))
-        await eventually(lambda: auditor.stats().rows_written == 10, "what is whole is written")
+        await eventually(lambda: auditor.rows_written == 10, "what is whole is written")
         assert await count_requests(db) == {"completed": 10}
-        assert await client.llen(KEYS.auditor_outbox("a1")) == auditor.stats().pending == 110
+        assert await client.llen(KEYS.auditor_outbox("a1")) == 110
         await put(client, *([ended(i)] for i in ids))
         await eventually(lambda: drained(client), "all is written")
-        assert auditor.stats().rows_written == 110
+        assert auditor.rows_written == 110
 
     assert await count_requests(db) == {"completed": 110}
 
@@ -176,10 +176,10 @@ async def test_lost_answers_cost_a_held_queue_nothing(client: Redis, database_ur
     auditor = auditor_for(database_url, client, outbox=outbox, hold=DEEP, take_limit=20)
     async with running(auditor):
         await put(client, *([accepted(i)] for i in ids))
-        await eventually(lambda: auditor.stats().pending == 100 and outbox.lost > 5, "all is held", 10.0)
+        await eventually(lambda: len(auditor._window) == 100 and outbox.lost > 5, "all is held", 10.0)
         await put(client, *([ended(i)] for i in ids))
         await eventually(lambda: drained(client), "all is written", 10.0)
-        assert auditor.stats().rows_written == 100
+        assert auditor.rows_written == 100
 
     assert await count_requests(db) == {"completed": 100}
 
@@ -199,11 +199,11 @@ async def test_what_is_held_is_not_abandoned_and_what_never_ends_is(
     )
     async with running(auditor):
         await put(client, [accepted(i) for i in ids])
-        await eventually(lambda: auditor.stats().pending == 1, "they are held")
+        await eventually(lambda: len(auditor._window), "they are held")
         await put(client, [ended(i) for i in ids[:10]])
-        await eventually(lambda: auditor.stats().rows_written == 10, "what has ended is written")
-        assert (await count_requests(db), auditor.stats().closed) == ({"completed": 10}, 0)
+        await eventually(lambda: auditor.rows_written == 10, "what has ended is written")
+        assert (await count_requests(db), auditor.maintenance.closed) == ({"completed": 10}, 0)
         passed_s = 60.0
-        await eventually(lambda: auditor.stats().closed == 20, "the others are closed")
+        await eventually(lambda: auditor.maintenance.closed == 20, "the others are closed")
 
     assert await count_requests(db) == {"completed": 10, "failed": 20}

@@ -29,7 +29,7 @@ async def test_auditors_of_two_pools_are_active_together(client: Redis, database
     other = auditor_for(database_url, client, outbox=Outbox(client, SECOND, "a2"), pool="second")
 
     async with running(own), running(other):
-        await eventually(lambda: own.stats().active and other.stats().active, "both are active")
+        await eventually(lambda: own.active and other.active, "both are active")
 
         async def ends() -> list[str]:
             found = [await find_request(db, each) for each in (first, second)]
@@ -51,7 +51,7 @@ async def test_an_auditor_closes_no_row_of_another_pool(client: Redis, database_
     auditor = auditor_for(database_url, client)
 
     async with running(auditor):
-        await eventually(lambda: auditor.stats().closed == 2, "two are closed")
+        await eventually(lambda: auditor.maintenance.closed == 2, "two are closed")
 
     rows = [await find_request(db, each) for each in aged]
     assert [row.error_code for row in rows if row] == ["abandoned", None, "abandoned"]

@@ -29,15 +29,15 @@ async def test_a_missing_partition_is_not_the_rows_fault(client: Redis, database
     (request_id,) = new_ids(1)
     await put(client, [accepted(request_id)])
     auditor = auditor_for(database_url, client, maintenance=MaintenancePolicy(partitions_every_s=1e9))
-    auditor._chores._partitions_due = 1e18  # Nobody makes any.
+    auditor.maintenance._partitions_due = 1e18  # Nobody makes any.
     async with running(auditor):
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "partition" in error
         await db.execute("ALTER TABLE requests ATTACH PARTITION requests_default DEFAULT")
         await eventually(lambda: nothing_waits(client), "the outbox is empty")
 
     assert await count_requests(db) == {"queued": 1}
-    assert auditor.stats().set_aside == 0
+    assert auditor.set_aside == 0
 
 
 async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url: str, db: Connection) -> None:
@@ -46,7 +46,7 @@ async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url:
     await put_requests(client, new_ids(10))
     auditor = auditor_for(database_url, client, maintenance=MaintenancePolicy(partitions_every_s=1e9))
     async with running(auditor):
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "tierlane migrate" in error
         await db.execute("ALTER TABLE elsewhere RENAME TO requests")
         await eventually(lambda: nothing_waits(client), "all is written")
@@ -63,10 +63,10 @@ async def test_a_column_of_another_type_is_waited_out(
     await put_requests(client, new_ids(10))
     auditor = auditor_for(database_url, client)
     async with running(auditor):
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "cannot be written" in error
         await db.execute("ALTER TABLE requests ALTER COLUMN attempts TYPE integer")
         await eventually(lambda: nothing_waits(client), "all is written")
 
     assert await count_requests(db) == {"completed": 10}
-    assert auditor.stats().set_aside == 0
+    assert auditor.set_aside == 0

@@ -235,7 +235,7 @@ async def test_a_job_that_cannot_be_stored_is_not_promised(bench: JobBench) -> N
 async def test_results_are_forgotten(client: Redis, redis_url: str, database_url: str, db: Db) -> None:
     """After their time they are unknown, and then the rows go."""
     async with running_jobs(client, redis_url, database_url, db, jobs={"kept_ms": 300}) as bench:
-        bench.serving.supervisor._audit_after_s = 0.0
+        bench.serving.reconciler._audit_after_s = 0.0
         task_id = await bench.accepted()
 
         async def gone() -> bool:
@@ -244,7 +244,7 @@ async def test_results_are_forgotten(client: Redis, redis_url: str, database_url
         await eventually(gone, "the result is forgotten")
 
         async def deleted() -> bool:
-            bench.serving.supervisor._chores_due = 0.0
+            bench.serving.reconciler._maintenance_due = 0.0
             return not await db.fetchval("SELECT count(*) FROM jobs")
 
         await eventually(deleted, "its row is deleted")

@@ -324,14 +324,14 @@ async def test_one_that_does_not_answer_leaves_room(
     bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most so many calls to one host are under way; all are told in the end."""
-    monkeypatch.setattr(webhooks, "MOST_OF_A_HOST", 2)
+    monkeypatch.setattr(webhooks, "MAX_CALLS_PER_HOST", 2)
     receiver.gate.clear()
     ids = [await bench.accepted({"input": f"n {n}", "callback_url": receiver.url}) for n in range(6)]
     for task_id in ids:
         await bench.ended(task_id)
     await eventually(lambda: receiver.inside == 2, "two are inside")
-    bench.serving.callbacks.look()
-    assert len(bench.serving.callbacks._under_way) == 2
+    bench.serving.callbacks.wake()
+    assert len(bench.serving.callbacks._calls) == 2
     receiver.gate.set()
     await eventually(lambda: len(receiver.calls) == 6, "all are told")
 
@@ -342,8 +342,8 @@ async def test_a_customer_whose_hosts_do_not_answer_leaves_room(
     client: Redis, redis_url: str, database_url: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most so many calls of one customer are under way, over all of its hosts; those of another one are made meanwhile."""
-    monkeypatch.setattr(webhooks, "LOOK_ROWS", 3)
-    monkeypatch.setattr(webhooks, "MOST_OF_A_CUSTOMER", 2)
+    monkeypatch.setattr(webhooks, "QUERY_ROWS", 3)
+    monkeypatch.setattr(webhooks, "MAX_CALLS_PER_CUSTOMER", 2)
     async with receiving(addresses=5) as silent, receiving() as other:
         silent.gate.clear()
         urls = [f"http://127.0.0.{n}:{silent.port}/" for n in range(1, 6)]
@@ -367,8 +367,8 @@ async def test_one_that_does_not_answer_hides_nobody(
     client: Redis, redis_url: str, database_url: str, db: Db, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many of its ends are due, those of another host are found, though they came last."""
-    monkeypatch.setattr(webhooks, "LOOK_ROWS", 6)
-    monkeypatch.setattr(webhooks, "MOST_OF_A_HOST", 2)
+    monkeypatch.setattr(webhooks, "QUERY_ROWS", 6)
+    monkeypatch.setattr(webhooks, "MAX_CALLS_PER_HOST", 2)
     receiver.gate.clear()
     async with receiving() as other:
         jobs = told_to(receiver, callback_hosts=(f"127.0.0.1:{receiver.port}", f"localhost:{other.port}"))
@@ -395,15 +395,15 @@ def test_a_host_that_does_not_answer_is_paused() -> None:
         assert paused.paused() == []
         paused.failed("a")
         paused.failed("a")  # A call that was made together with the first.
-        assert (paused.paused(), paused.most("a"), paused.most("b")) == (["a"], 1, 8)
+        assert (paused.paused(), paused.max_calls("a"), paused.max_calls("b")) == (["a"], 1, 8)
         began = now
         while paused.paused():
             now += 0.5
         seen.append(now - began)
-    paused.answered("a")
+    paused.responded("a")
 
     assert seen == [1, 2, 5, 10, 30, 30]
-    assert (paused.paused(), paused.most("a")) == ([], 8)
+    assert (paused.paused(), paused.max_calls("a")) == ([], 8)
 
 
 def test_paused_hosts_are_bounded() -> None:
@@ -412,7 +412,7 @@ def test_paused_hosts_are_bounded() -> None:
     for number in range(1001):
         paused.failed(str(number))
 
-    assert (len(paused.paused()), paused.most("0"), paused.most("1")) == (1000, 8, 1)
+    assert (len(paused.paused()), paused.max_calls("0"), paused.max_calls("1")) == (1000, 8, 1)
 
 
 async def test_a_paused_host_costs_no_try(bench: JobBench, receiver: Receiver) -> None:
@@ -427,7 +427,7 @@ async def test_a_paused_host_costs_no_try(bench: JobBench, receiver: Receiver) -
     await eventually(lambda: receiver.calls, "another customer's end is told")
     assert [json.loads(body)["task_id"] for _, body in receiver.calls] == [other]
     assert (await bench.row(task_id))["callback_tries"] == 0
-    paused.answered(name)
+    paused.responded(name)
     await eventually(lambda: len(receiver.calls) == 2, "its own is told")
 
 
@@ -456,15 +456,15 @@ async def test_callbacks_that_end_are_started_again_and_health_says_so(
     bench: JobBench, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it was that ended them: within two seconds health names the task, and nothing stays untold."""
-    look, broken = webhooks.Callbacks._look, [True]
+    look, broken = webhooks.Callbacks._start_due, [True]
 
     async def looking(self: webhooks.Callbacks, client: Any) -> None:
         if broken.pop() if broken else False:
             raise ZeroDivisionError
         await look(self, client)
 
-    monkeypatch.setattr(webhooks.Callbacks, "_look", looking)
-    bench.serving.callbacks.look()
+    monkeypatch.setattr(webhooks.Callbacks, "_start_due", looking)
+    bench.serving.callbacks.wake()
     task_id = await bench.accepted({"input": "hello", "callback_url": receiver.url})
 
     async def told() -> bool:

@@ -37,7 +37,7 @@ async def test_a_redis_that_comes_back_empty_gets_its_jobs_again(bench: JobBench
     ids = [await bench.accepted({"input": f"job {n}"}) for n in range(20)]
     held = await bench.accepted(**KEY)
     await bench.stack.redis.flushall()
-    await eventually(lambda: bench.serving.look.requeued >= 21, "all are queued again")
+    await eventually(lambda: bench.serving.scan.requeued >= 21, "all are queued again")
 
     status, document, headers = await bench.submit(**KEY)
     assert (status, document["task_id"], headers["idempotent-replayed"]) == (202, held, "true")
@@ -51,11 +51,11 @@ async def test_a_redis_that_comes_back_empty_gets_its_jobs_again(bench: JobBench
 
 async def test_more_than_a_page_is_queued_again(bench: JobBench) -> None:
     """After a loss the look goes through all pages at once, and not one a second."""
-    bench.serving.look._page = 4
+    bench.serving.scan._page = 4
     bench.stack.worker.hold = True
     ids = [await bench.accepted({"input": f"job {n}"}) for n in range(30)]
     await bench.stack.redis.flushall()
-    await eventually(lambda: bench.serving.look.requeued >= 30, "all are queued again", timeout_s=4.0)
+    await eventually(lambda: bench.serving.scan.requeued >= 30, "all are queued again", timeout_s=4.0)
     bench.stack.worker.hold = False
 
     for task_id in ids:
@@ -79,7 +79,7 @@ async def test_another_keeper_goes_on(
     async with second as other:
         serving = other.gateway.jobs.serving
         assert serving is not None
-        keepers = [bench.serving.supervisor, serving.supervisor]
+        keepers = [bench.serving.reconciler, serving.reconciler]
         assert [supervisor.active for supervisor in keepers] == [True, False]
         await bench.accepted()
         await db.execute(
@@ -101,8 +101,8 @@ async def audit_of(bench: JobBench) -> "tuple[dict[str, AcceptedRecord], dict[st
 
 async def test_the_audit_has_what_redis_lost(bench: JobBench) -> None:
     """A job whose audit entries were lost with Redis gets its row from the job itself; what the auditor wrote stands."""
-    bench.serving.supervisor._audit_after_s = 0.0
-    bench.serving.supervisor._chores_due = float("inf")
+    bench.serving.reconciler._audit_after_s = 0.0
+    bench.serving.reconciler._maintenance_due = float("inf")
     lost, guessed, audited = [await bench.accepted() for _ in range(3)]
     for task_id in (lost, guessed, audited):
         await bench.ended(task_id)
@@ -115,8 +115,8 @@ async def test_the_audit_has_what_redis_lost(bench: JobBench) -> None:
     await bench.db.execute(
         "UPDATE requests SET status = 'failed', error_code = 'abandoned', http_status = 504 WHERE id = $1", guessed
     )
-    bench.serving.supervisor._chores_due = 0.0
-    await eventually(lambda: bench.serving.supervisor.audited >= 2, "two rows are written")
+    bench.serving.reconciler._maintenance_due = 0.0
+    await eventually(lambda: bench.serving.reconciler.audited >= 2, "two rows are written")
 
     rows = {row["id"]: row for row in await bench.db.fetch("SELECT * FROM requests")}
     assert {task_id: rows[task_id]["status"] for task_id in rows} == dict.fromkeys(
