@@ -5,11 +5,10 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
+from integration.auditor_bench import KEYS, accepted, auditor_for, drained, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import count_requests, find_request
@@ -19,11 +18,6 @@ from scheduler.protocol.audit_outbox import Outbox, Taken, decode_entry
 __all__ = ["database_url", "db", "postgres_server"]
 
 Connection = Any
-
-
-async def drained(client: Redis) -> bool:
-    """Nothing waits and nothing is in an auditor's hands."""
-    return not await client.exists(KEYS.outbox, KEYS.auditor_outbox("a1"), KEYS.auditor_outbox("a2"))
 
 
 async def audit(url: str, client: Redis) -> None:
@@ -43,60 +37,6 @@ async def test_a_request_in_one_entry_is_one_row(client: Redis, database_url: st
     assert (row.status, row.http_status, row.tier, row.tokens_used) == ("completed", 200, "paid", 5)
     assert await find_request(db, new_ids(1)[0]) is None
     assert await find_request(db, "req_nonsense") is None
-
-
-@pytest.mark.parametrize("order", ["accepted first", "ended first"])
-async def test_records_meet_in_whichever_order(client: Redis, database_url: str, db: Connection, order: str) -> None:
-    """Written in different transactions they make the same row as in one."""
-    apart, together = new_ids(2)
-    records = [accepted(apart), ended(apart)]
-    for record in records if order == "accepted first" else reversed(records):
-        await put(client, [record])
-        await audit(database_url, client)
-    await put(client, [accepted(together), ended(together)])
-    await audit(database_url, client)
-
-    one, other = await find_request(db, apart), await find_request(db, together)
-    own = ("id", "created_at", "completed_at")
-    fields = [name for name in type(one).__struct_fields__ if name not in own]
-    assert [getattr(one, name) for name in fields] == [getattr(other, name) for name in fields]
-
-
-async def test_between_its_records_a_request_is_open(client: Redis, database_url: str, db: Connection) -> None:
-    """Accepted and not ended: queued, with what is known."""
-    (request_id,) = new_ids(1)
-    await put(client, [accepted(request_id)])
-    await audit(database_url, client)
-
-    assert await count_requests(db) == {"queued": 1}
-    row = await find_request(db, request_id)
-    assert row is not None
-    assert (row.http_status, row.completed_at) == (None, None)
-
-
-async def test_a_terminal_state_is_never_overwritten(client: Redis, database_url: str, db: Connection) -> None:
-    """A late second end, or a repeated beginning, changes nothing."""
-    (request_id,) = new_ids(1)
-    await put(client, [accepted(request_id), ended(request_id)])
-    await audit(database_url, client)
-    before = await find_request(db, request_id)
-
-    await put(client, [ended(request_id, state="failed", error_code="worker_lost", attempts=2)])
-    await put(client, [accepted(request_id, tier="free")])
-    await audit(database_url, client)
-
-    assert await find_request(db, request_id) == before
-
-
-async def test_the_same_entries_again_change_nothing(client: Redis, database_url: str, db: Connection) -> None:
-    """Replays after a crash, and repeats inside one batch."""
-    ids = new_ids(100)
-    for _ in range(3):
-        await put_requests(client, ids)
-        await put_requests(client, ids, step=7)
-        await audit(database_url, client)
-
-    assert await count_requests(db) == {"completed": 100}
 
 
 async def test_a_bad_record_is_set_aside_and_costs_its_batch_nothing(
@@ -166,22 +106,6 @@ async def test_nothing_is_closed_while_entries_wait(client: Redis, database_url:
 
     assert await count_requests(db) == {"completed": 20}
     assert auditor.maintenance.closed == 0
-
-
-async def test_a_real_end_replaces_abandoned(client: Redis, database_url: str, db: Connection) -> None:
-    """That nobody would end it was only a guess: clocks differ, and an end may come late. A real end is never replaced."""
-    (request_id,) = new_ids(1)
-    aged = "req_" + f"{int(request_id[4:16], 16) - 60_000:012x}" + request_id[16:]
-    await put(client, [accepted(aged)])
-    auditor = auditor_for(database_url, client)
-    async with running(auditor):
-        await eventually(lambda: auditor.maintenance.closed == 1, "it is closed as abandoned")
-        await put(client, [ended(aged)])
-        await eventually(lambda: drained(client), "its real end is written")
-
-    row = await find_request(db, aged)
-    assert row is not None
-    assert (row.status, row.error_code, row.http_status) == ("completed", None, 200)
 
 
 async def test_the_last_use_of_keys_is_sampled(client: Redis, database_url: str, db: Connection) -> None:

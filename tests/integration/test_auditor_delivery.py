@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-import asyncpg
 import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dead, ended, new_ids, put, running
+from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dead, drained, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit import writer
 from ledger.audit.maintenance import MaintenancePolicy
@@ -137,10 +136,6 @@ async def test_any_end_replaces_abandoned_and_is_not_replaced_by_it(db: Connecti
     assert await db.fetchval("SELECT batch_id FROM requests") == kind
 
 
-async def drained(client: Redis) -> bool:
-    return not await client.exists(KEYS.outbox, KEYS.auditor_outbox("a1"))
-
-
 async def test_dead_letters_are_written_with_their_rows(client: Redis, database_url: str, db: Connection) -> None:
     """Everything that is known of it, body included, once, however often its record comes."""
     (request_id,) = new_ids(1)
@@ -236,14 +231,3 @@ async def test_old_dead_letters_are_deleted(client: Redis, database_url: str, db
 
         await eventually(left, "the old ones are gone")
     assert await db.fetchval("SELECT dead_at > now() - interval '30 days' FROM dead_letters")
-
-
-async def test_the_mode_is_one_of_two(db: Connection) -> None:
-    """The table refuses what nobody writes."""
-    with pytest.raises(asyncpg.CheckViolationError) as refused:
-        await db.execute(
-            "INSERT INTO requests (id, created_at, status, mode) VALUES ($1, now(), 'queued', 'carrier pigeon')",
-            new_ids(1)[0],
-        )
-
-    assert refused.value.constraint_name == "ck_requests_mode"

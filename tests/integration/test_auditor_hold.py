@@ -9,7 +9,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
+from integration.auditor_bench import KEYS, accepted, auditor_for, drained, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import count_requests
@@ -60,11 +60,6 @@ class LosesAnswers(Outbox):
         return taken
 
 
-async def drained(client: Redis) -> bool:
-    """Nothing waits and nothing is in an auditor's hands."""
-    return not await client.exists(KEYS.outbox, KEYS.auditor_outbox("a1"), KEYS.auditor_outbox("a2"))
-
-
 async def test_a_beginning_waits_for_its_end(client: Redis, database_url: str, db: Connection) -> None:
     """For a moment, so that both are one row, written once; others do not wait for it."""
     waiting, whole = new_ids(2)
@@ -82,24 +77,6 @@ async def test_a_beginning_waits_for_its_end(client: Redis, database_url: str, d
     assert await count_requests(db) == {"completed": 2}
 
 
-async def test_what_waits_for_its_end_is_adopted(client: Redis, database_url: str, db: Connection) -> None:
-    """Its auditor dies with it in its hands; the next one writes it, and what was written before stays."""
-    waiting, whole = new_ids(2)
-    first = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
-    task = asyncio.create_task(first.run())
-    await put(client, [accepted(waiting), accepted(whole), ended(whole)])
-    await eventually(lambda: first.rows_written, "what is whole is written")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert await client.llen(KEYS.auditor_outbox("a1")) == 1
-
-    second = auditor_for(database_url, client, "a2")
-    async with running(second):
-        await eventually(lambda: drained(client), "the next has written all")
-
-    assert await count_requests(db) == {"completed": 1, "queued": 1}
-
-
 async def test_what_waits_for_its_end_is_written_at_the_stop(client: Redis, database_url: str, db: Connection) -> None:
     """Nothing is left for the next auditor."""
     (request_id,) = new_ids(1)
@@ -110,22 +87,6 @@ async def test_what_waits_for_its_end_is_written_at_the_stop(client: Redis, data
 
     assert await drained(client)
     assert await count_requests(db) == {"queued": 1}
-
-
-async def test_what_redis_loses_meanwhile_is_written_all_the_same(
-    client: Redis, database_url: str, db: Connection
-) -> None:
-    """The auditor may be the only one to know of it."""
-    lost, new = new_ids(2)
-    auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
-    async with running(auditor):
-        await put(client, [accepted(lost)])
-        await eventually(lambda: client.llen(KEYS.auditor_outbox("a1")), "it is taken")
-        await client.flushall()
-        await put(client, [accepted(new), ended(new)])
-        await eventually(lambda: drained(client), "all is written")
-
-    assert await count_requests(db) == {"completed": 1, "queued": 1}
 
 
 async def test_a_deep_queue_is_held_for_longer(client: Redis, database_url: str, db: Connection) -> None:

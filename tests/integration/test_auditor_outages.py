@@ -11,7 +11,7 @@ import asyncpg
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import KEYS, auditor_for, new_ids, put_requests, running
+from integration.auditor_bench import KEYS, auditor_for, drained, new_ids, put_requests, running
 from integration.ledger_fixtures import own_server
 from ledger.audit.auditor import Auditor
 from ledger.migration import upgrade_to_head
@@ -80,16 +80,12 @@ async def audited(server: EmbeddedPostgres, client: Redis, **policy: Any) -> Asy
             stream.end()
             await feeder
         await eventually(lambda: auditor.last_error is None, "all is well")
-        await eventually(lambda: nothing_waits(client), "all is written")
+        await eventually(lambda: drained(client), "all is written")
 
     async with connected(server) as db:
         rows = await db.fetch("SELECT id FROM requests WHERE status = 'completed' AND tier IS NOT NULL")
         assert sorted(row[0] for row in rows) == sorted(stream.ids)
     assert auditor.set_aside == 0
-
-
-async def nothing_waits(client: Redis) -> bool:
-    return not [key async for key in client.scan_iter("outbox*")]
 
 
 async def seen(auditor: Auditor, backlog_s: float, fault: str = "cannot be written") -> None:

@@ -6,7 +6,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import accepted, auditor_for, new_ids, put, put_requests, running
+from integration.auditor_bench import accepted, auditor_for, drained, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import count_requests
@@ -14,10 +14,6 @@ from ledger.audit.queries import count_requests
 __all__ = ["database_url", "db", "postgres_server"]
 
 Connection = Any
-
-
-async def nothing_waits(client: Redis) -> bool:
-    return not [key async for key in client.scan_iter("outbox*")]
 
 
 async def test_a_missing_partition_is_not_the_rows_fault(client: Redis, database_url: str, db: Connection) -> None:
@@ -34,7 +30,7 @@ async def test_a_missing_partition_is_not_the_rows_fault(client: Redis, database
         error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "partition" in error
         await db.execute("ALTER TABLE requests ATTACH PARTITION requests_default DEFAULT")
-        await eventually(lambda: nothing_waits(client), "the outbox is empty")
+        await eventually(lambda: drained(client), "the outbox is empty")
 
     assert await count_requests(db) == {"queued": 1}
     assert auditor.set_aside == 0
@@ -49,7 +45,7 @@ async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url:
         error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "tierlane migrate" in error
         await db.execute("ALTER TABLE elsewhere RENAME TO requests")
-        await eventually(lambda: nothing_waits(client), "all is written")
+        await eventually(lambda: drained(client), "all is written")
 
     assert await count_requests(db) == {"completed": 10}
 
@@ -66,7 +62,7 @@ async def test_a_column_of_another_type_is_waited_out(
         error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "cannot be written" in error
         await db.execute("ALTER TABLE requests ALTER COLUMN attempts TYPE integer")
-        await eventually(lambda: nothing_waits(client), "all is written")
+        await eventually(lambda: drained(client), "all is written")
 
     assert await count_requests(db) == {"completed": 10}
     assert auditor.set_aside == 0

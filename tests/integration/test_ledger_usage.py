@@ -74,11 +74,6 @@ async def test_usage_is_that_of_the_last_day(db: Connection, acme: str) -> None:
     assert await find_usage(db, acme) == Usage(requests=4, completed=2, failed=1, tokens_used=2**31 + 9)
 
 
-async def test_who_has_used_nothing_has_zeros(db: Connection) -> None:
-    """As one whom nobody knows."""
-    assert await find_usage(db, "00000000-0000-0000-0000-000000000000") == Usage(0, 0, 0, 0)
-
-
 async def test_usage_takes_the_index(db: Connection, acme: str) -> None:
     """However many other customers there are; and the connection is as it was."""
     await db.execute("SET enable_seqscan = off")  # A table of nothing is read whole otherwise.

@@ -90,14 +90,6 @@ async def test_alembic_finds_nothing_to_generate(database_url: str) -> None:
     assert found == []
 
 
-async def test_the_upgrade_is_at_head_and_twice_is_harmless(database_url: str) -> None:
-    """A second run finds nothing to do."""
-    await upgrade_to_head(database_url)
-
-    assert await current_revision(database_url) == head_revision()
-    assert await current_revision(database_url) == head_revision()
-
-
 async def test_an_empty_database_has_no_revision(empty_url: str) -> None:
     """The start checks can tell it from a current one."""
     assert await current_revision(empty_url) is None

@@ -228,8 +228,3 @@ def test_a_told_result_behind_a_result_is_kept_for_what_the_table_may_hold() -> 
     assert told(COMPLETED, TOLD_FAILURE) == ({ID: TOLD_FAILURE}, {})
     assert told(TOLD_FAILURE, COMPLETED) == ({ID: TOLD_FAILURE}, {})
     assert told(TOLD, TOLD) == ({ID: TOLD}, {})
-
-
-def test_nothing_folds_to_nothing() -> None:
-    """An entry may hold no record that can be read."""
-    assert not Folded([])

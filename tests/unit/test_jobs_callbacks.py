@@ -14,7 +14,7 @@ from gateway.jobs.webhook_security import (
     secret_text,
     signed,
 )
-from gateway.jobs.webhooks import DELAYS_S, MAX_CHARACTERS, retry_after_s, url_problem
+from gateway.jobs.webhooks import DELAYS_S, MAX_CHARACTERS, PausedHosts, retry_after_s, url_problem
 
 HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080", "xn--bcher-kva.example")
 
@@ -284,3 +284,32 @@ def test_when_it_is_tried_again(tries: int, left_s: float, status: int | None, w
 def test_all_tries_fit_into_the_time_that_results_are_kept() -> None:
     """By default none is cut off by the end of the result."""
     assert sum(DELAYS_S) < 600
+
+
+def test_a_host_that_does_not_answer_is_paused() -> None:
+    """For longer with each failure in a row, called once in between, and as any other once it answers."""
+    now = 0.0
+    paused = PausedHosts(lambda: now)
+    seen = []
+    for _ in range(6):
+        assert paused.paused() == []
+        paused.failed("a")
+        paused.failed("a")  # A call that was made together with the first.
+        assert (paused.paused(), paused.max_calls("a"), paused.max_calls("b")) == (["a"], 1, 8)
+        began = now
+        while paused.paused():
+            now += 0.5
+        seen.append(now - began)
+    paused.responded("a")
+
+    assert seen == [1, 2, 5, 10, 30, 30]
+    assert (paused.paused(), paused.max_calls("a")) == ([], 8)
+
+
+def test_paused_hosts_are_bounded() -> None:
+    """Those that failed first are forgotten."""
+    paused = PausedHosts(lambda: 0.0)
+    for number in range(1001):
+        paused.failed(str(number))
+
+    assert (len(paused.paused()), paused.max_calls("0"), paused.max_calls("1")) == (1000, 8, 1)
