@@ -61,23 +61,6 @@ async def changed_within(catalog: Catalog, db: Connection, value: float, limit_s
     await eventually(lambda: burst(catalog) == value, f"burst {value} arrives", limit_s)
 
 
-async def test_it_starts_with_everything(catalog: Catalog) -> None:
-    """After start() the snapshot is there and nothing is wrong."""
-    assert [tier.name for tier in catalog.snapshot.tiers] == ["enterprise", "paid", "free"]
-    assert catalog.problem is None
-    assert catalog.fresh
-    assert catalog.age_s() < 2
-
-
-async def test_a_notification_arrives_long_before_the_poll(database_url: str, db: Connection) -> None:
-    """With a poll once a minute only NOTIFY can have brought it."""
-    catalog = Catalog(database_url, poll_s=60)
-    await catalog.start()
-    await changed_within(catalog, db, 17, 1.0)
-    await changed_within(catalog, db, 18, 2.0)
-    await catalog.stop()
-
-
 async def test_without_notify_the_poll_brings_it(catalog: Catalog, db: Connection) -> None:
     """NOTIFY can be lost; the version is asked for each second."""
     await db.execute(

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from limits import parse as parse_limit
 
 from ledger.catalog.changes import MAX_CHANGES, ChangedIds, changed_by
 from ledger.catalog.loader import SnapshotBuild, models_from, readable, tiers_from
@@ -116,14 +115,6 @@ def test_a_bad_row_refuses_the_whole_picture_and_is_named(changes: dict[str, Any
     """Half a change is worse than an old picture."""
     with pytest.raises(BadCatalogRow, match=named):
         snapshot(rows(**changes))
-
-
-@pytest.mark.parametrize("text", ["10000/day", "1 per minute", "5/2 hours", "100 per 30 seconds", "7/month", "9/ year"])
-def test_quotas_are_read_as_the_library_limits_reads_them(text: str) -> None:
-    """One notation, two readers, one meaning."""
-    ours, theirs = parse_quota("c1", None, text), parse_limit(text)
-
-    assert (ours.amount, ours.every, ours.unit) == (theirs.amount, theirs.multiples, theirs.GRANULARITY.name)
 
 
 @given(st.from_regex(re.compile(QUOTA_PATTERN.removesuffix("$"), re.ASCII), fullmatch=True))
