@@ -1,4 +1,4 @@
-"""The auditor: each accepted request becomes one row, whatever is repeated, late, bad or in the wrong order."""
+"""The auditor: rows, bad records, maintenance, the lock, and stopping."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ async def audit(url: str, client: Redis) -> None:
 
 
 async def test_a_request_in_one_entry_is_one_row(client: Redis, database_url: str, db: Connection) -> None:
-    """Accepted and ended are folded before they are written; the row is found by its id alone."""
+    """Two records are folded into one row, which is found by its id."""
     (request_id,) = new_ids(1)
     await put(client, [accepted(request_id), ended(request_id)])
     await audit(database_url, client)
@@ -42,7 +42,7 @@ async def test_a_request_in_one_entry_is_one_row(client: Redis, database_url: st
 async def test_a_bad_record_is_set_aside_and_costs_its_batch_nothing(
     client: Redis, database_url: str, db: Connection
 ) -> None:
-    """Undecodable bytes, a bad id, a customer that is no uuid, a number too large, text that SQL refuses."""
+    """Records that cannot be written are set aside, and the others are written."""
     good, bad_customer, too_large, bad_text, negative = new_ids(200), *new_ids(4)
     await put(client, b"\xc1", b"\x93\x01\x02\x03")
     await put(client, [accepted("req_short")])
@@ -64,7 +64,7 @@ async def test_a_bad_record_is_set_aside_and_costs_its_batch_nothing(
 
 
 async def test_partitions_are_kept_ahead(client: Redis, database_url: str, db: Connection) -> None:
-    """The auditor makes what is missing as soon as it is active."""
+    """An active auditor creates missing partitions."""
     day = datetime.now(UTC) + timedelta(days=3)
     await db.execute(f"DROP TABLE requests_{day:%Y%m%d}")
     async with running(auditor_for(database_url, client)):
@@ -78,7 +78,7 @@ async def test_partitions_are_kept_ahead(client: Redis, database_url: str, db: C
 async def test_abandoned_requests_are_closed_when_all_is_written(
     client: Redis, database_url: str, db: Connection
 ) -> None:
-    """Open past deadline and grace: failed, abandoned, 504. Younger ones and ended ones are left alone."""
+    """Rows that are open after deadline and grace are closed as abandoned; younger and ended ones are not."""
     old, ended_one, young = new_ids(3)
     aged = "req_" + f"{int(old[4:16], 16) - 14_500:012x}" + old[16:]
     aged_ended = "req_" + f"{int(ended_one[4:16], 16) - 14_500:012x}" + ended_one[16:]
@@ -95,7 +95,7 @@ async def test_abandoned_requests_are_closed_when_all_is_written(
 
 
 async def test_nothing_is_closed_while_entries_wait(client: Redis, database_url: str, db: Connection) -> None:
-    """An end that waits in the outbox must not find its row closed: after an outage everything is written first."""
+    """No row is closed before all entries are written, since its end may be among them."""
     ids = new_ids(20)
     aged = ["req_" + f"{int(i[4:16], 16) - 60_000:012x}" + i[16:] for i in ids]
     await put(client, *([accepted(i)] for i in aged))
@@ -109,7 +109,7 @@ async def test_nothing_is_closed_while_entries_wait(client: Redis, database_url:
 
 
 async def test_the_last_use_of_keys_is_sampled(client: Redis, database_url: str, db: Connection) -> None:
-    """From the audit, not from the request path; without waking the catalog."""
+    """The last use of a key is written from the audit, without a change of the catalog version."""
     await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid')")
     key_id = (await db.fetchval("SELECT issue_api_key('acme', 'ci')"))[3:15]
     version = await db.fetchval("SELECT version FROM catalog_version")
@@ -130,7 +130,7 @@ async def test_the_last_use_of_keys_is_sampled(client: Redis, database_url: str,
 
 
 async def test_only_one_auditor_is_active(client: Redis, database_url: str, db: Connection) -> None:
-    """The other stands by and takes over when the first ends, entries in its hands included."""
+    """One of two auditors is active; the other takes over when it stops."""
     first, second = auditor_for(database_url, client), auditor_for(database_url, client, "a2")
     ids = new_ids(10)
     async with running(second):
@@ -149,7 +149,7 @@ async def test_only_one_auditor_is_active(client: Redis, database_url: str, db: 
 
 
 async def test_stop_writes_what_waits(client: Redis, database_url: str, db: Connection) -> None:
-    """A graceful end leaves nothing for the next auditor, and no lock."""
+    """A stopped auditor has written all entries and released the lock."""
     auditor = auditor_for(database_url, client, interval_s=30, take_limit=10)
     task = asyncio.create_task(auditor.run())
     await eventually(lambda: auditor.active, "it is active")
@@ -180,7 +180,7 @@ class UnansweredOnce(Outbox):
 async def test_one_unanswered_call_does_not_end_the_grace_period(
     client: Redis, database_url: str, db: Connection
 ) -> None:
-    """A stopping auditor tries again for as long as it was given, instead of leaving all to the next one."""
+    """An error of Redis does not end the grace period."""
     outbox = UnansweredOnce(client, KEYS, "a1")
     auditor = auditor_for(database_url, client, outbox=outbox, interval_s=30)
     task = asyncio.create_task(auditor.run())
@@ -211,7 +211,7 @@ class StoppedDuringTake(Outbox):
 
 
 async def test_a_stop_during_a_look_at_the_outbox_looks_again(client: Redis, database_url: str, db: Connection) -> None:
-    """What was recorded after the look that the stop met, and before the stop, is written."""
+    """Entries that arrive during a take and before the stop are written."""
     outbox = StoppedDuringTake(client, KEYS, "a1")
     auditor = auditor_for(database_url, client, outbox=outbox, interval_s=30)
     stops: list[asyncio.Task[None]] = []
