@@ -1,4 +1,4 @@
-"""The auditor under faults: PostgreSQL stopped, sessions killed, processes killed, tables locked, Redis gone."""
+"""The auditor while sessions or processes are killed, maintenance fails, or Redis is not available."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ KILL_AUDITORS = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name = 'tierlane-auditor' AND datname = current_database()"""
 
-# An auditor that commits, says so, and hangs before it drops anything: the moment to be killed.
+# An auditor that commits, prints it, and hangs before it drops entries.
 HANGS_BEFORE_DROP = """
 import asyncio, sys
 from ledger.audit.auditor import Auditor, AuditPolicy
@@ -61,7 +61,7 @@ class FailsToDrop(Outbox):
 
 
 async def test_killed_sessions_lose_and_repeat_nothing(client: Redis, database_url: str, db: Connection) -> None:
-    """Its backend is terminated again and again in the middle of ten thousand requests, beside a standby."""
+    """Repeatedly terminated sessions lose and repeat none of ten thousand requests, with a second auditor on standby."""
     ids = new_ids(10_000)
     kills = 0
     first, second = (auditor_for(database_url, client, name, take_limit=10) for name in ("a1", "a2"))
@@ -80,7 +80,7 @@ async def test_killed_sessions_lose_and_repeat_nothing(client: Redis, database_u
 async def test_a_process_killed_between_commit_and_drop_is_replayed(
     client: Redis, redis_url: str, database_url: str, db: Connection
 ) -> None:
-    """SIGKILL: the lock falls, the next auditor adopts the list, writes it again, and there is one row each."""
+    """After SIGKILL the lock is released, and the next auditor writes the entries of the dead one again."""
     ids = new_ids(50)
     await put_requests(client, ids, step=1)
     doomed = await asyncio.create_subprocess_exec(
@@ -102,7 +102,7 @@ async def test_a_process_killed_between_commit_and_drop_is_replayed(
 
 
 async def test_redis_lost_between_commit_and_drop_is_replayed(client: Redis, database_url: str, db: Connection) -> None:
-    """The committed entries are taken again; they change nothing and are dropped then."""
+    """Committed entries that were not dropped are written again without effect, and dropped."""
     await put_requests(client, new_ids(100))
     outbox = FailsToDrop(client, KEYS, "a1")
     auditor = auditor_for(database_url, client, outbox=outbox)
@@ -115,7 +115,7 @@ async def test_redis_lost_between_commit_and_drop_is_replayed(client: Redis, dat
 
 
 async def test_redis_away_is_waited_out(tmp_path: Path, database_url: str, db: Connection) -> None:
-    """The auditor keeps its lock, says what is wrong, and goes on with what Redis has when it is back."""
+    """While Redis is not available, the auditor keeps its lock and reports the problem; afterwards it continues."""
     server = EmbeddedRedis(tmp_path, tmp_path / "socket", ephemeral=True)
     await server.start()
     client = command_client(server.url)
@@ -136,7 +136,7 @@ async def test_redis_away_is_waited_out(tmp_path: Path, database_url: str, db: C
 
 
 async def test_a_failing_chore_stops_no_writing(client: Redis, database_url: str, db: Connection) -> None:
-    """Partitions cannot be made: it is told, and rows are written all the same."""
+    """A maintenance task that fails is reported, and rows are written."""
     await db.execute("DROP FUNCTION ensure_request_partitions")
     auditor = auditor_for(database_url, client)
     async with running(auditor):
@@ -151,7 +151,7 @@ async def test_a_failing_chore_stops_no_writing(client: Redis, database_url: str
 
 
 async def test_whoever_lost_the_lock_cannot_write(client: Redis, database_url: str, db: Connection) -> None:
-    """The lock lives in the session that writes: when it is gone, so is the way to write."""
+    """The lock belongs to the session that writes, so an auditor that has lost it cannot write."""
     auditor = auditor_for(database_url, client)
     async with running(auditor):
         await eventually(lambda: auditor.active, "it is active")

@@ -1,4 +1,4 @@
-"""The auditor holds what has only begun: one write for a request instead of two, and nothing lost by it."""
+"""The auditor holds requests without an end, so that a request is written once."""
 
 import asyncio
 import subprocess
@@ -22,7 +22,7 @@ __all__ = ["database_url", "db", "postgres_server"]
 Connection = Any
 DEEP = HoldPolicy(hold_s=0.02, deep_s=60, deep_open=10)
 
-# An auditor that holds what is deep, and says so: the moment to be killed.
+# An auditor that holds a deep queue and prints it.
 HOLDS = """
 import asyncio, sys
 from ledger.audit.window import HoldPolicy
@@ -61,7 +61,7 @@ class LosesAnswers(Outbox):
 
 
 async def test_a_beginning_waits_for_its_end(client: Redis, database_url: str, db: Connection) -> None:
-    """For a moment, so that both are one row, written once; others do not wait for it."""
+    """An open request is held and written with its end; others are written meanwhile."""
     waiting, whole = new_ids(2)
     auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
     async with running(auditor):
@@ -78,7 +78,7 @@ async def test_a_beginning_waits_for_its_end(client: Redis, database_url: str, d
 
 
 async def test_what_waits_for_its_end_is_written_at_the_stop(client: Redis, database_url: str, db: Connection) -> None:
-    """Nothing is left for the next auditor."""
+    """Held requests are written at the stop."""
     (request_id,) = new_ids(1)
     auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
     async with running(auditor):
@@ -90,7 +90,7 @@ async def test_what_waits_for_its_end_is_written_at_the_stop(client: Redis, data
 
 
 async def test_a_deep_queue_is_held_for_longer(client: Redis, database_url: str, db: Connection) -> None:
-    """More of it than a take holds: what is new is written meanwhile, and each request once."""
+    """A deep queue larger than a take is held, new requests are written meanwhile, and each is written once."""
     ids, whole = new_ids(100), new_ids(10)
     auditor = auditor_for(database_url, client, hold=DEEP, take_limit=20)
     async with running(auditor):
@@ -109,7 +109,7 @@ async def test_a_deep_queue_is_held_for_longer(client: Redis, database_url: str,
 async def test_a_killed_auditor_leaves_its_deep_queue_to_the_next(
     client: Redis, redis_url: str, database_url: str, db: Connection
 ) -> None:
-    """SIGKILL: what it had written behind what it held is written again, and there is one row each."""
+    """After SIGKILL the next auditor writes entries behind the held ones again, with one row each."""
     ids, whole = new_ids(100), new_ids(10)
     await put(client, *([accepted(i)] for i in ids), *([accepted(i), ended(i)] for i in whole))
     doomed = await asyncio.create_subprocess_exec(
@@ -131,7 +131,7 @@ async def test_a_killed_auditor_leaves_its_deep_queue_to_the_next(
 
 
 async def test_lost_answers_cost_a_held_queue_nothing(client: Redis, database_url: str, db: Connection) -> None:
-    """What a lost answer brought comes again, behind what is held."""
+    """Entries of a lost response are taken again, behind the held ones."""
     ids = new_ids(100)
     outbox = LosesAnswers(client, KEYS, "a1")
     auditor = auditor_for(database_url, client, outbox=outbox, hold=DEEP, take_limit=20)
@@ -148,7 +148,7 @@ async def test_lost_answers_cost_a_held_queue_nothing(client: Redis, database_ur
 async def test_what_is_held_is_not_abandoned_and_what_never_ends_is(
     client: Redis, database_url: str, db: Connection
 ) -> None:
-    """No row, so nothing to close by mistake; without an end the row comes in the end, and is closed."""
+    """Held requests are not closed as abandoned; those that never end get a row, which is closed."""
     ids = ["req_" + f"{int(i[4:16], 16) - 60_000:012x}" + i[16:] for i in new_ids(30)]
     passed_s = 0.0
     auditor = auditor_for(

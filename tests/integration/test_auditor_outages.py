@@ -1,4 +1,4 @@
-"""PostgreSQL faults under a steady stream: the auditor lives on, says what waits and since when, and loses and doubles nothing."""
+"""Faults of PostgreSQL under a stream of requests: the auditor reports them, and each request has one row afterwards."""
 
 import asyncio
 import shutil
@@ -38,7 +38,7 @@ FILLER = """
 
 
 class Stream:
-    """Requests that keep coming, and what was asked of the audit."""
+    """A stream of requests, and their ids."""
 
     def __init__(self, client: Redis) -> None:
         self.ids: list[str] = []
@@ -46,7 +46,7 @@ class Stream:
         self._ending = False
 
     def end(self) -> None:
-        """After what is being put: cut in the middle, nobody would know what was."""
+        """Stop after the present requests were added."""
         self._ending = True
 
     async def run(self) -> None:
@@ -68,7 +68,7 @@ async def connected(server: EmbeddedPostgres) -> AsyncIterator[Connection]:
 
 @asynccontextmanager
 async def audited(server: EmbeddedPostgres, client: Redis, **policy: Any) -> AsyncIterator[Auditor]:
-    """A stream and an auditor; at the end each request of the stream has exactly one row, and all is well."""
+    """A stream and an auditor. At the end each request has exactly one row."""
     stream = Stream(client)
     auditor = auditor_for(server.url, client, **policy)
     async with running(auditor):
@@ -100,7 +100,7 @@ async def seen(auditor: Auditor, backlog_s: float, fault: str = "cannot be writt
 
 
 async def test_down_for_three_seconds(client: Redis, own_server: EmbeddedPostgres) -> None:
-    """The backlog grows and is counted though nobody can be asked for it but Redis."""
+    """While PostgreSQL is down, the lag and the backlog grow."""
     async with audited(own_server, client) as auditor:
         await own_server.stop()
         await seen(auditor, 1.0)
@@ -111,7 +111,7 @@ async def test_down_for_three_seconds(client: Redis, own_server: EmbeddedPostgre
 
 
 async def test_locked_for_five_seconds(client: Redis, own_server: EmbeddedPostgres) -> None:
-    """Statements time out, again and again, instead of hanging; the lag is the age of what waits."""
+    """Statements time out instead of hanging, and the lag grows."""
     async with audited(own_server, client, statement_timeout_ms=1000) as auditor, connected(own_server) as db:
         async with db.transaction():
             await db.execute("LOCK TABLE requests IN ACCESS EXCLUSIVE MODE")
@@ -123,7 +123,7 @@ async def test_locked_for_five_seconds(client: Redis, own_server: EmbeddedPostgr
 
 
 async def test_a_commit_that_is_cut_in_the_middle(client: Redis, own_server: EmbeddedPostgres) -> None:
-    """The session is terminated inside COMMIT, before anything is durable: the same entries are written again."""
+    """If the session is terminated in COMMIT before it is durable, the entries are written again."""
     async with audited(own_server, client) as auditor, connected(own_server) as db:
         table = await db.fetchval("SELECT tableoid::regclass::text FROM requests LIMIT 1")
         await db.execute(SLOW_COMMIT.format(table=table))
@@ -135,7 +135,7 @@ async def test_a_commit_that_is_cut_in_the_middle(client: Redis, own_server: Emb
 
 
 async def test_a_commit_whose_answer_is_lost(client: Redis, tmp_path: Path) -> None:
-    """The session is terminated when its commit is durable and before it says so: written again, it changes nothing."""
+    """If the session is terminated after its commit is durable, writing the entries again changes nothing."""
     replicated = ("-c", "fsync=off", "-c", "wal_level=replica", "-c", "max_wal_senders=1")
     server = EmbeddedPostgres(tmp_path, tmp_path / "socket", extra_args=replicated)
     await server.start()
@@ -175,7 +175,7 @@ async def waiting(db: Connection, event: str) -> None:
 
 
 async def test_every_process_killed(client: Redis, own_server: EmbeddedPostgres) -> None:
-    """SIGKILL and recovery, three times: what was committed is there, what was not is written again."""
+    """After SIGKILL of PostgreSQL committed rows exist, and the others are written again."""
     async with audited(own_server, client) as auditor:
         for _ in range(3):
             written = auditor.rows_written
@@ -186,7 +186,7 @@ async def test_every_process_killed(client: Redis, own_server: EmbeddedPostgres)
 
 
 async def test_a_full_disk(client: Redis, own_server: EmbeddedPostgres) -> None:
-    """No file can grow: the entries wait, reading goes on, and all heals by itself when there is room again."""
+    """With a full disk entries wait, and are written when there is space again."""
     async with connected(own_server) as db:
         await db.execute(FILLER)
         async with audited(own_server, client) as auditor:

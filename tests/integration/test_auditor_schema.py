@@ -1,4 +1,4 @@
-"""The auditor and a table that is not as the migrations make it: the entries wait, and no row is called bad for it."""
+"""The auditor with a table that differs from the migrations: entries wait, and no record is set aside."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ Connection = Any
 
 
 async def test_a_missing_partition_is_not_the_rows_fault(client: Redis, database_url: str, db: Connection) -> None:
-    """The entries wait until there is one again; none is set aside."""
+    """Without a partition entries wait."""
     partitions = [row[0] for row in await db.fetch("SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class "
                                                   "ON oid = inhparent WHERE relkind = 'p'")]  # fmt: skip
     for partition in partitions:
@@ -37,7 +37,7 @@ async def test_a_missing_partition_is_not_the_rows_fault(client: Redis, database
 
 
 async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url: str, db: Connection) -> None:
-    """The auditor says what to do and starts when it is done."""
+    """Without tables the auditor reports the command to run, and starts after it."""
     await db.execute("ALTER TABLE requests RENAME TO elsewhere")
     await put_requests(client, new_ids(10))
     auditor = auditor_for(database_url, client, maintenance=MaintenancePolicy(partitions_every_s=1e9))
@@ -54,7 +54,7 @@ async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url:
 async def test_a_column_of_another_type_is_waited_out(
     client: Redis, database_url: str, db: Connection, other: str
 ) -> None:
-    """It is no row's fault: none is set aside, and all are written when it is what the migrations made it."""
+    """With another column type entries wait."""
     await db.execute(f"ALTER TABLE requests ALTER COLUMN attempts TYPE {other}")
     await put_requests(client, new_ids(10))
     auditor = auditor_for(database_url, client)
