@@ -1,8 +1,8 @@
-"""Dead letters: shown, requeued, deleted, one by one or in groups. All functions raise what asyncpg raises.
+"""Dead letters: list, requeue and purge, one by one or in groups. All functions raise what asyncpg raises.
 
-The body is customer data: it is read only where it is asked for by name. Groups are counted by tier, model and cause.
-An operator names the newest number and the count that were seen; a letter that came since is beyond the number, and
-where the count differs nothing is done. Each such change is a row of `config_changes`, written in its transaction.
+The body is customer data and is read by `read_body` only. Groups have a tier, a model and an error code. To change a group,
+the operator sends the newest id and the count that were displayed: later dead letters have a larger id, and if the count
+differs, nothing is changed. Each change of a group is recorded in `config_changes`, in the same transaction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from scheduler.errors import TierlaneError
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True):
-    """A row of `dead_letters` without its body; `customer` is the name, None where the customer is gone."""
+    """A row of `dead_letters` without its body. `customer` is the name, None if the customer was deleted."""
 
     request_id: str
     dead_at: datetime
@@ -33,7 +33,7 @@ class DeadLetterRow(msgspec.Struct, frozen=True):
 
 
 class RequeueTerms(NamedTuple):
-    """How the customer of a dead letter stands now."""
+    """The present limits and status of a dead letter's customer, and whether its model is served."""
 
     tier: str
     active: bool
@@ -44,44 +44,43 @@ class RequeueTerms(NamedTuple):
 async def list_letters(
     database: Connection, limit: int, customer: str | None = None, code: str | None = None
 ) -> list[DeadLetterRow]:
-    """The newest first; `customer` is a name or an id."""
+    """The newest dead letters, of one customer (name or id) and error code if given."""
     rows = await database.fetch(statement("list_dead_letters"), limit, customer, code)
     return [DeadLetterRow(*row) for row in rows]
 
 
 async def find_letter(database: Connection, request_id: str) -> DeadLetterRow | None:
-    """The dead letter of a request, or None."""
     row = await database.fetchrow(statement("find_dead_letter"), request_id)
     return None if row is None else DeadLetterRow(*row)
 
 
 async def read_body(database: Connection, request_id: str) -> bytes | None:
-    """The encoded payload; None where it was not kept, or there is no such letter."""
+    """The encoded payload; None if it was not kept or there is no such dead letter."""
     body: bytes | None = await database.fetchval(statement("dead_letter_body"), request_id)
     return body
 
 
 async def requeue_terms(database: Connection, request_id: str, pool: str) -> RequeueTerms | None:
-    """On which terms its customer may run it again in this pool; None where the customer is gone."""
+    """The terms for running the request again in `pool`; None if the customer was deleted."""
     row = await database.fetchrow(statement("requeue_terms"), request_id, pool)
     return None if row is None else RequeueTerms(*row)
 
 
 async def mark_requeued(database: Connection, letter: DeadLetterRow, new_id: str) -> bool:
-    """Note that it was requeued; False where somebody else did so since it was read."""
+    """Record that it is requeued; False if it was requeued since it was read."""
     status = await database.execute(statement("mark_requeued"), letter.request_id, new_id, letter.requeued_as)
     return status == "UPDATE 1"
 
 
 async def unmark_requeued(database: Connection, letter: DeadLetterRow, new_id: str) -> None:
-    """Take the note back: the new request was refused."""
+    """Undo `mark_requeued`, because the new request was rejected."""
     await database.execute(
         statement("unmark_requeued"), letter.request_id, new_id, letter.requeued_as, letter.requeued_at
     )
 
 
 async def count_letters(database: Connection, ids: Sequence[str] | None = None, age_s: float | None = None) -> int:
-    """How many there are of these ids and of at least this age; None stands for any."""
+    """Count the dead letters with these ids and at least this age; None: any."""
     count: int = await database.fetchval(statement("count_dead_letters"), ids, age_s)
     return count
 
@@ -89,15 +88,15 @@ async def count_letters(database: Connection, ids: Sequence[str] | None = None, 
 async def purge_letters(
     database: Connection, ids: Sequence[str] | None = None, age_s: float | None = None
 ) -> list[str]:
-    """Delete those of these ids and of at least this age, None for any; the ids of what was there."""
+    """Delete the dead letters with these ids and at least this age; None: any. Returns the ids that existed."""
     return [row[0] for row in await database.fetch(statement("purge_dead_letters"), ids, age_s)]
 
 
-MOST_GROUPS = 100
+MAX_GROUPS = 100
 
 
 class LetterGroup(msgspec.Struct, frozen=True):
-    """Dead letters of one tier, model and cause; "" where that is not known. `requeueable`: can be run again as things are."""
+    """Dead letters of one tier, model and error code; "" if unknown. `requeueable`: how many can be run again now."""
 
     tier: str
     model: str
@@ -108,7 +107,7 @@ class LetterGroup(msgspec.Struct, frozen=True):
 
 
 class LetterGroups(msgspec.Struct, frozen=True):
-    """All of them at one moment. `up_to` is the number of the newest; groups beyond the hundred largest are only in the sums."""
+    """All dead letters at one moment. `up_to` is the newest id. Groups after the `MAX_GROUPS` largest are only in the sums."""
 
     up_to: int
     count: int
@@ -117,7 +116,7 @@ class LetterGroups(msgspec.Struct, frozen=True):
 
 
 class LetterSelection(NamedTuple):
-    """Which letters are meant: of this tier, model and cause (None: any), up to the newest number that was seen."""
+    """Dead letters of this tier, model and error code (None: any), up to the newest id that was displayed."""
 
     tier: str | None
     model: str | None
@@ -125,13 +124,13 @@ class LetterSelection(NamedTuple):
     up_to: int
 
     def words(self) -> str:
-        """For the record."""
+        """The row key in `config_changes`."""
         named = [each or "unknown" for each in (self.tier, self.model, self.error_code) if each is not None]
         return f"{' '.join(named) or 'all'} up to {self.up_to}"
 
 
 class Requeueable(NamedTuple):
-    """A letter that can be run again, and in which pool its model is served."""
+    """A dead letter that can be run again, and the pool that serves its model."""
 
     number: int
     request_id: str
@@ -139,7 +138,7 @@ class Requeueable(NamedTuple):
 
 
 class CountDiffers(TierlaneError):
-    """There are not as many as were seen; nothing was done. `found` is no larger than one more than was seen."""
+    """The selection has another count than was displayed. `found` is at most one more than was displayed."""
 
     def __init__(self, found: int) -> None:
         super().__init__(f"there are {found}")
@@ -147,8 +146,8 @@ class CountDiffers(TierlaneError):
 
 
 async def letter_groups(connection: Connection, pools: Sequence[str]) -> LetterGroups:
-    """How many there are; `pools` are those in which they could run again."""
-    rows = await connection.fetch(statement("dead_letter_groups"), MOST_GROUPS, list(pools))
+    """The groups of dead letters. `pools` are those in which requests could run again."""
+    rows = await connection.fetch(statement("dead_letter_groups"), MAX_GROUPS, list(pools))
     if not rows:
         return LetterGroups(0, 0, 0, [])
     up_to, count, requeueable = tuple(rows[0])[6:]
@@ -156,8 +155,11 @@ async def letter_groups(connection: Connection, pools: Sequence[str]) -> LetterG
 
 
 async def purge_seen(connection: Connection, seen: LetterSelection, count: int) -> list[str]:
-    """Delete these `count` letters for good; their request ids. Within a transaction, which CountDiffers has to undo."""
-    rows = await connection.fetch(statement("purge_seen_dead_letters"), *seen, count + 1)
+    """Delete the `count` selected dead letters and return their request ids.
+
+    Must run in a transaction, which CountDiffers rolls back.
+    """
+    rows = await connection.fetch(statement("purge_selected_dead_letters"), *seen, count + 1)
     ids = sorted(row[0] for row in rows)
     if len(ids) != count:
         raise CountDiffers(len(ids))
@@ -168,8 +170,8 @@ async def purge_seen(connection: Connection, seen: LetterSelection, count: int) 
 async def seen_to_requeue(
     connection: Connection, seen: LetterSelection, count: int, pools: Sequence[str], after: int
 ) -> list[Requeueable]:
-    """The `count` letters behind number `after` that can be run again, oldest first. Raises CountDiffers."""
-    rows = await connection.fetch(statement("seen_dead_letters_to_requeue"), *seen, after, list(pools), count + 1)
+    """The `count` dead letters after id `after` that can be run again, oldest first. Raises CountDiffers."""
+    rows = await connection.fetch(statement("requeueable_dead_letters"), *seen, after, list(pools), count + 1)
     if len(rows) != count:
         raise CountDiffers(len(rows))
     return [Requeueable(*row) for row in rows]
@@ -178,6 +180,6 @@ async def seen_to_requeue(
 async def note(
     connection: Connection, which: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None
 ) -> None:
-    """Write down what was done to letters, under the name that the transaction has; `which` says it in words."""
-    told = [None if each is None else msgspec.json.encode(each).decode() for each in (old, new)]
-    await connection.execute(statement("note_letter_change"), which, *told)
+    """Record a change in `config_changes` under the actor of the transaction; `which` describes the dead letters."""
+    states = [None if each is None else msgspec.json.encode(each).decode() for each in (old, new)]
+    await connection.execute(statement("record_dead_letter_change"), which, *states)

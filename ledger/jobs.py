@@ -1,9 +1,7 @@
-"""Asynchronous jobs in PostgreSQL: stored, found, ended once, delivered, audited, deleted.
+"""Asynchronous jobs in PostgreSQL: insert, find, end, call back, audit, delete.
 
-Every function is one statement on a connection, so it is done or not done; all raise what asyncpg raises. Times are
-PostgreSQL's: only seconds left go in and out. The connection is made when it is needed, made again when it was lost,
-and never waited for long: while PostgreSQL is unavailable callers fail at once, and it is tried again at most twice a
-second.
+Each function is one statement on a connection, so it takes effect as a whole or not at all. All raise what asyncpg raises.
+Times are PostgreSQL's: arguments and results have only the seconds that are left.
 """
 
 import asyncio
@@ -17,32 +15,27 @@ import asyncpg
 import msgspec
 
 from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
+from ratelimit.limits import NO_LIMITS
 from scheduler.errors import HTTP, TierlaneError
+from scheduler.payload import decode_payload
+from scheduler.protocol.admission import Submission
 from scheduler.request_id import created_at
 
-MOST_COUNTED = 2**31 - 1
+MAX_TOKENS_USED = 2**31 - 1
 FIRST_PAGE = (datetime(1970, 1, 1, tzinfo=UTC), "")
 _HTTP_STATUSES = json.dumps({code.value: row.status for code, row in HTTP.items()})
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it is taken in; it fails where it has not ended after `left_s`."""
+class NewJob(NamedTuple):
+    """A job to insert. It fails if it has not ended after `left_s`."""
 
-    id: str
-    customer_id: str
-    api_key_id: str
-    tier: str
-    model: str
-    body: bytes
+    submission: Submission
     left_s: float
-    trace_id: str = ""
-    idempotency: str = ""
-    fingerprint: str = ""
     callback_url: str | None = None
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """How a job stands."""
+    """The status of a job and, if it has ended, its result."""
 
     id: str
     customer_id: str
@@ -53,12 +46,11 @@ class JobRow(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether it is final."""
         return self.status in ("completed", "failed")
 
 
 class OpenJob(msgspec.Struct, frozen=True):
-    """A job that has not ended here. `left_s` is below 0 once its deadline has passed."""
+    """A job whose row is open. `left_s` is negative after its deadline."""
 
     id: str
     created_at: datetime
@@ -67,17 +59,17 @@ class OpenJob(msgspec.Struct, frozen=True):
 
 
 class JobEnd(msgspec.Struct, frozen=True):
-    """How a job ended. `customer_id` is compared where it is known; `output`: of a failure, what the backend said."""
+    """The end of a job. `output` of a failed job is the message of the backend; `customer_id` is compared if not empty."""
 
     id: str
-    error_code: str  # "" for a completed one
+    error_code: str  # "" if it completed.
     output: str = ""
     customer_id: str = ""
     tokens_used: int = 0
 
 
 class Callback(msgspec.Struct, frozen=True):
-    """An end that is to be told now; the result, which is read when it is told, is kept for `left_s` more."""
+    """A callback that is due. The result of its job is kept for another `left_s`."""
 
     id: str
     customer_id: str
@@ -88,148 +80,186 @@ class Callback(msgspec.Struct, frozen=True):
 
 
 async def insert_jobs(connection: Connection, jobs: Sequence[NewJob], pool: str) -> None:
-    """Take all of them in; when this returns they are committed. One that is there already stays as it is."""
-    columns = (
-        [job.id for job in jobs],
-        [created_at(job.id) for job in jobs],
-        [job.customer_id for job in jobs],
-        [job.api_key_id for job in jobs],
-        [job.tier for job in jobs],
-        [job.model for job in jobs],
-        [job.body for job in jobs],
-        [job.left_s for job in jobs],
-        [job.trace_id or None for job in jobs],
-        [job.idempotency or None for job in jobs],
-        [job.fingerprint or None for job in jobs],
-        [job.callback_url for job in jobs],
-    )
-    await connection.execute(statement("jobs_insert"), *columns, pool)
+    """Insert and commit all jobs. An existing job is not changed."""
+    rows = [
+        (
+            job.id,
+            created_at(job.id),
+            job.customer_id,
+            job.api_key_id,
+            job.tier,
+            job.model,
+            job.body,
+            left_s,
+            job.trace_id or None,
+            job.idempotency or None,
+            job.fingerprint or None,
+            callback_url,
+        )
+        for job, left_s, callback_url in jobs
+    ]
+    await connection.execute(statement("insert_jobs"), *zip(*rows, strict=True), pool)
 
 
 async def find_jobs(connection: Connection, ids: Sequence[str]) -> dict[str, JobRow]:
-    """Those of them that are known, by id."""
-    rows = await connection.fetch(statement("jobs_find"), ids)
+    """The jobs that exist, by id."""
+    rows = await connection.fetch(statement("find_jobs"), ids)
     return {row["id"]: JobRow(*row) for row in rows}
 
 
 async def open_jobs(
     connection: Connection, pool: str, limit: int, after: tuple[datetime, str] = FIRST_PAGE
 ) -> list[OpenJob]:
-    """The oldest open jobs of a pool after one that was on the page before."""
-    return [OpenJob(*row) for row in await connection.fetch(statement("jobs_open"), pool, *after, limit)]
+    """The oldest open jobs of a pool after `after`, the creation time and id of the last job of the previous page."""
+    return [OpenJob(*row) for row in await connection.fetch(statement("open_jobs"), pool, *after, limit)]
 
 
 async def job_pools(connection: Connection) -> set[str]:
-    """The pools whose jobs still want something: their end, to be told, audited or deleted."""
-    return {row["pool"] for row in await connection.fetch(statement("jobs_pools"))}
+    """The pools with jobs that are open, or have to be called back, audited or deleted."""
+    return {row["pool"] for row in await connection.fetch(statement("job_pools"))}
 
 
-async def open_bodies(connection: Connection, ids: Sequence[str]) -> list[NewJob]:
-    """What is needed to queue these again; those that have ended are left out."""
-    rows = await connection.fetch(statement("jobs_bodies"), ids)
-    known = ({name: value for name, value in row.items() if value is not None} for row in rows)
-    return [msgspec.convert(fields, NewJob) for fields in known]
+async def open_submissions(connection: Connection, ids: Sequence[str]) -> list[Submission]:
+    """Submissions that queue these jobs again. Jobs that have ended are left out.
+
+    Limits are not checked, since the jobs were admitted before.
+    """
+    return [_resubmission(row) for row in await connection.fetch(statement("open_job_bodies"), ids)]
 
 
-async def note_requeued(connection: Connection, ids: Sequence[str]) -> None:
-    """Count that these were queued again."""
-    await connection.execute(statement("jobs_requeued"), ids)
+def _resubmission(row: asyncpg.Record) -> Submission:
+    left_ms = max(0, int(row["left_s"] * 1000))
+    try:
+        input_bytes = len(decode_payload(row["body"]).input.encode())
+    except ValueError:  # The worker reports it.
+        input_bytes = 0
+    return Submission(
+        id=row["id"],
+        tier=row["tier"],
+        customer_id=row["customer_id"],
+        api_key_id=row["api_key_id"],
+        nonce="",  # No connection waits for it.
+        model=row["model"],
+        input_bytes=input_bytes,
+        total_ms=left_ms,
+        queue_ms=left_ms,
+        limits=NO_LIMITS,
+        trace_id=row["trace_id"] or "",
+        idempotency=row["idempotency"] or "",
+        fingerprint=row["fingerprint"] or "",
+        again=True,
+        body=row["body"],
+    )
+
+
+async def count_requeue(connection: Connection, ids: Sequence[str]) -> None:
+    """Increment the attempts of jobs that were queued again."""
+    await connection.execute(statement("count_requeue"), ids)
 
 
 async def end_jobs(connection: Connection, ends: Sequence[JobEnd], kept_s: float) -> set[str]:
-    """End each job that is still open, and keep its result for `kept_s`. Returns the ids of those that ended by this."""
-    columns = (
-        [end.id for end in ends],
-        [end.customer_id for end in ends],
-        ["failed" if end.error_code else "completed" for end in ends],
-        [None if end.error_code and not end.output else end.output.encode() for end in ends],
-        [end.error_code or None for end in ends],
-        [min(end.tokens_used, MOST_COUNTED) if end.tokens_used > 0 else None for end in ends],
-    )
-    return {row["id"] for row in await connection.fetch(statement("jobs_end"), *columns, kept_s)}
+    """End each job that is open, and keep its result for `kept_s`. Returns the ids of the jobs that this call ended."""
+    rows = [
+        (
+            end.id,
+            end.customer_id,
+            "failed" if end.error_code else "completed",
+            None if end.error_code and not end.output else end.output.encode(),
+            end.error_code or None,
+            min(end.tokens_used, MAX_TOKENS_USED) if end.tokens_used > 0 else None,
+        )
+        for end in ends
+    ]
+    return {row["id"] for row in await connection.fetch(statement("end_jobs"), *zip(*rows, strict=True), kept_s)}
 
 
 async def audit_jobs(connection: Connection, pool: str, after_s: float, limit: int) -> int:
-    """See that jobs which ended `after_s` ago are in the audit. Returns how many rows it lacked."""
-    return int(await connection.fetchval(statement("jobs_audit"), pool, after_s, limit, _HTTP_STATUSES) or 0)
+    """Write the missing audit rows of jobs that ended `after_s` ago. Returns how many were missing."""
+    return int(await connection.fetchval(statement("audit_jobs"), pool, after_s, limit, _HTTP_STATUSES) or 0)
 
 
-async def purge_jobs(connection: Connection, pool: str, limit: int) -> int:
-    """Delete what was kept long enough. Returns how many."""
-    return int((await connection.execute(statement("jobs_purge"), pool, limit)).rpartition(" ")[2])
+async def purge_jobs(connection: Connection, pool: str, limit: int) -> None:
+    """Delete jobs that are expired and audited."""
+    await connection.execute(statement("purge_jobs"), pool, limit)
 
 
-class CallbackLimits(NamedTuple):
-    """What one look for callbacks may return: so many rows, of one host and of one customer; none of `but` nor of `paused`."""
+async def due_callbacks(
+    connection: Connection,
+    pool: str,
+    *,
+    limit: int,
+    per_host: int,
+    per_customer: int,
+    calling: Sequence[str],
+    paused: Sequence[str],
+) -> list[Callback]:
+    """Callbacks that are due, those with the fewest attempts first.
 
-    rows: int
-    of_a_host: int
-    of_a_customer: int
-    but: Sequence[str] = ()
-    paused: Sequence[str] = ()  # `customer host`.
+    At most `limit`, `per_host` and `per_customer`; without the jobs `calling` and the hosts `paused`, as `customer host`.
+    """
+    rows = await connection.fetch(statement("due_callbacks"), pool, limit, per_host, calling, per_customer, paused)
+    return [Callback(*row) for row in rows]
 
 
-async def due_callbacks(connection: Connection, pool: str, limits: CallbackLimits) -> list[Callback]:
-    """Ends that are to be told now, those first that were tried least."""
-    rows, of_a_host, of_a_customer, but, paused = limits
-    found = await connection.fetch(statement("jobs_callbacks"), pool, rows, of_a_host, but, of_a_customer, paused)
-    return [Callback(*row) for row in found]
-
-
-async def note_told(connection: Connection, job_id: str, again_s: float | None) -> None:
-    """An end was told, or tried: it is tried once more in `again_s`, or not any more (None)."""
-    await connection.execute(statement("jobs_told"), job_id, again_s)
+async def record_callback_attempt(connection: Connection, job_id: str, retry_s: float | None) -> None:
+    """Record an attempt to call back. The next attempt is due in `retry_s`; None: there is none."""
+    await connection.execute(statement("record_callback_attempt"), job_id, retry_s)
 
 
 T = TypeVar("T")
 
 STATEMENT_TIMEOUT_MS = 1500
 CONNECT_TIMEOUT_S = 1.0
-SORRY_S = 0.5
-# What was promised must be on the disk, whatever the server does by default.
+PAUSE_AFTER_FAILURE_S = 0.5
 DURABLE = {"synchronous_commit": "on"}
-_OUR_FAULT = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
-"""What says nothing against the connection."""
+"""Accepted jobs must be on the disk, whatever the default of the server is."""
+
+_DATA_ERRORS = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
+"""Errors of the values, after which the connection is still good."""
 
 
 class StoreUnavailable(TierlaneError):
-    """PostgreSQL did not answer in time or not at all; whether the work took effect is unknown."""
+    """PostgreSQL did not respond in time or not at all. Whether the statement took effect is unknown."""
 
 
 class JobSession:
-    """Runs one piece of work at a time. `name` is seen in pg_stat_activity; `clock` is monotonic seconds."""
+    """A connection that runs one operation at a time.
+
+    It is opened at the first use, and again after it was lost. While PostgreSQL is not available, operations fail at once and
+    a new connection is tried at most twice a second. `name` is shown in pg_stat_activity; `clock` is monotonic seconds.
+    """
 
     def __init__(self, database_url: str, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = database_url
         self._name = name
         self._clock = clock
         self._connection: Connection | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._not_before = 0.0
 
-    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do it; it must bear being done twice, since a connection may be found lost. Raises StoreUnavailable.
+    async def run(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run an operation. It is run twice if the connection turns out to be lost, so it must be repeatable.
 
-        What PostgreSQL refuses because of its values is raised as asyncpg raises it.
+        Raises StoreUnavailable, and what asyncpg raises for values that PostgreSQL rejects.
         """
-        async with self._turn:
+        async with self._lock:
             if self._clock() < self._not_before:
-                raise StoreUnavailable("PostgreSQL was away a moment ago.")
-            was_there = self._connection is not None
+                raise StoreUnavailable("PostgreSQL was not available a moment ago.")
+            was_connected = self._connection is not None
             try:
                 try:
-                    return await self._tried(work)
+                    return await self._try(operation)
                 except AWAY as error:
-                    if not was_there or isinstance(error, _OUR_FAULT):
+                    if not was_connected or isinstance(error, _DATA_ERRORS):
                         raise
-                    return await self._tried(work)
-            except _OUR_FAULT:
+                    return await self._try(operation)
+            except _DATA_ERRORS:
                 raise
             except AWAY as error:
-                self._not_before = self._clock() + SORRY_S
-                raise StoreUnavailable(f"PostgreSQL did not answer: {reason(error)}.") from error
+                self._not_before = self._clock() + PAUSE_AFTER_FAILURE_S
+                raise StoreUnavailable(f"PostgreSQL is not available: {reason(error)}.") from error
 
-    async def _tried(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _try(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
         connection = self._connection
         if connection is None or connection.is_closed():
             connection = self._connection = await connect(
@@ -240,16 +270,15 @@ class JobSession:
                 settings=DURABLE,
             )
         try:
-            return await work(connection)
-        except _OUR_FAULT:
+            return await operation(connection)
+        except _DATA_ERRORS:
             raise
-        except BaseException:  # A cancel among it: a connection with an answer on its way is not used again.
+        except BaseException:  # Also after a cancellation: a connection with a response under way is not used again.
             connection.terminate()
             self._connection = None
             raise
 
     async def close(self) -> None:
-        """End the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             async with closing(connection):

@@ -1,7 +1,4 @@
-"""Migration to the newest revision: alembic without its ini file.
-
-A migration runs the .sql file beside it and stays one line.
-"""
+"""Migration to the newest revision, by alembic without its ini file. Each migration runs the .sql file beside it."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -25,50 +22,47 @@ from ledger.revision import CONNECT_TIMEOUT_S, head_revision, is_unknown, migrat
 from ledger.schema import metadata
 from scheduler.errors import StartError
 
-MIGRATION_LOCK = 7_436_001
-"""Key of the advisory lock that one migrator at a time holds."""
-
-_OURS = re.compile(r"[0-9]{4}_(pre|post)_\w+")
-"""`pre`: runs before the new code, and old code bears it."""
+_REVISION = re.compile(r"[0-9]{4}_(pre|post)_\w+")
+"""A `pre` migration runs before the new code starts, and old code can run after it."""
 
 _DAY_PARTITION = re.compile(r"requests_(default|\d{8})")
 
 
-def is_ours(name: str | None, kind: str, _parents: Any) -> bool:
-    """Whether alembic should compare this: day partitions are made by a function, and guests' tables are theirs."""
+def is_compared(name: str | None, kind: str, _parents: Any) -> bool:
+    """Whether alembic compares this object: not partitions, which a function creates, nor tables of other applications."""
     if kind != "table":
         return True
     return name in metadata.tables and _DAY_PARTITION.fullmatch(name or "") is None
 
 
 async def upgrade_to_head(database_url: str) -> str:
-    """Run what is missing, in one transaction; a second migrator waits and then finds nothing to do.
+    """Run the missing migrations in one transaction, and return the revision. A second migrator waits for the first.
 
-    A database that a newer version has migrated is left as it is, where this version can run on it. Returns the revision that
-    it is at. `database_url` begins with postgresql+asyncpg://. Raises StartError with one sentence that holds no password.
+    A database that a newer version has migrated is not changed, if this version can run on it. `database_url` starts with
+    postgresql+asyncpg://. Raises StartError with one sentence, without the password.
     """
     async with _connected(database_url) as connection:
         revision = await connection.run_sync(_revision)
-        await connection.rollback()  # The migration begins a transaction of its own.
+        await connection.rollback()  # The migration starts its own transaction.
         if is_unknown(revision):
-            return _bearable(revision)
+            return _check_compatible(revision)
         try:
             await connection.run_sync(_upgrade)
-        except CommandError as error:  # A newer version may have been at it since.
+        except CommandError as error:  # A newer version may have migrated it meanwhile.
             raise StartError(f"Cannot migrate PostgreSQL at {place_of(database_url)}: {_sentence(error)}") from error
     return head_revision()
 
 
-def _bearable(revision: str) -> str:
-    """A revision that is not known here, where this version can run on it. Raises StartError where it cannot.
+def _check_compatible(revision: str) -> str:
+    """Return a revision of a newer version. Raises StartError if this version cannot run on it.
 
-    Only the newest one can be seen: a `post` migration below it was for versions that were gone by then, this one among them.
+    Only the newest revision is known. An earlier `post` migration required that old versions, such as this, were gone.
     """
-    named = _OURS.fullmatch(revision)
+    named = _REVISION.fullmatch(revision)
     if named is None:
-        why = "which no version of Tierlane has made: is this another application's database?"
+        why = "which is not a revision of Tierlane: is this the database of another application?"
     elif named[1] == "post":
-        why = "which only newer versions can run on: install that version again."
+        why = "which requires a newer version of Tierlane: install that version again."
     else:
         return revision
     raise StartError(f"The database is at revision {revision}, {why}")
@@ -77,7 +71,7 @@ def _bearable(revision: str) -> str:
 @asynccontextmanager
 async def _connected(database_url: str) -> AsyncIterator[AsyncConnection]:
     try:
-        # Not by SQLAlchemy's reading of the URL: parameters mean the same here as for the roles, those of TLS among them.
+        # Connected as the roles do and not by SQLAlchemy, so that parameters of the URL (for TLS) have the same meaning.
         engine = create_async_engine(f"{SCHEME}://", poolclass=NullPool, async_creator=lambda: _raw(database_url))
         try:
             async with engine.connect() as connection:
@@ -110,7 +104,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _sentence(error: BaseException) -> str:
-    """The first line of what the driver said, without SQLAlchemy's wrapping."""
+    """The first line of the driver's error, without SQLAlchemy's."""
     cause = getattr(error, "orig", None) or error
     cause = cause.__cause__ or cause
     text = str(cause).strip().splitlines()
@@ -118,18 +112,15 @@ def _sentence(error: BaseException) -> str:
 
 
 def run_sql_beside(migration: str) -> None:
-    """Run every statement of the file with the migration's name and the ending .sql, in order.
-
-    `migration` is the caller's `__file__`.
-    """
+    """Run the statements of the .sql file with the name of `migration`, which is the caller's `__file__`."""
     connection = op.get_bind()
     for statement in split_statements(Path(migration).with_suffix(".sql").read_text(encoding="utf-8")):
-        # The driver prepares what it runs, and only one statement at a time can be prepared.
+        # The driver prepares statements, and only one at a time can be prepared.
         connection.exec_driver_sql(statement)
 
 
 def split_statements(sql: str) -> Iterator[str]:
-    """Split at lines that end in `;` outside of a `$$` body; comments stay with the statement below them."""
+    """Split at lines that end with `;` outside of a `$$` body. Comments belong to the following statement."""
     lines: list[str] = []
     in_body = False
     for line in sql.splitlines():

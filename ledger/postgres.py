@@ -1,9 +1,7 @@
-"""Connections to PostgreSQL, every timeout named, and the statements in ledger/sql.
+"""Connections to PostgreSQL with their timeouts and errors, advisory locks, and the named queries of ledger/sql/."""
 
-The URL is given to asyncpg in its own form. Here is also which errors mean "unavailable".
-"""
-
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.resources import files
@@ -12,7 +10,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import asyncpg
 
-if TYPE_CHECKING:  # Only its stubs know that a connection is generic.
+if TYPE_CHECKING:  # asyncpg's Connection is generic in its type stubs only.
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 else:
     Connection = asyncpg.Connection
@@ -20,25 +18,36 @@ else:
 SCHEME = "postgresql+asyncpg"
 CLOSE_TIMEOUT_S = 1.0
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
-"""What a query raises when PostgreSQL is away, slow or in the wrong state: the caller keeps what it has and comes back.
+"""Errors of a query while PostgreSQL is not available, slow, or in the wrong state. Callers keep their state and retry.
 
-asyncpg.InterfaceError is among them because that is what a connection says which was closed under a call.
+A connection that is closed during a call raises asyncpg.InterfaceError.
+"""
+
+MIGRATION_LOCK = 7_436_001
+AUDITOR_LOCK = 7_436_002
+JOBS_LOCK = 7_436_003
+"""Keys of the advisory locks."""
+
+LEADER_CONNECT_TIMEOUT_S = 3.0
+LEADER_SETTINGS = {"idle_session_timeout": "15s", "idle_in_transaction_session_timeout": "10s"}
+"""Settings of a session that holds an advisory lock. A process that is suspended for longer loses its session and its lock,
+so that another process can take over.
 """
 
 
 def asyncpg_dsn(database_url: str) -> str:
-    """SQLAlchemy's URL as asyncpg reads it; one in asyncpg's form already comes back unchanged."""
+    """Convert a SQLAlchemy URL to asyncpg's form. A URL in asyncpg's form is returned unchanged."""
     scheme, separator, rest = database_url.partition("://")
     if scheme != SCHEME:
         return database_url
     address, mark, query = rest.partition("?")
-    # asyncpg would send a parameter that it does not know to the server as a setting, and the server would refuse.
+    # asyncpg sends a parameter that it does not know to the server as a setting, and the server rejects it.
     pairs = [("sslmode" if key == "ssl" else key, value) for key, value in parse_qsl(query)]
     return f"postgresql{separator}{address}{mark}{urlencode(pairs, safe='/', quote_via=quote)}"
 
 
 def place_of(database_url: str) -> str:
-    """Host and database of a URL, for an error message: without user and password."""
+    """Host and database of a URL, without user and password, for error messages."""
     parts = urlsplit(database_url)
     query = dict(parse_qsl(parts.query))
     host = parts.hostname or query.get("host", "localhost")
@@ -54,11 +63,12 @@ async def connect(
     statement_timeout_ms: int,
     settings: dict[str, str] | None = None,
 ) -> Connection:
-    """One connection, called `name` in pg_stat_activity. Raises what is in AWAY, or ValueError for a bad URL."""
+    """Connect with `name` as the application name in pg_stat_activity. Raises AWAY, or ValueError for an invalid URL."""
     return await asyncpg.connect(
         asyncpg_dsn(database_url),
         timeout=connect_timeout_s,
-        command_timeout=statement_timeout_ms / 1000 + 1.0,  # For a network that is gone; the server's own is first.
+        # Later than the server's own timeout: it applies when the network fails.
+        command_timeout=statement_timeout_ms / 1000 + 1.0,
         server_settings={
             "application_name": name,
             "statement_timeout": str(statement_timeout_ms),
@@ -68,8 +78,19 @@ async def connect(
     )
 
 
+async def wait_for_lock(connection: Connection, lock: int, pool: str, stand_by: Callable[[], Awaitable[bool]]) -> bool:
+    """Wait until this session holds the advisory lock `lock` of the pool, and so is the leader.
+
+    The lock ends with the session. `stand_by` is awaited after each failed attempt; if it returns False, so does this.
+    """
+    while not await connection.fetchval("SELECT pg_try_advisory_lock($1, hashtext($2))", lock, pool):
+        if not await stand_by():
+            return False
+    return True
+
+
 def reason(error: BaseException) -> str:
-    """The first line of an error, for a sentence; some errors have no text but their type."""
+    """The first line of an error, or its type if it has no text."""
     lines = str(error).strip().splitlines()
     text = lines[0].rstrip(".") if lines else type(error).__name__
     if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedColumnError):
@@ -79,7 +100,7 @@ def reason(error: BaseException) -> str:
 
 @asynccontextmanager
 async def closing(connection: Connection) -> AsyncIterator[Connection]:
-    """Close the connection at the end: politely after a good run, at once after an error or when it does not close."""
+    """Close the connection at the end of the block; terminate it after an error, or if it does not close in time."""
     try:
         yield connection
     except BaseException:
@@ -91,7 +112,22 @@ async def closing(connection: Connection) -> AsyncIterator[Connection]:
         connection.terminate()
 
 
-@cache
 def statement(name: str) -> str:
-    """The text of `ledger/sql/<name>.sql`. Raises FileNotFoundError for one that is not there."""
-    return files("ledger").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+    """The query that is named `name` in ledger/sql/. Raises LookupError if there is none."""
+    try:
+        return _statements()[name]
+    except KeyError:
+        raise LookupError(f"No file in ledger/sql/ has a query named {name!r}.") from None
+
+
+@cache
+def _statements() -> dict[str, str]:
+    """All queries by name. In each file a line `-- name: NAME` starts a query; lines before the first are comments."""
+    found: dict[str, str] = {}
+    for file in files("ledger").joinpath("sql").iterdir():
+        _, *parts = re.split(r"^-- name: (\w+)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            if name in found:
+                raise ValueError(f"{file.name} has a second query named {name!r}.")
+            found[name] = text.strip()
+    return found

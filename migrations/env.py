@@ -1,7 +1,7 @@
-"""How alembic meets our database: one transaction, one migrator at a time, and what it may compare.
+"""Alembic's environment: one transaction, one migrator at a time.
 
-`ledger.migration` hands a connection over; a developer's `alembic -x url=postgresql+asyncpg://... revision
---autogenerate` makes its own.
+`ledger.migration` passes a connection. `alembic -x url=postgresql+asyncpg://... revision --autogenerate`, for developers,
+opens its own.
 """
 
 import asyncio
@@ -11,21 +11,22 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from ledger.migration import MIGRATION_LOCK, is_ours
+from ledger.migration import is_compared
+from ledger.postgres import MIGRATION_LOCK
 from ledger.schema import metadata
 
 
 def run(connection: Connection) -> None:
-    """Bring the database that `connection` speaks to up to date, in one transaction."""
+    """Migrate the database of `connection` in one transaction."""
     context.configure(
         connection=connection,
         target_metadata=metadata,
         compare_type=True,
         compare_server_default=True,
-        include_name=is_ours,
+        include_name=is_compared,
     )
     with context.begin_transaction():
-        # Taken before alembic reads the revision, so that the second of two migrators finds nothing left to do.
+        # Before alembic reads the revision, so that the second of two migrators finds nothing to do.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         context.run_migrations()
 
@@ -33,7 +34,9 @@ def run(connection: Connection) -> None:
 async def run_from_url() -> None:
     url = context.get_x_argument(as_dictionary=True).get("url")
     if not url:
-        raise SystemExit("Name the database: alembic -x url=postgresql+asyncpg://user@host/database ...")
+        raise SystemExit(
+            "The URL of the database is missing: alembic -x url=postgresql+asyncpg://user@host/database ..."
+        )
     engine = create_async_engine(url, poolclass=NullPool)
     async with engine.connect() as connection:
         await connection.run_sync(run)

@@ -1,7 +1,6 @@
-"""Replies to jobs from the jobs' channel, and what is to be done with each job. The stored replies are the truth.
+"""Replies to jobs from the jobs' channel, and the decision on each open job, which is a pure function.
 
-The inbox is bounded and may lose what it holds: the reconciler finds the rest in the stored replies. The decision is
-pure.
+The inbox is bounded and may lose replies: the reconciler finds those in the stored replies.
 """
 
 import asyncio
@@ -16,59 +15,57 @@ from scheduler.protocol.replies import Reply, RequestStatus
 from scheduler.states import State
 
 GRACE_S = 5.0
-"""After its deadline Redis ends a job by itself; who has heard of no end so long after it need not go on waiting."""
+"""After its deadline, Redis ends a job by itself. A job without an end is ended by the reconciler this much later."""
 
 LEAST_LEFT_S = 0.1
-"""With less time than this none is queued again."""
+"""A job with less time left is not queued again."""
 
 
 class JobStep(Enum):
-    """What the keeper does with an open job now."""
+    """What the reconciler does with an open job."""
 
-    WAIT = "wait"  # Somebody has it, or it cannot be known now.
+    WAIT = "wait"  # Redis has it, or Redis is not available.
     WRITE = "write"  # Redis has its reply.
-    GIVE_UP = "give_up"  # Redis knows that it ended, but not with what.
+    GIVE_UP = "give_up"  # It ended in Redis without a reply.
     AGAIN = "again"  # Redis has lost it: queue it again.
-    EXPIRE = "expire"  # Redis has it and its time is up: end it there first, since its reply may be on the way.
-    FAIL = "fail"  # Its time is up, and Redis does not know it or is away.
+    EXPIRE = "expire"  # Redis has it after its deadline: end it there first, since its reply may be on the way.
+    FAIL = "fail"  # Its deadline has passed, and Redis does not have it or is not available.
 
 
-def next_step(left_s: float, stand: RequestStatus | None) -> JobStep:
-    """`left_s` until its deadline, below 0 after it; `stand`: what Redis knows, None while it is away."""
-    if stand is not None and stand.reply is not None:
+def next_step(left_s: float, known: RequestStatus | None) -> JobStep:
+    """`left_s` until its deadline, negative after it. `known`: its status in Redis, None if Redis is not available."""
+    if known is not None and known.reply is not None:
         return JobStep.WRITE
-    if stand is not None and stand.ended:
+    if known is not None and known.ended:
         return JobStep.GIVE_UP
-    known = stand is not None and stand.state != ""
+    exists = known is not None and known.state != ""
     if left_s <= -GRACE_S:
-        return JobStep.EXPIRE if known else JobStep.FAIL
-    if known or stand is None or left_s < LEAST_LEFT_S:
+        return JobStep.EXPIRE if exists else JobStep.FAIL
+    if exists or known is None or left_s < LEAST_LEFT_S:
         return JobStep.WAIT
     return JobStep.AGAIN
 
 
 def end_of(reply: Reply) -> JobEnd:
-    """What is stored of a reply."""
     code = "" if reply.state == State.COMPLETED else reply.error_code or ErrorCode.INTERNAL_ERROR.value
     return JobEnd(reply.id, code, reply.output, reply.customer_id, reply.tokens_used)
 
 
-def given_up(job_id: str, stand: RequestStatus) -> JobEnd:
-    """The end of one that Redis knows to have ended, without a reply."""
-    return JobEnd(job_id, stand.error_code or ErrorCode.INTERNAL_ERROR.value)
+def end_without_reply(job_id: str, known: RequestStatus) -> JobEnd:
+    return JobEnd(job_id, known.error_code or ErrorCode.INTERNAL_ERROR.value)
 
 
-MOST = 4096
-MOST_BYTES = 16 << 20
+MAX_ENDS = 4096
+MAX_BYTES = 16 << 20
 KEEP_S = 5.0
-"""A fast model answers before the job's row is committed: its reply is offered again for so long,"""
+"""A fast model replies before the job's row is committed: its end is offered again for this time,"""
 
 OFFER_EVERY_S = 0.25
-"""so often."""
+"""at this interval."""
 
 
-class _StoredReply:
-    """One end, since when it is here, and when it is offered next; monotonic seconds."""
+class _KeptEnd:
+    """An end with the time of its arrival and of its next offer, in monotonic seconds."""
 
     __slots__ = ("end", "next_at", "since")
 
@@ -78,11 +75,11 @@ class _StoredReply:
 
 
 class JobInbox:
-    """What the subscriber hands over. `lost` is set where something may have been missed. `clock`: monotonic seconds."""
+    """Ends from the subscriber, until they are written. `lost` is set when some may be missing. `clock` is monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends: dict[str, _StoredReply] = {}
+        self._ends: dict[str, _KeptEnd] = {}
         self._bytes = 0
         self.arrived = asyncio.Event()
         self.lost = False
@@ -91,47 +88,43 @@ class JobInbox:
         return len(self._ends)
 
     def started_before(self, _moment: float) -> Sequence[PendingRequest]:
-        """Nobody waits here whose stored reply the subscriber would have to read."""
+        """Empty: no request waits here for a stored reply."""
         return ()
 
     def resolve_all(self, replies: Iterable[Reply | None]) -> None:
-        """Keep them until they are taken."""
+        """Add the ends of replies."""
         now = self._clock()
         for reply in replies:
             if reply is None or reply.id in self._ends:
                 continue
-            if len(self._ends) >= MOST or self._bytes + len(reply.output) > MOST_BYTES:
+            if len(self._ends) >= MAX_ENDS or self._bytes + len(reply.output) > MAX_BYTES:
                 self.lost = True
                 continue
-            self._ends[reply.id] = _StoredReply(end_of(reply), now)
+            self._ends[reply.id] = _KeptEnd(end_of(reply), now)
             self._bytes += len(reply.output)
         self.arrived.set()
 
     def missed(self) -> None:
-        """The subscription was made again: what was published meanwhile is not here."""
+        """The subscription was renewed: replies that were published in between are missing."""
         self.lost = True
         self.arrived.set()
 
     def take(self) -> list[JobEnd]:
-        """What is new, and once in a while the others; each stays until `written` or too old."""
+        """New ends, and at intervals the others. Each is kept until it is `written` or too old."""
         self.arrived.clear()
         now = self._clock()
-        self._drop([job_id for job_id, kept in self._ends.items() if kept.since < now - KEEP_S])
+        self.written([job_id for job_id, kept in self._ends.items() if kept.since < now - KEEP_S])
         taken = [kept for kept in self._ends.values() if kept.next_at <= now]
         for kept in taken:
             kept.next_at = now + OFFER_EVERY_S
         return [kept.end for kept in taken]
 
     def written(self, ids: Iterable[str]) -> None:
-        """These are stored."""
-        self._drop(ids)
+        """Remove these ends."""
+        for job_id in ids:
+            kept = self._ends.pop(job_id, None)
+            if kept is not None:
+                self._bytes -= len(kept.end.output)
 
     def clear(self) -> None:
-        """Forget everything."""
         self._ends, self._bytes, self.lost = {}, 0, False
-
-    def _drop(self, ids: Iterable[str]) -> None:
-        for job_id in ids:
-            dropped = self._ends.pop(job_id, None)
-            if dropped is not None:
-                self._bytes -= len(dropped.end.output)

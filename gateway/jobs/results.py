@@ -1,6 +1,6 @@
-"""`GET /v1/result/{id}` shows a job, `DELETE` cancels it. Neither spends anything of a limit.
+"""`GET /v1/result/{id}` returns a job, `DELETE` cancels it. Neither counts against a limit.
 
-The document of a job is that of its callback too.
+Callbacks send the same document.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from gateway.api.inference import INFERENCE
 from gateway.catalog import IdentityView
 from gateway.http.errors import ErrorResponses, Fault, fault_of, wants_problem
-from gateway.http.response import Headers, HttpResponse
+from gateway.http.response import HttpResponse
 from gateway.http.router import RoutedRequest
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pipeline import InferencePipeline
@@ -34,15 +34,15 @@ class Promise(msgspec.Struct, gc=False):
 
 
 class JobResult(msgspec.Struct, gc=False):
-    """How a job stands: `output` where it succeeded, `error` where it failed."""
+    """The status of a job: `output` if it succeeded, `error` if it failed."""
 
     status: Status
     output: str | UnsetType = UNSET
     error: Fault | UnsetType = UNSET
 
 
-class Told(msgspec.Struct, gc=False):
-    """The body of a callback: the same, with the task's id."""
+class CallbackBody(msgspec.Struct, gc=False):
+    """The body of a callback: the job's result with its id."""
 
     task_id: str
     status: Status
@@ -51,24 +51,19 @@ class Told(msgspec.Struct, gc=False):
 
 
 def job_result(job_id: str, status: str, output: bytes | None, error_code: str | None) -> JobResult:
-    """`status` is that of the row."""
+    """The document of a job, from its row."""
     text = (output or b"").decode(errors="replace")
     if status == "completed":
         return JobResult("SUCCESS", output=text)
-    if status == "failed":
-        return JobResult("FAILURE", error=fault_of(_failure(error_code or "", text), job_id))
-    return JobResult("PENDING")
-
-
-def _failure(code: str, sentence: str) -> RequestError:
-    """What a client that waited would have been told."""
+    if status != "failed":
+        return JobResult("PENDING")
     try:
-        known = ErrorCode(code)
+        code = ErrorCode(error_code or "")
     except ValueError:  # Written by a newer version.
-        known = ErrorCode.INTERNAL_ERROR
-    if known is ErrorCode.INVALID_REQUEST and sentence:
-        return INFERENCE.bad_parameters(sentence)
-    return RequestError(known)
+        code = ErrorCode.INTERNAL_ERROR
+    invalid = code is ErrorCode.INVALID_REQUEST and text
+    error = INFERENCE.bad_parameters(text) if invalid else RequestError(code)
+    return JobResult("FAILURE", error=fault_of(error, job_id))
 
 
 NOT_NOW = "Results cannot be read right now; try again soon."
@@ -76,9 +71,9 @@ UNKNOWN = "There is no such task, or its result is not kept any more."
 
 
 class JobResultHandler:
-    """The two handlers. Without a store (jobs are not served here) no task is known.
+    """The two handlers. Without a store (this gateway serves no jobs) every task is unknown.
 
-    `elsewhere` finds the handlers of another pool by its name: Redis knows a job in its own pool only.
+    `elsewhere` returns the handlers of another pool by its name: a job is cancelled in the Redis keys of its pool.
     """
 
     def __init__(
@@ -97,31 +92,39 @@ class JobResultHandler:
         self.elsewhere: Callable[[str], JobResultHandler | None] = lambda _: None
 
     async def get(self, call: RoutedRequest) -> HttpResponse:
-        """How the job stands. Raises RequestError for who is not known."""
-        identity = self._inference.identify(call)
-        try:
-            return self._told(call, identity, await self._find(call.tail, identity))
-        except RequestError as error:
-            return self._refused(call, identity, error)
+        """Return the job. Raises RequestError if the caller is unknown."""
+        return await self._respond(call, cancel=False)
 
     async def delete(self, call: RoutedRequest) -> HttpResponse:
-        """Cancel the job, and tell how it stands then. Raises RequestError for who is not known."""
+        """Cancel the job if it is open, and return it. Raises RequestError if the caller is unknown."""
+        return await self._respond(call, cancel=True)
+
+    async def _respond(self, call: RoutedRequest, *, cancel: bool) -> HttpResponse:
         identity = self._inference.identify(call)
         try:
             row = await self._find(call.tail, identity)
-            if not row.ended:
+            if cancel and not row.ended:
                 await (self.elsewhere(row.pool) or self).cancel(row)
                 row = await self._find(call.tail, identity)
-            return self._told(call, identity, row)
         except RequestError as error:
-            return self._refused(call, identity, error)
+            headers = self._inference.customer_limits.headers(identity)
+            return self._faults.answer(error, call.request_id, headers, problem=wants_problem(call.headers))
+        headers = [
+            ("x-request-id", call.request_id),
+            ("Cache-Control", "no-store"),
+            *self._inference.customer_limits.headers(identity),
+        ]
+        return HttpResponse.of(200, job_result(row.id, row.status, row.output, row.error_code), headers)
 
     async def _find(self, job_id: str, identity: IdentityView) -> JobRow:
         """The customer's job. Raises RequestError."""
         row = None
-        if self._store is not None and _is_id(job_id):
+        if self._store is not None:
             try:
+                created_ms(job_id)  # An invalid id needs no query.
                 row = await self._store.find(job_id, identity.customer_id)
+            except ValueError:
+                pass
             except StoreUnavailable:
                 raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
         if row is None:
@@ -129,9 +132,9 @@ class JobResultHandler:
         return row
 
     async def cancel(self, row: JobRow) -> None:
-        """End it, as Redis says that it has ended or else as cancelled. One that runs is left to run, and is not heard.
+        """End the job with its reply in Redis if there is one, or else as cancelled. Raises RequestError.
 
-        Raises RequestError.
+        A job that is running finishes, and its result is discarded.
         """
         end = JobEnd(row.id, ErrorCode.CANCELLED, customer_id=row.customer_id)
         try:
@@ -145,24 +148,3 @@ class JobResultHandler:
                 await self._store.end(end)
         except StoreUnavailable:
             raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
-
-    def _told(self, call: RoutedRequest, identity: IdentityView, row: JobRow) -> HttpResponse:
-        headers: Headers = [
-            ("x-request-id", call.request_id),
-            ("Cache-Control", "no-store"),
-            *self._inference.customer_limits.headers(identity),
-        ]
-        return HttpResponse.of(200, job_result(row.id, row.status, row.output, row.error_code), headers)
-
-    def _refused(self, call: RoutedRequest, identity: IdentityView, error: RequestError) -> HttpResponse:
-        headers = self._inference.customer_limits.headers(identity)
-        return self._faults.answer(error, call.request_id, headers, problem=wants_problem(call.headers))
-
-
-def _is_id(text: str) -> bool:
-    """PostgreSQL is not asked for what is no id."""
-    try:
-        created_ms(text)
-    except ValueError:
-        return False
-    return True

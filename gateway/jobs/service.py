@@ -16,7 +16,7 @@ from gateway.inference.handler import InferenceHandler
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.responses import ResponseSubscriber
 from gateway.jobs.inbox import JobInbox
-from gateway.jobs.reconciler import JobReconciler, JobScan, Requeue
+from gateway.jobs.reconciler import JobReconciler, JobScan
 from gateway.jobs.results import JobResultHandler
 from gateway.jobs.store import JobStore
 from gateway.jobs.submit import JobAdmitter, JobSubmitHandler
@@ -65,10 +65,12 @@ class Jobs:
 
     def loops(self) -> dict[str, Loop]:
         """The loops to run, by name."""
-        return self.serving.loops() if self.serving else {}
+        if self.serving is None:
+            return {}
+        return {"job admitter": self.serving.admission.run, "job reconciler": self.serving.reconciler.run}
 
     async def close(self) -> None:
-        """Close the connections; to be called after the loops were stopped."""
+        """Close the connections. Must be called after the loops were stopped."""
         if self._store is not None:
             await self._store.close()
         if self.serving is not None:
@@ -81,7 +83,7 @@ class JobServing:
     def __init__(self, parts: JobParts, jobs: JobConfig, store: JobStore, waiting: Handler) -> None:
         config, client = parts.parts.config, parts.client
         keys = self._keys = Keys(config.pool)
-        # The reconciler may be down for as long as results are kept without the loss of a job.
+        # Redis keeps replies as long as PostgreSQL keeps results, so the reconciler may be down for as long without a loss.
         admissions = Admissions(
             client, keys, JOBS_GATEWAY, jobs.kept_ms, replays=config.replays, pass_ms=config.reap_ms
         )
@@ -100,27 +102,22 @@ class JobServing:
         self.inbox = JobInbox()
         self._results = Results(client, keys)
         self._tasks = parts.tasks
-        requeue = Requeue(admissions, parts.limits)
         terminations = Terminations(client, keys)
-        self.look = JobScan(config.pool, RequestStatuses(client, keys), terminations, requeue)
-        self.supervisor = JobReconciler(
+        self.scan = JobScan(config.pool, RequestStatuses(client, keys), terminations, admissions, parts.limits)
+        self.reconciler = JobReconciler(
             jobs.database_url,
             config.pool,
             jobs.kept_ms / 1000,
             inbox=self.inbox,
-            look=self.look,
+            scan=self.scan,
             stored=terminations.stored,
-            beside=self._beside,
-            ended=self.callbacks.look,
+            companions=self._companions,
+            ended=self.callbacks.wake,
         )
 
-    def _beside(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """Loops of the active reconciler."""
+    def _companions(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """The loops that run while this gateway's reconciler is active."""
         channel, inbox = self._keys.responses(JOBS_GATEWAY), self.inbox
         subscriber = ResponseSubscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
         run_forever = self._tasks.run_forever
         return (run_forever("job subscriber", subscriber.run), run_forever("callbacks", self.callbacks.run))
-
-    def loops(self) -> dict[str, Loop]:
-        """The loops to run, by name."""
-        return {"job admitter": self.admission.run, "job keeper": self.supervisor.run}

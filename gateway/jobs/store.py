@@ -1,7 +1,6 @@
-"""Jobs in PostgreSQL for the handlers: stored and found in coalesced calls, on connections of their own.
+"""Inserts and lookups of jobs for the handlers, in coalesced calls on two connections.
 
-Everything that arrives while the previous call is under way shares the next one. There is no timer, no added wait when
-idle, and no loop: a run begins with the first caller and ends when nobody waits.
+Items that arrive during a call share the next call. There is no timer, so an idle gateway adds no delay.
 """
 
 import asyncio
@@ -12,20 +11,15 @@ from typing import Generic, TypeVar
 from asyncpg import PostgresError
 
 from ledger.jobs import JobEnd, JobRow, JobSession, NewJob, StoreUnavailable, end_jobs, find_jobs, insert_jobs
-from scheduler.protocol.admission import Submission
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST_PENDING = 4096
-
-
-class TooManyWait(Exception):
-    """More wait for the next call than may."""
+MAX_PENDING = 4096
 
 
 class CallBatcher(Generic[T, R]):
-    """`call` takes up to `size` items and gives an answer to each, in order; one that is an exception is raised."""
+    """`call` takes up to `size` items and returns a result for each, in order; results that are exceptions are raised."""
 
     def __init__(self, call: Callable[[Sequence[T]], Awaitable[Sequence[R | Exception]]], size: int = 256) -> None:
         self._call = call
@@ -34,46 +28,46 @@ class CallBatcher(Generic[T, R]):
         self._running: asyncio.Task[None] | None = None
         self.calls = 0
 
-    async def ask(self, item: T) -> R:
-        """The answer for this item. Raises TooManyWait, and what the call raises."""
-        if len(self._pending) >= MOST_PENDING:
-            raise TooManyWait
+    async def run(self, item: T) -> R:
+        """The result for this item. Raises StoreUnavailable if too many items wait, and what the call raises."""
+        if len(self._pending) >= MAX_PENDING:
+            raise StoreUnavailable("Too many calls wait for PostgreSQL.")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._pending.append((item, future))
         if self._running is None:
-            self._running = asyncio.create_task(self._run(), name="coalesced calls")
+            self._running = asyncio.create_task(self._run_all(), name="coalesced calls")
         return await future
 
-    async def _run(self) -> None:
+    async def _run_all(self) -> None:
         try:
             while self._pending:
                 group = [self._pending.popleft() for _ in range(min(self._size, len(self._pending)))]
-                await self._answer([(item, future) for item, future in group if not future.done()])
+                await self._run_group([(item, future) for item, future in group if not future.done()])
         finally:
             self._running = None
 
-    async def _answer(self, group: list[tuple[T, "asyncio.Future[R]"]]) -> None:
+    async def _run_group(self, group: list[tuple[T, "asyncio.Future[R]"]]) -> None:
         if not group:
             return
         self.calls += 1
         try:
-            answers: Sequence[R | Exception] = await self._call([item for item, _ in group])
+            results: Sequence[R | Exception] = await self._call([item for item, _ in group])
         except asyncio.CancelledError:
             for _, future in group:
                 future.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told to those who wait
-            answers = [error] * len(group)
-        for (_, future), answer in zip(group, answers, strict=True):
+        except Exception as error:  # noqa: BLE001 - raised to the callers
+            results = [error] * len(group)
+        for (_, future), result in zip(group, results, strict=True):
             if future.done():
                 continue
-            if isinstance(answer, Exception):
-                future.set_exception(answer)
+            if isinstance(result, Exception):
+                future.set_exception(result)
             else:
-                future.set_result(answer)
+                future.set_result(result)
 
     async def close(self) -> None:
-        """End what is under way; whoever waits is cancelled."""
+        """Cancel the call under way and all waiting callers."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -82,41 +76,34 @@ class CallBatcher(Generic[T, R]):
         self._pending.clear()
 
 
-LARGEST = 64  # Bodies are up to a hundred KB each.
+MAX_INSERTS = 64  # A body may have a hundred KB.
 
 
 class JobStore:
-    """All raise StoreUnavailable where PostgreSQL is away, or where too many ask already."""
+    """All methods raise StoreUnavailable if PostgreSQL is not available, or if too many calls wait for it."""
 
     def __init__(self, database_url: str, pool: str, kept_s: float) -> None:
         self._pool = pool
         self._kept_s = kept_s
         self._writing = JobSession(database_url, "tierlane-jobs-in")
         self._reading = JobSession(database_url, "tierlane-jobs-read")
-        self._inserts: CallBatcher[NewJob, None] = CallBatcher(self._insert, LARGEST)
+        self._inserts: CallBatcher[NewJob, None] = CallBatcher(self._insert, MAX_INSERTS)
         self._reads: CallBatcher[str, JobRow | None] = CallBatcher(self._find)
 
     async def insert(self, job: NewJob) -> None:
-        """When this returns, the job is committed. Raises what asyncpg raises for values that cannot be stored."""
-        try:
-            await self._inserts.ask(job)
-        except TooManyWait:
-            raise StoreUnavailable("Too many jobs wait to be stored.") from None
+        """Insert and commit a job. Raises what asyncpg raises for values that cannot be stored."""
+        await self._inserts.run(job)
 
     async def find(self, job_id: str, customer_id: str) -> JobRow | None:
-        """How a job stands; None where it is not known, or another customer's."""
-        try:
-            row = await self._reads.ask(job_id)
-        except TooManyWait:
-            raise StoreUnavailable("Too many ask for results at once.") from None
+        """The job; None if it is unknown or belongs to another customer."""
+        row = await self._reads.run(job_id)
         return row if row is not None and row.customer_id == customer_id else None
 
     async def end(self, end: JobEnd) -> None:
-        """End one job, unless it has ended."""
+        """End a job, unless it has ended."""
         await self._writing.run(lambda connection: end_jobs(connection, [end], self._kept_s))
 
     async def close(self) -> None:
-        """End what is under way."""
         await self._inserts.close()
         await self._reads.close()
         await self._writing.close()
@@ -127,27 +114,10 @@ class JobStore:
             await self._writing.run(lambda connection: insert_jobs(connection, jobs, self._pool))
         except (
             PostgresError
-        ) as error:  # One that cannot be stored (its customer is gone) must not take the others along.
+        ) as error:  # A job that cannot be stored (its customer was deleted) must not fail the others.
             return [error] if len(jobs) == 1 else [each for job in jobs for each in await self._insert([job])]
         return [None] * len(jobs)
 
     async def _find(self, ids: Sequence[str]) -> Sequence[JobRow | None]:
         found = await self._reading.run(lambda connection: find_jobs(connection, ids))
         return [found.get(job_id) for job_id in ids]
-
-
-def new_job(submission: Submission, left_s: float, callback_url: str | None) -> NewJob:
-    """What is stored of it."""
-    return NewJob(
-        id=submission.id,
-        customer_id=submission.customer_id,
-        api_key_id=submission.api_key_id,
-        tier=submission.tier,
-        model=submission.model,
-        body=submission.body,
-        left_s=left_s,
-        trace_id=submission.trace_id,
-        idempotency=submission.idempotency,
-        fingerprint=submission.fingerprint,
-        callback_url=callback_url,
-    )

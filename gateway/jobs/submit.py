@@ -1,4 +1,4 @@
-"""Submission of a job: `POST /v1/inference` with `Prefer: respond-async` is admitted, stored, and answered with 202.
+"""Submission of a job: `POST /v1/inference` with `Prefer: respond-async` is admitted, stored, and gets a 202.
 
 The stages are those of every request (gateway/inference/handler.py); a job has its own admission, deadlines and
 response. Limits are checked first, so that rejected jobs never reach PostgreSQL. The row is committed before the 202, so
@@ -27,9 +27,9 @@ from gateway.inference.pending import Outcome, PendingRequest
 from gateway.inference.pipeline import InferenceParts, InferencePipeline
 from gateway.inference.submission import REPLAYED, with_more
 from gateway.jobs.results import Promise
-from gateway.jobs.store import JobStore, new_job
-from gateway.jobs.webhooks import refused
-from ledger.jobs import StoreUnavailable
+from gateway.jobs.store import JobStore
+from gateway.jobs.webhooks import url_problem
+from ledger.jobs import NewJob, StoreUnavailable
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.fault_log import log_fault
 from scheduler.protocol.admission import Verdict
@@ -46,8 +46,8 @@ _decoder = msgspec.json.Decoder(JobBody)
 
 
 def read_job(raw: bytes, max_input_bytes: int) -> tuple[InferenceRequest, str | None]:
-    """The decoded request and its callback URL, not checked yet. Raises RequestError that names the field."""
-    if b"callback_url" not in raw and b"\\u" not in raw:  # No other spelling of the name is possible then.
+    """The decoded request and its callback URL, which is not checked here. Raises RequestError that names the field."""
+    if b"callback_url" not in raw and b"\\u" not in raw:  # The name has no other spelling.
         return read_inference(raw, max_input_bytes), None
     body = decode(_decoder, raw)
     check_duplicates(raw)
@@ -61,9 +61,9 @@ _SAME_KEY = (Admission.REPLAYED, Admission.IN_PROGRESS)
 
 
 class JobSubmitHandler:
-    """The handler of `POST /v1/inference` in one pool. Requests that do not prefer a job go to `waiting`.
+    """The handler of `POST /v1/inference` in one pool. Requests without the preference go to `waiting`.
 
-    `elsewhere` finds the handler of the pool that has a model, None if no pool has it.
+    `elsewhere` returns the handler of the pool that serves a model, or None.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class JobSubmitHandler:
         self.store = store
         self.hosts = hosts
         self.elsewhere: Callable[[str], JobSubmitHandler | None] = lambda _: None
-        self.under_way = 0  # A draining gateway waits for these.
+        self.under_way = 0  # A gateway that drains waits for these.
 
     async def __call__(self, request: RoutedRequest) -> HttpResponse:
         """Handle one request. Raises RequestError if the caller is unknown."""
@@ -100,7 +100,7 @@ class JobSubmitHandler:
 class JobCall(AwaitedCall):
     """The submission of one job: its outcome is the verdict of admission, its response the 202.
 
-    `handler` is that of the gateway's own pool until `choose_pool` found the pool of the model.
+    `handler` is that of the gateway's own pool until `choose_pool` has selected the pool of the model.
     """
 
     FAULT = "taking a job failed"
@@ -119,7 +119,7 @@ class JobCall(AwaitedCall):
         return body
 
     def choose_pool(self) -> None:
-        """Go on with the handler of the pool that has the model. Raises RequestError while that pool is being started."""
+        """Select the handler of the pool that serves the model. Raises RequestError while that pool is starting."""
         if self.pipeline.serving(self.body) is not self.pipeline:
             self._handler = self._handler.elsewhere(str(self.body.model)) or self._handler
             self.pipeline = self._handler.pipeline
@@ -132,11 +132,11 @@ class JobCall(AwaitedCall):
         url, config = self._callback_url, self._handler.config
         if url is not None:
             hosts = self._handler.hosts.of(self.identity.customer_id)
-            if problem := refused(url, hosts, private=config.private_addresses):
+            if problem := url_problem(url, hosts, private=config.private_addresses):
                 raise invalid("callback_url", problem)
         pending = super().build()
         submission = pending.submission
-        # Nobody waits for a job, so the queue time of its tier does not apply.
+        # No client waits, so the queue time of the tier does not apply.
         submission.total_ms = submission.queue_ms = config.total_ms
         if url is not None and submission.idempotency:
             submission.fingerprint = with_more(submission.fingerprint, url)
@@ -163,7 +163,7 @@ class JobCall(AwaitedCall):
         self._outcome = await self._futures[0]
 
     async def response(self) -> HttpResponse:
-        """Store the job and build the 202, or the response that its Idempotency-Key has already. Raises RequestError."""
+        """Store the job and build the 202, or the earlier response to its Idempotency-Key. Raises RequestError."""
         outcome, pending = cast("Outcome", self._outcome), self._pending_requests[0]
         if isinstance(outcome, Verdict) and outcome.outcome in _SAME_KEY:
             return await self._known_job(outcome)
@@ -180,7 +180,7 @@ class JobCall(AwaitedCall):
         code = ErrorCode.NO_CAPACITY  # Not the client's fault: its charges are returned.
         stored = False
         try:
-            await self._handler.store.insert(new_job(submission, left_s, self._callback_url))
+            await self._handler.store.insert(NewJob(submission, left_s, self._callback_url))
             stored = True
         except StoreUnavailable:
             raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, NOT_NOW) from None
@@ -195,7 +195,7 @@ class JobCall(AwaitedCall):
                 self._handler.parts.cancellations.add(submission.id, code)
 
     async def _known_job(self, verdict: Verdict) -> HttpResponse:
-        """The Idempotency-Key was used before: the 202 of its job, or the response of the request that was not a job."""
+        """The Idempotency-Key was used before: the 202 of its job, or the response of a request that was not a job."""
         pending = self._pending_requests[0]
         try:
             known = await self._handler.store.find(verdict.stored_id, self.identity.customer_id)

@@ -1,1 +1,1 @@
-"""The catalog in an admin's hands: rows looked at and changed, each refusal of PostgreSQL told as one sentence."""
+"""Administration of the catalog: queries and changes, with errors as sentences."""

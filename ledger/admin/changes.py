@@ -1,7 +1,7 @@
-"""One change of the catalog: made in a transaction under the actor's name, returned as the row before and after.
+"""Changes of the catalog, in a transaction under the name of the actor, returned as the row before and after.
 
-A dry run is the same transaction, rolled back: constraints and triggers act in it as they would in earnest. Statements
-are built by SQLAlchemy from the tables, so names and types stand once, and run by asyncpg.
+A dry run is the same transaction, rolled back, so that constraints and triggers apply. SQLAlchemy builds the statements from
+the tables, and asyncpg runs them. Functions that change rows raise ChangeRejected.
 """
 
 from collections.abc import AsyncIterator
@@ -17,32 +17,31 @@ from ledger.admin.errors import THINGS, ChangeRejected, check_integers, refusal
 from ledger.postgres import Connection
 
 Row = dict[str, Any]
-"""A row by its columns' names."""
+"""Values by column name."""
 
 _DIALECT: Any = asyncpg.dialect()  # type: ignore[no-untyped-call]
 
 
 async def fetch(connection: Connection, query: ClauseElement) -> list[Row]:
-    """Run a statement; its rows. Raises what asyncpg raises."""
+    """The rows of a statement. Raises what asyncpg raises."""
     compiled: Any = query.compile(dialect=_DIALECT)
     values = [compiled.params[name] for name in compiled.positiontup or ()]
     return [dict(row) for row in await connection.fetch(str(compiled), *values)]
 
 
 async def fetch_one(connection: Connection, query: ClauseElement) -> Row | None:
-    """Run a statement; its first row, None where it has none. Raises what asyncpg raises."""
     rows = await fetch(connection, query)
     return rows[0] if rows else None
 
 
 HIDDEN = frozenset({"secret_hash"})
-"""Columns that are never read here: nobody needs to see them."""
+"""Columns that are never read here."""
 
 
 class Change(NamedTuple):
-    """What became of one row: `thing` is tier, customer, ...; `name` what people call the row.
+    """The change of one row. `thing` is tier, customer, ...; `name` identifies the row for users.
 
-    `old` is None for a new row, `new` for a deleted one; they are equal where nothing was to do.
+    `old` is None for a new row, `new` for a deleted one. They are equal if nothing changed.
     """
 
     thing: str
@@ -53,7 +52,7 @@ class Change(NamedTuple):
 
 @asynccontextmanager
 async def changing(connection: Connection, actor: str, *, dry_run: bool) -> AsyncIterator[None]:
-    """A transaction whose changes are written down as the actor's; with `dry_run` it is rolled back at the end."""
+    """A transaction whose changes are recorded under `actor`. With `dry_run` it is rolled back at the end."""
     transaction = connection.transaction()
     await transaction.start()
     try:
@@ -66,7 +65,7 @@ async def changing(connection: Connection, actor: str, *, dry_run: bool) -> Asyn
 
 
 async def find(connection: Connection, table: Table, key: Any) -> Row:
-    """The row with this primary key, locked until the transaction ends. Raises Refused where there is none."""
+    """The row with this primary key, locked until the transaction ends. Raises ChangeRejected if there is none."""
     row = await fetch_one(connection, select(*seen(table)).where(_key(table) == key).with_for_update())
     if row is None:
         raise missing(table, key)
@@ -74,13 +73,13 @@ async def find(connection: Connection, table: Table, key: Any) -> Row:
 
 
 async def add(connection: Connection, table: Table, values: Row, name: str | None = None) -> Change:
-    """Insert a row. `name`: what it is called, where its table has no column that says so. Raises Refused."""
+    """Insert a row. `name`: its name for users, if its table has no column for it."""
     row = await _write(connection, table, insert(table).values(**values), values)
     return Change(THINGS[table.name], name or _name(table, row), None, row)
 
 
 async def alter(connection: Connection, table: Table, old: Row, values: Row, name: str | None = None) -> Change:
-    """Set columns of a row that `find` gave; what has the value already is not written. Raises Refused."""
+    """Set columns of a row that `find` returned, without those that have the value already."""
     different = {column: value for column, value in values.items() if old[column] != value}
     new = old
     if different:
@@ -90,20 +89,20 @@ async def alter(connection: Connection, table: Table, old: Row, values: Row, nam
 
 
 async def remove(connection: Connection, table: Table, old: Row, name: str | None = None) -> Change:
-    """Delete a row that `find` gave. Raises Refused."""
+    """Delete a row that `find` returned."""
     key = _key(table)
     await _write(connection, table, delete(table).where(key == old[key.name]), {})
     return Change(THINGS[table.name], name or _name(table, old), old, None)
 
 
 def missing(table: Table, key: object) -> ChangeRejected:
-    """The sentence for a row that is not there."""
+    """The error for a row that does not exist."""
     named = " named" if "name" in table.c and table.name != "api_keys" else ""
     return ChangeRejected(f"There is no {THINGS[table.name]}{named} {key}.")
 
 
 def seen(table: Table) -> list[Any]:
-    """The columns of a table that people may see."""
+    """The columns of a table that users may see."""
     return [column for column in table.c if column.name not in HIDDEN]
 
 

@@ -1,9 +1,9 @@
-"""What PostgreSQL refuses, as one sentence that names the field and the fault.
+"""Errors of PostgreSQL as one sentence with the field and the problem.
 
-    Refused          it cannot be done as things are
-    +-- BadValue     a value that can never be right
+    ChangeRejected   the change is not possible now
+    +-- BadValue     a value that is never valid
 
-The rules are those of the tables (ledger/schema/catalog.py), put into words here; a test finds a rule without words.
+The rules are the constraints of ledger/schema/catalog.py. A test fails for a rule without a description.
 """
 
 import re
@@ -30,7 +30,7 @@ THINGS = {
     "models": "model",
     "cordons": "cordon",
 }
-"""What a row of each table is called."""
+"""The name of a row of each table."""
 
 _LETTERS = "must begin with a letter from a to z and go on with at most 62 of a-z, 0-9, _ and -"
 _PLAIN = "must have 1 to 200 characters, no control characters"
@@ -52,7 +52,7 @@ _WORDS = {
     "ck_quotas_owner": "must be of one customer or of one tier",
 }
 _SUBJECTS = {"ck_api_keys_limit": "requests_per_second", "ck_quotas_owner": "quota"}
-"""The column that a sentence is about, where the rule is not named after it."""
+"""The column of a rule that is not named after its column."""
 
 _FORMS: tuple[tuple[str, Callable[..., str]], ...] = (
     (r"\w+ BETWEEN (\S+) AND (\S+)", lambda least, most: f"must be {_number(least)} to {_number(most)}"),
@@ -73,16 +73,16 @@ class BadValue(ChangeRejected):
 
 
 def check_integers(table: Table, values: Mapping[str, Any]) -> None:
-    """Refuse integers that the columns cannot hold, before PostgreSQL's driver does. Raises BadValue."""
+    """Raises BadValue for integers that the columns cannot hold, for which asyncpg would raise its own error."""
     for name, value in values.items():
         bits = _MOST_BITS.get(type(table.c[name].type))
         if bits and value is not None and not -(2**bits) <= value < 2**bits:
             words = rule_in_words(table.name, f"ck_{table.name}_{name}") or ""
-            raise BadValue(_told(table, name, value, words if " to " in words else f"must be below {2**bits:,}"))
+            raise BadValue(_sentence(table, name, value, words if " to " in words else f"must be below {2**bits:,}"))
 
 
 def refusal(error: IntegrityConstraintViolationError, table: Table, values: Mapping[str, Any]) -> ChangeRejected:
-    """What a violated constraint means, where `values` were written into `table`."""
+    """The error for a constraint that was violated when `values` were written to `table`."""
     if isinstance(error, UniqueViolationError):
         return _taken(error)
     if isinstance(error, ForeignKeyViolationError):
@@ -94,20 +94,14 @@ def refusal(error: IntegrityConstraintViolationError, table: Table, values: Mapp
 
 
 def rule_in_words(table: str, constraint: str) -> str | None:
-    """What a CHECK of a table says, such as "must be 1 to 1,000"; None for a rule without words."""
+    """A CHECK of a table in words, such as "must be 1 to 1,000"; None if it has no description."""
     if constraint in _WORDS:
         return _WORDS[constraint]
     for rule in metadata.tables[table].constraints:
         if isinstance(rule, CheckConstraint) and rule.name == constraint:
-            return _in_words(str(rule.sqltext))
-    return None
-
-
-def _in_words(condition: str) -> str | None:
-    for form, words in _FORMS:
-        found = re.fullmatch(form, condition)
-        if found:
-            return words(*found.groups())
+            for form, words in _FORMS:
+                if found := re.fullmatch(form, str(rule.sqltext)):
+                    return words(*found.groups())
     return None
 
 
@@ -116,19 +110,19 @@ def _broken_rule(error: IntegrityConstraintViolationError, table: Table, values:
     words = rule_in_words(table.name, constraint)
     column = _SUBJECTS.get(constraint, constraint.removeprefix(f"ck_{table.name}_"))
     if words and column in table.c:
-        return BadValue(_told(table, column, values.get(column), words))
+        return BadValue(_sentence(table, column, values.get(column), words))
     if isinstance(error, CheckViolationError) and constraint.startswith("ck_"):
         return BadValue(f"{THINGS[table.name]}: the rule {constraint} refuses this.")
-    # A trigger's own words, which are a sentence.
+    # The message of a trigger is a sentence.
     text = str(error).partition("\n")[0].rstrip(".")
     return ChangeRejected(f"{text[:1].upper()}{text[1:]}.")
 
 
-def _told(table: Table, column: str, value: object, words: str) -> str:
-    return f"{column} {words}, not {_got(value)} ({_comment(table, column)})."
+def _sentence(table: Table, column: str, value: object, words: str) -> str:
+    return f"{column} {words}, not {_shown(value)} ({_comment(table, column)})."
 
 
-def _got(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "none"
     if isinstance(value, float) and value.is_integer():

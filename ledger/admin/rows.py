@@ -1,7 +1,6 @@
-"""Rows of the catalog as an admin reads them: lists, tiers and cordoned workers. All raise what asyncpg raises.
+"""Rows of the catalog for administrators: lists, tiers and cordoned workers. All functions raise what asyncpg raises.
 
-Checks of tiers that tables cannot express in words are here, because they are about rows elsewhere. Schedulers hear of
-a cordon as of any change in the catalog.
+Functions that need or change one row raise ChangeRejected if it does not exist or the change is not possible.
 """
 
 from typing import Any
@@ -28,7 +27,7 @@ def _count(table: Any, *conditions: Any) -> Any:
 
 
 async def list_tiers(connection: Connection, name: str | None = None) -> list[Row]:
-    """In order of service, each with its quotas and the number of its customers; with `name` that one alone."""
+    """All tiers by priority, or the one named `name`, with their quotas and the number of their customers."""
     owned = _count(customers, customers.c.tier == tiers.c.name).label("customers")
     texts = select(func.array_agg(quotas.c.quota)).where(quotas.c.tier == tiers.c.name).scalar_subquery()
     held = func.coalesce(texts, cast([], ARRAY(Text))).label("quotas")
@@ -37,7 +36,7 @@ async def list_tiers(connection: Connection, name: str | None = None) -> list[Ro
 
 
 async def list_models(connection: Connection, name: str | None = None) -> list[Row]:
-    """By name; with `name` that one alone."""
+    """All models by name, or the one named `name`."""
     wanted = [] if name is None else [models.c.name == name]
     return await fetch(connection, select(models).where(*wanted).order_by(models.c.name))
 
@@ -45,7 +44,7 @@ async def list_models(connection: Connection, name: str | None = None) -> list[R
 async def list_customers(
     connection: Connection, limit: int, tier: str | None, status: str | None
 ) -> tuple[list[Row], int]:
-    """The first `limit` by name, each with the number of its live keys; and how many there are in all."""
+    """The first `limit` customers by name, with the number of their live keys; and how many there are in all."""
     wanted = [customers.c.tier == tier] if tier else []
     wanted += [customers.c.status == status] if status else []
     keys = _count(api_keys, api_keys.c.customer_id == customers.c.id, _live).label("live_keys")
@@ -54,14 +53,14 @@ async def list_customers(
 
 
 async def list_keys(connection: Connection, limit: int, customer_id: UUID | None = None) -> tuple[list[Row], int]:
-    """The newest `limit`, each with its customer's name and its state; and how many there are in all."""
+    """The newest `limit` keys, with the name of the customer and the state; and how many there are in all."""
     wanted = [] if customer_id is None else [api_keys.c.customer_id == customer_id]
     query = _keys().where(*wanted).order_by(api_keys.c.created_at.desc(), api_keys.c.id).limit(limit)
     return await fetch(connection, query), await _total(connection, select(api_keys.c.id).where(*wanted))
 
 
 async def find_key(connection: Connection, key_id: str) -> Row:
-    """One key as `list_keys` has it. Raises Refused where there is none."""
+    """One key, as in `list_keys`."""
     row = await fetch_one(connection, _keys().where(api_keys.c.id == key_id))
     if row is None:
         raise missing(api_keys, key_id)
@@ -69,7 +68,7 @@ async def find_key(connection: Connection, key_id: str) -> Row:
 
 
 async def list_quotas(connection: Connection, customer: Row | None = None, tier: str | None = None) -> list[Row]:
-    """All quotas, or those that hold for a customer, or those of a tier; each with the name of whom it is of."""
+    """All quotas, those that apply to a customer, or those of a tier; each with the name of its customer."""
     query = select(quotas.c.id, customers.c.name.label("customer"), quotas.c.tier, quotas.c.quota)
     query = query.select_from(quotas.outerjoin(customers, customers.c.id == quotas.c.customer_id))
     if customer is not None:
@@ -80,7 +79,7 @@ async def list_quotas(connection: Connection, customer: Row | None = None, tier:
 
 
 async def find_customer(connection: Connection, name_or_id: str, *, lock: bool = False) -> Row:
-    """A customer by name or id; a name goes before an id. Raises Refused where there is none."""
+    """A customer by name or id. A name has precedence."""
     named = customers.c.name == name_or_id
     wanted = or_(named, cast(customers.c.id, String) == name_or_id.lower())
     query = select(*seen(customers)).where(wanted).order_by(named.desc()).limit(1)
@@ -91,7 +90,7 @@ async def find_customer(connection: Connection, name_or_id: str, *, lock: bool =
 
 
 async def count_of(connection: Connection, customer: Row) -> tuple[int, int]:
-    """How many keys and quotas of its own a customer has: they go where it goes."""
+    """How many keys and quotas are deleted with a customer."""
     of_it = (api_keys.c.customer_id == customer["id"], quotas.c.customer_id == customer["id"])
     row = await fetch_one(connection, select(_count(api_keys, of_it[0]), _count(quotas, of_it[1])))
     keys, own_quotas = (row or {}).values()
@@ -109,14 +108,13 @@ async def _total(connection: Connection, query: Select[Any]) -> int:
 
 
 async def delete_tier(connection: Connection, name: str) -> list[Change]:
-    """Delete a tier without customers, and its quotas. Raises Refused where it has some, or is the last one."""
+    """Delete a tier and its quotas. Raises ChangeRejected if it has customers or is the last tier."""
     old = await find(connection, tiers, name)
     owned = await fetch_one(connection, select(func.count().label("n")).where(customers.c.tier == name))
     count = (owned or {"n": 0})["n"]
     if count:
-        raise ChangeRejected(
-            f"Tier {name} cannot be deleted: it has {_counted(count)}; move them to another tier first."
-        )
+        has = "1 customer" if count == 1 else f"{count:,} customers"
+        raise ChangeRejected(f"Tier {name} cannot be deleted: it has {has}; move them to another tier first.")
     if len(await fetch(connection, select(tiers.c.name))) == 1:
         raise ChangeRejected(f"Tier {name} cannot be deleted: it is the last one, and every customer needs a tier.")
     held = await fetch(connection, select(quotas).where(quotas.c.tier == name))
@@ -125,23 +123,18 @@ async def delete_tier(connection: Connection, name: str) -> list[Change]:
 
 
 async def check_tier(connection: Connection, name: str) -> None:
-    """Raises Refused, naming those that there are, for a tier that is not there."""
+    """Raises ChangeRejected with the names of all tiers if this one does not exist."""
     names = [row["name"] for row in await fetch(connection, select(tiers.c.name).order_by(tiers.c.priority))]
     if name not in names:
         raise ChangeRejected(f"There is no tier named {name}; there are {', '.join(names)}.")
 
 
-def _counted(count: int) -> str:
-    return "1 customer" if count == 1 else f"{count:,} customers"
-
-
 async def list_cordons(connection: Connection) -> list[Row]:
-    """All of them, by worker."""
     return await fetch(connection, select(cordons).order_by(cordons.c.worker))
 
 
 async def cordon(connection: Connection, worker: str, reason: str) -> Change:
-    """Cordon a worker; one that is so already gets the new reason, if there is one. Raises Refused."""
+    """Cordon a worker. If it is cordoned already, a reason that is not empty replaces the old one."""
     old = await _find(connection, worker)
     if old is None:
         return await add(connection, cordons, {"worker": worker, "reason": reason}, worker)
@@ -149,7 +142,7 @@ async def cordon(connection: Connection, worker: str, reason: str) -> Change:
 
 
 async def uncordon(connection: Connection, worker: str) -> Change | None:
-    """Undo it; None where the worker is not cordoned. Raises Refused."""
+    """Uncordon a worker; None if it is not cordoned."""
     old = await _find(connection, worker)
     return None if old is None else await remove(connection, cordons, old, worker)
 

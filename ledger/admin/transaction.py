@@ -1,11 +1,11 @@
-"""A gateway's change on behalf of an operator: a transaction under the actor's name, and lock holders.
+"""Transactions of an operator in a gateway: the actor's name, and the holder of a lock that a change waits for.
 
-The statements are plain SQL where ledger/admin/changes.py has SQLAlchemy build them: that costs a process 15 MB, which
-no gateway needs to spend. Rows, triggers and record are the same. All functions raise what asyncpg raises.
+The statements are plain SQL, while SQLAlchemy builds those of ledger/admin/changes.py: it would cost each gateway 15 MB. All
+functions raise what asyncpg raises.
 
-Every change of the catalog locks the row of its version, so a transaction that an admin has left open in psql blocks
-all others. They give up after a few seconds and name it; its holder is found while they wait, since PostgreSQL does not
-know afterwards.
+Every change of the catalog locks the row of its version. A transaction that an administrator left open in psql therefore
+blocks all others. These stop waiting after a few seconds with an error that names the holder, which is queried during the
+wait, since PostgreSQL does not report it afterwards.
 """
 
 import asyncio
@@ -21,45 +21,38 @@ from ledger.postgres import AWAY, Connection, statement
 
 @asynccontextmanager
 async def as_actor(connection: Connection, actor: str) -> AsyncIterator[None]:
-    """A transaction whose changes are put down to `actor` in `config_changes`; rolled back where the block raises."""
+    """A transaction whose changes `config_changes` records under `actor`."""
     async with connection.transaction():
         await connection.execute(statement("set_actor"), actor)
         yield
 
 
 async def cordon_worker(connection: Connection, worker: str, reason: str) -> bool:
-    """Whether that changed anything: it does not for one that is cordoned already."""
+    """Returns False if the worker was cordoned already."""
     return bool(await connection.fetchval(statement("cordon_worker"), worker, reason))
 
 
 async def uncordon_worker(connection: Connection, worker: str) -> bool:
-    """Whether it was cordoned."""
+    """Returns False if the worker was not cordoned."""
     return bool(await connection.fetchval(statement("uncordon_worker"), worker))
 
 
 LOCK_TIMEOUT = {"lock_timeout": "3s"}
-"""As settings of a connection."""
+"""Settings of a connection."""
 
-LOOK_AFTER_S = 0.5
-LOOK_EVERY_S = 0.25
-_HOLDERS = """
-SELECT pid, usename, application_name, client_addr, state,
-       extract(epoch FROM clock_timestamp() - xact_start)::float8 AS open_s
-FROM pg_stat_activity WHERE pid = ANY (pg_blocking_pids($1)) ORDER BY xact_start
-"""
+FIRST_QUERY_S = 0.5
+QUERY_EVERY_S = 0.25
 
 
 class Blocked(LockNotAvailableError):
-    """A lock was not to be had in time; the message is a sentence that names its holder and what to do."""
+    """The wait for a lock timed out. The message is a sentence with the holder and what to do."""
 
 
 @asynccontextmanager
 async def naming_holder(
     connection: Connection, connect: Callable[[], AbstractAsyncContextManager[Connection]]
 ) -> AsyncIterator[None]:
-    """Raises Blocked where something in the block gives up to wait for a lock. `connect` opens another connection to look
-    by, once the block has taken half a second.
-    """
+    """Raises Blocked if a wait for a lock in the block times out. `connect` opens another connection for the queries."""
     seen: list[Any] = []
     watch = asyncio.create_task(_watch(connection.get_server_pid(), connect, seen), name="lock holder")
     try:
@@ -72,20 +65,18 @@ async def naming_holder(
 
 
 async def _watch(pid: int, connect: Callable[[], AbstractAsyncContextManager[Connection]], seen: list[Any]) -> None:
-    await asyncio.sleep(LOOK_AFTER_S)
+    await asyncio.sleep(FIRST_QUERY_S)
     with contextlib.suppress(*AWAY):
         async with connect() as connection:
             while True:
-                if rows := await connection.fetch(_HOLDERS, pid):
+                if rows := await connection.fetch(statement("lock_holders"), pid):
                     seen[:] = rows
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(QUERY_EVERY_S)
 
 
 def _sentence(seen: list[Any]) -> str:
     if not seen:
-        return (
-            "Another transaction holds a lock that this change needs: look for it in pg_stat_activity, and try again."
-        )
+        return "Another transaction holds a lock that this change needs: find it in pg_stat_activity, and try again."
     row = seen[0]
     facts = {
         "pid": row["pid"],
@@ -94,10 +85,10 @@ def _sentence(seen: list[Any]) -> str:
         "from": row["client_addr"],
         "state": row["state"],
     }
-    told = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
+    holder = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
     since = f", open for {row['open_s']:.0f} s" if row["open_s"] is not None else ""
     more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""
     return (
-        f"A transaction that is open holds a lock that this change needs ({told}{since}){more}: have it end with COMMIT or "
-        f"ROLLBACK, or end it with `SELECT pg_terminate_backend({row['pid']})`, and try again."
+        f"An open transaction holds a lock that this change needs ({holder}{since}){more}: end it with COMMIT or "
+        f"ROLLBACK, or with `SELECT pg_terminate_backend({row['pid']})`, and try again."
     )

@@ -1,34 +1,22 @@
-"""Reading the audit: one request by its id, which also says in which partition it is, and what a customer has used.
+"""Queries on the audit: one request by its id, and the usage of a customer.
 
-The audit is late by its lag, up to two seconds: nobody is admitted or rejected by these numbers alone.
+The audit lags by up to two seconds, so admission does not use it.
 """
 
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
 
-import asyncpg
 import msgspec
 
-from ledger.catalog.quotas import window_number, window_start
-from ledger.catalog.snapshot import Snapshot
 from ledger.postgres import Connection, statement
-from scheduler.errors import ErrorCode
 from scheduler.request_id import created_at
 
-
-class Queries(Protocol):
-    """What of an asyncpg pool or connection is needed here."""
-
-    async def fetch(self, query: str, *args: Any) -> Sequence[asyncpg.Record]: ...
-
-    async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None: ...
+USAGE_TIMEOUT_MS = 500
 
 
 class RequestRow(msgspec.Struct, frozen=True):
-    """A row of `requests`; times in milliseconds, sizes in bytes, None for what is not known (yet)."""
+    """A row of `requests`. Times in milliseconds, sizes in bytes, None if unknown."""
 
     id: str
     created_at: datetime
@@ -57,32 +45,8 @@ class RequestRow(msgspec.Struct, frozen=True):
     served_from: str | None = None
 
 
-async def find_request(database: Queries, request_id: str) -> RequestRow | None:
-    """The audit row of a request; None for an unknown id and for what is not an id. Raises what asyncpg raises."""
-    try:
-        moment = created_at(request_id)
-    except (ValueError, OverflowError):
-        return None
-    row = await database.fetchrow(statement("find_request"), request_id, moment)
-    return None if row is None else RequestRow(*row)
-
-
-async def count_requests(database: Queries) -> dict[str, int]:
-    """How many rows stand in each status that occurs. Reads the whole audit: for tests and checks."""
-    return {row["status"]: row["count"] for row in await database.fetch(statement("count_requests"))}
-
-
-USAGE_TIMEOUT_MS = 500
-SPENT_TIMEOUT_MS = 60_000
-CUSTOMERS_A_STEP = 2000
-"""Customers counted in one statement: so many take no long turn of the loop."""
-
-CHARGED_FAILURES = (ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST, ErrorCode.CANCELLED)
-"""Failures that are the client's own; as scheduler/lua/includes/repaying.lua, all others are given back."""
-
-
 class Usage(msgspec.Struct, frozen=True):
-    """Accepted requests of one customer in the last 24 hours; those that are neither completed nor failed are open."""
+    """Accepted requests of one customer in the last 24 hours. The difference to completed and failed is open."""
 
     requests: int
     completed: int
@@ -90,63 +54,34 @@ class Usage(msgspec.Struct, frozen=True):
     tokens_used: int
 
 
-class Spent(NamedTuple):
-    """How many requests of a customer count in the present window of one of its quotas."""
+async def find_request(connection: Connection, request_id: str) -> RequestRow | None:
+    """The audit row of a request; None for an unknown or invalid id. Raises what asyncpg raises."""
+    try:
+        created = created_at(request_id)  # Selects the partition.
+    except (ValueError, OverflowError):
+        return None
+    row = await connection.fetchrow(statement("find_request"), request_id, created)
+    return None if row is None else RequestRow(*row)
 
-    customer_id: str
-    period: str  # Such as 1day.
-    window_start: datetime
-    requests: int
+
+async def count_requests(connection: Connection) -> dict[str, int]:
+    """The number of rows by status. Reads the whole audit: for tests and checks."""
+    return {row["status"]: row["count"] for row in await connection.fetch(statement("count_requests"))}
 
 
 async def find_usage(connection: Connection, customer_id: str, *, timeout_ms: int = USAGE_TIMEOUT_MS) -> Usage:
-    """The customer's last 24 hours; zeros for one that is not known.
+    """The usage of a customer; zeros if it is unknown.
 
-    Raises what asyncpg raises, asyncpg.QueryCanceledError among it after `timeout_ms`.
+    Raises what asyncpg raises; asyncpg.QueryCanceledError after `timeout_ms`.
     """
-    async with _bounded(connection, timeout_ms):
+    async with with_statement_timeout(connection, timeout_ms):
         row = await connection.fetchrow(statement("customer_usage"), customer_id)
     return Usage(*row) if row is not None else Usage(0, 0, 0, 0)
 
 
-async def quota_spent(
-    connection: Connection,
-    snapshot: Snapshot,
-    *,
-    now: datetime | None = None,
-    timeout_ms: int = SPENT_TIMEOUT_MS,
-) -> list[Spent]:
-    """What every customer with quotas has spent of them in all pools, where it is more than nothing.
-
-    `now` says which windows are the present ones (Redis' time; None: PostgreSQL's). A request counts in the window in
-    which its id was made. Raises what asyncpg raises; `timeout_ms` is for each statement, which counts one period of
-    some customers.
-    """
-    customers: dict[str, list[str]] = defaultdict(list)
-    for customer in snapshot.customers.values():
-        for period, _ in customer.quotas:
-            customers[period].append(customer.id)
-    charged = list(CHARGED_FAILURES)
-    spent: list[Spent] = []
-    async with _bounded(connection, timeout_ms):
-        moment: datetime = await connection.fetchval(statement("moment")) if now is None else now
-        for period, ids in customers.items():
-            start, end = _window(period, moment)
-            for first in range(0, len(ids), CUSTOMERS_A_STEP):
-                some = ids[first : first + CUSTOMERS_A_STEP]
-                rows = await connection.fetch(statement("quota_spent"), start, end, some, charged)
-                spent.extend(Spent(customer_id, period, start, requests) for customer_id, requests in rows)
-    return spent
-
-
-def _window(period: str, now: datetime) -> tuple[datetime, datetime]:
-    number = window_number(period, now)
-    return window_start(period, number), window_start(period, number + 1)
-
-
 @asynccontextmanager
-async def _bounded(connection: Connection, timeout_ms: int) -> AsyncIterator[None]:
-    """A read-only transaction whose statements may each take so long."""
+async def with_statement_timeout(connection: Connection, timeout_ms: int) -> AsyncIterator[None]:
+    """A read-only transaction with a timeout for each statement."""
     async with connection.transaction(readonly=True):
-        await connection.execute(statement("limit_statements"), timeout_ms)
+        await connection.execute(statement("set_statement_timeout"), timeout_ms)
         yield

@@ -1,29 +1,68 @@
-"""The quota keeper: when Redis came back empty, it is told from the audit what was spent of each quota.
+"""Restores the quotas in an empty Redis from the audit.
 
-Redis counts quotas, the audit remembers them. Until it is told, a moment after its first use, a new Redis counts from
-nothing; told twice or by several schedulers, nothing changes. Not told is what the audit has not got yet: requests of
-the last two seconds, and refused ones, which are none of its business.
+Redis counts quotas, and the audit has the requests. A new Redis counts from zero until the counts are restored, shortly
+after its first use. A restore only raises counts, so several schedulers may repeat it. Requests that the audit does not
+have yet (of the last two seconds) and rejected ones are missing.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
+from datetime import datetime
 
 import structlog
 
-from ledger.audit.queries import SPENT_TIMEOUT_MS, quota_spent
+from ledger.audit.queries import with_statement_timeout
+from ledger.catalog.quotas import window_number, window_start
 from ledger.catalog.snapshot import Snapshot
-from ledger.postgres import AWAY, closing, connect, reason
-from scheduler.errors import RedisUnavailable
+from ledger.postgres import AWAY, Connection, closing, connect, reason, statement
+from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.limits import QuotaRestore, QuotaSpent
 
 log = structlog.get_logger("scheduler")
 
 CONNECT_TIMEOUT_S = 5.0
+STATEMENT_TIMEOUT_MS = 60_000
+CUSTOMERS_PER_STATEMENT = 2000
+"""Few enough not to block the event loop for long."""
+
+CHARGED_FAILURES = (ErrorCode.POISON_REQUEST, ErrorCode.INVALID_REQUEST, ErrorCode.CANCELLED)
+"""Failures caused by the client. All others are refunded: see scheduler/lua/includes/repaying.lua."""
+
+
+async def quota_spent(
+    connection: Connection,
+    snapshot: Snapshot,
+    *,
+    now: datetime | None = None,
+    timeout_ms: int = STATEMENT_TIMEOUT_MS,
+) -> list[QuotaSpent]:
+    """What customers have spent of their quotas in all pools, without zeros.
+
+    `now` selects the windows (None: PostgreSQL's time). A request counts in the window in which its id was created.
+    `timeout_ms` applies to each statement. Raises what asyncpg raises.
+    """
+    customers: dict[str, list[str]] = defaultdict(list)
+    for customer in snapshot.customers.values():
+        for period, _ in customer.quotas:
+            customers[period].append(customer.id)
+    spent: list[QuotaSpent] = []
+    async with with_statement_timeout(connection, timeout_ms):
+        moment: datetime = await connection.fetchval(statement("clock_timestamp")) if now is None else now
+        for period, ids in customers.items():
+            number = window_number(period, moment)
+            start, end = window_start(period, number), window_start(period, number + 1)
+            start_ms = int(start.timestamp() * 1000)
+            for first in range(0, len(ids), CUSTOMERS_PER_STATEMENT):
+                some = ids[first : first + CUSTOMERS_PER_STATEMENT]
+                rows = await connection.fetch(statement("quota_spent"), start, end, some, list(CHARGED_FAILURES))
+                spent += [QuotaSpent(customer_id, period, start_ms, requests) for customer_id, requests in rows]
+    return spent
 
 
 class QuotaKeeper:
-    """Looks every `look_s` whether Redis has to be told. `snapshot` gives the catalog, None while it is not known."""
+    """Checks every `look_s` whether Redis needs a restore. `snapshot` returns the catalog, None until it was read."""
 
     def __init__(
         self,
@@ -38,12 +77,11 @@ class QuotaKeeper:
         self._look_s = look_s
 
     async def run(self) -> None:
-        """Look for ever."""
         while True:
             try:
                 await self.look()
             except RedisUnavailable:
-                pass  # It is looked at again soon.
+                pass  # The next check is soon.
             except AWAY as error:
                 log.warning("quotas_not_restored", error=reason(error))
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
@@ -51,7 +89,7 @@ class QuotaKeeper:
             await asyncio.sleep(self._look_s)
 
     async def look(self) -> None:
-        """One look. Raises RedisUnavailable, and what asyncpg raises."""
+        """Check once, and restore if needed. Raises RedisUnavailable, and what asyncpg raises."""
         snapshot = self._snapshot()
         if snapshot is None or not await self._restore.wanted():
             return
@@ -64,10 +102,7 @@ class QuotaKeeper:
             self._url,
             name="tierlane-quotas",
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            statement_timeout_ms=SPENT_TIMEOUT_MS,
+            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
         )
         async with closing(connection):
-            counted = await quota_spent(connection, snapshot)
-        return [
-            QuotaSpent(s.customer_id, s.period, int(s.window_start.timestamp() * 1000), s.requests) for s in counted
-        ]
+            return await quota_spent(connection, snapshot)

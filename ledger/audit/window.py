@@ -1,11 +1,10 @@
-"""Outbox entries held by the auditor: which are new, which still miss an end, how long they wait, what may be dropped.
+"""Entries of the outbox that the auditor holds until the requests in them have ended.
 
-A request lives for some tenths of a second, so the newest entries always hold beginnings without ends. Written at once,
-each of them would cost a second write, which costs three times the first; held back for a moment, it is one row,
-written once. In a deep queue nearly none ends within that moment, so there it waits on. Entries stay in Redis until all
-that they hold is written; only their hashes are kept here. One slow request must not keep the outbox of a fast system,
-so the oldest of what is held goes on waiting only while at least half of what has begun since is open too. The policy
-is pure arithmetic.
+Most requests end within some tenths of a second. The newest entries therefore contain requests without an end, and writing
+those at once costs a second write each, which is three times as expensive as the first. Such a request is held for a
+moment and written once. In a deep queue nearly no request ends within that moment, so there it is held for longer. One slow
+request must not block the outbox of a fast system: the oldest request is held only while at least half of the requests that
+began after it are open too. Entries stay in Redis until all of their records are written; here are only their hashes.
 """
 
 import asyncio
@@ -20,14 +19,17 @@ from ledger.audit.rows import Folded
 from scheduler.protocol.audit_outbox import AcceptedRecord, Taken, decode_entry, name_of
 
 LONGEST_S = 60.0
-"""However long requests may live: an auditor that takes over reads again all that was held."""
+"""A limit whatever the deadlines are: the next auditor has to read everything that is held again."""
+
+RECORDS_PER_TURN = 1000
+"""Other tasks run after this many records (a millisecond), since requests share the process."""
 
 
 class HoldPolicy(msgspec.Struct, frozen=True):
-    """How long and how much, in seconds, requests and bytes.
+    """When a request without an end is held, in seconds, requests and bytes.
 
-    `hold_s`: every beginning may wait so long. `deep_s`: so long where at least `deep_open` are open; until then the
-    audit does not know of them, nor can they be closed as abandoned. `most_open`, `most_bytes`: no more is ever held.
+    `hold_s` applies to every request, and `deep_s` while at least `deep_open` are open. Held requests are not in the audit
+    and cannot be closed as abandoned. `most_open` and `most_bytes` limit what is held.
     """
 
     hold_s: float = 1.0
@@ -37,10 +39,10 @@ class HoldPolicy(msgspec.Struct, frozen=True):
     most_bytes: int = 64 << 20
 
     def keeps(self, age_s: float, open_: int, begun: int, size: int) -> bool:
-        """Whether the oldest open request may go on waiting.
+        """Whether the oldest open request is held further.
 
-        `age_s`: since it was taken. Of its entry and all that came after: `open_` requests without an end, of the
-        `begun` ones, in `size` bytes.
+        `age_s`: since it was taken. `size`: bytes of its entry and all later ones, in which `begun` requests began, of which
+        `open_` are open.
         """
         if open_ > self.most_open or size > self.most_bytes:
             return False
@@ -48,20 +50,16 @@ class HoldPolicy(msgspec.Struct, frozen=True):
         return age_s < (self.deep_s if deep else self.hold_s)
 
 
-RECORDS_A_TURN = 1000
-"""After so many records, a millisecond, other tasks get a turn: they share the process, and requests wait for them."""
-
-
 class _Entry(NamedTuple):
     number: int
     name: str
     taken_at: float
-    begun: int  # Requests that began in all entries before it,
-    size: int  # and the bytes of those.
+    begun: int  # Requests that began in all earlier entries,
+    size: int  # and the size of those.
 
 
 class Written(NamedTuple):
-    """What may be dropped: so many of the oldest entries, the name of the first, and what is bad of them."""
+    """What can be dropped: the number of oldest entries, the name of the first, and their bad records."""
 
     entries: int
     oldest: str
@@ -69,42 +67,43 @@ class Written(NamedTuple):
 
 
 class OutboxWindow:
-    """Entries that were taken and not dropped, oldest first. `clock`: monotonic seconds."""
+    """Entries that were taken and not dropped, oldest first. `clock` is monotonic seconds."""
 
     def __init__(self, policy: HoldPolicy, clock: Callable[[], float]) -> None:
         self._policy = policy
         self._clock = clock
         self._entries: deque[_Entry] = deque()
-        # Requests that have only begun, in the order of entries, and the entry of each. Two dicts and no pairs, for
-        # texts and numbers are nothing to Python's garbage collector, which was a third of all this.
+        # Open requests in the order of their entries, and the number of the entry of each. Two dicts of strings and numbers,
+        # since Python's garbage collector does not track those; with pairs it took a third of the time.
         self._open: dict[str, AcceptedRecord] = {}
         self._entry_of: dict[str, int] = {}
-        self._bad: deque[tuple[int, bytes]] = deque()  # With the number of the entry that has to go first.
+        self._bad: deque[tuple[int, bytes]] = deque()  # With the number of the entry that must be dropped first.
         self._next = self._begun = self._size = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def held(self) -> tuple[int, str]:
-        """How many entries the next take need not return, and the name of the newest of them."""
+        """How many entries the next take does not have to return, and the name of the newest of them."""
         return len(self._entries), self._entries[-1].name if self._entries else ""
 
     def forget(self) -> None:
-        """Whatever is held comes with the next take as if it were new: nobody knows what of it was written."""
+        """Forget all entries, so that the next take returns them again: it is unknown which records were written."""
         self._entries.clear()
         self._open.clear()
         self._entry_of.clear()
         self._bad.clear()
 
     async def read(self, taken: Taken, *, hold: bool = True) -> Folded:
-        """What is to be written now that these are taken.
-
-        `hold`: whether requests that have only begun may still wait for their ends.
-        """
+        """Add entries and return the records to write now. `hold`: whether open requests may be held."""
         folded = Folded()
-        lost = {} if taken.held == len(self._entries) else self._lost()
+        lost: dict[str, AcceptedRecord] = {}
+        if taken.held != len(self._entries):  # Redis has lost entries. Their open requests may be known here only.
+            lost = self._open.copy()
+            self.forget()
         await self._fold(taken.entries, folded)
-        self._complete(folded)
+        for request_id in self._open.keys() & folded.ended.keys():  # Began in an earlier take.
+            self._close(request_id, folded)
         for request_id in self._overdue() if hold else list(self._open):
             self._close(request_id, folded)
         for request_id, record in lost.items():
@@ -112,11 +111,11 @@ class OutboxWindow:
         return folded
 
     def set_aside(self, bad: Sequence[bytes]) -> None:
-        """Keep what can never be written, until the entries that it may have come in are dropped."""
+        """Keep records that PostgreSQL rejected until the entries that may contain them are dropped."""
         self._bad += [(self._next - 1, entry) for entry in bad]
 
     def written(self) -> Written:
-        """What may be dropped: all that was read of it is written."""
+        """The oldest entries whose records are all written."""
         if not self._entries:
             return Written(0, "", [])
         oldest = self._entries[0]
@@ -125,20 +124,14 @@ class OutboxWindow:
         return Written(first_kept - oldest.number, oldest.name, bad)
 
     def dropped(self, count: int) -> None:
-        """So many of the oldest entries are gone."""
+        """Remove the `count` oldest entries."""
         for _ in range(count):
             number = self._entries.popleft().number
             while self._bad and self._bad[0][0] <= number:
                 self._bad.popleft()
 
-    def _lost(self) -> dict[str, AcceptedRecord]:
-        """What had begun in entries that Redis does not have any more: nobody else may know of it."""
-        lost = self._open.copy()
-        self.forget()
-        return lost
-
     async def _fold(self, new: Sequence[bytes], folded: Folded) -> None:
-        """Read new entries; `folded.accepted` keeps what has ended in them, the rest is open."""
+        """Decode new entries. Their requests that have not ended are moved from `folded.accepted` to the open ones."""
         now, turn = self._clock(), 0
         counts: list[int] = []
         for raw in new:
@@ -150,14 +143,14 @@ class OutboxWindow:
             folded.add(records)
             counts.append(len(folded.accepted))
             turn += len(records)
-            if turn >= RECORDS_A_TURN:
+            if turn >= RECORDS_PER_TURN:
                 turn = 0
                 await asyncio.sleep(0)
         self._begun += len(folded.accepted)
         self._keep_open(folded, counts)
 
     def _keep_open(self, folded: Folded, counts: Sequence[int]) -> None:
-        """Take out of `folded` what has no end yet. `counts`: how many had begun in each new entry and before it."""
+        """`counts`: for each new entry, how many requests had begun in the new entries up to and including it."""
         arrived, folded.accepted = iter(folded.accepted.items()), {}
         number, before = self._next - len(counts), 0
         for count in counts:
@@ -169,26 +162,24 @@ class OutboxWindow:
                     self._entry_of[request_id] = number
             number, before = number + 1, count
 
-    def _complete(self, folded: Folded) -> None:
-        """What had begun in earlier takes and has ended now. Of two beginnings the first stands."""
-        for request_id in self._open.keys() & folded.ended.keys():
-            self._close(request_id, folded)
-
     def _overdue(self) -> list[str]:
-        """Who has waited long enough, oldest first."""
+        """The open requests that are not held any longer, oldest first."""
         now, entries, found = self._clock(), iter(self._entries), list[str]()
         entry = next(entries, None)
         for request_id, number in self._entry_of.items():
             while entry and entry.number < number:
                 entry = next(entries, None)
-            if not entry or self._may_wait(entry, now, len(self._open) - len(found)):
+            if not entry or self._policy.keeps(
+                now - entry.taken_at,
+                len(self._open) - len(found),
+                self._begun - entry.begun,
+                self._size - entry.size,
+            ):
                 break
             found.append(request_id)
         return found
 
-    def _may_wait(self, entry: _Entry, now: float, open_: int) -> bool:
-        return self._policy.keeps(now - entry.taken_at, open_, self._begun - entry.begun, self._size - entry.size)
-
     def _close(self, request_id: str, folded: Folded) -> None:
+        """Return an open request with the records to write. Of two accepted records the first is used."""
         del self._entry_of[request_id]
         folded.accepted[request_id] = self._open.pop(request_id)

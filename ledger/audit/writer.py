@@ -1,88 +1,82 @@
-"""Writing audit rows and dead letters into PostgreSQL, some at a time, each time in one transaction.
+"""Writes audit rows and dead letters to PostgreSQL, in transactions of bounded size.
 
-Rows that should be new go by COPY straight into `requests`, which fails whole by one row that is there already; then,
-and where rows may well be there, it is COPY into a staging table and one guarded upsert. A row that its table refuses
-is found by halving, so it never takes others with it.
+Rows that are expected to be new are copied into `requests`, which fails as a whole if one of them exists. In that case, and
+for rows that may exist, they are copied into a staging table and merged. A row that PostgreSQL rejects is found by halving
+the rows, so that the other rows are written.
 """
 
 import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from struct import error as StructError  # noqa: N812 - its own name is no class's
-from typing import NamedTuple, cast
+from struct import error as StructError  # noqa: N812 - `error` is not a name for a class
+from typing import NamedTuple
 
 import asyncpg
 
 from ledger.audit.rows import COLUMNS, Folded, LetterRow, Row, id_of, stream, to_letter_row, to_row
 from ledger.postgres import Connection, reason, statement
 from scheduler.failpoints import failpoint
-from scheduler.protocol.audit_outbox import DeadLetterRecord, EndedRecord, Record, encode_records
+from scheduler.protocol.audit_outbox import Record, encode_records
 from scheduler.request_id import created_at
 
 ROWS_A_TRANSACTION = 1000
-"""Encoding so many takes about 3 ms, in which nothing else in the process runs."""
+"""Encoding takes about 3 ms, in which nothing else in the process runs."""
 
 BYTES_A_TRANSACTION = 8 << 20
-"""Bodies of dead letters are large where inputs are; so much is written well within a statement's time."""
+"""For dead letters with large bodies: written well within the statement timeout."""
 
-STAGING = "audit_staging"
-STAGING_ROOM = {"temp_buffers": "1MB"}
-"""For the session: a transaction's rows fit. PostgreSQL's own 8 MB would fill page by page, and never be given back."""
+STAGING_SETTINGS = {"temp_buffers": "1MB"}
+"""Settings of the session. The rows of a transaction fit; PostgreSQL would fill its default of 8 MB and never release it."""
 
-# What the server says of a value that it cannot store, and what asyncpg says of one that it cannot even encode.
-REFUSALS = (asyncpg.DataError, ValueError, TypeError, OverflowError)
+# A value that the server cannot store, or that asyncpg cannot encode.
+VALUE_ERRORS = (asyncpg.DataError, ValueError, TypeError, OverflowError)
 
-# What the server says where a column has another type than the migrations gave it, or there are others.
-OTHER_COLUMNS = (asyncpg.InvalidBinaryRepresentationError, asyncpg.BadCopyFileFormatError)
+# A table with other columns or types than the migrations create.
+COLUMN_ERRORS = (asyncpg.InvalidBinaryRepresentationError, asyncpg.BadCopyFileFormatError)
 
 
 class RejectedRow(NamedTuple):
-    """A row that PostgreSQL will never take, and why."""
+    """A row that PostgreSQL rejects, and the reason."""
 
     row: Row | LetterRow
     why: str
 
 
 async def prepare(connection: Connection) -> None:
-    """Make the session's staging table."""
-    await connection.execute(statement("audit_staging"))
+    """Create the staging table of the session."""
+    await connection.execute(statement("create_staging_table"))
 
 
 async def write_rows(
     connection: Connection, rows: Sequence[Row | LetterRow], timeout_s: float, *, new: bool = False
 ) -> list[RejectedRow]:
-    """Write all rows but those refused, which come back. When this returns, the others are committed.
+    """Write and commit all rows except those that PostgreSQL rejects, which are returned.
 
-    Ids must not repeat within the rows of one table. `new`: none is expected to be there; it costs time where that is
-    wrong, and nothing else. Raises what asyncpg raises, or TimeoutError after `timeout_s` for a transaction; writing
-    the same rows again is then right and changes nothing that was committed.
+    Ids must be unique within each table. `new`: no row is expected to exist; rows that do exist only cost time. Raises what
+    asyncpg raises, or TimeoutError if a transaction takes longer than `timeout_s`; the same rows can then be written again.
     """
-    refused: list[RejectedRow] = []
-    parts = [(part, new) for part in (_slices(rows) if new else _parts(rows))]
+    rejected: list[RejectedRow] = []
+    parts = [(part, new) for part in _parts(rows)]
     while parts:
         part, new = parts.pop()
         try:
             async with asyncio.timeout(timeout_s):
                 await _write(connection, part, new=new)
-        except (*REFUSALS, asyncpg.IntegrityConstraintViolationError) as error:
-            if not _is_the_rows_fault(error):
+        except (*VALUE_ERRORS, asyncpg.IntegrityConstraintViolationError) as error:
+            if not _rejects_the_row(error):
                 raise
             if new:
                 parts.append((part, False))
             elif len(part) == 1:
-                refused.append(RejectedRow(part[0], reason(error)))
+                rejected.append(RejectedRow(part[0], reason(error)))
             else:
                 middle = len(part) // 2
                 parts += [(part[middle:], False), (part[:middle], False)]
-    return refused
-
-
-def _slices(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow]]:
-    return (rows[at : at + ROWS_A_TRANSACTION] for at in range(0, len(rows), ROWS_A_TRANSACTION))
+    return rejected
 
 
 def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow]]:
-    """What each transaction writes."""
+    """The rows of each transaction."""
     begin = size = 0
     for at, row in enumerate(rows):
         own = len(row.body or b"") if isinstance(row, LetterRow) else 0
@@ -95,96 +89,95 @@ def _parts(rows: Sequence[Row | LetterRow]) -> Iterator[Sequence[Row | LetterRow
 
 
 async def _write(connection: Connection, rows: Sequence[Row | LetterRow], *, new: bool) -> None:
+    letters = [row for row in rows if isinstance(row, LetterRow)]
+    requests = [row for row in rows if not isinstance(row, LetterRow)]
     async with connection.transaction():
-        if new:
-            await _copy(connection, "requests", cast("Sequence[Row]", rows))
-        else:
-            await _merge(connection, rows)
+        if requests:
+            table = "requests" if new else "audit_staging"
+            await connection.copy_to_table(table, source=stream(requests), columns=COLUMNS, format="binary")
+        if requests and not new:
+            await connection.execute(statement("merge_requests"))
+        if letters:
+            await connection.executemany(statement("insert_dead_letters"), letters)
         failpoint("audit_uncommitted")
 
 
-async def _merge(connection: Connection, rows: Sequence[Row | LetterRow]) -> None:
-    letters = [row for row in rows if isinstance(row, LetterRow)]
-    requests = [row for row in rows if not isinstance(row, LetterRow)]
-    if requests:
-        await _copy(connection, STAGING, requests)
-        await connection.execute(statement("merge_requests"))
-    if letters:
-        await connection.executemany(statement("insert_dead_letters"), letters)
+def _rejects_the_row(error: Exception) -> bool:
+    """Whether the row is the cause; otherwise PostgreSQL would reject any row.
 
-
-async def _copy(connection: Connection, table: str, rows: Sequence[Row]) -> None:
-    await connection.copy_to_table(table, source=stream(rows), columns=COLUMNS, format="binary")
-
-
-def _is_the_rows_fault(error: Exception) -> bool:
-    """Whether another row in its place could be stored; if not, setting it aside would set all aside.
-
-    A missing partition, too, is called a check violation, but one without a constraint.
+    A missing partition is a check violation too, without the name of a constraint.
     """
-    if isinstance(error, OTHER_COLUMNS):
+    if isinstance(error, COLUMN_ERRORS):
         return False
     return not isinstance(error, asyncpg.CheckViolationError) or bool(error.constraint_name)
 
 
-ROWS_A_TURN = 250
-"""After so many rows, a millisecond, other tasks get a turn: they share the process, and requests wait for them."""
+ROWS_PER_TURN = 250
+"""Other tasks run after this many rows (a millisecond), since requests share the process."""
 
-_NO_ROW = (ValueError, OverflowError, OSError, StructError)
+_BAD_RECORD = (ValueError, OverflowError, OSError, StructError)
 
 
 class Batch:
-    """What one take came to: rows to write, and outbox entries of what never can be a row."""
+    """The rows of one take, and the outbox entries of records that cannot be written."""
 
     def __init__(self, folded: Folded) -> None:
-        self.new: list[Row] = []  # With their beginning: but for repeats, the table does not have them.
-        self.known: list[Row | LetterRow] = []  # It may have these; a dead letter stands behind its request's row.
-        self.later: list[Row] = []  # Second rows of a request, to be written when the others are.
+        self.new: list[Row] = []  # With an accepted record: the table has these only if entries are repeated.
+        self.known: list[
+            Row | LetterRow
+        ] = []  # The table may have these. A dead letter follows the row of its request.
+        self.later: list[Row] = []  # Second rows of a request, to be written after the others.
         self.bad: list[bytes] = []
-        self.refusal: str | None = None  # Why the last of the bad ones is bad.
+        self.refusal: str | None = None  # Why the last of `bad` cannot be written.
         self._folded = folded
-        self._unmade: set[str] = set()
-        self._refused: set[str] = set()
+        self._invalid: set[str] = set()
+        self._rejected: set[str] = set()
 
     async def build(self) -> None:
-        """Make the rows; what cannot become one costs nothing but itself."""
+        """Encode the rows. Records that cannot be encoded are set aside."""
         accepted, ended, letters = self._folded.accepted, self._folded.ended, self._folded.letters
         for number, (request_id, beginning) in enumerate(accepted.items()):
-            if number % ROWS_A_TURN == 0:
+            if number % ROWS_PER_TURN == 0:
                 await asyncio.sleep(0)
             if request_id in letters:
                 continue
-            try:  # Not by a function of its own: nearly all rows are made here.
+            try:  # Inline, since nearly all rows are encoded here.
                 self.new.append(to_row(request_id, beginning, ended.get(request_id)))
-            except _NO_ROW as error:
-                self._refuse_request(request_id, str(error))
+            except _BAD_RECORD as error:
+                self._set_aside_request(request_id, str(error))
         for request_id in ended.keys() - accepted.keys() - letters.keys():
             self._add_request(request_id)
         for letter in letters.values():
             if letter.id in accepted or letter.id in ended:
                 self._add_request(letter.id)
-            self._add_letter(letter, ended.get(letter.id))
+            try:
+                self.known.append(to_letter_row(letter, ended.get(letter.id)))
+            except _BAD_RECORD as error:
+                self._set_aside(str(error), [letter])
         for told in self._folded.told.values():
-            self._add_told(told)
+            try:
+                self.later.append(to_row(told.id, None, told))
+            except _BAD_RECORD as error:
+                self._set_aside(str(error), [told])
 
-    def refuse(self, refused: Sequence[RejectedRow]) -> None:
-        """Set rows aside that PostgreSQL did not take."""
-        for row, why in refused:
+    def refuse(self, rejected: Sequence[RejectedRow]) -> None:
+        """Set aside the records of rows that PostgreSQL rejected."""
+        for row, why in rejected:
             if isinstance(row, LetterRow):
                 self._set_aside(why, [self._folded.letters[row.request_id]])
-            elif id_of(row) not in self._refused:
-                self._refused.add(id_of(row))
+            elif id_of(row) not in self._rejected:
+                self._rejected.add(id_of(row))
                 self._set_aside(why, self._records(id_of(row)))
 
     def requests(self) -> int:
-        """How many rows of the audit were written, when all was."""
+        """The number of audit rows that were written."""
         known = sum(not isinstance(row, LetterRow) for row in self.known)
-        return len(self.new) + known - len(self._refused)
+        return len(self.new) + known - len(self._rejected)
 
     def key_uses(self) -> Iterator[tuple[str, datetime]]:
-        """Which keys were used, and when last: an id tells its time, and sorts by it."""
+        """The keys that were used, and when last, by the times of the request ids, which sort by time."""
         last: dict[str, str] = {}
-        bad = self._unmade | self._refused
+        bad = self._invalid | self._rejected
         for request_id, record in self._folded.accepted.items():
             if request_id > last.get(record.api_key_id, "") and request_id not in bad:
                 last[record.api_key_id] = request_id
@@ -193,26 +186,14 @@ class Batch:
     def _add_request(self, request_id: str) -> None:
         try:
             row = to_row(request_id, self._folded.accepted.get(request_id), self._folded.ended.get(request_id))
-        except _NO_ROW as error:
-            self._refuse_request(request_id, str(error))
+        except _BAD_RECORD as error:
+            self._set_aside_request(request_id, str(error))
         else:
             self.known.append(row)
 
-    def _refuse_request(self, request_id: str, why: str) -> None:
-        self._unmade.add(request_id)
+    def _set_aside_request(self, request_id: str, why: str) -> None:
+        self._invalid.add(request_id)
         self._set_aside(why, self._records(request_id))
-
-    def _add_letter(self, letter: DeadLetterRecord, ended: EndedRecord | None) -> None:
-        try:
-            self.known.append(to_letter_row(letter, ended))
-        except _NO_ROW as error:
-            self._set_aside(str(error), [letter])
-
-    def _add_told(self, told: EndedRecord) -> None:
-        try:
-            self.later.append(to_row(told.id, None, told))
-        except _NO_ROW as error:
-            self._set_aside(str(error), [told])
 
     def _records(self, request_id: str) -> list[Record]:
         folded = self._folded
@@ -220,13 +201,12 @@ class Batch:
         return [record for record in found if record is not None]
 
     def _set_aside(self, why: str, records: Sequence[Record]) -> None:
-        """As an outbox entry again, so that it can be looked at and put back."""
+        """Encode the records as an outbox entry again, so that they can be inspected and put back."""
         self.bad.append(encode_records(records))
         self.refusal = why
 
 
 async def make_batch(folded: Folded) -> Batch:
-    """The rows of what was folded."""
     batch = Batch(folded)
     await batch.build()
     return batch

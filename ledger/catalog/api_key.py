@@ -1,8 +1,8 @@
-"""API keys: `tl_<id>_<secret><checksum>`, how they are made, and who one belongs to.
+"""API keys, `tl_<id>_<secret><checksum>`: created, parsed, verified.
 
-The id (12 of [a-z0-9]) is public. The secret is 28 of base62, 166 random bits, so a fast hash of it is enough; only
-that SHA-256 is stored. The checksum is the CRC-32 of all before it in base62, six digits: a mistyped or invented key
-is refused without a look-up, and secret scanners find ours by it. migrations/versions/0004 issues the same form.
+The id (12 of [a-z0-9]) is public. The secret is 28 of base62, 166 random bits, so a fast hash is sufficient; only its
+SHA-256 is stored. The checksum is the CRC-32 of everything before it, as six digits of base62: mistyped keys are rejected
+without a lookup, and secret scanners can detect keys. migrations/versions/0004 issues keys of the same form.
 """
 
 import re
@@ -21,31 +21,33 @@ BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 ID_LENGTH = 12
 SECRET_LENGTH = 28
 CHECKSUM_LENGTH = 6
-MAX_TAKEN_APART = 10_000
+MAX_PARSED = 10_000
 
 _FORM = re.compile(
     rf"(tl_([a-z0-9]{{{ID_LENGTH}}})_([0-9A-Za-z]{{{SECRET_LENGTH}}}))([0-9A-Za-z]{{{CHECKSUM_LENGTH}}})", re.ASCII
 )
-_PAIRS = tuple(first + second for first, second in product(BASE62, repeat=2))  # Two digits a step: half the divisions.
-_NOBODYS_HASH = sha256(secrets.token_bytes(32)).digest()
+_PAIRS = tuple(
+    first + second for first, second in product(BASE62, repeat=2)
+)  # Two digits at a time: half the divisions.
+_UNKNOWN_HASH = sha256(secrets.token_bytes(32)).digest()
 
 
 class KeyParts(NamedTuple):
-    """A key taken apart: the public id, and the SHA-256 of the secret."""
+    """The public id of a key and the SHA-256 of its secret."""
 
     id: str
     secret_hash: bytes
 
 
 class NewKey(NamedTuple):
-    """A key that was just made; `text` is for its owner, once, and the rest is what the table keeps."""
+    """A new key. `text` is shown to its owner once; `id` and `secret_hash` are stored."""
 
     text: str
     id: str
     secret_hash: bytes
 
 
-_taken_apart: dict[bytes, KeyParts] = {}
+_parsed: dict[bytes, KeyParts] = {}
 
 
 def checksum(body: str) -> str:
@@ -56,7 +58,7 @@ def checksum(body: str) -> str:
 
 
 def mint() -> NewKey:
-    """Make a key from the operating system's random source."""
+    """Create a key from the operating system's random source."""
     key_id = "".join(secrets.choice(BASE36) for _ in range(ID_LENGTH))
     secret = "".join(secrets.choice(BASE62) for _ in range(SECRET_LENGTH))
     body = f"tl_{key_id}_{secret}"
@@ -64,20 +66,17 @@ def mint() -> NewKey:
 
 
 def parse(presented: str) -> KeyParts | None:
-    """Take a key apart; None for what cannot be one of ours, by its form or its checksum.
-
-    What was taken apart is remembered under its hash, and not under its text: most keys come again in a moment.
-    """
+    """Parse a key; None if its form or its checksum is invalid. Parsed keys are cached by their hash, not by their text."""
     name = sha256(presented.encode("utf-8", "surrogatepass")).digest()
-    parts = _taken_apart.get(name)
-    if parts is None and (parts := _take_apart(presented)) is not None:
-        if len(_taken_apart) >= MAX_TAKEN_APART:
-            _taken_apart.clear()
-        _taken_apart[name] = parts
+    parts = _parsed.get(name)
+    if parts is None and (parts := _parse(presented)) is not None:
+        if len(_parsed) >= MAX_PARSED:
+            _parsed.clear()
+        _parsed[name] = parts
     return parts
 
 
-def _take_apart(presented: str) -> KeyParts | None:
+def _parse(presented: str) -> KeyParts | None:
     form = _FORM.fullmatch(presented)
     if form is None:
         return None
@@ -88,17 +87,17 @@ def _take_apart(presented: str) -> KeyParts | None:
 
 
 def verify(presented: str, snapshot: Snapshot, now: float, *, fresh: bool = True) -> Identity:
-    """Who presents this key. `now` is wall time, seconds since the epoch.
+    """The identity that belongs to a key. `now` is seconds since the epoch.
 
-    Raises RequestError: INVALID_API_KEY for a key that is malformed, unknown, wrong, revoked or expired;
-    ACCOUNT_SUSPENDED; with `fresh` false CATALOG_UNAVAILABLE for an unknown one, which may be newer than the snapshot.
+    Raises RequestError: INVALID_API_KEY for a key that is malformed, unknown, wrong, revoked or expired; ACCOUNT_SUSPENDED;
+    and, unless `fresh`, CATALOG_UNAVAILABLE for an unknown key, which may be newer than the snapshot.
     """
     parts = parse(presented)
     if parts is None:
         raise RequestError(ErrorCode.INVALID_API_KEY)
     key = snapshot.keys.get(parts.id)
-    # Compared for an unknown key too, so that the time of the answer does not tell which ids exist.
-    same = compare_digest(parts.secret_hash, _NOBODYS_HASH if key is None else key.secret_hash)
+    # Compared for an unknown key too, so that the response time does not show which ids exist.
+    same = compare_digest(parts.secret_hash, _UNKNOWN_HASH if key is None else key.secret_hash)
     if key is None:
         raise RequestError(ErrorCode.INVALID_API_KEY if fresh else ErrorCode.CATALOG_UNAVAILABLE)
     if not same or key.revoked or now >= key.expires_at:

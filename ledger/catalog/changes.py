@@ -1,9 +1,9 @@
-"""From one picture of the catalog to the next by reading only what changed: for very many customers and keys.
+"""Updates a snapshot of the catalog by reading only the rows that changed, for catalogs with many customers and keys.
 
-How it is known what changed: a picture keeps the name of the PostgreSQL snapshot in which it was read. The rows of
-`config_changes`, which triggers write, that can be seen now and could not be seen in that snapshot are exactly those
-of the transactions that became visible in between; ids and times would not do, for they are given out before the
-commit. What rows cannot tell, or what changes every customer, is answered with None: read everything.
+A snapshot of the catalog keeps the PostgreSQL snapshot (pg_snapshot) in which it was read. The rows of `config_changes`
+that are visible now and were not visible then are exactly the changes in between. Ids and times would not be exact, since
+they are assigned before the commit. If single rows do not describe the change, or it affects every customer, everything is
+read again.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from ledger.catalog.loader import (
     Row,
     SnapshotBuild,
     feed,
-    one_moment,
+    in_snapshot,
     read_cordoned,
     read_models,
     read_state,
@@ -26,14 +26,14 @@ from ledger.catalog.loader import (
 from ledger.catalog.snapshot import Quota, Tier
 from ledger.postgres import Connection, statement
 
-MOST_CHANGES = 5000
-"""Above so many changed rows, reading everything is not much slower."""
+MAX_CHANGES = 5000
+"""With more changed rows, reading everything is about as fast."""
 
 _TABLES = {"customers", "api_keys", "quotas", "tiers", "models", "cordons"}
 
 
 class ChangedIds(NamedTuple):
-    """Ids of rows that were added, changed or deleted."""
+    """Ids of rows that were inserted, changed or deleted, and the names of their tables."""
 
     customers: set[str]
     keys: set[str]
@@ -42,18 +42,18 @@ class ChangedIds(NamedTuple):
 
 
 async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedCatalog | None:
-    """The picture of now, made from one that was read over the same connection; None where that cannot be.
+    """The present catalog, from one that was read over the same connection; None if everything must be read again.
 
     Raises BadCatalogRow, and what asyncpg raises.
     """
     known = before.snapshot
-    async with one_moment(connection):
+    async with in_snapshot(connection):
         state = await read_state(connection)
         if state.same_as(before.state):
             return LoadedCatalog(known, state)
         if state.version <= known.version or known.version < state.whole_version:
-            return None  # Another history, or what rows do not tell.
-        changed = changed_by(await connection.fetch(statement("catalog_changes"), before.state.seen, MOST_CHANGES + 1))
+            return None  # Another server, or a change that rows do not describe.
+        changed = changed_by(await connection.fetch(statement("catalog_changes"), before.state.seen, MAX_CHANGES + 1))
         if changed is None:
             return None
         tiers, models, cordoned = known.tiers, known.models, known.cordoned
@@ -69,15 +69,15 @@ async def load_changes(connection: Connection, before: LoadedCatalog) -> LoadedC
         await _feed_changed(connection, build, changed)
     quotas = known.quotas
     if changed.quota_owners:
-        quotas = await _quotas_but(quotas, changed.customers, build.quotas)
-    return LoadedCatalog(build.picture(state.version, models, quotas, cordoned), state)
+        quotas = await _replace_quotas(quotas, changed.customers, build.quotas)
+    return LoadedCatalog(build.finish(state.version, models, quotas, cordoned), state)
 
 
 def changed_by(rows: Iterable[Row]) -> ChangedIds | None:
-    """What some changes touch; None where they are too many, or touch every customer."""
+    """What the changes affect; None if they are too many, or affect every customer."""
     changed = ChangedIds(set(), set(), set(), set())
     for count, (table, old_id, new_id, old_owner, new_owner, of_tier) in enumerate(rows, 1):
-        if count > MOST_CHANGES or table not in _TABLES or (table == "quotas" and of_tier):
+        if count > MAX_CHANGES or table not in _TABLES or (table == "quotas" and of_tier):
             return None
         changed.tables.add(table)
         if table == "customers":
@@ -91,7 +91,7 @@ def changed_by(rows: Iterable[Row]) -> ChangedIds | None:
 
 
 def _inherited(tiers: Iterable[Tier]) -> set[tuple[object, ...]]:
-    """What customers have from their tiers: where it differs, all of them have to be made anew."""
+    """The limits that customers inherit. If one differs, all customers must be built again."""
     return {(tier.name, tier.limits, tier.max_queue_ms) for tier in tiers}
 
 
@@ -106,8 +106,8 @@ async def _feed_changed(connection: Connection, build: SnapshotBuild, changed: C
     build.merge_keys(keys)
 
 
-async def _quotas_but(quotas: tuple[Quota, ...], owners: set[str], fed: list[Quota]) -> tuple[Quota, ...]:
-    """The quotas with those of `owners` as they were fed; the tiers' were fed too, and are the same."""
+async def _replace_quotas(quotas: tuple[Quota, ...], owners: set[str], fed: list[Quota]) -> tuple[Quota, ...]:
+    """The quotas, with those of `owners` replaced by `fed`. The quotas of tiers in `fed` are unchanged."""
     kept: list[Quota] = []
     rest = iter(quotas)
     while piece := list(islice(rest, 10 * PIECE)):

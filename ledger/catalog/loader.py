@@ -1,8 +1,8 @@
-"""One consistent read of the whole catalog, by the piece, in one read-only transaction, built into a snapshot.
+"""Reads the whole catalog in one read-only transaction and builds a snapshot.
 
-By the piece, because a hundred thousand keys built at one go would block the requests of the same process. Rows are
-checked by pure functions, although the table's CHECKs say the same: a constraint may be dropped, or the schema newer.
-One bad row refuses the whole snapshot: half a change is worse than an old one.
+It is read in pieces, because building a hundred thousand keys at once would block the requests of the process. Rows are
+checked although the tables have CHECKs: a constraint may have been dropped, or the schema may be newer. One invalid row
+rejects the whole snapshot, since an old snapshot is better than half of a change.
 """
 
 import re
@@ -12,20 +12,18 @@ from functools import cache
 from math import inf, isfinite
 from typing import Any, NamedTuple, TypeVar
 
-from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook, parse_quota
+from ledger.catalog.quotas import BadCatalogRow, Held, QuotaBook
 from ledger.catalog.snapshot import Customer, Identity, Key, Model, Quota, Snapshot, Tier
 from ledger.postgres import Connection, statement
 from ratelimit.limits import LIMIT_COLUMNS
 
-__all__ = ["BadCatalogRow", "Row", "customers_from", "keys_from", "models_from", "parse_quota", "tiers_from"]
-
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-_SHARE_SLACK = 1e-9  # What adding decimal fractions in binary may be off.
+_SHARE_SLACK = 1e-9  # The error of adding decimal fractions in binary.
 _NONE_OWN = [None] * len(LIMIT_COLUMNS)
 _LIMITS = ", ".join(column.name for column in LIMIT_COLUMNS)
 
 Row = Iterable[Any]
-"""Columns as in ledger/sql/catalog_*.sql."""
+"""Columns as in ledger/sql/catalog.sql."""
 
 
 def tiers_from(rows: Iterable[Row]) -> tuple[Tier, ...]:
@@ -53,9 +51,9 @@ def _tier(name: str, priority: int, share: float, *others: Any) -> Tier:
 def customers_from(
     rows: Iterable[Row], tiers: Mapping[str, Tier], held: Callable[[str, str], Held]
 ) -> Iterator[tuple[str, Customer]]:
-    """The customers by id, tier's limits filled in; `held` tells the quotas of a customer and tier.
+    """The customers by id, with the limits of their tiers. `held` returns the quotas of a customer and tier.
 
-    One by one, so that a caller with very many can let others run in between. Raises BadCatalogRow.
+    A generator, so that the caller can run other tasks in between. Raises BadCatalogRow.
     """
     for id_, name, tier_name, suspended, *own, queue_ms, hosts in rows:
         tier = tiers.get(tier_name)
@@ -64,7 +62,7 @@ def customers_from(
         customer = Customer(
             id_,
             name,
-            tier.name,  # Not the row's own text: one string for all.
+            tier.name,  # Not the text of the row: one string object for all.
             suspended,
             tier.limits
             if own == _NONE_OWN
@@ -84,7 +82,7 @@ def customers_from(
 
 
 def keys_from(rows: Iterable[Row], customers: Mapping[str, Customer]) -> Iterator[tuple[str, Key]]:
-    """The keys one by one, as `customers_from`. Raises BadCatalogRow."""
+    """The keys by id. A generator, as `customers_from`. Raises BadCatalogRow."""
     for key_id, customer_id, secret_hash, expires_at, revoked, rate, burst in rows:
         customer = customers.get(customer_id)
         if customer is None or len(secret_hash) != 32:
@@ -133,7 +131,7 @@ T = TypeVar("T")
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """A value of an impossible type is a bad row too. Raises BadCatalogRow."""
+    """Raise BadCatalogRow for values of an impossible type in the block."""
     try:
         yield
     except (TypeError, ValueError, KeyError) as error:
@@ -141,10 +139,10 @@ def readable() -> Iterator[None]:
 
 
 class SnapshotBuild:
-    """Feed it quotas, then customers, then keys: each stands on those before it. All raise BadCatalogRow.
+    """Builds a snapshot from quotas, then customers, then keys: each needs those before it. All raise BadCatalogRow.
 
-    What is equal in `known`, the picture before, is taken from there: a new picture of a large catalog costs hardly
-    any memory, and nothing has to be freed when the old one goes.
+    Objects that are equal in `known`, the previous snapshot, are shared with it. A new snapshot of a large catalog then
+    needs little memory, and little has to be freed when the old one is dropped.
     """
 
     def __init__(self, tiers: tuple[Tier, ...], known: Snapshot | None = None) -> None:
@@ -153,14 +151,14 @@ class SnapshotBuild:
         self._known_customers = {} if known is None else known.customers
         self._known_keys = {} if known is None else known.keys
         self._book = QuotaBook()
-        self._fed_customers: dict[str, Customer] = {}
-        self._fed_keys: dict[str, Key] = {}
-        self._customers: Mapping[str, Customer] = self._fed_customers
-        self._keys: Mapping[str, Key] = self._fed_keys
+        self._new_customers: dict[str, Customer] = {}
+        self._new_keys: dict[str, Key] = {}
+        self._customers: Mapping[str, Customer] = self._new_customers
+        self._keys: Mapping[str, Key] = self._new_keys
 
     @property
     def quotas(self) -> list[Quota]:
-        """All that were fed."""
+        """The quotas that were added."""
         return self._book.quotas
 
     def add_quotas(self, rows: Iterable[Row]) -> None:
@@ -172,65 +170,63 @@ class SnapshotBuild:
         with readable():
             for customer_id, customer in customers_from(rows, self._by_name, self._book.held):
                 known = self._known_customers.get(customer_id)
-                self._fed_customers[customer_id] = known if known == customer else customer
+                self._new_customers[customer_id] = known if known == customer else customer
 
     def add_keys(self, rows: Iterable[Row]) -> None:
         with readable():
             for key_id, key in keys_from(rows, self._customers):
                 known = self._known_keys.get(key_id)
-                self._fed_keys[key_id] = known if known == key else key
+                self._new_keys[key_id] = known if known == key else key
 
     def merge_customers(self, changed: Collection[str]) -> None:
-        """What was fed becomes all that there is: with what `known` has, but without those of `changed` not fed."""
-        self._customers = _merged(self._known_customers, changed, self._fed_customers)
+        """Combine the customers of `known`, without those of `changed`, with the added ones."""
+        self._customers = _merged(self._known_customers, changed, self._new_customers)
 
     def merge_keys(self, changed: Collection[str]) -> None:
-        """As `merge_customers`."""
-        self._keys = _merged(self._known_keys, changed, self._fed_keys)
+        self._keys = _merged(self._known_keys, changed, self._new_keys)
 
-    def picture(
+    def finish(
         self,
         version: int,
         models: Mapping[str, Model],
         quotas: tuple[Quota, ...] | None = None,
         cordoned: frozenset[str] = frozenset(),
     ) -> Snapshot:
-        """The finished picture; it may not be fed any more. `quotas`: where they are not just those that were fed."""
-        fed = tuple(self._book.quotas) if quotas is None else quotas
-        return Snapshot(version, self._tiers, self._customers, self._keys, models, fed, cordoned)
+        """The snapshot; no rows may be added after this. `quotas`: all quotas, if not only the added ones."""
+        all_quotas = tuple(self._book.quotas) if quotas is None else quotas
+        return Snapshot(version, self._tiers, self._customers, self._keys, models, all_quotas, cordoned)
 
 
-def _merged(known: Mapping[str, T], changed: Collection[str], fed: Mapping[str, T]) -> Mapping[str, T]:
-    if not changed and not fed:
+def _merged(known: Mapping[str, T], changed: Collection[str], added: Mapping[str, T]) -> Mapping[str, T]:
+    if not changed and not added:
         return known
     all_ = dict(known)
     for id_ in changed:
-        if id_ not in fed:
+        if id_ not in added:
             all_.pop(id_, None)
-    all_.update(fed)  # Last, and over what is there: a dict that shrank and grew again is slow to copy.
+    all_.update(added)  # Overwritten and not removed first: a dict that shrank and grew again is slow to copy.
     return all_
 
 
 CHANNEL = "tierlane_catalog"
 PIECE = 1000
-"""Rows read and built before other tasks get a turn: about two milliseconds."""
+"""Rows that are read and built before other tasks run: about two milliseconds."""
 
 
 class CatalogState(NamedTuple):
-    """Where the catalog stands at one moment."""
+    """The version of the catalog at one moment."""
 
     version: int
-    changed_at: str  # Beside the version: after a failover that lost a change, another one may have got its number.
-    whole_version: int  # Who has an older version cannot be told row by row what has changed since.
-    seen: str  # Name of the snapshot of PostgreSQL in which this was read.
+    changed_at: str  # With the version, since a change lost in a failover and a later change may have the same version.
+    whole_version: int  # config_changes does not describe changes up to this version completely.
+    seen: str  # The pg_snapshot in which this was read.
 
     def same_as(self, other: "CatalogState") -> bool:
-        """Whether nothing was changed in between."""
         return self.version == other.version and self.changed_at == other.changed_at
 
 
 class LoadedCatalog(NamedTuple):
-    """A snapshot of the catalog, and the state that it shows."""
+    """A snapshot of the catalog and its version."""
 
     snapshot: Snapshot
     state: CatalogState
@@ -242,29 +238,26 @@ async def load(connection: Connection) -> Snapshot:
 
 
 async def load_whole(connection: Connection, known: Snapshot | None = None) -> LoadedCatalog:
-    """Read and check everything; what is equal in `known` is shared with it.
-
-    Raises BadCatalogRow, and what asyncpg raises.
-    """
-    async with one_moment(connection):
+    """Read and check everything. Equal objects are shared with `known`. Raises BadCatalogRow, and what asyncpg raises."""
+    async with in_snapshot(connection):
         state = await read_state(connection)
         build = SnapshotBuild(await read_tiers(connection), known)
         models, cordoned = await read_models(connection), await read_cordoned(connection)
         await feed(connection, build.add_quotas, "catalog_quotas")
         await feed(connection, build.add_customers, "catalog_customers")
         await feed(connection, build.add_keys, "catalog_keys")
-    return LoadedCatalog(build.picture(state.version, models, cordoned=cordoned), state)
+    return LoadedCatalog(build.finish(state.version, models, cordoned=cordoned), state)
 
 
 @asynccontextmanager
-async def one_moment(connection: Connection) -> AsyncIterator[None]:
-    """A transaction in which the version and all rows are of one moment."""
+async def in_snapshot(connection: Connection) -> AsyncIterator[None]:
+    """A transaction in which the version and all rows are of one PostgreSQL snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         yield
 
 
 async def read_state(connection: Connection) -> CatalogState:
-    """Where it stands now. Raises BadCatalogRow where the row is missing, and what asyncpg raises."""
+    """The present version. Raises BadCatalogRow if the row is missing, and what asyncpg raises."""
     row = await connection.fetchrow(statement("catalog_state"))
     if row is None:
         raise BadCatalogRow("catalog_version has no row.")
@@ -291,7 +284,7 @@ async def read_cordoned(connection: Connection) -> frozenset[str]:
 
 
 async def feed(connection: Connection, take: Callable[[Sequence[Row]], None], name: str, *args: Any) -> None:
-    """Hand the rows of a statement to `take`, some at a time; other tasks run between one piece and the next."""
+    """Pass the rows of a query to `take` in pieces, between which other tasks run."""
     cursor = await connection.cursor(catalog_statement(name), *args)
     while rows := await cursor.fetch(PIECE):
         take(rows)

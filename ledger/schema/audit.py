@@ -1,4 +1,4 @@
-"""The tables that the system itself writes: requests (the audit, partitioned by day), jobs and dead_letters."""
+"""The tables that the system writes: requests (the audit, partitioned by day), jobs and dead_letters."""
 
 from sqlalchemy import (
     BigInteger,
@@ -24,8 +24,8 @@ STATES = ("queued", "processing", "completed", "failed")
 MODES = ("queue", "direct")
 OPEN = "status IN ('queued', 'processing')"
 
-# No foreign keys: an audit row must never be refused because a customer or a tier is gone. What only the accepted
-# record knows is null-able, for a terminal record may arrive first.
+# Without foreign keys: an audit row must not be rejected because its customer or tier was deleted. Columns of the accepted
+# record are nullable, since the ended record may arrive first.
 requests = Table(
     "requests",
     metadata,
@@ -64,7 +64,7 @@ requests = Table(
         "cache: an answer that was kept; collapsed: the run of an equal request; null: its own run, if any.",
         null=True,
     ),
-    # REQUEST_ID_PATTERN in other words: counting "{32}" would be nearly half of what a row costs.
+    # Equivalent to REQUEST_ID_PATTERN, whose "{32}" would be nearly half of the cost of an insert.
     check("id", "octet_length(id) = 36 AND id ~ '^req_[0-9a-f]*$'"),
     one_of("status", *STATES),
     one_of("mode", *MODES),

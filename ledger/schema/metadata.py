@@ -1,11 +1,11 @@
-"""How tables are declared: one metadata with a naming convention, and a column that cannot go without its comment."""
+"""The metadata of all tables with its naming convention, and functions that declare columns and constraints."""
 
 from typing import Any
 
 from sqlalchemy import CheckConstraint, Column, MetaData
 from sqlalchemy.types import TypeEngine
 
-# Names are spelled out so that a migration, an error message and a test can all point at the same constraint.
+# Explicit names, so that a migration, an error message and a test can refer to the same constraint.
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_name)s",
@@ -28,30 +28,29 @@ def column(
     null: bool = False,
     **options: Any,
 ) -> Column[Any]:
-    """A column that is NOT NULL unless `null`, with the comment that psql shows (unit and meaning)."""
+    """A column with its comment (meaning and unit, shown by psql). NOT NULL unless `null`."""
     return Column(name, type_, *args, nullable=null, comment=comment, **options)
 
 
 def check(name: str, condition: str) -> CheckConstraint:
-    """A CHECK named `ck_<table>_<name>`; one of a null-able column passes on NULL, as SQL has it."""
+    """A CHECK named `ck_<table>_<name>`. NULL passes, as in SQL."""
     return CheckConstraint(condition, name=name)
 
 
 def within(name: str, least: float, most: float) -> CheckConstraint:
-    """A CHECK named after its column that keeps it in `least..most`.
+    """A CHECK named after its column that limits it to `least..most`.
 
-    The upper bound is not only for typing errors: PostgreSQL sorts NaN and Infinity above every number, so this is
-    what keeps them out.
+    The upper bound also excludes NaN and Infinity, which PostgreSQL sorts above every number.
     """
     return check(name, f"{name} BETWEEN {least} AND {most}")
 
 
 def matches(name: str, pattern: str) -> CheckConstraint:
-    """A CHECK named after its text column that keeps it to a regular expression."""
+    """A CHECK named after its text column that requires a regular expression to match."""
     return check(name, f"{name} ~ '{pattern}'")
 
 
 def one_of(name: str, *values: str) -> CheckConstraint:
-    """A CHECK named after its text column that keeps it to a few words."""
+    """A CHECK named after its text column that limits it to these values."""
     words = ", ".join(f"'{value}'" for value in values)
     return check(name, f"{name} IN ({words})")

@@ -68,7 +68,6 @@ SHORT = {
     "gateway/api/format.py": "the types that every API format shares",
     "gateway/auth/service_tier.py": "one rule, apart from the sources of identities",
     "gateway/http/static.py": "pages with an ETag, used by the documentation and the dashboard",
-    "gateway/jobs/signature.py": "imported by settings, so the standard library alone",
     "gpu_pool/backends/openai_endpoint/settings.py": "imported by the command line, so no HTTP client",
     "gpu_pool/backends/simulated.py": "a backend",
     "gpu_pool/model_process/backend_registry.py": "the one place that imports backends",

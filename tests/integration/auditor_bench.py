@@ -75,6 +75,11 @@ async def put_requests(client: Redis, ids: Sequence[str], step: int = 50) -> Non
         await put(client, [accepted(i) for i in part], [ended(i) for i in part])
 
 
+async def drained(client: Redis) -> bool:
+    """Neither the outbox nor an auditor's list has entries."""
+    return not [key async for key in client.scan_iter("outbox*") if key != KEYS.outbox_bad.encode()]
+
+
 def auditor_for(
     url: str,
     client: Redis,
@@ -83,7 +88,7 @@ def auditor_for(
     clock: Callable[[], float] = time.monotonic,
     **policy: Any,
 ) -> Auditor:
-    """An auditor that does not wait long for anything; `policy` may change that, chores by `chores=`."""
+    """An auditor that does not wait long for anything; `policy` changes fields of the policy."""
     fields = {name: getattr(QUICK, name) for name in AuditPolicy.__struct_fields__} | policy
     return Auditor(url, outbox or Outbox(client, KEYS, name), AuditPolicy(**fields), clock=clock)
 

@@ -111,5 +111,5 @@ async def running_jobs(
     config = JobConfig(**{"database_url": database_url} | dict(jobs))
     async with running_stack(client, redis_url, catalog=JobCatalog(), jobs=config, **changes) as stack:
         bench = JobBench(stack, db)
-        await eventually(lambda: bench.serving.supervisor.active, "a keeper is active")
+        await eventually(lambda: bench.serving.reconciler.active, "a keeper is active")
         yield bench

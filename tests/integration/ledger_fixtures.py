@@ -5,12 +5,10 @@ import it.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable
 from itertools import count
 from pathlib import Path
-from typing import Self, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import TypeVar
 
 import asyncpg
 import pytest
@@ -85,56 +83,6 @@ async def empty_url(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
     url = await copy_of(postgres_server, "empty")
     yield url
     await drop(postgres_server, url)
-
-
-class DeafProxy:
-    """Stands before PostgreSQL on a Unix socket and lets everything through but notifications, which it counts."""
-
-    def __init__(self, database_url: str, directory: Path) -> None:
-        parts = urlsplit(database_url)
-        query = dict(parse_qsl(parts.query))
-        self._socket = f".s.PGSQL.{query.get('port', parts.port or 5432)}"
-        self._behind = Path(query["host"]) / self._socket
-        self._directory = directory
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.url = urlunsplit(parts._replace(query=urlencode({**query, "host": str(directory)}, safe="/")))
-        self.dropped = 0
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._serve, self._directory / self._socket)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind = await asyncio.open_unix_connection(self._behind)
-        for work, ends in ((self._questions(reader, behind[1]), behind[1]), (self._answers(behind[0], writer), writer)):
-            task = asyncio.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(lambda _, ends=ends: ends.close())  # type: ignore[misc]
-
-    async def _questions(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while some := await reader.read(65536):
-            writer.write(some)
-            await writer.drain()
-
-    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Every message of the server is a letter, a length that counts itself, and a body; A is a notification."""
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            while True:
-                head = await reader.readexactly(5)
-                body = await reader.readexactly(int.from_bytes(head[1:]) - 4)
-                if head[:1] == b"A":
-                    self.dropped += 1
-                else:
-                    writer.write(head + body)
-                    await writer.drain()
 
 
 def dsn(database_url: str) -> str:

@@ -198,7 +198,7 @@ async def test_a_transaction_that_is_left_open_is_named(admin: Admin, db: Connec
         pid = holder.get_server_pid()
         for verb in (["tier", "set", "paid", "--burst", "7"], ["tier", "set", "free", "--burst", "7"]):
             said = await admin.fault(1, *verb)
-            assert said.startswith("A transaction that is open holds a lock that this change needs (")
+            assert said.startswith("An open transaction holds a lock that this change needs (")
             assert f"pid {pid}, user " in said
             assert "application psql of bob, " in said
             assert "state idle in transaction, open for " in said

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.host_lists import CallbackHosts, host_list
-from gateway.jobs.signature import customer_key, secret_bytes, secret_text
+from gateway.jobs.webhook_security import customer_key, secret_bytes, secret_text
 from integration.admin_bench import Admin, customer
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.loader import load

@@ -1,15 +1,14 @@
-"""The auditor: each accepted request becomes one row, whatever is repeated, late, bad or in the wrong order."""
+"""The auditor: rows, bad records, maintenance, the lock, and stopping."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, put_requests, running
+from integration.auditor_bench import KEYS, accepted, auditor_for, drained, ended, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import count_requests, find_request
@@ -21,11 +20,6 @@ __all__ = ["database_url", "db", "postgres_server"]
 Connection = Any
 
 
-async def drained(client: Redis) -> bool:
-    """Nothing waits and nothing is in an auditor's hands."""
-    return not await client.exists(KEYS.outbox, KEYS.auditor_outbox("a1"), KEYS.auditor_outbox("a2"))
-
-
 async def audit(url: str, client: Redis) -> None:
     """Run an auditor until the outbox is empty."""
     async with running(auditor_for(url, client)):
@@ -33,7 +27,7 @@ async def audit(url: str, client: Redis) -> None:
 
 
 async def test_a_request_in_one_entry_is_one_row(client: Redis, database_url: str, db: Connection) -> None:
-    """Accepted and ended are folded before they are written; the row is found by its id alone."""
+    """Two records are folded into one row, which is found by its id."""
     (request_id,) = new_ids(1)
     await put(client, [accepted(request_id), ended(request_id)])
     await audit(database_url, client)
@@ -45,64 +39,10 @@ async def test_a_request_in_one_entry_is_one_row(client: Redis, database_url: st
     assert await find_request(db, "req_nonsense") is None
 
 
-@pytest.mark.parametrize("order", ["accepted first", "ended first"])
-async def test_records_meet_in_whichever_order(client: Redis, database_url: str, db: Connection, order: str) -> None:
-    """Written in different transactions they make the same row as in one."""
-    apart, together = new_ids(2)
-    records = [accepted(apart), ended(apart)]
-    for record in records if order == "accepted first" else reversed(records):
-        await put(client, [record])
-        await audit(database_url, client)
-    await put(client, [accepted(together), ended(together)])
-    await audit(database_url, client)
-
-    one, other = await find_request(db, apart), await find_request(db, together)
-    own = ("id", "created_at", "completed_at")
-    fields = [name for name in type(one).__struct_fields__ if name not in own]
-    assert [getattr(one, name) for name in fields] == [getattr(other, name) for name in fields]
-
-
-async def test_between_its_records_a_request_is_open(client: Redis, database_url: str, db: Connection) -> None:
-    """Accepted and not ended: queued, with what is known."""
-    (request_id,) = new_ids(1)
-    await put(client, [accepted(request_id)])
-    await audit(database_url, client)
-
-    assert await count_requests(db) == {"queued": 1}
-    row = await find_request(db, request_id)
-    assert row is not None
-    assert (row.http_status, row.completed_at) == (None, None)
-
-
-async def test_a_terminal_state_is_never_overwritten(client: Redis, database_url: str, db: Connection) -> None:
-    """A late second end, or a repeated beginning, changes nothing."""
-    (request_id,) = new_ids(1)
-    await put(client, [accepted(request_id), ended(request_id)])
-    await audit(database_url, client)
-    before = await find_request(db, request_id)
-
-    await put(client, [ended(request_id, state="failed", error_code="worker_lost", attempts=2)])
-    await put(client, [accepted(request_id, tier="free")])
-    await audit(database_url, client)
-
-    assert await find_request(db, request_id) == before
-
-
-async def test_the_same_entries_again_change_nothing(client: Redis, database_url: str, db: Connection) -> None:
-    """Replays after a crash, and repeats inside one batch."""
-    ids = new_ids(100)
-    for _ in range(3):
-        await put_requests(client, ids)
-        await put_requests(client, ids, step=7)
-        await audit(database_url, client)
-
-    assert await count_requests(db) == {"completed": 100}
-
-
 async def test_a_bad_record_is_set_aside_and_costs_its_batch_nothing(
     client: Redis, database_url: str, db: Connection
 ) -> None:
-    """Undecodable bytes, a bad id, a customer that is no uuid, a number too large, text that SQL refuses."""
+    """Records that cannot be written are set aside, and the others are written."""
     good, bad_customer, too_large, bad_text, negative = new_ids(200), *new_ids(4)
     await put(client, b"\xc1", b"\x93\x01\x02\x03")
     await put(client, [accepted("req_short")])
@@ -118,13 +58,13 @@ async def test_a_bad_record_is_set_aside_and_costs_its_batch_nothing(
     aside = await client.lrange(KEYS.outbox_bad, 0, -1)
     read = [record for entry in aside for record in decode_entry(entry)[0]]
     assert {record.id for record in read} == {"req_short", bad_customer, too_large, bad_text, negative}
-    assert len(aside) == auditor.stats().set_aside == 9
-    assert auditor.stats().last_refusal
-    assert auditor.stats().last_error is None
+    assert len(aside) == auditor.set_aside == 9
+    assert auditor.last_refusal
+    assert auditor.last_error is None
 
 
 async def test_partitions_are_kept_ahead(client: Redis, database_url: str, db: Connection) -> None:
-    """The auditor makes what is missing as soon as it is active."""
+    """An active auditor creates missing partitions."""
     day = datetime.now(UTC) + timedelta(days=3)
     await db.execute(f"DROP TABLE requests_{day:%Y%m%d}")
     async with running(auditor_for(database_url, client)):
@@ -138,14 +78,14 @@ async def test_partitions_are_kept_ahead(client: Redis, database_url: str, db: C
 async def test_abandoned_requests_are_closed_when_all_is_written(
     client: Redis, database_url: str, db: Connection
 ) -> None:
-    """Open past deadline and grace: failed, abandoned, 504. Younger ones and ended ones are left alone."""
+    """Rows that are open after deadline and grace are closed as abandoned; younger and ended ones are not."""
     old, ended_one, young = new_ids(3)
     aged = "req_" + f"{int(old[4:16], 16) - 14_500:012x}" + old[16:]
     aged_ended = "req_" + f"{int(ended_one[4:16], 16) - 14_500:012x}" + ended_one[16:]
     await put(client, [accepted(aged), accepted(aged_ended), accepted(young), ended(aged_ended)])
     auditor = auditor_for(database_url, client)
     async with running(auditor):
-        await eventually(lambda: auditor.stats().closed == 1, "the abandoned one is closed")
+        await eventually(lambda: auditor.maintenance.closed == 1, "the abandoned one is closed")
 
     row = await find_request(db, aged)
     assert row is not None
@@ -155,7 +95,7 @@ async def test_abandoned_requests_are_closed_when_all_is_written(
 
 
 async def test_nothing_is_closed_while_entries_wait(client: Redis, database_url: str, db: Connection) -> None:
-    """An end that waits in the outbox must not find its row closed: after an outage everything is written first."""
+    """No row is closed before all entries are written, since its end may be among them."""
     ids = new_ids(20)
     aged = ["req_" + f"{int(i[4:16], 16) - 60_000:012x}" + i[16:] for i in ids]
     await put(client, *([accepted(i)] for i in aged))
@@ -165,33 +105,17 @@ async def test_nothing_is_closed_while_entries_wait(client: Redis, database_url:
         await eventually(lambda: drained(client), "the outbox is empty")
 
     assert await count_requests(db) == {"completed": 20}
-    assert auditor.stats().closed == 0
-
-
-async def test_a_real_end_replaces_abandoned(client: Redis, database_url: str, db: Connection) -> None:
-    """That nobody would end it was only a guess: clocks differ, and an end may come late. A real end is never replaced."""
-    (request_id,) = new_ids(1)
-    aged = "req_" + f"{int(request_id[4:16], 16) - 60_000:012x}" + request_id[16:]
-    await put(client, [accepted(aged)])
-    auditor = auditor_for(database_url, client)
-    async with running(auditor):
-        await eventually(lambda: auditor.stats().closed == 1, "it is closed as abandoned")
-        await put(client, [ended(aged)])
-        await eventually(lambda: drained(client), "its real end is written")
-
-    row = await find_request(db, aged)
-    assert row is not None
-    assert (row.status, row.error_code, row.http_status) == ("completed", None, 200)
+    assert auditor.maintenance.closed == 0
 
 
 async def test_the_last_use_of_keys_is_sampled(client: Redis, database_url: str, db: Connection) -> None:
-    """From the audit, not from the request path; without waking the catalog."""
+    """The last use of a key is written from the audit, without a change of the catalog version."""
     await db.execute("INSERT INTO customers (name, tier) VALUES ('acme', 'paid')")
     key_id = (await db.fetchval("SELECT issue_api_key('acme', 'ci')"))[3:15]
     version = await db.fetchval("SELECT version FROM catalog_version")
     first, last = new_ids(2)
     await put(client, [accepted(last, api_key_id=key_id), accepted(first, api_key_id=key_id)])
-    async with running(auditor_for(database_url, client, chores=MaintenancePolicy(last_used_every_s=0.05))):
+    async with running(auditor_for(database_url, client, maintenance=MaintenancePolicy(last_used_every_s=0.05))):
 
         async def used_at() -> datetime | None:
             at: datetime | None = await db.fetchval("SELECT last_used_at FROM api_keys")
@@ -206,18 +130,18 @@ async def test_the_last_use_of_keys_is_sampled(client: Redis, database_url: str,
 
 
 async def test_only_one_auditor_is_active(client: Redis, database_url: str, db: Connection) -> None:
-    """The other stands by and takes over when the first ends, entries in its hands included."""
+    """One of two auditors is active; the other takes over when it stops."""
     first, second = auditor_for(database_url, client), auditor_for(database_url, client, "a2")
     ids = new_ids(10)
     async with running(second):
         async with running(first):
-            await eventually(lambda: first.stats().active or second.stats().active, "one is active")
-            assert first.stats().active != second.stats().active
-            standby = second if first.stats().active else first
+            await eventually(lambda: first.active or second.active, "one is active")
+            assert first.active != second.active
+            standby = second if first.active else first
             await put(client, [accepted(ids[0])])
             await eventually(lambda: drained(client), "the outbox is empty")
-            assert (standby.stats().rows_written, standby.stats().lag_s < 1) == (0, True)
-        await eventually(lambda: second.stats().active, "the other takes over")
+            assert (standby.rows_written, standby.lag() < 1) == (0, True)
+        await eventually(lambda: second.active, "the other takes over")
         await put_requests(client, ids)
         await eventually(lambda: drained(client), "the outbox is empty")
 
@@ -225,10 +149,10 @@ async def test_only_one_auditor_is_active(client: Redis, database_url: str, db: 
 
 
 async def test_stop_writes_what_waits(client: Redis, database_url: str, db: Connection) -> None:
-    """A graceful end leaves nothing for the next auditor, and no lock."""
+    """A stopped auditor has written all entries and released the lock."""
     auditor = auditor_for(database_url, client, interval_s=30, take_limit=10)
     task = asyncio.create_task(auditor.run())
-    await eventually(lambda: auditor.stats().active, "it is active")
+    await eventually(lambda: auditor.active, "it is active")
     await eventually(lambda: auditor.lag() < 30, "it has looked once")
     await put_requests(client, new_ids(1000), step=10)
 
@@ -237,7 +161,7 @@ async def test_stop_writes_what_waits(client: Redis, database_url: str, db: Conn
 
     assert await drained(client)
     assert await count_requests(db) == {"completed": 1000}
-    assert not auditor.stats().active
+    assert not auditor.active
     assert await db.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
 
 
@@ -256,11 +180,11 @@ class UnansweredOnce(Outbox):
 async def test_one_unanswered_call_does_not_end_the_grace_period(
     client: Redis, database_url: str, db: Connection
 ) -> None:
-    """A stopping auditor tries again for as long as it was given, instead of leaving all to the next one."""
+    """An error of Redis does not end the grace period."""
     outbox = UnansweredOnce(client, KEYS, "a1")
     auditor = auditor_for(database_url, client, outbox=outbox, interval_s=30)
     task = asyncio.create_task(auditor.run())
-    await eventually(lambda: auditor.stats().active, "it is active")
+    await eventually(lambda: auditor.active, "it is active")
     await eventually(lambda: auditor.lag() < 30, "it has looked once")
     await put_requests(client, new_ids(10), step=10)
 
@@ -287,7 +211,7 @@ class StoppedDuringTake(Outbox):
 
 
 async def test_a_stop_during_a_look_at_the_outbox_looks_again(client: Redis, database_url: str, db: Connection) -> None:
-    """What was recorded after the look that the stop met, and before the stop, is written."""
+    """Entries that arrive during a take and before the stop are written."""
     outbox = StoppedDuringTake(client, KEYS, "a1")
     auditor = auditor_for(database_url, client, outbox=outbox, interval_s=30)
     stops: list[asyncio.Task[None]] = []

@@ -1,19 +1,18 @@
-"""Which end stands, and the dead letters: what several records of one request come to, in every order and split."""
+"""Several records of one request in every order and split, and dead letters."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-import asyncpg
 import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dead, ended, new_ids, put, running
+from integration.auditor_bench import CUSTOMER, KEYS, accepted, auditor_for, dead, drained, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit import writer
 from ledger.audit.maintenance import MaintenancePolicy
-from ledger.audit.rows import fold
+from ledger.audit.rows import Folded
 from ledger.audit.writer import make_batch
 from scheduler.protocol.audit_outbox import Record, decode_entry
 from tierlane.embedded.postgres import EmbeddedPostgres
@@ -79,15 +78,15 @@ def record(kind: str, request_id: str) -> Record:
 
 
 async def write(db: Connection, records: Sequence[Record]) -> None:
-    """What the auditor does with one take."""
-    batch = await make_batch(fold(records))
+    """Write records as the auditor does."""
+    batch = await make_batch(Folded(records))
     assert await writer.write_rows(db, batch.new, 10.0, new=True) == []
     for rows in (batch.known, batch.later):
         assert await writer.write_rows(db, rows, 10.0) == []
 
 
 async def test_every_order_and_split_ends_the_same(db: Connection) -> None:
-    """One row for each request, with the end that the rule names whole: no field of another one is mixed in."""
+    """Each order and split of records gives one row with all fields of the end that the rule selects."""
     cases = [(kinds, parts) for kinds in sequences() for parts in splits(kinds)]
     ids = new_ids(len(cases))
     await writer.prepare(db)
@@ -123,7 +122,7 @@ async def test_every_order_and_split_ends_the_same(db: Connection) -> None:
 
 @pytest.mark.parametrize("kind", ENDS)
 async def test_any_end_replaces_abandoned_and_is_not_replaced_by_it(db: Connection, kind: str) -> None:
-    """That nobody would end it was only a guess."""
+    """A recorded end replaces `abandoned`, and is not replaced by a later one."""
     (request_id,) = new_ids(1)
     await writer.prepare(db)
     await write(db, [accepted(request_id)])
@@ -137,12 +136,8 @@ async def test_any_end_replaces_abandoned_and_is_not_replaced_by_it(db: Connecti
     assert await db.fetchval("SELECT batch_id FROM requests") == kind
 
 
-async def drained(client: Redis) -> bool:
-    return not await client.exists(KEYS.outbox, KEYS.auditor_outbox("a1"))
-
-
 async def test_dead_letters_are_written_with_their_rows(client: Redis, database_url: str, db: Connection) -> None:
-    """Everything that is known of it, body included, once, however often its record comes."""
+    """A dead letter is written once with its body, however often its record arrives."""
     (request_id,) = new_ids(1)
     records = [ended(request_id, **FAILED), dead(request_id, input_="a secret")]
     await put(client, [accepted(request_id)], records, records, [dead(request_id, error_code="poison_request")])
@@ -163,7 +158,7 @@ async def test_dead_letters_are_written_with_their_rows(client: Redis, database_
 
 
 async def test_a_dead_letter_may_come_alone(client: Redis, database_url: str, db: Connection) -> None:
-    """Without its request's records in the take it is a letter all the same, and makes no row of the audit."""
+    """A dead letter without the records of its request is written, without an audit row."""
     (request_id,) = new_ids(1)
     await put(client, [dead(request_id)])
     async with running(auditor_for(database_url, client)):
@@ -200,19 +195,19 @@ async def test_a_bad_dead_letter_is_set_aside_alone(
     aside = await client.lrange(KEYS.outbox_bad, 0, -1)
     read = [record.id for entry in aside for record in decode_entry(entry)[0]]
     assert sorted(read) == sorted([bad_customer, bad_text, "req_short"])
-    assert len(aside) == auditor.stats().set_aside == 4
-    assert auditor.stats().last_error is None
-    told = f"{auditor.stats()}{(postgres_server.home.parent / 'postgres.log').read_text()}"
+    assert len(aside) == auditor.set_aside == 4
+    assert auditor.last_error is None
+    told = f"{auditor.last_refusal}{auditor.last_error}{(postgres_server.home.parent / 'postgres.log').read_text()}"
     assert "invalid byte sequence" in told
     assert "canary" not in told
     assert b"canary".hex() not in told
 
 
 async def test_many_large_dead_letters_are_written_in_parts(db: Connection) -> None:
-    """No transaction carries more than a few megabytes of them, and none is left out."""
+    """Large dead letters are written in several transactions."""
     await writer.prepare(db)
     ids = new_ids(100)
-    batch = await make_batch(fold([dead(i, input_="x" * 250_000) for i in ids]))
+    batch = await make_batch(Folded([dead(i, input_="x" * 250_000) for i in ids]))
 
     assert await writer.write_rows(db, batch.known, 5.0) == []
 
@@ -221,7 +216,7 @@ async def test_many_large_dead_letters_are_written_in_parts(db: Connection) -> N
 
 
 async def test_old_dead_letters_are_deleted(client: Redis, database_url: str, db: Connection) -> None:
-    """Their bodies are customer data: after thirty days they go, a bounded number at a time until none is left."""
+    """Dead letters are deleted after thirty days, a bounded number at a time."""
     for n, days in enumerate([29, 30.5, 31, 400]):
         await db.execute(
             "INSERT INTO dead_letters (request_id, error_code, dead_at) "
@@ -229,21 +224,10 @@ async def test_old_dead_letters_are_deleted(client: Redis, database_url: str, db
             new_ids(1)[0],
             days * 86_400 + n,
         )
-    async with running(auditor_for(database_url, client, chores=MaintenancePolicy(letters_limit=1))):
+    async with running(auditor_for(database_url, client, maintenance=MaintenancePolicy(letters_limit=1))):
 
         async def left() -> bool:
             return bool(await db.fetchval("SELECT count(*) = 1 FROM dead_letters"))
 
         await eventually(left, "the old ones are gone")
     assert await db.fetchval("SELECT dead_at > now() - interval '30 days' FROM dead_letters")
-
-
-async def test_the_mode_is_one_of_two(db: Connection) -> None:
-    """The table refuses what nobody writes."""
-    with pytest.raises(asyncpg.CheckViolationError) as refused:
-        await db.execute(
-            "INSERT INTO requests (id, created_at, status, mode) VALUES ($1, now(), 'queued', 'carrier pigeon')",
-            new_ids(1)[0],
-        )
-
-    assert refused.value.constraint_name == "ck_requests_mode"

@@ -1,4 +1,4 @@
-"""The auditor holds what has only begun: one write for a request instead of two, and nothing lost by it."""
+"""The auditor holds requests without an end, so that a request is written once."""
 
 import asyncio
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
+from integration.auditor_bench import KEYS, accepted, auditor_for, drained, ended, new_ids, put, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import count_requests
@@ -22,7 +22,7 @@ __all__ = ["database_url", "db", "postgres_server"]
 Connection = Any
 DEEP = HoldPolicy(hold_s=0.02, deep_s=60, deep_open=10)
 
-# An auditor that holds what is deep, and says so: the moment to be killed.
+# An auditor that holds a deep queue and prints it.
 HOLDS = """
 import asyncio, sys
 from ledger.audit.window import HoldPolicy
@@ -36,7 +36,7 @@ async def main(database, redis):
     hold = HoldPolicy(hold_s=0.02, deep_s=60, deep_open=10)
     auditor = Auditor(database, outbox, AuditPolicy(take_limit=20, interval_s=0.05, hold=hold))
     running = asyncio.create_task(auditor.run())
-    while auditor.stats().rows_written < 10 or auditor.lag() > 0.2:
+    while auditor.rows_written < 10 or auditor.lag() > 0.2:
         await asyncio.sleep(0.01)
     print("holds", flush=True)
     await running
@@ -60,87 +60,48 @@ class LosesAnswers(Outbox):
         return taken
 
 
-async def drained(client: Redis) -> bool:
-    """Nothing waits and nothing is in an auditor's hands."""
-    return not await client.exists(KEYS.outbox, KEYS.auditor_outbox("a1"), KEYS.auditor_outbox("a2"))
-
-
 async def test_a_beginning_waits_for_its_end(client: Redis, database_url: str, db: Connection) -> None:
-    """For a moment, so that both are one row, written once; others do not wait for it."""
+    """An open request is held and written with its end; others are written meanwhile."""
     waiting, whole = new_ids(2)
     auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
     async with running(auditor):
         await put(client, [accepted(waiting)], [accepted(whole), ended(whole)])
-        await eventually(lambda: auditor.stats().rows_written, "what is whole is written")
+        await eventually(lambda: auditor.rows_written, "what is whole is written")
         assert await count_requests(db) == {"completed": 1}
         assert await client.llen(KEYS.auditor_outbox("a1")) == 2
-        assert (auditor.stats().pending, auditor.stats().last_error) == (2, None)
+        assert auditor.last_error is None
         await put(client, [ended(waiting)])
         await eventually(lambda: drained(client), "all is written")
-        assert auditor.stats().rows_written == 2
+        assert auditor.rows_written == 2
 
     assert await count_requests(db) == {"completed": 2}
 
 
-async def test_what_waits_for_its_end_is_adopted(client: Redis, database_url: str, db: Connection) -> None:
-    """Its auditor dies with it in its hands; the next one writes it, and what was written before stays."""
-    waiting, whole = new_ids(2)
-    first = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
-    task = asyncio.create_task(first.run())
-    await put(client, [accepted(waiting), accepted(whole), ended(whole)])
-    await eventually(lambda: first.stats().rows_written, "what is whole is written")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert await client.llen(KEYS.auditor_outbox("a1")) == 1
-
-    second = auditor_for(database_url, client, "a2")
-    async with running(second):
-        await eventually(lambda: drained(client), "the next has written all")
-
-    assert await count_requests(db) == {"completed": 1, "queued": 1}
-
-
 async def test_what_waits_for_its_end_is_written_at_the_stop(client: Redis, database_url: str, db: Connection) -> None:
-    """Nothing is left for the next auditor."""
+    """Held requests are written at the stop."""
     (request_id,) = new_ids(1)
     auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
     async with running(auditor):
         await put(client, [accepted(request_id)])
-        await eventually(lambda: auditor.stats().pending == 1, "it is taken")
+        await eventually(lambda: client.llen(KEYS.auditor_outbox("a1")), "it is taken")
 
     assert await drained(client)
     assert await count_requests(db) == {"queued": 1}
 
 
-async def test_what_redis_loses_meanwhile_is_written_all_the_same(
-    client: Redis, database_url: str, db: Connection
-) -> None:
-    """The auditor may be the only one to know of it."""
-    lost, new = new_ids(2)
-    auditor = auditor_for(database_url, client, hold=HoldPolicy(hold_s=60))
-    async with running(auditor):
-        await put(client, [accepted(lost)])
-        await eventually(lambda: auditor.stats().pending == 1, "it is taken")
-        await client.flushall()
-        await put(client, [accepted(new), ended(new)])
-        await eventually(lambda: drained(client), "all is written")
-
-    assert await count_requests(db) == {"completed": 1, "queued": 1}
-
-
 async def test_a_deep_queue_is_held_for_longer(client: Redis, database_url: str, db: Connection) -> None:
-    """More of it than a take holds: what is new is written meanwhile, and each request once."""
+    """A deep queue larger than a take is held, new requests are written meanwhile, and each is written once."""
     ids, whole = new_ids(100), new_ids(10)
     auditor = auditor_for(database_url, client, hold=DEEP, take_limit=20)
     async with running(auditor):
         await put(client, *([accepted(i)] for i in ids))
         await put(client, *([accepted(i), ended(i)] for i in whole))
-        await eventually(lambda: auditor.stats().rows_written == 10, "what is whole is written")
+        await eventually(lambda: auditor.rows_written == 10, "what is whole is written")
         assert await count_requests(db) == {"completed": 10}
-        assert await client.llen(KEYS.auditor_outbox("a1")) == auditor.stats().pending == 110
+        assert await client.llen(KEYS.auditor_outbox("a1")) == 110
         await put(client, *([ended(i)] for i in ids))
         await eventually(lambda: drained(client), "all is written")
-        assert auditor.stats().rows_written == 110
+        assert auditor.rows_written == 110
 
     assert await count_requests(db) == {"completed": 110}
 
@@ -148,7 +109,7 @@ async def test_a_deep_queue_is_held_for_longer(client: Redis, database_url: str,
 async def test_a_killed_auditor_leaves_its_deep_queue_to_the_next(
     client: Redis, redis_url: str, database_url: str, db: Connection
 ) -> None:
-    """SIGKILL: what it had written behind what it held is written again, and there is one row each."""
+    """After SIGKILL the next auditor writes entries behind the held ones again, with one row each."""
     ids, whole = new_ids(100), new_ids(10)
     await put(client, *([accepted(i)] for i in ids), *([accepted(i), ended(i)] for i in whole))
     doomed = await asyncio.create_subprocess_exec(
@@ -170,16 +131,16 @@ async def test_a_killed_auditor_leaves_its_deep_queue_to_the_next(
 
 
 async def test_lost_answers_cost_a_held_queue_nothing(client: Redis, database_url: str, db: Connection) -> None:
-    """What a lost answer brought comes again, behind what is held."""
+    """Entries of a lost response are taken again, behind the held ones."""
     ids = new_ids(100)
     outbox = LosesAnswers(client, KEYS, "a1")
     auditor = auditor_for(database_url, client, outbox=outbox, hold=DEEP, take_limit=20)
     async with running(auditor):
         await put(client, *([accepted(i)] for i in ids))
-        await eventually(lambda: auditor.stats().pending == 100 and outbox.lost > 5, "all is held", 10.0)
+        await eventually(lambda: len(auditor._window) == 100 and outbox.lost > 5, "all is held", 10.0)
         await put(client, *([ended(i)] for i in ids))
         await eventually(lambda: drained(client), "all is written", 10.0)
-        assert auditor.stats().rows_written == 100
+        assert auditor.rows_written == 100
 
     assert await count_requests(db) == {"completed": 100}
 
@@ -187,7 +148,7 @@ async def test_lost_answers_cost_a_held_queue_nothing(client: Redis, database_ur
 async def test_what_is_held_is_not_abandoned_and_what_never_ends_is(
     client: Redis, database_url: str, db: Connection
 ) -> None:
-    """No row, so nothing to close by mistake; without an end the row comes in the end, and is closed."""
+    """Held requests are not closed as abandoned; those that never end get a row, which is closed."""
     ids = ["req_" + f"{int(i[4:16], 16) - 60_000:012x}" + i[16:] for i in new_ids(30)]
     passed_s = 0.0
     auditor = auditor_for(
@@ -195,15 +156,15 @@ async def test_what_is_held_is_not_abandoned_and_what_never_ends_is(
         client,
         clock=lambda: time.monotonic() + passed_s,
         hold=DEEP,
-        chores=MaintenancePolicy(close_every_s=0.01),
+        maintenance=MaintenancePolicy(close_every_s=0.01),
     )
     async with running(auditor):
         await put(client, [accepted(i) for i in ids])
-        await eventually(lambda: auditor.stats().pending == 1, "they are held")
+        await eventually(lambda: len(auditor._window), "they are held")
         await put(client, [ended(i) for i in ids[:10]])
-        await eventually(lambda: auditor.stats().rows_written == 10, "what has ended is written")
-        assert (await count_requests(db), auditor.stats().closed) == ({"completed": 10}, 0)
+        await eventually(lambda: auditor.rows_written == 10, "what has ended is written")
+        assert (await count_requests(db), auditor.maintenance.closed) == ({"completed": 10}, 0)
         passed_s = 60.0
-        await eventually(lambda: auditor.stats().closed == 20, "the others are closed")
+        await eventually(lambda: auditor.maintenance.closed == 20, "the others are closed")
 
     assert await count_requests(db) == {"completed": 10, "failed": 20}

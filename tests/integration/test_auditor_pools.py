@@ -1,4 +1,4 @@
-"""Each pool has an auditor of its own on the one table: none waits for another's, and none judges another's rows."""
+"""Auditors of two pools on one table."""
 
 from redis.asyncio import Redis
 
@@ -20,7 +20,7 @@ MODEL = (
 
 
 async def test_auditors_of_two_pools_are_active_together(client: Redis, database_url: str, db: Connection) -> None:
-    """Each writes what its own pool has left in its outbox."""
+    """Auditors of two pools are active at the same time, each for its own outbox."""
     first, second = new_ids(2)
     await put(client, [accepted(first)], [ended(first)])
     for entry in ([accepted(second)], [ended(second)]):
@@ -29,7 +29,7 @@ async def test_auditors_of_two_pools_are_active_together(client: Redis, database
     other = auditor_for(database_url, client, outbox=Outbox(client, SECOND, "a2"), pool="second")
 
     async with running(own), running(other):
-        await eventually(lambda: own.stats().active and other.stats().active, "both are active")
+        await eventually(lambda: own.active and other.active, "both are active")
 
         async def ends() -> list[str]:
             found = [await find_request(db, each) for each in (first, second)]
@@ -42,7 +42,7 @@ async def test_auditors_of_two_pools_are_active_together(client: Redis, database
 
 
 async def test_an_auditor_closes_no_row_of_another_pool(client: Redis, database_url: str, db: Connection) -> None:
-    """The end of such a row may wait in an outbox that it does not read; those of a model that is gone are anybody's."""
+    """An auditor closes no row of another pool's model; rows of deleted models are closed by any."""
     await db.execute(MODEL, "mine", "default")
     await db.execute(MODEL, "theirs", "second")
     aged = ["req_" + f"{int(i[4:16], 16) - 60_000:012x}" + i[16:] for i in new_ids(3)]
@@ -51,7 +51,7 @@ async def test_an_auditor_closes_no_row_of_another_pool(client: Redis, database_
     auditor = auditor_for(database_url, client)
 
     async with running(auditor):
-        await eventually(lambda: auditor.stats().closed == 2, "two are closed")
+        await eventually(lambda: auditor.maintenance.closed == 2, "two are closed")
 
     rows = [await find_request(db, each) for each in aged]
     assert [row.error_code for row in rows if row] == ["abandoned", None, "abandoned"]

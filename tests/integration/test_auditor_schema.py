@@ -1,4 +1,4 @@
-"""The auditor and a table that is not as the migrations make it: the entries wait, and no row is called bad for it."""
+"""The auditor with a table that differs from the migrations: entries wait, and no record is set aside."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import accepted, auditor_for, new_ids, put, put_requests, running
+from integration.auditor_bench import accepted, auditor_for, drained, new_ids, put, put_requests, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.maintenance import MaintenancePolicy
 from ledger.audit.queries import count_requests
@@ -16,40 +16,36 @@ __all__ = ["database_url", "db", "postgres_server"]
 Connection = Any
 
 
-async def nothing_waits(client: Redis) -> bool:
-    return not [key async for key in client.scan_iter("outbox*")]
-
-
 async def test_a_missing_partition_is_not_the_rows_fault(client: Redis, database_url: str, db: Connection) -> None:
-    """The entries wait until there is one again; none is set aside."""
+    """Without a partition entries wait."""
     partitions = [row[0] for row in await db.fetch("SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class "
                                                   "ON oid = inhparent WHERE relkind = 'p'")]  # fmt: skip
     for partition in partitions:
         await db.execute(f"ALTER TABLE requests DETACH PARTITION {partition}")
     (request_id,) = new_ids(1)
     await put(client, [accepted(request_id)])
-    auditor = auditor_for(database_url, client, chores=MaintenancePolicy(partitions_every_s=1e9))
-    auditor._chores._partitions_due = 1e18  # Nobody makes any.
+    auditor = auditor_for(database_url, client, maintenance=MaintenancePolicy(partitions_every_s=1e9))
+    auditor.maintenance._partitions_due = 1e18  # Nobody makes any.
     async with running(auditor):
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "partition" in error
         await db.execute("ALTER TABLE requests ATTACH PARTITION requests_default DEFAULT")
-        await eventually(lambda: nothing_waits(client), "the outbox is empty")
+        await eventually(lambda: drained(client), "the outbox is empty")
 
     assert await count_requests(db) == {"queued": 1}
-    assert auditor.stats().set_aside == 0
+    assert auditor.set_aside == 0
 
 
 async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url: str, db: Connection) -> None:
-    """The auditor says what to do and starts when it is done."""
+    """Without tables the auditor reports the command to run, and starts after it."""
     await db.execute("ALTER TABLE requests RENAME TO elsewhere")
     await put_requests(client, new_ids(10))
-    auditor = auditor_for(database_url, client, chores=MaintenancePolicy(partitions_every_s=1e9))
+    auditor = auditor_for(database_url, client, maintenance=MaintenancePolicy(partitions_every_s=1e9))
     async with running(auditor):
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "tierlane migrate" in error
         await db.execute("ALTER TABLE elsewhere RENAME TO requests")
-        await eventually(lambda: nothing_waits(client), "all is written")
+        await eventually(lambda: drained(client), "all is written")
 
     assert await count_requests(db) == {"completed": 10}
 
@@ -58,15 +54,15 @@ async def test_an_unmigrated_database_is_waited_for(client: Redis, database_url:
 async def test_a_column_of_another_type_is_waited_out(
     client: Redis, database_url: str, db: Connection, other: str
 ) -> None:
-    """It is no row's fault: none is set aside, and all are written when it is what the migrations made it."""
+    """With another column type entries wait."""
     await db.execute(f"ALTER TABLE requests ALTER COLUMN attempts TYPE {other}")
     await put_requests(client, new_ids(10))
     auditor = auditor_for(database_url, client)
     async with running(auditor):
-        error = await eventually(lambda: auditor.stats().last_error, "the fault is told")
+        error = await eventually(lambda: auditor.last_error, "the fault is told")
         assert "cannot be written" in error
         await db.execute("ALTER TABLE requests ALTER COLUMN attempts TYPE integer")
-        await eventually(lambda: nothing_waits(client), "all is written")
+        await eventually(lambda: drained(client), "all is written")
 
     assert await count_requests(db) == {"completed": 10}
-    assert auditor.stats().set_aside == 0
+    assert auditor.set_aside == 0

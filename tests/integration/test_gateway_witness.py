@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from eventually import eventually
 from integration.gateway_fixtures import TIERS, Stack, running_stack
-from ledger.audit.rows import Folded, fold
+from ledger.audit.rows import Folded
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import Record, decode_entry
 from scheduler.redis_client.connections import command_client
@@ -46,7 +46,7 @@ class Auditor:
 
     def rows(self) -> Folded:
         """What is known of each request, as the ledger folds it."""
-        return fold(self.records)
+        return Folded(self.records)
 
     async def ended(self, ids: list[str]) -> dict[str, str]:
         """The code each request ended with ("": completed), once all have a beginning and an end."""

@@ -1,4 +1,4 @@
-"""Jobs while what they stand on is lost: PostgreSQL, Redis, the keeper, the channel."""
+"""Jobs during the loss of PostgreSQL, Redis, the reconciler and the channel."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,12 +32,12 @@ async def bench(client: Redis, redis_url: str, database_url: str, db: Db) -> Asy
 
 
 async def test_a_redis_that_comes_back_empty_gets_its_jobs_again(bench: JobBench) -> None:
-    """Under their ids, with their idempotency keys, and without being charged again."""
+    """Jobs are queued again under their ids, with their Idempotency-Keys, without another charge."""
     bench.stack.worker.hold = True
     ids = [await bench.accepted({"input": f"job {n}"}) for n in range(20)]
     held = await bench.accepted(**KEY)
     await bench.stack.redis.flushall()
-    await eventually(lambda: bench.serving.look.requeued >= 21, "all are queued again")
+    await eventually(lambda: bench.serving.scan.requeued >= 21, "all are queued again")
 
     status, document, headers = await bench.submit(**KEY)
     assert (status, document["task_id"], headers["idempotent-replayed"]) == (202, held, "true")
@@ -50,12 +50,12 @@ async def test_a_redis_that_comes_back_empty_gets_its_jobs_again(bench: JobBench
 
 
 async def test_more_than_a_page_is_queued_again(bench: JobBench) -> None:
-    """After a loss the look goes through all pages at once, and not one a second."""
-    bench.serving.look._page = 4
+    """After a loss all pages are scanned without a pause."""
+    bench.serving.scan._page = 4
     bench.stack.worker.hold = True
     ids = [await bench.accepted({"input": f"job {n}"}) for n in range(30)]
     await bench.stack.redis.flushall()
-    await eventually(lambda: bench.serving.look.requeued >= 30, "all are queued again", timeout_s=4.0)
+    await eventually(lambda: bench.serving.scan.requeued >= 30, "all are queued again", timeout_s=4.0)
     bench.stack.worker.hold = False
 
     for task_id in ids:
@@ -63,7 +63,7 @@ async def test_more_than_a_page_is_queued_again(bench: JobBench) -> None:
 
 
 async def test_a_reply_that_nobody_heard_is_found(bench: JobBench) -> None:
-    """The channel is the fast way only: what came before the row, or was lost, is read where it is stored."""
+    """A reply that was missed on the channel is found in the stored replies."""
     bench.serving.inbox.resolve_all = lambda _replies: None  # type: ignore[method-assign]
     task_id = await bench.accepted()
 
@@ -73,13 +73,13 @@ async def test_a_reply_that_nobody_heard_is_found(bench: JobBench) -> None:
 async def test_another_keeper_goes_on(
     bench: JobBench, client: Redis, redis_url: str, database_url: str, db: Db
 ) -> None:
-    """One of two gateways keeps jobs; when its session ends, one does again, and jobs of both gateways end."""
+    """One of two reconcilers is active. When its session ends, one becomes active again, and jobs end."""
     config = JobConfig(database_url=database_url)
     second = running_stack(client, redis_url, catalog=JobCatalog(), jobs=config, gateway_id="g2", worker=False)
     async with second as other:
         serving = other.gateway.jobs.serving
         assert serving is not None
-        keepers = [bench.serving.supervisor, serving.supervisor]
+        keepers = [bench.serving.reconciler, serving.reconciler]
         assert [supervisor.active for supervisor in keepers] == [True, False]
         await bench.accepted()
         await db.execute(
@@ -93,16 +93,16 @@ async def test_another_keeper_goes_on(
 
 
 async def audit_of(bench: JobBench) -> "tuple[dict[str, AcceptedRecord], dict[str, EndedRecord]]":
-    """What the auditor would be told now."""
+    """The records that the auditor would read."""
     records = [r for e in await bench.stack.redis.lrange(Keys().outbox, 0, -1) for r in decode_entry(e)[0]]
     begun = {r.id: r for r in records if isinstance(r, AcceptedRecord)}
     return begun, {r.id: r for r in records if isinstance(r, EndedRecord)}
 
 
 async def test_the_audit_has_what_redis_lost(bench: JobBench) -> None:
-    """A job whose audit entries were lost with Redis gets its row from the job itself; what the auditor wrote stands."""
-    bench.serving.supervisor._audit_after_s = 0.0
-    bench.serving.supervisor._chores_due = float("inf")
+    """A job whose audit entries were lost gets its audit row from the job; rows of the auditor are kept."""
+    bench.serving.reconciler._audit_after_s = 0.0
+    bench.serving.reconciler._maintenance_due = float("inf")
     lost, guessed, audited = [await bench.accepted() for _ in range(3)]
     for task_id in (lost, guessed, audited):
         await bench.ended(task_id)
@@ -115,8 +115,8 @@ async def test_the_audit_has_what_redis_lost(bench: JobBench) -> None:
     await bench.db.execute(
         "UPDATE requests SET status = 'failed', error_code = 'abandoned', http_status = 504 WHERE id = $1", guessed
     )
-    bench.serving.supervisor._chores_due = 0.0
-    await eventually(lambda: bench.serving.supervisor.audited >= 2, "two rows are written")
+    bench.serving.reconciler._maintenance_due = 0.0
+    await eventually(lambda: bench.serving.reconciler.audited >= 2, "two rows are written")
 
     rows = {row["id"]: row for row in await bench.db.fetch("SELECT * FROM requests")}
     assert {task_id: rows[task_id]["status"] for task_id in rows} == dict.fromkeys(
@@ -134,7 +134,7 @@ async def test_the_audit_has_what_redis_lost(bench: JobBench) -> None:
 async def test_without_postgres_nothing_is_promised(
     client: Redis, redis_url: str, own_server: EmbeddedPostgres
 ) -> None:
-    """503 for jobs and results, who waits is served; after its return all goes on, and what was promised ends."""
+    """Without PostgreSQL, jobs and results get a 503 and synchronous requests are served. Afterwards accepted jobs end."""
     db = await asyncpg.connect(dsn(own_server.url))
     async with running_jobs(client, redis_url, own_server.url, db) as bench:
         bench.stack.worker.hold = True
@@ -163,7 +163,7 @@ async def test_without_postgres_nothing_is_promised(
 
 
 async def test_without_redis_nothing_is_promised(bench: JobBench) -> None:
-    """While requests go past Redis a job has nowhere to wait; its results can still be read and cancelled."""
+    """In direct mode jobs are rejected, and results can be read."""
     bench.stack.worker.hold = True
     task_id = await bench.accepted()
     bench.stack.gateway.direct.active = True
@@ -176,7 +176,7 @@ async def test_without_redis_nothing_is_promised(bench: JobBench) -> None:
 
 
 async def test_a_client_that_leaves_early_leaves_nothing_running(bench: JobBench) -> None:
-    """Its request is ended where the insert had not begun; nobody was promised anything."""
+    """If the client leaves before the insert, the request is cancelled."""
     bench.stack.worker.hold = True
     inserts = bench.serving.submit.store._inserts
     begun = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Jobs of a model whose equal requests share: they ride, are told from what is kept, and run for those who wait."""
+"""Jobs of a model whose equal requests share a run or a cached result."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ async def bench(client: Redis, redis_url: str, database_url: str, db: Db) -> Asy
 
 
 async def test_a_job_gets_the_answer_that_is_kept(bench: JobBench) -> None:
-    """Nothing runs a second time, whoever came first: a job or a client that waits."""
+    """A cached result serves jobs and synchronous requests, whichever was first."""
     first = await bench.accepted({"input": "hello"})
     assert await bench.ended(first) == HELLO
     second = await bench.accepted({"input": "hello"})
@@ -40,7 +40,7 @@ async def test_a_job_gets_the_answer_that_is_kept(bench: JobBench) -> None:
 
 
 async def test_jobs_and_clients_ride_with_each_other(bench: JobBench) -> None:
-    """One run for all of them, and each has its own end."""
+    """Jobs and synchronous requests share one run, and each ends."""
     bench.stack.worker.hold = True
     jobs = [await bench.accepted({"input": "hello"}) for _ in range(3)]
     waiting = asyncio.create_task(bench.stack.infer())
@@ -54,7 +54,7 @@ async def test_jobs_and_clients_ride_with_each_other(bench: JobBench) -> None:
 
 
 async def test_a_cancelled_job_leaves_its_run_to_the_others(bench: JobBench) -> None:
-    """The first of two is cancelled: the second ends as if it had been alone."""
+    """After the first of two jobs is cancelled, the second still gets its result."""
     bench.stack.worker.hold = True
     first, second = [await bench.accepted({"input": "hello"}) for _ in range(2)]
     status, document, _ = await bench.call("DELETE", first)

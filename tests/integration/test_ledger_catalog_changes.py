@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from integration.ledger_fixtures import database_url, db, dsn, postgres_server
-from ledger.catalog.changes import MOST_CHANGES, load_changes
+from ledger.catalog.changes import MAX_CHANGES, load_changes
 from ledger.catalog.loader import LoadedCatalog, load, load_whole
 from ledger.catalog.snapshot import Snapshot
 from ledger.dead_letters import LetterSelection, note
@@ -163,7 +163,7 @@ async def follow(db: Connection, sql: str, *args: Any) -> tuple[Snapshot, Snapsh
         "TRUNCATE config_changes",
         "UPDATE config_changes SET changed_by = 'nobody'",
         "UPDATE catalog_version SET version = 0",
-        f"INSERT INTO models (name) SELECT 'm' || n FROM generate_series(0, {MOST_CHANGES}) AS n",
+        f"INSERT INTO models (name) SELECT 'm' || n FROM generate_series(0, {MAX_CHANGES}) AS n",
     ],
 )
 async def test_what_rows_cannot_tell_or_all_customers_feel_is_read_whole(db: Connection, sql: str) -> None:
@@ -186,7 +186,7 @@ async def test_changes_that_came_with_a_dump_are_not_read_for_ever(db: Connectio
     """Their transactions' numbers are another server's, and may be ahead of ours."""
     await db.execute(
         "INSERT INTO config_changes (changed_by, table_name, row_key, new, xact) "
-        f"SELECT 'x', 'models', n, '{{}}', 10 ^ 15 FROM generate_series(0, {MOST_CHANGES}) AS n"
+        f"SELECT 'x', 'models', n, '{{}}', 10 ^ 15 FROM generate_series(0, {MAX_CHANGES}) AS n"
     )
     _, after = await follow(db, "INSERT INTO models (name) VALUES ('tiny')")
 

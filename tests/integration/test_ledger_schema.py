@@ -79,6 +79,10 @@ async def test_the_default_tiers_are_those_of_the_contract(db: Connection) -> No
         ),
         ("INSERT INTO requests (id, created_at, status) VALUES ('req_1', now(), 'queued')", "ck_requests_id"),
         (f"INSERT INTO requests (id, created_at, status) VALUES ('{ID}', now(), 'lost')", "ck_requests_status"),
+        (
+            f"INSERT INTO requests (id, created_at, status, mode) VALUES ('{ID}', now(), 'queued', 'x')",
+            "ck_requests_mode",
+        ),
         (f"INSERT INTO requests (id, created_at, status) VALUES ('{ID}', now(), 'failed')", "ck_requests_error_code"),
     ],
 )

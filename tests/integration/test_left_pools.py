@@ -18,7 +18,6 @@ from pool import TIERS, Pool, done
 from scheduler.protocol.audit_outbox import name_of
 from scheduler.protocol.pool_view import Unfinished
 from scheduler.redis_client.keys import Keys
-from scheduler.request_id import new_request_id
 from tierlane.roles.scheduler import LeftPools, serve_pools
 from tierlane.settings.model import Settings
 
@@ -86,10 +85,8 @@ async def test_a_pool_with_jobs_is_unfinished(client: Redis, database_url: str, 
     """They stand in PostgreSQL, and in no queue when Redis came back empty: until they are ended and audited."""
     now = itertools.count(0.0, 100.0)
     await db.execute("INSERT INTO customers (id, name, tier) VALUES ($1, 'c', 'free')", CUSTOMER)
-    job = NewJob(
-        id=new_request_id(), customer_id=CUSTOMER, api_key_id="k" * 12, tier="free", model="m", body=b"x", left_s=60.0
-    )
-    await insert_jobs(db, [job], "old")
+    job = Pool(client, Keys("old")).submission(customer_id=CUSTOMER, api_key_id="k" * 12, body=b"x")
+    await insert_jobs(db, [NewJob(job, 60.0)], "old")
     left = LeftPools(client, CATALOG, database_url, (), lambda: next(now))
 
     await left.turn()

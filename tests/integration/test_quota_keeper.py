@@ -80,17 +80,6 @@ async def test_an_emptied_redis_holds_what_the_audit_knows(pool: Pool, database_
         assert await asked(pool, customer, 3) == ["accepted", "accepted", "quota"]
 
 
-async def test_several_schedulers_may_tell_at_once(pool: Pool, database_url: str, db: Connection) -> None:
-    """Nothing is added up, and what was spent meanwhile is kept."""
-    customer = await spent_eight(db)
-    snapshot = await load(db)
-    assert await asked(pool, customer, 9) == ["accepted"] * 9
-
-    await asyncio.gather(*(QuotaKeeper(database_url, Told(pool.client), of(snapshot)).look() for _ in range(3)))
-
-    assert await asked(pool, customer, 2) == ["accepted", "quota"]
-
-
 async def test_a_redis_that_nobody_uses_is_left_alone(pool: Pool, database_url: str, db: Connection) -> None:
     """It has no beginning yet; and while the catalog is not known there is nothing to tell."""
     await spent_eight(db)

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from certificates import Certificates, certificates
 from integration.ledger_fixtures import database_url, postgres_server
 from ledger.postgres import AWAY, closing, connect
-from ledger.revision import is_current
+from ledger.revision import current_revision, head_revision
 from scheduler.errors import RedisUnavailable, StartError
 from scheduler.protocol.presence import Presence
 from scheduler.redis_client.connections import (
@@ -156,7 +156,7 @@ async def test_roles_and_migrations_show_their_certificate_to_postgresql(databas
             await connect(url, name="t", connect_timeout_s=5.0, statement_timeout_ms=1000)
         ) as connection:
             assert await connection.fetchval("SELECT 1") == 1
-        assert await is_current(url)
+        assert await current_revision(url) == head_revision()
 
 
 async def test_postgresql_turns_away_who_shows_none(database_url: str, made: Certificates) -> None:
@@ -166,7 +166,7 @@ async def test_postgresql_turns_away_who_shows_none(database_url: str, made: Cer
         with pytest.raises(AWAY):
             await (await connect(url, name="t", connect_timeout_s=5.0, statement_timeout_ms=1000)).fetchval("SELECT 1")
         with pytest.raises(StartError, match=r"127\.0\.0\.1"):
-            await is_current(url)
+            await current_revision(url)
 
 
 @pytest.mark.parametrize("url", ["rediss://127.0.0.1:1/0?", "rediss+sentinel://127.0.0.1:1/service?"])

@@ -12,12 +12,11 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import copy_of, database_url, db, drop, dsn, postgres_server
-from ledger.audit.auditor import HUNG_SESSION
 from ledger.audit.queries import count_requests, find_request
 from ledger.catalog.api_key import mint
 from ledger.catalog.follower import Catalog
 from ledger.catalog.loader import CHANNEL
-from ledger.postgres import connect
+from ledger.postgres import LEADER_SETTINGS, connect
 from regressions.lint import ROOT
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.audit_outbox import decode_entry
@@ -94,7 +93,11 @@ async def test_bug_43_one_id_with_two_times_is_two_rows(client: Redis, database_
 async def test_bug_44_synchronous_commit_is_off(database_url: str) -> None:
     """With it off, a crash lost commits that had been answered; here nobody turns it off, nor for a server that keeps nothing."""
     connection = await connect(
-        database_url, name="tierlane-auditor", connect_timeout_s=2.0, statement_timeout_ms=1000, settings=HUNG_SESSION
+        database_url,
+        name="tierlane-auditor",
+        connect_timeout_s=2.0,
+        statement_timeout_ms=1000,
+        settings=LEADER_SETTINGS,
     )
     asked = "SELECT setting, source FROM pg_settings WHERE name = 'synchronous_commit'"
     here = await connection.fetchrow(asked)

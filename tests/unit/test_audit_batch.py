@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from ledger.audit.rows import LetterRow, fold, id_of, to_letter_row
+from ledger.audit.rows import Folded, LetterRow, id_of, to_letter_row
 from ledger.audit.writer import Batch, RejectedRow, make_batch
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.audit_outbox import AcceptedRecord, DeadLetterRecord, EndedRecord, Record, decode_entry
@@ -88,7 +88,7 @@ def ids_of(rows: Sequence[bytes | LetterRow]) -> list[str]:
 
 
 async def batch_of(*records: Record) -> Batch:
-    return await make_batch(fold(records))
+    return await make_batch(Folded(records))
 
 
 async def test_a_bad_dead_letter_costs_its_request_nothing() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from copied_rows import read_row
-from ledger.audit.rows import COLUMNS, fold, id_of, outweighs, to_row
-from ledger.schema import requests
+from ledger.audit.rows import COLUMNS, Folded, id_of, outweighs, to_row
+from ledger.schema.audit import requests
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, Record
 
 ID = "req_0199c0de00007000800000000000abcd"
@@ -181,7 +181,7 @@ def test_records_fold_by_id_in_any_order() -> None:
     stranger = changed(ACCEPTED, id=OTHER)
 
     for order in permutations([ACCEPTED, COMPLETED, stranger]):
-        folded = fold(order)
+        folded = Folded(order)
         assert (folded.accepted, folded.ended) == ({ID: ACCEPTED, OTHER: stranger}, {ID: COMPLETED})
 
 
@@ -212,7 +212,7 @@ TOLD_TIMEOUT = changed(EXPIRED, error_code="deadline_exceeded", mode="direct", d
 def test_of_two_ends_the_first_stands(first: EndedRecord, second: EndedRecord, stands: EndedRecord) -> None:
     """Unless the client was given another answer, and the end before it was told to nobody. Replays change nothing."""
     for order in ([ACCEPTED, first, second], [first, ACCEPTED, first, second, first, ACCEPTED]):
-        folded = fold(order)
+        folded = Folded(order)
         assert (folded.accepted, folded.ended, folded.letters) == ({ID: ACCEPTED}, {ID: stands}, {})
     assert outweighs(second, first) == (stands is second)
 
@@ -221,15 +221,10 @@ def test_a_told_result_behind_a_result_is_kept_for_what_the_table_may_hold() -> 
     """An earlier batch may have left another end, which only what the client was told outweighs."""
 
     def told(*records: Record) -> tuple[dict[str, EndedRecord], dict[str, EndedRecord]]:
-        folded = fold(records)
+        folded = Folded(records)
         return folded.ended, folded.told
 
     assert told(COMPLETED, TOLD, TOLD, ACCEPTED) == ({ID: COMPLETED}, {ID: TOLD})
     assert told(COMPLETED, TOLD_FAILURE) == ({ID: TOLD_FAILURE}, {})
     assert told(TOLD_FAILURE, COMPLETED) == ({ID: TOLD_FAILURE}, {})
     assert told(TOLD, TOLD) == ({ID: TOLD}, {})
-
-
-def test_nothing_folds_to_nothing() -> None:
-    """An entry may hold no record that can be read."""
-    assert not fold([])

@@ -6,8 +6,15 @@ import socket
 import pytest
 
 from gateway.host_lists import CallbackHosts, host_list, split_entry
-from gateway.jobs.signature import customer_key, secret_bytes, secret_text, signed
-from gateway.jobs.webhooks import DELAYS_S, MAX_CHARACTERS, again_s, is_public, judged_sockets, refused
+from gateway.jobs.webhook_security import (
+    checked_sockets,
+    customer_key,
+    is_public,
+    secret_bytes,
+    secret_text,
+    signed,
+)
+from gateway.jobs.webhooks import DELAYS_S, MAX_CHARACTERS, PausedHosts, retry_after_s, url_problem
 
 HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:db8::1]:8080", "xn--bcher-kva.example")
 
@@ -30,7 +37,7 @@ HOSTS = ("hooks.example.com", "*.example.org", "plain.example.net:8443", "[2001:
 )
 def test_where_they_may_go(url: str) -> None:
     """A host of the list, on its own port or the scheme's."""
-    assert refused(url, HOSTS, private=True) is None
+    assert url_problem(url, HOSTS, private=True) is None
 
 
 @pytest.mark.parametrize(
@@ -72,12 +79,12 @@ def test_where_they_may_go(url: str) -> None:
 )
 def test_where_they_may_not_go(url: str) -> None:
     """Anything else, and whatever two readers could read in two ways."""
-    assert refused(url, HOSTS) is not None
+    assert url_problem(url, HOSTS) is not None
 
 
 def test_without_hosts_they_go_nowhere() -> None:
     """Off until an admin says otherwise."""
-    assert refused("https://hooks.example.com/", ()) == "Callbacks are not enabled here."
+    assert url_problem("https://hooks.example.com/", ()) == "Callbacks are not enabled here."
 
 
 @pytest.mark.parametrize(
@@ -149,14 +156,14 @@ def test_an_address_is_judged_as_it_is_connected_to(address: str, family: socket
     """Whatever led to it; where any address is allowed it gets its socket."""
     place = (family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 443))
     with pytest.raises(OSError, match="is not a public address"):
-        judged_sockets(private=False)(place)
-    with judged_sockets(private=True)(place) as made:
+        checked_sockets(private=False)(place)
+    with checked_sockets(private=True)(place) as made:
         assert made.family == family
 
 
 def test_a_public_address_gets_its_socket() -> None:
     """It is not connected yet."""
-    with judged_sockets(private=False)((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))) as made:
+    with checked_sockets(private=False)((socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))) as made:
         assert made.family == socket.AF_INET
 
 
@@ -181,7 +188,7 @@ def test_a_host_in_an_odd_form_is_refused_in_words(host: str) -> None:
     hosts = (host.strip("[]").lower(), "*.example.org", "localhost", "*.1", "*.0x7f")
 
     assert "must be a DNS name without a dot at its end, or an IP address in its usual form" in (
-        refused(f"http://{host}/", hosts, private=True) or ""
+        url_problem(f"http://{host}/", hosts, private=True) or ""
     )
 
 
@@ -201,8 +208,8 @@ def test_an_address_that_is_not_public_is_refused_in_words(host: str) -> None:
         "[2002:7f00:1::]",
     )
 
-    assert refused(f"http://{host}/", hosts) == "`callback_url` must not lead to an address that is not public."
-    assert refused(f"http://{host}/", hosts, private=True) is None
+    assert url_problem(f"http://{host}/", hosts) == "`callback_url` must not lead to an address that is not public."
+    assert url_problem(f"http://{host}/", hosts, private=True) is None
 
 
 def test_a_customer_has_its_own_hosts_or_the_deployments() -> None:
@@ -271,9 +278,38 @@ def test_a_bad_secret_is_refused_and_not_repeated(secret: str) -> None:
 )
 def test_when_it_is_tried_again(tries: int, left_s: float, status: int | None, wait_s: float | None) -> None:
     """Later and later, and not for ever."""
-    assert again_s(tries, left_s, status) == wait_s
+    assert retry_after_s(tries, left_s, status) == wait_s
 
 
 def test_all_tries_fit_into_the_time_that_results_are_kept() -> None:
     """By default none is cut off by the end of the result."""
     assert sum(DELAYS_S) < 600
+
+
+def test_a_host_that_does_not_answer_is_paused() -> None:
+    """For longer with each failure in a row, called once in between, and as any other once it answers."""
+    now = 0.0
+    paused = PausedHosts(lambda: now)
+    seen = []
+    for _ in range(6):
+        assert paused.paused() == []
+        paused.failed("a")
+        paused.failed("a")  # A call that was made together with the first.
+        assert (paused.paused(), paused.max_calls("a"), paused.max_calls("b")) == (["a"], 1, 8)
+        began = now
+        while paused.paused():
+            now += 0.5
+        seen.append(now - began)
+    paused.responded("a")
+
+    assert seen == [1, 2, 5, 10, 30, 30]
+    assert (paused.paused(), paused.max_calls("a")) == ([], 8)
+
+
+def test_paused_hosts_are_bounded() -> None:
+    """Those that failed first are forgotten."""
+    paused = PausedHosts(lambda: 0.0)
+    for number in range(1001):
+        paused.failed(str(number))
+
+    assert (len(paused.paused()), paused.max_calls("0"), paused.max_calls("1")) == (1000, 8, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.jobs.inbox import GRACE_S, JobStep, end_of, given_up, next_step
+from gateway.jobs.inbox import GRACE_S, JobStep, end_of, end_without_reply, next_step
 from gateway.jobs.reconciler import WRITE_BYTES, WRITE_ROWS, groups
 from ledger.jobs import JobEnd
 from scheduler.protocol.replies import Reply, RequestStatus
@@ -52,8 +52,8 @@ def test_what_is_stored_of_an_end() -> None:
     assert end_of(reply()) == JobEnd("r1", "", "olleh", "c1", 11)
     assert end_of(reply("failed", "poison_request", "")) == JobEnd("r1", "poison_request", "", "c1", 11)
     assert end_of(reply("failed", "", "")).error_code == "internal_error"
-    assert given_up("r1", CLOSED) == JobEnd("r1", "no_capacity")
-    assert given_up("r1", RequestStatus("completed")).error_code == "internal_error"
+    assert end_without_reply("r1", CLOSED) == JobEnd("r1", "no_capacity")
+    assert end_without_reply("r1", RequestStatus("completed")).error_code == "internal_error"
 
 
 def test_ends_are_written_in_groups() -> None:

@@ -10,7 +10,8 @@ import pytest
 from gateway.jobs import inbox as jobs_inbox
 from gateway.jobs.inbox import KEEP_S, OFFER_EVERY_S, JobInbox
 from gateway.jobs.results import job_result
-from gateway.jobs.store import MOST_PENDING, CallBatcher, TooManyWait
+from gateway.jobs.store import MAX_PENDING, CallBatcher
+from ledger.jobs import StoreUnavailable
 from scheduler.protocol.replies import Reply
 
 
@@ -29,10 +30,10 @@ async def test_those_who_come_meanwhile_share_the_next_call() -> None:
         return [item * 2 for item in items]
 
     together: CallBatcher[int, int] = CallBatcher(call, size=5)
-    first = asyncio.create_task(together.ask(0))
+    first = asyncio.create_task(together.run(0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    answers = await asyncio.gather(*(together.ask(n) for n in range(1, 10)))
+    answers = await asyncio.gather(*(together.run(n) for n in range(1, 10)))
 
     assert await first == 0
     assert answers == [n * 2 for n in range(1, 10)]
@@ -48,12 +49,12 @@ async def test_a_failure_is_told_to_those_of_the_call() -> None:
         return [ValueError(item) if item < 0 else item for item in items]
 
     together: CallBatcher[int, int] = CallBatcher(call)
-    found = await asyncio.gather(together.ask(-1), together.ask(1), return_exceptions=True)
+    found = await asyncio.gather(together.run(-1), together.run(1), return_exceptions=True)
 
     assert [type(each) for each in found] == [ValueError, int]
     with pytest.raises(ConnectionError):
-        await together.ask(13)
-    assert await together.ask(5) == 5
+        await together.run(13)
+    assert await together.run(5) == 5
 
 
 async def test_too_many_are_turned_away() -> None:
@@ -65,13 +66,13 @@ async def test_too_many_are_turned_away() -> None:
         return list(items)
 
     together: CallBatcher[int, int] = CallBatcher(call, size=1)
-    asking = [asyncio.create_task(together.ask(n)) for n in range(MOST_PENDING + 1)]
+    asking = [asyncio.create_task(together.run(n)) for n in range(MAX_PENDING + 1)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     await together.close()
     ended = await asyncio.gather(*asking, return_exceptions=True)
 
-    assert Counter(map(type, ended)) == {asyncio.CancelledError: MOST_PENDING, TooManyWait: 1}
+    assert Counter(map(type, ended)) == {asyncio.CancelledError: MAX_PENDING, StoreUnavailable: 1}
 
 
 def test_the_inbox_offers_until_it_is_written() -> None:
@@ -92,7 +93,7 @@ def test_the_inbox_offers_until_it_is_written() -> None:
 
 def test_an_inbox_that_is_full_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """By number and by size: then all stored replies are looked at."""
-    monkeypatch.setattr(jobs_inbox, "MOST", 2)
+    monkeypatch.setattr(jobs_inbox, "MAX_ENDS", 2)
     inbox = JobInbox(lambda: 1.0)
     inbox.resolve_all([reply("r1"), reply("r2")])
     assert not inbox.lost
@@ -100,7 +101,7 @@ def test_an_inbox_that_is_full_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (inbox.lost, len(inbox)) == (True, 2)
     inbox.clear()
     assert not inbox.lost
-    monkeypatch.setattr(jobs_inbox, "MOST_BYTES", 5)
+    monkeypatch.setattr(jobs_inbox, "MAX_BYTES", 5)
     inbox.resolve_all([reply("r1", "12345"), reply("r2", "6")])
 
     assert (inbox.lost, len(inbox)) == (True, 1)

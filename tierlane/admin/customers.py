@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from gateway.jobs.signature import customer_key, secret_text
+from gateway.jobs.webhook_security import customer_key, secret_text
 from ledger.admin.changes import Row, add, alter, find, remove
 from ledger.admin.rows import check_tier, count_of, find_customer, list_customers, list_keys, list_quotas
 from ledger.postgres import Connection

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from ledger.admin.changes import Row
-from ledger.admin.keys import create_key, revoke_key, rotate_key
+from ledger.admin.customers import create_key, revoke_key, rotate_key
 from ledger.admin.rows import find_customer, find_key, list_keys
 from ledger.postgres import Connection
 from tierlane.admin.options import VerbCall, Work

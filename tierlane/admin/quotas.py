@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ledger.admin.changes import Row
-from ledger.admin.quotas import remove_quota, set_quota
+from ledger.admin.customers import remove_quota, set_quota
 from ledger.admin.rows import check_tier, find_customer, list_quotas
 from ledger.postgres import Connection
 from tierlane.admin.options import VerbCall, Work

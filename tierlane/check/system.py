@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import aiohttp
 import typer
 
-from ledger.catalog.loader import BadCatalogRow, read_models, read_tiers
+from ledger.catalog.loader import read_models, read_tiers
+from ledger.catalog.quotas import BadCatalogRow
 from ledger.catalog.snapshot import Model, Tier
 from ledger.dead_letters import count_letters
 from ledger.postgres import Connection, place_of

@@ -13,7 +13,7 @@ from uuid import UUID
 import typer
 
 from ledger.audit.queries import RequestRow, find_request
-from ledger.catalog.loader import SnapshotBuild, catalog_statement, feed, models_from, one_moment, readable, tiers_from
+from ledger.catalog.loader import SnapshotBuild, catalog_statement, feed, in_snapshot, models_from, readable, tiers_from
 from ledger.catalog.snapshot import Key, Model, Tier
 from ledger.postgres import Connection
 from ratelimit.limits import LIMIT_COLUMNS, RemainingLimits, effective
@@ -56,7 +56,7 @@ class Rows(NamedTuple):
 
 async def read_rows(connection: Connection, asked: str) -> Rows:
     """Everything about a customer, by name or id. Raises BadCatalogRow, and what asyncpg raises."""
-    async with one_moment(connection):
+    async with in_snapshot(connection):
         found, known_models = await connection.fetch(catalog_statement("catalog_tiers")), await _models(connection)
         with readable():
             tiers = tiers_from(found)
@@ -76,7 +76,7 @@ async def _customer_row(connection: Connection, build: SnapshotBuild, customer_i
     (row,) = await connection.fetch(catalog_statement("catalog_customers_of"), [customer_id])
     build.add_customers([row])
     await feed(connection, build.add_keys, "catalog_keys_of", [], [customer_id])
-    seen = build.picture(0, {})
+    seen = build.finish(0, {})
     return CustomerRecord(
         customer=seen.customers[customer_id],
         own=frozenset(column.name for column in LIMIT_COLUMNS if row[column.name] is not None),

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
-from ledger.catalog.loader import BadCatalogRow, read_models
+from ledger.catalog.loader import read_models
+from ledger.catalog.quotas import BadCatalogRow
 from ledger.postgres import Connection
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.pool_view import Observation

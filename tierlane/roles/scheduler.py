@@ -205,7 +205,7 @@ def _auditor(settings: "Settings", outbox: Outbox) -> Auditor:
     # Not longer than until a row without an end is closed: what never ends must have one by then.
     hold = HoldPolicy(hold_s=2 * interval_s, deep_s=min(LONGEST_S, chores.deadline_s + chores.grace_s))
     policy = AuditPolicy(
-        take_limit=settings.audit_batch, interval_s=interval_s, hold=hold, chores=chores, pool=settings.pool
+        take_limit=settings.audit_batch, interval_s=interval_s, hold=hold, maintenance=chores, pool=settings.pool
     )
     return Auditor(settings.database_url, outbox, policy)
 

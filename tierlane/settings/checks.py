@@ -71,7 +71,7 @@ def callback_hosts(value: str) -> str:
 
 def callback_secret(value: "SecretStr") -> "SecretStr":
     """Check a secret of Standard Webhooks; empty is not set."""
-    from gateway.jobs.signature import secret_bytes
+    from gateway.jobs.webhook_security import secret_bytes
 
     if value.get_secret_value():
         secret_bytes(value.get_secret_value())

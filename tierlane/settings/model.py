@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr, ValidationError, ValidationInfo, fiel
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from gateway.host_lists import host_list, origin_list
-from gateway.jobs.signature import secret_bytes
+from gateway.jobs.webhook_security import secret_bytes
 from scheduler.autoscale import ScaleRules
 from tierlane.settings.checks import MAX_WORKERS, parse_bounds
 from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, PREFIX, flag, settings_of, variable

@@ -1,8 +1,17 @@
--- The staged rows meet what is there, in whichever order the two records of a request arrive: queued -> completed or
--- failed, once. What only the accepted record knows is filled in where it is missing. What only the ended record knows
--- is taken while the row is open, and never changed again, but for three cases: `abandoned` was only our guess, so any
--- end replaces it; an end that the gateway told its client replaces another one that nobody was told; and a 504 that it told
--- replaces a result that direct mode noted and then did not send (ledger/audit/rows.py says the same of two ends in one batch). So the same entries may be written any number of times.
+-- Rows of requests (ledger/audit/writer.py, ledger/audit/queries.py).
+
+-- name: create_staging_table
+-- One for each session. The rows are deleted when the transaction ends.
+CREATE TEMP TABLE IF NOT EXISTS audit_staging (LIKE requests) ON COMMIT DELETE ROWS
+
+-- name: merge_requests
+-- Merges the staged rows into requests. The accepted and the ended record of a request may arrive in either order, and
+-- any number of times. A request ends once: queued -> completed or failed. Columns of the accepted record are filled in
+-- where they are null. Columns of the ended record are written while the row is open, and replaced in three cases only:
+-- * `abandoned` was assumed, so any recorded end replaces it;
+-- * an end that was delivered to the client replaces an end that was not;
+-- * a delivered 504 replaces a result that direct mode recorded and did not send.
+-- ledger/audit/rows.py (`outweighs`) applies the same rule to two ends in one batch.
 INSERT INTO requests AS r (
     id, created_at, customer_id, api_key_id, tier, model, status, error_code, http_status, completed_at,
     latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used,
@@ -45,7 +54,7 @@ ON CONFLICT (id, created_at) DO UPDATE SET
                 AND excluded.delivered IS TRUE AND (r.status, r.error_code) IS DISTINCT FROM (excluded.status, excluded.error_code))
         ))
     )
--- The same condition again, or the beginning of what has only an end yet: else the row is left as it is.
+-- The same condition, or the accepted record of a row that has only an end. Other rows are not written.
 WHERE (r.tier IS NULL AND excluded.tier IS NOT NULL)
    OR (excluded.status IN ('completed', 'failed') AND (
         r.status IN ('queued', 'processing')
@@ -53,3 +62,12 @@ WHERE (r.tier IS NULL AND excluded.tier IS NOT NULL)
         OR ((r.delivered IS NOT TRUE OR (r.status = 'completed' AND excluded.error_code = 'deadline_exceeded'))
             AND excluded.delivered IS TRUE AND (r.status, r.error_code) IS DISTINCT FROM (excluded.status, excluded.error_code))
     ))
+
+-- name: find_request
+SELECT id, created_at, customer_id::text, api_key_id, tier, model, status, error_code, http_status, completed_at,
+       latency_ms, queue_ms, gpu_ms, batch_id, batch_size, worker_id, gateway_id, attempts, tokens_used, input_bytes,
+       output_bytes, trace_id, mode, delivered, served_from
+FROM requests WHERE id = $1 AND created_at = $2
+
+-- name: count_requests
+SELECT status, count(*) FROM requests GROUP BY status

@@ -1,0 +1,146 @@
+"""Keys and quotas of customers: issue, rotate and revoke keys; set and remove quotas.
+
+The secret of a key is created here and never sent to PostgreSQL. A customer or tier has one quota for each period, so a new
+amount replaces the old one. Functions raise ChangeRejected if the change is not possible, and BadValue for an invalid quota.
+"""
+
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import func, select
+
+from ledger.admin.changes import Change, Row, add, alter, fetch, fetch_one, find, remove
+from ledger.admin.errors import BadValue, ChangeRejected
+from ledger.admin.rows import find_customer
+from ledger.catalog.api_key import NewKey, mint
+from ledger.catalog.quotas import BadCatalogRow, parse_quota, period_of
+from ledger.catalog.snapshot import Quota
+from ledger.postgres import Connection
+from ledger.schema.catalog import api_keys, customers, quotas, tiers
+
+
+async def create_key(
+    connection: Connection, customer: str, name: str, lifetime: timedelta | None, limit: Row
+) -> tuple[NewKey, Change]:
+    """Issue a key to a customer, by name or id."""
+    owner = await find_customer(connection, customer)
+    return await _issue(connection, owner, name, lifetime, limit)
+
+
+async def rotate_key(
+    connection: Connection, key_id: str, grace: timedelta, lifetime: timedelta | None
+) -> tuple[NewKey, list[Change]]:
+    """Issue a second key with the same name and limit. The old one expires after `grace`, if not before.
+
+    Without `lifetime` the new key gets the lifetime of the old one.
+    """
+    old = await find(connection, api_keys, key_id)
+    now = await _now(connection)
+    _check_valid(old, now)
+    meant = old["expires_at"] and old["expires_at"] - old["created_at"]
+    owner = await find(connection, customers, old["customer_id"])
+    limit = {name: old[name] for name in ("requests_per_second", "burst")}
+    new, issued = await _issue(connection, owner, old["name"], lifetime or meant, limit)
+    end = min(now + grace, old["expires_at"] or datetime.max.replace(tzinfo=now.tzinfo))
+    return new, [issued, await alter(connection, api_keys, old, {"expires_at": end})]
+
+
+async def revoke_key(connection: Connection, key_id: str) -> Change:
+    """Revoke a key, if it is not revoked yet."""
+    old = await find(connection, api_keys, key_id)
+    return await alter(connection, api_keys, old, {"revoked_at": old["revoked_at"] or await _now(connection)})
+
+
+async def _issue(
+    connection: Connection, owner: Row, name: str, lifetime: timedelta | None, limit: Row
+) -> tuple[NewKey, Change]:
+    key = mint()
+    values = {
+        "id": key.id,
+        "customer_id": owner["id"],
+        "name": name,
+        "secret_hash": key.secret_hash,
+        "expires_at": lifetime and await _now(connection) + lifetime,
+        **limit,
+    }
+    return key, await add(connection, api_keys, values)
+
+
+async def _now(connection: Connection) -> datetime:
+    """The start of the transaction, by PostgreSQL's clock."""
+    row = await fetch_one(connection, select(func.now().label("now")))
+    moment: datetime = (row or {})["now"]
+    return moment
+
+
+def _check_valid(key: Row, now: datetime) -> None:
+    for ended, how in ((key["revoked_at"], "revoked"), (key["expires_at"], "expired")):
+        if ended is not None and ended <= now:
+            raise ChangeRejected(
+                f"Key {key['id']} cannot be rotated: it is {how} since {ended:%Y-%m-%d %H:%M:%S} UTC; create a new one."
+            )
+
+
+_PERIOD_ALONE = re.compile(r"([1-9][0-9]* ?)?(second|minute|hour|day|month|year)s?")
+
+
+async def set_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:
+    """Set a quota of a customer, by name or id, or of each customer of a tier."""
+    period = _period(text)
+    owner, name = await _owner(connection, customer, tier)
+    same = [row for row in await _quotas_of(connection, owner) if _period(row["quota"]) == period]
+    if not same:
+        return [await add(connection, quotas, {**owner, "quota": text}, _named(text, name))]
+    # Several rows of one period can only be created in SQL. The smallest applied; now one is kept.
+    kept = next((row for row in same if row["quota"] == text), same[0])
+    surplus = [await remove(connection, quotas, row, _named(row["quota"], name)) for row in same if row is not kept]
+    return [await alter(connection, quotas, kept, {"quota": text}, _named(kept["quota"], name)), *surplus]
+
+
+async def remove_quota(connection: Connection, customer: str | None, tier: str | None, text: str) -> list[Change]:
+    """Remove the quota with this text, or with a period only (`day`) that of the period."""
+    alone = _PERIOD_ALONE.fullmatch(text) is not None
+    period = _period(f"1/{text}" if alone else text)
+    owner, name = await _owner(connection, customer, tier)
+    have = await _quotas_of(connection, owner)
+    gone = [
+        row
+        for row in have
+        if _period(row["quota"]) == period and (alone or _parsed(row["quota"]).amount == _parsed(text).amount)
+    ]
+    if not gone:
+        others = ", ".join(row["quota"] for row in have) or "none"
+        raise ChangeRejected(f"There is no quota {text} of {name}; it has {others}.")
+    return [await remove(connection, quotas, row, _named(row["quota"], name)) for row in gone]
+
+
+async def _owner(connection: Connection, customer: str | None, tier: str | None) -> tuple[Row, str]:
+    """The columns that identify the owner, and its name. Its row is locked, so that concurrent changes wait."""
+    if customer is not None:
+        row = await find_customer(connection, customer, lock=True)
+        return {"customer_id": row["id"], "tier": None}, row["name"]
+    await find(connection, tiers, tier)
+    return {"customer_id": None, "tier": tier}, f"tier {tier}"
+
+
+async def _quotas_of(connection: Connection, owner: Row) -> list[Row]:
+    conditions: list[Any] = [quotas.c[column].is_not_distinct_from(value) for column, value in owner.items()]
+    return await fetch(connection, select(quotas).where(*conditions).order_by(quotas.c.id).with_for_update())
+
+
+def _period(text: str) -> str:
+    return period_of(_parsed(text))
+
+
+def _parsed(text: str) -> Quota:
+    try:
+        return parse_quota(None, "any", text)
+    except BadCatalogRow:
+        raise BadValue(
+            f"quota must be a number of requests and a period, not {text!r} (for example 10000/day or 500/hour)."
+        ) from None
+
+
+def _named(text: str, owner: str) -> str:
+    return f"{text} of {owner}"

@@ -1,0 +1,62 @@
+-- The configuration tables, read into a snapshot (ledger/catalog/loader.py, ledger/catalog/changes.py).
+
+-- name: catalog_state
+SELECT version, changed_at::text, whole_version, pg_current_snapshot()::text FROM catalog_version
+
+-- name: catalog_changes
+-- $1: pg_snapshot of the previous read. $2: row limit. Returns the changes that are visible now and were not visible in $1.
+-- The upper bound on xact ignores transaction ids of another server, from a restored dump. Changes of dead letters are
+-- recorded in the same table but are not part of the catalog.
+SELECT table_name, old ->> 'id', new ->> 'id',
+       coalesce(old ->> 'customer_id', new ->> 'customer_id'), coalesce(new ->> 'customer_id', old ->> 'customer_id'),
+       coalesce(old ->> 'tier', new ->> 'tier') IS NOT NULL
+FROM config_changes
+WHERE xact >= pg_snapshot_xmin($1::text::pg_snapshot)::text::bigint
+  AND xact < pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+  AND table_name <> 'dead_letters'
+  AND NOT pg_visible_in_snapshot(xact::text::xid8, $1::text::pg_snapshot)
+LIMIT $2
+
+-- name: catalog_tiers
+SELECT name, priority, guaranteed_share, :limits,
+       max_queue_depth, max_queue_ms, shed_depth, shed_wait_ms, shadow, paused
+FROM tiers ORDER BY priority
+
+-- name: catalog_models
+SELECT name, pool, max_batch_size, max_batch_tokens, max_wait_ms, gpu_timeout_ms, rps_per_gpu, target_utilization,
+       cache_ttl_s, enabled, cache_scope, rps_per_gpu_fixed
+FROM models ORDER BY name
+
+-- name: catalog_cordons
+SELECT worker FROM cordons
+
+-- name: catalog_quotas
+SELECT customer_id::text, tier, quota FROM quotas
+
+-- name: catalog_quotas_of
+-- $1: customer ids. The quotas of all tiers are included. Columns as in catalog_quotas.
+SELECT customer_id::text, tier, quota FROM quotas WHERE customer_id = ANY ($1::uuid[]) OR customer_id IS NULL
+
+-- name: catalog_customers
+-- Limits that the customer does not override are null. The loader takes them from the tier, and checks that it exists.
+SELECT id::text, name, tier, status = 'suspended', :limits,
+       max_queue_ms, callback_hosts
+FROM customers
+
+-- name: catalog_customers_of
+-- $1: customer ids. Columns as in catalog_customers.
+SELECT id::text, name, tier, status = 'suspended', :limits,
+       max_queue_ms, callback_hosts
+FROM customers WHERE id = ANY ($1::uuid[])
+
+-- name: catalog_keys
+-- Revoked keys are included, so that they get the same error as unknown keys while PostgreSQL is not available.
+SELECT id, customer_id::text, secret_hash, extract(epoch FROM expires_at)::double precision, revoked_at IS NOT NULL,
+       requests_per_second, burst
+FROM api_keys
+
+-- name: catalog_keys_of
+-- $1: key ids. $2: customer ids; all keys of these are included. Columns as in catalog_keys.
+SELECT id, customer_id::text, secret_hash, extract(epoch FROM expires_at)::double precision, revoked_at IS NOT NULL,
+       requests_per_second, burst
+FROM api_keys WHERE id = ANY ($1::text[]) OR customer_id = ANY ($2::uuid[])

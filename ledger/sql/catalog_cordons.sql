@@ -1,1 +1,0 @@
-SELECT worker FROM cordons

@@ -1,1 +1,0 @@
-SELECT customer_id::text, tier, quota FROM quotas

@@ -1,1 +1,0 @@
-SELECT status, count(*) FROM requests GROUP BY status

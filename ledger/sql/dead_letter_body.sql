@@ -1,1 +1,0 @@
-SELECT body FROM dead_letters WHERE request_id = $1

@@ -1,1 +1,0 @@
-SELECT ensure_request_partitions($1)

@@ -1,1 +1,0 @@
-UPDATE jobs SET attempts = attempts + 1 WHERE id = ANY($1) AND status IN ('queued', 'processing')
