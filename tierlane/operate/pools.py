@@ -186,7 +186,7 @@ def cordon_effect(worker: str, pools: Mapping[str, Observation]) -> tuple[str, b
             if view.id == worker:
                 left = sum(other.healthy for other in observed.workers if other.id != worker)
                 running, gpus = counted(view.in_flight, "request"), counted(left, "healthy GPU")
-                return f"It finishes {running}; {gpus} remain in pool {pool}.", view.healthy and not left
+                return f"It finishes {running}; pool {pool} keeps {gpus}.", view.healthy and not left
     return "No worker with this id was seen in the last five minutes; the cordon applies when it starts.", False
 
 
