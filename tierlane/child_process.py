@@ -1,7 +1,7 @@
-"""One child process with its descendants: spawned in a session of its own, watched, stopped by signal, then killed.
+"""A child process and its descendants: started in its own session, stopped by a signal, then killed.
 
-Plain Popen and polling, not asyncio's subprocesses: an embedded server outlives the event loop that started it when
-test fixtures use one loop each.
+It uses Popen and polling instead of asyncio's subprocesses: in test fixtures with one event loop each, an embedded
+server outlives the loop that started it.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import IO, BinaryIO
 
@@ -23,26 +24,35 @@ KILL_WAIT_S = 2.0
 PROBE_TIMEOUT_S = 5.0
 
 
-class ChildProcess:
-    """A child that may be spawned again after it ended; `pid` and `returncode` are those of the latest run."""
+class ChildProcess(ABC):
+    """A process that can be started again after it ended; `pid` and `returncode` are those of the latest run.
 
-    def __init__(self) -> None:
-        """Make a child that has not been spawned."""
+    `role` and `name` are its names in stack.json.
+    """
+
+    STOP_SIGNAL = signal.SIGTERM
+
+    def __init__(self, role: str, name: str) -> None:
+        self.role = role
+        self.name = name
         self._popen: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start the process; a server has to respond before this returns."""
 
     @property
     def pid(self) -> int:
-        """Process id of the latest run, 0 before the first."""
+        """0 before the first run."""
         return self._popen.pid if self._popen else 0
 
     @property
     def alive(self) -> bool:
-        """Whether it runs now."""
         return self._popen is not None and self._popen.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """Exit code of the latest run (minus the signal's number when killed), None while it runs."""
+        """The exit code, -N after signal N; None while the process runs."""
         return self._popen.poll() if self._popen else None
 
     def spawn(
@@ -55,11 +65,11 @@ class ChildProcess:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Run `argv`, with both outputs to `output`; as another user (and the group of that number) when `uid` is set.
+        """Run `argv` with stdout and stderr sent to `output`; with `uid`, as that user and the group of the same number.
 
-        `prefix`: a command that ends by running what follows it. Where the system can, the kernel kills the child when the
-        thread that started it ends, which is the main one of our processes: not even SIGKILL of a parent leaves it behind.
-        A session of its own keeps a terminal's Ctrl-C away from it: who stops it, and when, is its parent's choice.
+        `prefix` is a command that executes its arguments, such as setpriv. Where supported, the kernel kills the child when
+        the thread that started it ends (the main thread), so that even SIGKILL of the parent leaves no child. The child
+        has its own session, so that Ctrl-C in a terminal reaches the parent only.
         """
         self._popen = subprocess.Popen(
             [*prefix, *dying_with_parent(), *argv],
@@ -75,7 +85,7 @@ class ChildProcess:
         )
 
     def spawn_piped(self, argv: Sequence[str], env: Mapping[str, str]) -> BinaryIO:
-        """Run `argv` and return its output, which the caller must read to the end."""
+        """Run `argv` and return its output. The caller must read it to the end."""
         reading, writing = os.pipe()
         try:
             self.spawn(argv, output=writing, env=env)
@@ -86,18 +96,18 @@ class ChildProcess:
             os.close(writing)
         return os.fdopen(reading, "rb")
 
-    async def stop(self, first: signal.Signals, grace_s: float) -> None:
-        """Send `first`, wait up to `grace_s` seconds, then kill what is left. Harmless when it does not run."""
+    async def stop(self, grace_s: float) -> None:
+        """Send STOP_SIGNAL; after `grace_s` seconds, kill the process and its descendants. No effect when it does not run."""
         if self._popen is None or not self.alive:
             return
         processes = family(self._popen.pid)
-        self._popen.send_signal(first)
+        self._popen.send_signal(self.STOP_SIGNAL)
         await self._ended_within(grace_s)
         kill_all(processes)
         await self._ended_within(KILL_WAIT_S)
 
     def kill(self) -> None:
-        """Kill it with its descendants at once and reap it. Harmless when it does not run."""
+        """Kill the process and its descendants, and reap it. No effect when it does not run."""
         if self._popen is not None and self.alive:
             kill_all(family(self._popen.pid))
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -111,9 +121,9 @@ class ChildProcess:
 
 @functools.cache
 def dying_with_parent() -> tuple[str, ...]:
-    """What to put before a command so that it is killed when its parent ends (prctl(2), PR_SET_PDEATHSIG); () where that cannot be.
+    """The command prefix that makes the kernel kill a child when its parent ends (PR_SET_PDEATHSIG); () if not supported.
 
-    A program of util-linux, since a Python function between fork and exec may hang where there are threads.
+    It uses setpriv of util-linux, because Python code between fork and exec can deadlock in a process with threads.
     """
     setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
     if setpriv is None:
@@ -129,7 +139,7 @@ def dying_with_parent() -> tuple[str, ...]:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return the process `pid` and all its descendants, or nothing when it is gone."""
+    """The process and its descendants; empty when it has ended."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -138,14 +148,14 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """Kill each that still runs. psutil compares creation times first, so a reused pid is never hit."""
+    """Kill the processes that still run. psutil compares creation times, so a reused pid is never killed."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
 
 
 def still_runs(process: psutil.Process) -> bool:
-    """Whether the very same process still runs; one that ended but is not reaped yet does not."""
+    """Whether the same process still runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -1,10 +1,9 @@
-"""The command line: verbs, their flags, exit codes. What a verb does is imported when it is run, never before.
+"""The command line: verbs, their flags, exit codes. The code of a verb is imported when it runs.
 
-`--help` must be quick, so this module imports typer and the declared settings only: no validation, no client libraries, no
-torch. Flags reach the settings as text, so that a bad one is reported like a bad variable is. A role is imported
-without what no role uses: a third of the time until it serves.
+So that `--help` is fast, this module imports only typer and the declared settings. Flags are passed to the settings as
+text, so that invalid flags and invalid variables give the same errors.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or a bad setting.
+Exit codes: 0 done, 1 failed, 2 wrong usage or an invalid setting.
 """
 # ruff: noqa: PLC0415, FBT001, FBT002 - verbs import what they run, and typer reads switches from the signature
 
@@ -19,7 +18,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tierlane.settings.declaration import CONFIG_VARIABLE, DEFAULT_CONFIG_FILE, flag, settings_of, variable
+from tierlane.command import (
+    CONFIG_OPTION,
+    STYLE,
+    USAGE_ERROR,
+    HelpOption,
+    Verb,
+    parameter,
+    run_group,
+    set_options,
+    setting,
+)
+from tierlane.settings.declaration import flag, settings_of, variable
 from tierlane.settings.gateway_sections import (
     AutoscaleSettings,
     GatewaySettings,
@@ -41,19 +51,19 @@ if TYPE_CHECKING:
 
 
 UNUSED = ("rich", "better_exceptions", "opentelemetry.sdk.metrics")
-"""What structlog (for tracebacks in colour) and redis (for its own metrics) import where it is installed."""
+"""Modules that structlog (for coloured tracebacks) and redis (for its metrics) import if installed, and no role uses."""
 
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Inside, what is unused counts as not installed, and no garbage is looked for, since imports leave none.
+    """In the block, UNUSED modules count as not installed, and garbage collection is off. A role starts in a third less time.
 
-    Afterwards both are as before: who does need such a library (traces, for example) can import it.
+    After the block, the modules can be imported, for example for traces.
     """
     hidden = [name for name in UNUSED if name not in sys.modules]
     collecting = gc.isenabled()
     gc.disable()
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is how Python marks what cannot be imported
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None marks a module that cannot be imported
     try:
         yield
     finally:
@@ -63,7 +73,6 @@ def lean_imports() -> Iterator[None]:
             gc.enable()
 
 
-USAGE_ERROR = 2
 LOGGING = ("log_format", "log_level")
 GATEWAY_SECTIONS = (GatewaySettings, JobSettings, AutoscaleSettings, MetricsSettings, TraceSettings, PoolTimeSettings)
 UP_FLAGS = (
@@ -72,38 +81,36 @@ UP_FLAGS = (
 )  # fmt: skip
 
 TOOLS = (
-    ("tier", "tierlane.admin.commands:tier_main", "List, show or change tiers, the service classes."),
-    ("customer", "tierlane.admin.commands:customer_main", "List, show or change customers."),
-    ("key", "tierlane.admin.commands:key_main", "List, issue, rotate or revoke API keys."),
-    ("quota", "tierlane.admin.commands:quota_main", "List or change quotas per day, month, ..."),
-    ("model", "tierlane.admin.commands:model_main", "List, show or change models."),
-    ("gpu", "tierlane.operate.commands:gpu_main", "List, cordon or uncordon GPUs and their workers."),
-    ("queue", "tierlane.operate.commands:queue_main", "List, pause or resume tier queues."),
-    ("top", "tierlane.operate.commands:top_main", "Watch a running system in the terminal."),
-    ("check", "tierlane.check.command:main", "Look whether all that a system stands on is as it must be."),
-    ("explain", "tierlane.explain.command:main", "Take a limit apart, or say why a request was rejected."),
-    ("dlq", "tierlane.operate.dlq:main", "List, show, requeue or purge dead letters."),
-    ("bench", "tierlane.bench.command:main", "Load a gateway over all tiers, show what came back."),
-    ("chaos", "tierlane.chaos.command:main", "Break a stack under load, show whether anything was lost."),
+    ("tier", "tierlane.admin.commands:tier_app", "List, show or change tiers, the service classes."),
+    ("customer", "tierlane.admin.commands:customer_app", "List, show or change customers."),
+    ("key", "tierlane.admin.commands:key_app", "List, issue, rotate or revoke API keys."),
+    ("quota", "tierlane.admin.commands:quota_app", "List or change quotas per day, month, ..."),
+    ("model", "tierlane.admin.commands:model_app", "List, show or change models."),
+    ("gpu", "tierlane.operate.commands:gpu_app", "List, cordon or uncordon GPUs and their workers."),
+    ("queue", "tierlane.operate.commands:queue_app", "List, pause or resume tier queues."),
+    ("top", "tierlane.operate.commands:top_app", "Watch a running system in the terminal."),
+    ("check", "tierlane.check.command:main", "Check all servers and components."),
+    ("explain", "tierlane.explain.command:main", "Show limits and their sources, or why a request was rejected."),
+    ("dlq", "tierlane.operate.commands:dlq_app", "List, show, requeue or purge dead letters."),
+    ("bench", "tierlane.bench.command:main", "Load test a gateway with requests of all tiers."),
+    ("chaos", "tierlane.chaos.command:main", "Cause faults under load, and check all guarantees."),
 )
-"""Verbs with options of their own: name, module and function, help."""
-
-Verb = Callable[["Settings"], int]
+"""Verbs with their own options: name, module and function or typer application, help."""
 
 app = typer.Typer(
     name="tierlane",
-    help="Tiered customers in front, GPU inference behind: limits, queues, batches, and exactly one answer.",
+    help="A multi-tenant gateway and scheduler in front of an existing GPU model.",
     epilog="Precedence: flag > environment > file > default. Exit codes: 0 done, 1 failed, 2 wrong usage.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # Plain help is drawn in half the time.
+    rich_markup_mode=None,  # Plain help takes half the time.
     pretty_exceptions_enable=False,
-    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+    context_settings=STYLE,
 )
 
 
 def main() -> None:
-    """Run the command line; never returns."""
+    """Run the command line and exit."""
     app()
 
 
@@ -115,29 +122,20 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _show_help(context: typer.Context, wanted: bool) -> None:
-    if wanted:
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
-# An own help option, because typer imports pydantic to check the built-in one when a verb is called.
 @app.callback(add_help_option=False)
 def _root(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
-    help_: Annotated[
-        bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
-    ] = False,
+    help_: HelpOption = False,
 ) -> None:
     pass
 
 
 def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Verb], Verb]:
-    """Register a verb that is called with the settings; `flags`: settings that can be given by flag, but for secrets.
+    """Register a verb that is called with the settings and returns the exit code.
 
-    `required`: settings without which the verb cannot run. The exit code is what the function returns.
+    `flags`: settings that get a flag, unless they are secret. `required`: settings that must be set.
     """
 
     def register(function: Verb) -> Verb:
@@ -145,10 +143,8 @@ def verb(*, flags: Sequence[str], required: Sequence[str] = ()) -> Callable[[Ver
             raise typer.Exit(_run(function, config, given, required))
 
         shown = [name for name in flags if not SETTINGS[name].secret]
-        parameters = [_config_parameter(), *(_flag_parameter(name) for name in shown)]
-        # typer reads options from the signature, so the signature is made from the declared settings.
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        config_option = parameter("config", Annotated[Path | None, CONFIG_OPTION])
+        set_options(command, [config_option, *(_flag_parameter(name) for name in shown)])
         app.command(name=function.__name__, help=function.__doc__)(command)
         return function
 
@@ -166,26 +162,14 @@ def _run(function: Verb, config: Path | None, given: dict[str, object], required
     return function(settings)
 
 
-def _config_parameter() -> inspect.Parameter:
-    help_text = f"Settings file, TOML. [env: {CONFIG_VARIABLE}] [default: {DEFAULT_CONFIG_FILE} if there is one]"
-    return _parameter("config", Path | None, typer.Option("--config", metavar="FILE", help=help_text))
-
-
 def _flag_parameter(name: str) -> inspect.Parameter:
-    setting = SETTINGS[name]
-    help_text = setting.help(variable(name))
-    if setting.switch:
-        return _parameter(name, bool | None, typer.Option(flag(name), help=help_text))
-    return _parameter(name, str | None, typer.Option(flag(name), metavar=setting.metavar, help=help_text))
-
-
-def _parameter(name: str, kind: object, option: object) -> inspect.Parameter:
-    # None stands for "not given", so that the environment and the file get their turn.
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+    if SETTINGS[name].switch:
+        option = typer.Option(flag(name), help=SETTINGS[name].help(variable(name)))
+        return parameter(name, Annotated[bool | None, option])
+    return parameter(name, Annotated[str | None, setting(name)])
 
 
 def _role(name: str) -> Verb:
-    """The function that runs a role."""
     with lean_imports():
         run: Verb = import_module(f"tierlane.roles.{name}").run
     return run
@@ -234,25 +218,26 @@ def migrate(settings: "Settings") -> int:
     return run(settings)
 
 
-def _hand_on(name: str, place: str, says: str) -> None:
-    """Add a verb with options of its own: its function takes the arguments and returns the exit code."""
-
+def _add_tool(name: str, place: str, help_text: str) -> None:
     @app.command(
         name=name,
-        help=says,
-        # Everything is handed on, --help included.
+        help=help_text,
+        # All arguments are passed on, --help included.
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def command(context: typer.Context) -> None:
         for word in context.args:
-            # What a terminal in another encoding made of an argument: no server could be told of it.
-            if any("\ud800" <= letter <= "\udfff" for letter in word):
+            # A terminal with another encoding gives surrogates, which servers reject.
+            if any("\ud800" <= character <= "\udfff" for character in word):
                 typer.echo(f"{word!r} is not text in UTF-8", err=True)
                 raise typer.Exit(USAGE_ERROR)
-        module, _, function = place.partition(":")
-        raise typer.Exit(getattr(import_module(module), function)(list(context.args)))
+        module, _, attribute = place.partition(":")
+        tool = getattr(import_module(module), attribute)
+        if isinstance(tool, typer.Typer):
+            raise typer.Exit(run_group(tool, name, context.args))
+        raise typer.Exit(tool(context.args))
 
 
-for _name, _place, _says in TOOLS:
-    _hand_on(_name, _place, _says)
+for _name, _place, _help_text in TOOLS:
+    _add_tool(_name, _place, _help_text)

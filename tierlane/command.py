@@ -1,9 +1,9 @@
-"""What verbs share: their style, common options, exit codes, and commands whose options are a table.
+"""Shared parts of the verbs: style, common options, exit codes, and commands whose options are declared in a table.
 
-Help must be quick, so only typer and declarations are imported here; what a verb does is imported when it runs. Options of a
-tool reach it as text, so that a bad flag is reported like a bad variable is.
+So that help is fast, this module imports only typer and declarations; the code of a verb is imported when it runs. Options
+are passed as text, so that invalid flags and invalid variables give the same errors.
 
-0: done. 1: failed, or not all of it was done. 2: wrong usage or a bad setting.
+Exit codes: 0 done; 1 failed, or done in part; 2 wrong usage or an invalid setting.
 """
 # ruff: noqa: PLC0415 - see above
 
@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -23,11 +24,22 @@ if TYPE_CHECKING:
     from tierlane.settings.model import Settings
 
 
+FAILED = 1
 USAGE_ERROR = 2
 EPILOG = "Works on the local stack unless TIERLANE_DATABASE_URL is set. Exit codes: 0 done, 1 failed, 2 wrong usage."
 STYLE = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
 
 Verb: TypeAlias = Callable[["Settings"], int]
+
+
+class LazyModule:
+    """A module that is imported when one of its attributes is read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(import_module(self._name), attribute)
 
 
 def _show_help(context: typer.Context, *, wanted: bool) -> None:
@@ -36,72 +48,76 @@ def _show_help(context: typer.Context, *, wanted: bool) -> None:
         raise typer.Exit
 
 
+# typer imports pydantic to check its built-in help option when a verb is called.
+HelpOption: TypeAlias = Annotated[
+    bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
+]
+
+
 def verb_group(says: str) -> typer.Typer:
-    """An empty group of verbs; `says` is what its help begins with."""
+    """An empty group of verbs; `says` is the first line of its help."""
     app = typer.Typer(
         help=says,
         epilog=EPILOG,
         no_args_is_help=True,
         add_completion=False,
-        rich_markup_mode=None,  # Plain help is drawn in half the time.
+        rich_markup_mode=None,  # Plain help takes half the time.
         pretty_exceptions_enable=False,
         context_settings=STYLE,
     )
 
-    # An own help option, because typer imports pydantic to check the built-in one when a verb is called.
     @app.callback(add_help_option=False)
-    def root(
-        *,
-        help_: Annotated[
-            bool, typer.Option("--help", "-h", help="Show this message and exit.", callback=_show_help, is_eager=True)
-        ] = False,
-    ) -> None:
+    def root(*, help_: HelpOption = False) -> None:
         pass
 
     return app
 
 
 def run_group(app: typer.Typer, name: str, argv: list[str]) -> int:
-    """Run the group that is called `tierlane <name>` with these arguments; return the exit code."""
+    """Run `tierlane <name>` with these arguments; return the exit code."""
     try:
         app(args=argv, prog_name=f"tierlane {name}")
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
+        return end.code if isinstance(end.code, int) else FAILED
     return 0
 
 
 def setting(name: str) -> Any:
-    """The option of a setting, without a default: so the environment and the file get their turn."""
+    """The option of a setting; without a default, so that the environment and the file apply."""
     declared = SETTINGS[name]
     return typer.Option(flag(name), metavar=declared.metavar, help=declared.help(variable(name)))
 
 
 def from_variable(*names: str, variable: str, says: str, default: str, **options: Any) -> Any:
-    """An option of the tool's own that an environment variable can give, too."""
+    """An option that can also be set by an environment variable."""
     shown = f"{says} [env: {variable}] [default: {default}]"
     return typer.Option(*names, envvar=variable, show_envvar=False, show_default=False, help=shown, **options)
 
 
 def no_variable(name: str, text: str, default: str = "none", **options: Any) -> Any:
-    """An option that says what to do now, and so is not to come from an environment."""
+    """An option without an environment variable, because it applies to one call."""
     return typer.Option(name, help=f"{text} [env: none] [default: {default}]", show_default=False, **options)
 
 
 def output(variable: str) -> Any:
-    """The option for the form of the output, a Literal of table and json."""
-    return from_variable("--output", "-o", variable=variable, says="Form of the output.", default="table")
+    """The option for the output format, table or json."""
+    return from_variable("--output", "-o", variable=variable, says="Output format.", default="table")
 
 
-_CONFIG_HELP = f"Settings file, TOML. [env: {CONFIG_VARIABLE}] [default: {DEFAULT_CONFIG_FILE} if there is one]"
-Config: TypeAlias = Annotated[Path | None, typer.Option("--config", metavar="FILE", help=_CONFIG_HELP)]
+CONFIG_OPTION = typer.Option(
+    "--config",
+    metavar="FILE",
+    help=f"Settings file, TOML. [env: {CONFIG_VARIABLE}] [default: {DEFAULT_CONFIG_FILE} if it exists]",
+)
+Config: TypeAlias = Annotated[Path | None, CONFIG_OPTION]
 DataDir: TypeAlias = Annotated[str | None, setting("data_dir")]
 Pool: TypeAlias = Annotated[str | None, setting("pool")]
 
 
 def carry_out(prepare: Callable[[], Verb], config: Path | None, *, database: bool = True, **given: object) -> None:
-    """Call what `prepare` returns with the settings; every way to fail is one sentence and an exit code.
+    """Call the function that `prepare` returns with the settings; report an error as one sentence, and exit.
 
-    `database`: the verb needs one, so that a missing one is told before it runs.
+    `database`: the verb needs PostgreSQL, so a missing URL is reported before it runs.
     """
     from scheduler.errors import TierlaneError
     from tierlane.connect import UsageError, reachable
@@ -116,19 +132,17 @@ def carry_out(prepare: Callable[[], Verb], config: Path | None, *, database: boo
         code = USAGE_ERROR
     except TierlaneError as error:
         typer.echo(str(error), err=True)
-        code = 1
+        code = FAILED
     raise typer.Exit(code)
 
 
-FAILED = 1
-
 Run = Callable[[dict[str, Any]], int]
-"""Called with every option by name (text, None where not given; a bool for a switch); returns the exit code."""
+"""Called with all options by name (text, None if not given; a bool for a switch); returns the exit code."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool: its name, its options, and its switches, which take no value and are off unless given."""
+    """A tool with its options and switches. A switch takes no value."""
 
     name: str
     options: Mapping[str, Option]
@@ -139,15 +153,12 @@ class Tool:
         return f"{PREFIX}{self.name}_{option}".upper()
 
     def both_names(self, option: str) -> str:
-        """The option as errors name it."""
+        """The option and its variable, for errors."""
         return f"{flag(option)} ({self.variable(option)})"
 
 
 class OptionReader:
-    """The values of a tool's options; those of None have their default.
-
-    `error` is raised with one sentence that names the option.
-    """
+    """The values of a tool's options, with their defaults. An invalid value raises `error` with one sentence."""
 
     def __init__(self, tool: Tool, given: Mapping[str, str | None], error: type[Exception]) -> None:
         self._tool = tool
@@ -155,11 +166,10 @@ class OptionReader:
         self._error = error
 
     def fault(self, option: str, sentence: str) -> Exception:
-        """The error for an option, to be raised."""
+        """The error to raise for an option."""
         return self._error(f"{self._tool.both_names(option)}: {sentence}")
 
     def text(self, option: str) -> str:
-        """The value as it was given."""
         value = self._given.get(option)
         return self._tool.options[option].default if value is None else value
 
@@ -194,29 +204,25 @@ class OptionReader:
 
 
 def run_tool(tool: Tool, run: Run, argv: list[str], *, says: str, epilog: str) -> int:
-    """Run a tool with these arguments; return the exit code. `says` and `epilog` are what its help begins and ends with."""
-    try:
-        _application(tool, run, says, epilog)(args=argv, prog_name=f"tierlane {tool.name}")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else FAILED
-    return 0
+    """Run a tool with these arguments; return the exit code. `says` and `epilog` begin and end its help."""
+    return run_group(_application(tool, run, says, epilog), tool.name, argv)
 
 
 def _application(tool: Tool, run: Run, says: str, epilog: str) -> typer.Typer:
     app = typer.Typer(
         add_completion=False,
-        rich_markup_mode=None,  # Plain help is drawn in half the time.
+        rich_markup_mode=None,  # Plain help takes half the time.
         pretty_exceptions_enable=False,
-        context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+        context_settings=STYLE,
     )
 
     def command(**given: Any) -> None:
         raise typer.Exit(run(given))
 
-    parameters = [_valued(tool, option) for option in tool.options] + [_switch(tool, name) for name in tool.switches]
-    # typer reads options from the signature, so the signature is made from the table of options.
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    set_options(
+        command,
+        [_valued(tool, option) for option in tool.options] + [_switch(tool, name) for name in tool.switches],
+    )
     app.command(name=tool.name, help=says, epilog=epilog)(command)
     return app
 
@@ -225,15 +231,22 @@ def _valued(tool: Tool, option: str) -> inspect.Parameter:
     declared, variable = tool.options[option], tool.variable(option)
     shown = declared.help(variable)
     info = typer.Option(flag(option), metavar=declared.metavar, help=shown, envvar=variable, show_envvar=False)
-    return _parameter(option, Annotated[str | None, info])
+    return parameter(option, Annotated[str | None, info])
 
 
 def _switch(tool: Tool, name: str) -> inspect.Parameter:
     variable = tool.variable(name)
     shown = f"{tool.switches[name]} [env: {variable}] [default: off]"
     info = typer.Option(flag(name), help=shown, envvar=variable, show_envvar=False, show_default=False)
-    return _parameter(name, Annotated[bool, info], default=False)
+    return parameter(name, Annotated[bool, info], default=False)
 
 
-def _parameter(name: str, annotation: object, default: object = None) -> inspect.Parameter:
+def set_options(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
+    """Give a function these parameters. typer reads options from the signature."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+
+
+def parameter(name: str, annotation: object, default: object = None) -> inspect.Parameter:
+    """An option of a command. The default None lets the environment and the settings file apply."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,4 +1,4 @@
-"""What verbs print: tables, JSON, numbers and times, and text from outside made harmless for a terminal."""
+"""The output of verbs: tables, JSON, numbers and times, and text without control characters."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -10,45 +10,46 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDE = 400  # Columns of output that goes to a file or a program: nothing is cut off there.
+WIDE = 400  # Width of output to a file or a program, so that no cell is wrapped.
 _STYLES = {"suspended": "yellow", "revoked": "red", "expired": "red"}
 
 
 class Column(NamedTuple):
-    """A column of a table: the field of the rows, and its heading."""
+    """A column of a table: the field of the rows, and its heading; `whole`: a value is not wrapped."""
 
     field: str
     heading: str
+    whole: bool = False
 
 
 def print_json(value: object) -> None:
-    """Print for programs; times in ISO 8601."""
+    """Print JSON, with times in ISO 8601."""
     typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_rows(
-    output: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]], what: str, total: int = 0
+    output: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]], noun: str, total: int = 0
 ) -> None:
-    """Print a list as a table or as JSON; `total` is how many `what` there are, where some were left out."""
+    """Print rows as a table or as JSON; `total` is the number of all rows, if only some are printed."""
     if output == "json":
         print_json(rows)
     elif rows:
         _print_table(columns, rows)
     else:
-        typer.echo(f"No {what}.")
+        typer.echo(f"No {noun}.")
     if len(rows) < total:
-        typer.echo(f"{len(rows):,} of {total:,} {what}; --limit N shows more.", err=True)
+        typer.echo(f"{len(rows):,} of {total:,} {noun}; --limit N shows more.", err=True)
 
 
 def aligned(pairs: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
-    """Lines of names and values, the values below each other."""
+    """Lines with a name and a value, in two columns."""
     pairs = list(pairs)
     width = max((len(name) for name, _ in pairs), default=0)
     return [f"{indent}{name:<{width}}  {value}".rstrip() for name, value in pairs]
 
 
 def readable(value: object) -> str:
-    """One value for people: numbers with commas, times in UTC, `none`, on and off."""
+    """A value as text: numbers with commas, times in UTC, `none`, on and off."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -58,29 +59,36 @@ def readable(value: object) -> str:
     if isinstance(value, datetime):
         return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     if isinstance(value, list):
-        return ", ".join(readable(one) for one in value) or "none"
+        return ", ".join(readable(item) for item in value) or "none"
     return printable(str(value))
 
 
-def printable(text: str) -> str:
-    """Text from outside, made harmless for a terminal: control characters are shown, not obeyed."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str, keep: str = "") -> str:
+    """The text with control characters escaped, except those in `keep`, so that a terminal does not execute them."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """The number and the noun, such as `1 key` or `2 keys`."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _print_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
-    # Numbers to the right; nothing is cut off, nor padded, where no terminal shows it.
+    # Without a terminal, lines are neither wrapped nor padded.
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
     table = Table(box=None, pad_edge=False)
-    for field, heading in columns:
-        numbers = all(row[field] is None or _is_number(row[field]) for row in rows)
-        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    for column in columns:
+        numbers = all(row[column.field] is None or _is_number(row[column.field]) for row in rows)
+        table.add_column(column.heading, justify="right" if numbers else "left", overflow="fold", no_wrap=column.whole)
     for row in rows:
         table.add_row(*(_cell(row[column.field]) for column in columns))
-    with console.capture() as drawn:
+    with console.capture() as capture:
         console.print(table)
-    typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()), color=True)  # Rich chose already.
+    typer.echo(
+        "\n".join(line.rstrip() for line in capture.get().splitlines()), color=True
+    )  # Rich has decided on colours.
 
 
 def _is_number(value: object) -> bool:
@@ -88,5 +96,5 @@ def _is_number(value: object) -> bool:
 
 
 def _cell(value: object) -> Text:
-    shown = "-" if value is None else readable(value)
-    return Text(shown, style=_STYLES.get(shown, ""))
+    text = "-" if value is None else readable(value)
+    return Text(text, style=_STYLES.get(text, ""))

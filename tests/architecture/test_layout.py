@@ -76,7 +76,6 @@ SHORT = {
     "scheduler/fault_log.py": "brings structlog, which scripts and settings do without",
     "scheduler/request_id.py": "ids, imported everywhere",
     "scheduler/states.py": "enums, imported everywhere",
-    "tierlane/admin/quotas.py": "a verb",
     "tierlane/bench/echo_server.py": "a process of its own",
     "tierlane/bench/run.py": "the entry that loads the rest of bench late",
     "tierlane/roles/migrate.py": "a role; brings alembic",

@@ -11,7 +11,7 @@ from pool import Pool
 from scheduler.payload import Payload, encode_payload
 from scheduler.protocol.batches import Outcome
 from scheduler.request_id import new_request_id
-from tierlane.operate.dlq import app
+from tierlane.operate.commands import dlq_app as app
 
 Connection = Any
 

@@ -75,7 +75,7 @@ async def test_a_dry_run_says_the_same_and_changes_nothing(admin: Admin, db: Con
     assert as_json.get("key") is None
     changes = [change for change in as_json["changes"] if change["old"] != change["new"]]
     assert changes
-    assert real.splitlines()[-1] == "Gateways obey within a second."
+    assert real.splitlines()[-1] == "Gateways apply this within one second."
     assert await tables(db) != before
 
 

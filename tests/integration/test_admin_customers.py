@@ -28,7 +28,7 @@ async def test_a_customer_is_created_and_changed(admin: Admin, db: Connection) -
     await admin.done("customer", "set", "Acme & Co", "--burst", "none")
 
     assert tuple(made)[1:] == ("free", "active", None, 50.0)
-    assert "It has no key yet" in said
+    assert "has no key yet" in said
     after = await db.fetchrow("SELECT tier, burst, tokens_per_minute FROM customers")
     assert tuple(after) == ("paid", None, 6000)
 
@@ -95,13 +95,13 @@ async def test_deleting_a_customer_asks_before(admin: Admin, db: Connection) -> 
     for said in ("", "n\n"):
         refused = await admin.run("customer", "delete", "acme", input=said)
         assert refused.exit_code == 1
-        assert "Delete customer acme with 1 key and 0 quotas for good?" in refused.stdout
+        assert "Delete customer acme with 1 key and 0 quotas?" in refused.stdout
     assert await db.fetchval("SELECT count(*) FROM customers") == 1
 
     done = await admin.run("customer", "delete", "acme", input="y\n")
 
     assert done.exit_code == 0
-    assert "customer acme: deleted\nWith it: 1 key and 0 quotas." in done.stdout
+    assert "customer acme: deleted\nAlso deleted: 1 key and 0 quotas." in done.stdout
     assert (
         await db.fetchval("SELECT count(*) FROM customers") == await db.fetchval("SELECT count(*) FROM api_keys") == 0
     )
@@ -164,10 +164,10 @@ async def test_quotas_are_listed_and_removed(admin: Admin, db: Connection) -> No
             "There is no tier named silver; there are enterprise, paid, free.",
         ),
         (1, ["customer", "set", "acme", "--tier", "silver"], "There is no tier named silver; there are enterprise,"),
-        (2, ["customer", "create", "beta"], "A new one needs --tier, too."),
+        (2, ["customer", "create", "beta"], "Required: --tier."),
         (2, ["customer", "create", " beta", "--tier", "free"], "name must have 1 to 200 characters, no control"),
         (2, ["customer", "set", "acme", "--burst", "0"], "burst must be 1 to 10,000,000, not 0 (own bucket size,"),
-        (2, ["customer", "set", "acme"], "Say what to set: --tier, "),
+        (2, ["customer", "set", "acme"], "Specify at least one column: --tier, "),
         (1, ["customer", "set", "nobody", "--burst", "5"], "There is no customer named nobody."),
         (1, ["customer", "show", "nobody"], "There is no customer named nobody."),
         (1, ["customer", "suspend", "nobody"], "There is no customer named nobody."),
@@ -177,8 +177,8 @@ async def test_quotas_are_listed_and_removed(admin: Admin, db: Connection) -> No
         (2, ["quota", "set", "acme", "0/day"], "quota must be a number of requests and a period, not '0/day' ("),
         (2, ["quota", "set", "acme", "1/day; 2/hour"], "quota must be a number of requests and a period, not '1/day; "),
         (2, ["quota", "remove", "acme", "often"], "quota must be a number of requests and a period, not 'often' ("),
-        (2, ["quota", "set", "1/day"], "Say whose quota and which: CUSTOMER QUOTA, or --tier TIER QUOTA"),
-        (2, ["quota", "set", "acme", "1/day", "--tier", "free"], "Say whose quota and which: "),
+        (2, ["quota", "set", "1/day"], "Specify CUSTOMER QUOTA, or --tier TIER QUOTA"),
+        (2, ["quota", "set", "acme", "1/day", "--tier", "free"], "Specify CUSTOMER QUOTA, "),
         (1, ["quota", "set", "nobody", "1/day"], "There is no customer named nobody."),
         (1, ["quota", "set", "--tier", "silver", "1/day"], "There is no tier named silver."),
         (1, ["quota", "remove", "acme", "1/day"], "There is no quota 1/day of acme; it has none."),
@@ -232,7 +232,7 @@ async def test_the_secret_that_signs_a_customers_callbacks_is_shown(
     monkeypatch.setenv("TIERLANE_CALLBACK_SECRET", deployment)
     secret = secret_text(customer_key(secret_bytes(deployment), acme))
 
-    assert "TIERLANE_CALLBACK_SECRET is not set here: set it as the gateways have it" in without
+    assert "TIERLANE_CALLBACK_SECRET is not set. Set it to the value of the gateways." in without
     assert await admin.done("customer", "show", "acme", "--webhook-secret") == f"{secret}\n"
     assert await admin.json("customer", "show", "acme", "--webhook-secret") == {
         "name": "acme",

@@ -38,7 +38,7 @@ async def test_a_key_is_printed_once_and_works(admin: Admin, db: Connection) -> 
     """On a line of its own for people, as a field for programs; nothing stored gives it away."""
     lines = (await admin.done("key", "create", "acme", "for people")).splitlines()
     as_json = await admin.json("key", "create", "acme", "for programs", "--expires-in", "30d")
-    key = lines[lines.index("The key, shown this once:") + 1]
+    key = lines[lines.index("The key, shown only once:") + 1]
 
     for issued in (key, as_json["key"]):
         assert await works(db, issued)
@@ -152,7 +152,7 @@ async def test_keys_are_listed_with_their_state(admin: Admin, db: Connection) ->
             "--expires-in: must be a number and s, m, h, d or w, such",
         ),
         (2, ["create", "acme", "ci", "--expires-in", "99999w"], "--expires-in: must be at most 36500d, got '99999w'"),
-        (2, ["create", "acme", "ci", "--burst", "5"], "--burst: needs --requests-per-second"),
+        (2, ["create", "acme", "ci", "--burst", "5"], "--burst: requires --requests-per-second"),
         (
             2,
             ["create", "acme", "ci", "--requests-per-second", "5", "--burst", "0"],

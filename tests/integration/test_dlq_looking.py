@@ -39,7 +39,7 @@ async def test_the_list_is_newest_first_and_bounded(database_url: str, db: Conne
     assert ids_of(bounded.stdout) == [newest, new]
     assert "acme" in shown.stdout
     assert "poison_request" in shown.stdout
-    assert "w1 w2 w3" in shown.stdout
+    assert "w1, w2, w3" in shown.stdout
     assert "secret" not in shown.stdout
 
 
@@ -83,10 +83,7 @@ async def test_the_list_as_json(database_url: str, db: Connection) -> None:
 
 async def test_an_empty_list_says_so(database_url: str) -> None:
     """In words for people, as an empty array for programs."""
-    assert (await command("list", database_url=database_url)).stdout == "There are no dead letters.\n"
-    assert (
-        await command("list", "--code", "x", database_url=database_url)
-    ).stdout == "There are no such dead letters.\n"
+    assert (await command("list", database_url=database_url)).stdout == "No dead letters.\n"
     assert (await command("list", "-o", "json", database_url=database_url)).stdout == "[]\n"
 
 
@@ -119,7 +116,7 @@ async def test_show_prints_the_input_when_asked(database_url: str, db: Connectio
     assert (as_json["body"]["input"], as_json["body"]["parameters"]) == (hostile, {"n": 1})
 
 
-@pytest.mark.parametrize(("body", "said"), [(None, "not kept"), (b"\xc1", "1 bytes for no known model")])
+@pytest.mark.parametrize(("body", "said"), [(None, "not kept"), (b"\xc1", "1 bytes for an unknown model")])
 async def test_show_bears_a_body_that_is_missing_or_broken(
     database_url: str, db: Connection, body: bytes | None, said: str
 ) -> None:
@@ -129,7 +126,7 @@ async def test_show_bears_a_body_that_is_missing_or_broken(
     shown = await command("show", request_id, "--body", database_url=database_url)
 
     assert said in shown.stdout
-    assert shown.stdout.endswith("There is no input that can be read.\n")
+    assert shown.stdout.endswith("There is no readable input.\n")
 
 
 async def test_an_unknown_id_is_one_sentence(database_url: str) -> None:

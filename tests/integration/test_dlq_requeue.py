@@ -192,7 +192,7 @@ async def test_a_full_redis_takes_the_note_back(pool: Pool, redis_url: str, data
     finally:
         await pool.client.config_set("maxmemory", 0)
 
-    assert (ran.exit_code, ran.stdout, ran.stderr) == (1, "", f"{old}: Redis has no memory left for it.\n")
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (1, "", f"{old}: Redis is out of memory, so it was not queued.\n")
     assert await db.fetchval("SELECT requeued_as FROM dead_letters") is None
 
 
@@ -204,7 +204,7 @@ async def test_an_end_that_does_not_come_is_told(pool: Pool, redis_url: str, dat
     ran = await command("requeue", old, redis_url=redis_url, database_url=database_url)
 
     assert ran.exit_code == 1
-    assert re.search(r": no end was seen within \d s; the audit will have it\.\n", ran.stdout)
+    assert re.search(r": no result within \d s; see the audit\.\n", ran.stdout)
 
 
 async def test_redis_lost_meanwhile_is_waited_out(tmp_path: Path, database_url: str, db: Connection) -> None:
@@ -225,7 +225,7 @@ async def test_redis_lost_meanwhile_is_waited_out(tmp_path: Path, database_url: 
     await pool.client.aclose()
 
     assert result.exit_code == 1
-    assert "no end was seen" in result.stdout
+    assert "no result within" in result.stdout
     assert "Traceback" not in result.stderr
     assert await db.fetchval("SELECT requeued_as FROM dead_letters") in result.stdout
 

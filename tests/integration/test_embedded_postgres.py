@@ -193,7 +193,7 @@ async def test_data_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "postgres" / "PG_VERSION").write_text("9\n")
     server = EmbeddedPostgres(tmp_path, tmp_path / "run", ephemeral=True)
 
-    with pytest.raises(EmbeddedServerError, match="was made by PostgreSQL 9, but the server found is version"):
+    with pytest.raises(EmbeddedServerError, match="was created by PostgreSQL 9, but the installed server is version"):
         await server.start()
 
 

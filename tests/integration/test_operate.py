@@ -58,7 +58,7 @@ async def test_cordoning_is_in_the_catalog_and_on_record(operator: Operator, poo
     await pool.worker_beats("w2")
 
     said = await operator.done("gpu", "cordon", "w1", "--reason", "ECC", "--actor", "Ann")
-    assert "pool default is left with 1 healthy GPU." in said
+    assert "pool default keeps 1 healthy GPU." in said
     assert (await load(db)).cordoned == {"w1"}
     await operator.done("gpu", "cordon", "w1", "--reason", "ECC again", "--actor", "Ann")
 
@@ -93,7 +93,7 @@ async def test_queues_are_listed_and_paused(operator: Operator, pool: Pool, db: 
     assert not (await load(db)).tier("free").paused
 
     said = await operator.done("queue", "pause", "free", "--yes", "--actor", "Ann")
-    assert "3 requests wait in tier free. Whoever waits for more than 2,000 ms is answered queue_timeout." in said
+    assert "3 requests wait in tier free. Requests that wait for more than 2,000 ms get queue_timeout." in said
     assert (await load(db)).tier("free").paused
     rows = await operator.json("queue", "list")
     assert [(row["tier"], row["depth"], row["paused"]) for row in rows] == [
@@ -123,8 +123,8 @@ async def test_without_redis_they_still_work(database_url: str, db: Connection) 
     """The wish is kept in PostgreSQL, and obeyed when Redis is back."""
     away = Operator(database_url, "unix:///nonexistent")
 
-    assert "not known" in await away.done("gpu", "cordon", "w1")
-    assert "not known" in await away.done("queue", "pause", "paid", "--yes")
+    assert "unknown" in await away.done("gpu", "cordon", "w1")
+    assert "unknown" in await away.done("queue", "pause", "paid", "--yes")
 
     seen = await load(db)
     assert (seen.cordoned, seen.tier("paid").paused) == ({"w1"}, True)

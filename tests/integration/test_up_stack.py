@@ -172,7 +172,7 @@ async def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, stacks: list[Runnin
     await up.ready()
     processes = up.all_processes()
     up.process.send_signal(signal.SIGINT)
-    await eventually(lambda: "once more to kill at once" in up.text, "the first Ctrl-C")
+    await eventually(lambda: "again to kill at once" in up.text, "the first Ctrl-C")
 
     up.process.send_signal(signal.SIGINT)
 

@@ -1,21 +1,15 @@
 """`tierlane gpu`, `queue`, `top` without servers: help, options, what is made of a look."""
 
 import io
-import re
 from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from quick_help import shown_by
 from scheduler.protocol.pool_view import Observation, WorkerView
-from tierlane.cli import app
-from tierlane.operate.gpus import impact, rows_of
+from tierlane.operate.pools import cordon_effect, worker_rows
 from tierlane.operate.top import TopState, frame
 
-VERBS = [["gpu", "list"], ["gpu", "cordon"], ["gpu", "uncordon"], ["queue", "list"], ["queue", "pause"]]
-VERBS += [["queue", "resume"], ["top"], ["check"]]
 TIER = {
     "depth": 1234,
     "oldest_ms": 87.6,
@@ -40,22 +34,6 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("arguments", VERBS, ids=" ".join)
-def test_every_option_shows_its_variable_and_default(arguments: list[str]) -> None:
-    """As those of the other verbs do, and at once: what they need is loaded when they run."""
-    shown = CliRunner().invoke(app, [*arguments, "--help"]).stdout.partition("Options:")[2].partition("Commands:")[0]
-    options = [" ".join(text.split()) for text in re.split(r"\n  (?=-)", shown)[1:] if "--help" not in text]
-
-    assert options
-    assert [line for line in options if "[env: " not in line or "[default: " not in line] == []
-
-
-@pytest.mark.parametrize("verb", ["gpu", "queue", "top", "check"])
-def test_help_imports_nothing_heavy(verb: str) -> None:
-    """It is shown at once."""
-    assert shown_by(verb, "--help").heavy == set()
-
-
 def worker(name: str, *, healthy: bool = True, status: str = "ready") -> WorkerView:
     return WorkerView(name, status, 0.5, 7, 120.0, healthy, 100.0, 50.0, "tiny", "v1")
 
@@ -67,17 +45,17 @@ def looking(*workers: WorkerView) -> Observation:
 @pytest.mark.parametrize(
     ("name", "said", "last"),
     [
-        ("a", "It finishes 7 requests that it has; pool default is left with 1 healthy GPU.", False),
-        ("c", "It finishes 7 requests that it has; pool other is left with 0 healthy GPUs.", True),
-        ("d", "It finishes 7 requests that it has; pool other is left with 1 healthy GPU.", False),
-        ("x", "No worker of this id was seen in the last five minutes; it holds from when it comes.", False),
+        ("a", "It finishes 7 requests; pool default keeps 1 healthy GPU.", False),
+        ("c", "It finishes 7 requests; pool other keeps 0 healthy GPUs.", True),
+        ("d", "It finishes 7 requests; pool other keeps 1 healthy GPU.", False),
+        ("x", "No worker with this id was seen in the last five minutes; the cordon applies when it starts.", False),
     ],
 )
 def test_what_a_cordon_leaves(name: str, said: str, last: bool) -> None:
     """The last healthy one of a pool is told from others, and from one that is not healthy anyway."""
     seen = {"default": looking(worker("a"), worker("b")), "other": looking(worker("c"), worker("d", healthy=False))}
 
-    assert impact(name, seen) == (said, last)
+    assert cordon_effect(name, seen) == (said, last)
 
 
 def test_rows_of_workers() -> None:
@@ -85,14 +63,14 @@ def test_rows_of_workers() -> None:
     seen = {"default": looking(worker("b", status="cordoned", healthy=False), worker("a"))}
     reasons = {"b": "", "z": "away"}
 
-    rows = rows_of(seen, reasons, everywhere=True)
+    rows = worker_rows(seen, reasons, with_absent=True)
 
     assert [(row["worker"], row["cordoned"], row["reason"]) for row in rows] == [
         ("a", False, None),
         ("b", True, "no reason given"),
         ("z", True, "away"),
     ]
-    assert [row["worker"] for row in rows_of(seen, reasons, everywhere=False)] == ["a", "b"]
+    assert [row["worker"] for row in worker_rows(seen, reasons, with_absent=False)] == ["a", "b"]
 
 
 def drawn(seen: TopState, now_s: float) -> str:
@@ -113,22 +91,11 @@ def test_a_frame_has_status_tiers_and_pools() -> None:
     assert "old" not in text
 
 
-def test_a_frame_of_several_pools() -> None:
-    """Each its own line."""
-    pool = {"healthy_gpus": 1, "total_gpus": 1, "capacity_rps": 9.0}
-    lines = [
-        line.split()
-        for line in drawn(TopState("u", {**DOCUMENT, "pools": {"a": pool, "b": pool}}, 0.0), 0.0).splitlines()
-    ]
-
-    assert [line[:2] for line in lines if line and line[0] in ("a", "b", "all")] == [["a", "1/1"], ["b", "1/1"]]
-
-
 def test_a_gateway_that_is_away_is_said_with_the_age() -> None:
     """Old figures must not be taken for new ones; and before there were any, there is only why."""
-    text = drawn(TopState("u", DOCUMENT, 100.0, "The gateway at u does not answer: refused."), 107.0)
+    text = drawn(TopState("u", DOCUMENT, 100.0, "The gateway at u does not respond: refused."), 107.0)
 
-    assert text.splitlines()[:2] == ["The gateway at u does not answer: refused.", "What follows is 7 s old."]
+    assert text.splitlines()[:2] == ["The gateway at u does not respond: refused.", "The data below is 7 s old."]
     assert drawn(TopState("u", problem="It does not answer."), 9.0) == "It does not answer.\n"
 
 
@@ -138,13 +105,3 @@ def test_a_gateway_that_is_away_is_said_with_the_age() -> None:
 def test_a_strange_document_is_drawn_all_the_same(document: dict[str, Any]) -> None:
     """It comes from outside."""
     assert "tierlane unknown" in drawn(TopState("u", document, 0.0), 0.0)
-
-
-@pytest.mark.parametrize("arguments", [["top", "--once"], ["check"]])
-def test_without_a_stack_it_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
-    """It says what to set."""
-    env = {"TIERLANE_DATABASE_URL": "", "TIERLANE_REDIS_URL": "", "TIERLANE_DATA_DIR": "/nonexistent"}
-    shown = CliRunner().invoke(app, arguments, env=env)
-
-    assert (shown.exit_code, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
-    assert "no local stack runs in /nonexistent" in shown.stderr

@@ -177,4 +177,4 @@ def test_the_leash_ignores_strange_lines(line: str) -> None:
     held.note(line)
 
     assert not held._directories
-    held.clear_away()
+    held.clear()

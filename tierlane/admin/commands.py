@@ -1,11 +1,7 @@
-"""`tierlane customer`, `key`, `quota`, `tier` and `model` as commands: their verbs and options.
-
-What a verb does is imported when it is run.
-"""
-# ruff: noqa: PLC0415 - help must be quick, so what a verb does is imported when it is run
+"""`tierlane customer`, `key`, `quota`, `tier` and `model`: their verbs and options."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -25,172 +21,141 @@ from tierlane.admin.options import (
     reads,
     writes,
 )
-from tierlane.command import no_variable, run_group, verb_group
+from tierlane.command import LazyModule, no_variable, verb_group
 
 if TYPE_CHECKING:
-    from tierlane.admin.tiers_and_models import NamedRows
+    from tierlane.admin import customers, runner, tiers_and_models
+else:
+    # Help must be fast.
+    customers = LazyModule("tierlane.admin.customers")
+    runner = LazyModule("tierlane.admin.runner")
+    tiers_and_models = LazyModule("tierlane.admin.tiers_and_models")
 
-
-customer_app = verb_group("Customers: who may send requests. List, show, create, set, suspend, activate, delete.")
-
-
-def customer_main(argv: list[str]) -> int:
-    """Run the command with these arguments; return the exit code."""
-    return run_group(customer_app, "customer", argv)
+customer_app = verb_group("Customers: list, show, create, set, suspend, activate, delete.")
 
 
 @reads(customer_app, "list")
 def customer_list(
     limit: Limit = 100,
-    tier: Annotated[str | None, no_variable("--tier", "Of this tier.", metavar="NAME")] = None,
-    status: Annotated[Literal["active", "suspended"] | None, no_variable("--status", "Of this status.")] = None,
+    tier: Annotated[str | None, no_variable("--tier", "Only customers of this tier.", metavar="NAME")] = None,
+    status: Annotated[
+        Literal["active", "suspended"] | None, no_variable("--status", "Only customers with this status.")
+    ] = None,
 ) -> Work:
-    """Show the first by name, with their own limits."""
-    from tierlane.admin.customers import show_all
-
-    return show_all(limit, tier, status)
+    """Show customers in the order of their names, with their own limits."""
+    return customers.show_customers(limit, tier, status)
 
 
 @reads(customer_app, "show")
 def customer_show(
     name: CustomerName,
     webhook_secret: Annotated[  # noqa: FBT002 - typer reads switches from the signature
-        bool, no_variable("--webhook-secret", "Show the secret alone that signs its callbacks.", "off")
+        bool, no_variable("--webhook-secret", "Show only the secret that signs its callbacks.", "off")
     ] = False,
 ) -> Work:
-    """Show base limits, own or inherited, quotas and keys of one; or the secret that signs its callbacks."""
-    from tierlane.admin.customers import show_one, show_secret
-
-    return show_secret(name) if webhook_secret else show_one(name)
+    """Show a customer's base limits and their sources, quotas and keys; or the secret that signs its callbacks."""
+    return customers.show_secret(name) if webhook_secret else customers.show_customer(name)
 
 
 @writes(customer_app, "create", CUSTOMER, new=True)
 def customer_create(name: Name, given: Given) -> Work:
-    """Add one; limits that are left out are the tier's."""
-    from tierlane.admin.customers import create as create_customer
-    from tierlane.admin.values import new_row
-
-    return create_customer(name, new_row(CUSTOMER, given))
+    """Create a customer; it inherits the limits that are not given from its tier."""
+    return customers.create_customer(name, runner.new_row(CUSTOMER, given))
 
 
 @writes(customer_app, "set", CUSTOMER)
 def customer_set(name: CustomerName, given: Given) -> Work:
-    """Change tier or own limits of one; `none` is to inherit the tier's again."""
-    from tierlane.admin.customers import alter_one
-    from tierlane.admin.values import changes_of
-
-    return alter_one(name, changes_of(CUSTOMER, given))
+    """Change the tier or own limits of a customer; with `none` it inherits the limit of its tier."""
+    return customers.alter_customer(name, runner.changes_of(CUSTOMER, given))
 
 
 @writes(customer_app, "suspend")
 def customer_suspend(name: CustomerName) -> Work:
-    """Refuse every request of one with 403."""
-    from tierlane.admin.customers import alter_one
-
-    return alter_one(name, {"status": "suspended"})
+    """Reject all requests of a customer with 403."""
+    return customers.alter_customer(name, {"status": "suspended"})
 
 
 @writes(customer_app, "activate")
 def customer_activate(name: CustomerName) -> Work:
-    """Serve a suspended one again."""
-    from tierlane.admin.customers import alter_one
-
-    return alter_one(name, {"status": "active"})
+    """Accept requests of a suspended customer again."""
+    return customers.alter_customer(name, {"status": "active"})
 
 
 @writes(customer_app, "delete")
 def customer_delete(name: CustomerName, yes: Yes = False) -> Work:  # noqa: FBT002 - typer reads switches from the signature
-    """Delete one for good, with its keys and quotas; the audit of its requests stays."""
-    from tierlane.admin.customers import delete as delete_customer
-
-    return delete_customer(name, sure=yes)
+    """Delete a customer with its keys and quotas. The audit of its requests is kept."""
+    return customers.delete_customer(name, sure=yes)
 
 
-Purpose: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="What the key is for, for people.")]
+Purpose: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The purpose of the key.")]
 ExpiresIn: TypeAlias = Annotated[
-    str | None, no_variable("--expires-in", "Refuse the key after this time, such as 30d.", "never", metavar="TIME")
+    str | None, no_variable("--expires-in", "Reject the key after this time, such as 30d.", "never", metavar="TIME")
 ]
 
-key_app = verb_group("API keys. List, show, create, rotate, revoke.")
-
-
-def key_main(argv: list[str]) -> int:
-    """Run the command with these arguments; return the exit code."""
-    return run_group(key_app, "key", argv)
+key_app = verb_group("API keys: list, show, create, rotate, revoke.")
 
 
 @reads(key_app, "list")
 def key_list(
     limit: Limit = 100,
     customer: Annotated[
-        str | None, no_variable("--customer", "Of this customer, by name or id.", metavar="NAME_OR_ID")
+        str | None, no_variable("--customer", "Only keys of this customer, by name or id.", metavar="NAME_OR_ID")
     ] = None,
 ) -> Work:
-    """Show the newest; never their secrets, which are kept nowhere."""
-    from tierlane.admin.keys import show_all
-
-    return show_all(limit, customer)
+    """Show the newest keys, without their secrets, which are not stored."""
+    return customers.show_keys(limit, customer)
 
 
 @reads(key_app, "show")
 def key_show(key: KeyId) -> Work:
-    """Show all that is known of one."""
-    from tierlane.admin.keys import show_one
-
-    return show_one(key)
+    """Show a key."""
+    return customers.show_key(key)
 
 
 @writes(key_app, "create", KEY, new=True)
 def key_create(customer: CustomerName, name: Purpose, given: Given, expires_in: ExpiresIn = None) -> Work:
-    """Issue one and print it, this once; a rate without a burst gets a burst of one second."""
-    from tierlane.admin.keys import create as create_key
-    from tierlane.admin.values import new_row, span
-
-    lifetime = None if expires_in is None else span("--expires-in", expires_in)
-    return create_key(customer, name, lifetime, new_row(KEY, given))
+    """Issue a key and print it, only this once. A rate without a burst gets a burst of one second."""
+    lifetime = None if expires_in is None else runner.duration("--expires-in", expires_in)
+    return customers.create_key(customer, name, lifetime, runner.new_row(KEY, given))
 
 
 @writes(key_app, "rotate")
 def key_rotate(
     key: KeyId,
-    grace: Annotated[str, no_variable("--grace", "How long the old key goes on.", "24h", metavar="TIME")] = "24h",
+    grace: Annotated[str, no_variable("--grace", "How long the old key stays valid.", "24h", metavar="TIME")] = "24h",
     expires_in: Annotated[
         str | None,
         no_variable(
-            "--expires-in", "Refuse the new key after this time.", "as long as the old one was to live", metavar="TIME"
+            "--expires-in", "Reject the new key after this time.", "the lifetime of the old key", metavar="TIME"
         ),
     ] = None,
 ) -> Work:
-    """Issue a second one of the same name and limits; both work until the old one expires after the grace."""
-    from tierlane.admin.keys import rotate as rotate_key
-    from tierlane.admin.values import span
-
-    lifetime = None if expires_in is None else span("--expires-in", expires_in)
-    return rotate_key(key, span("--grace", grace), lifetime)
+    """Issue a second key with the same name and limits. Both work until the old one expires after the grace time."""
+    lifetime = None if expires_in is None else runner.duration("--expires-in", expires_in)
+    return customers.rotate_key(key, runner.duration("--grace", grace), lifetime)
 
 
 @writes(key_app, "revoke")
 def key_revoke(key: KeyId) -> Work:
-    """Refuse one from now on, for good."""
-    from tierlane.admin.keys import revoke as revoke_key
-
-    return revoke_key(key)
+    """Reject a key permanently."""
+    return customers.revoke_key(key)
 
 
 OfTier: TypeAlias = Annotated[
-    str | None, no_variable("--tier", "Of each customer of this tier, instead of one customer.", metavar="NAME")
+    str | None, no_variable("--tier", "For each customer of this tier, instead of one customer.", metavar="NAME")
 ]
 Quota: TypeAlias = Annotated[
     list[str],
     typer.Argument(
-        metavar="[CUSTOMER] QUOTA", help="The customer, by name or id, unless --tier; and the quota, such as 10000/day."
+        metavar="[CUSTOMER] QUOTA",
+        help="The customer, by name or id, without --tier; and the quota, such as 10000/day.",
     ),
 ]
 OldQuota: TypeAlias = Annotated[
     list[str],
     typer.Argument(
         metavar="[CUSTOMER] QUOTA",
-        help="The customer, by name or id, unless --tier; and the quota, such as 10000/day, or its period: day.",
+        help="The customer, by name or id, without --tier; and the quota, such as 10000/day, or its period, such as day.",
     ),
 ]
 
@@ -199,118 +164,80 @@ quota_app = verb_group(
 )
 
 
-def quota_main(argv: list[str]) -> int:
-    """Run the command with these arguments; return the exit code."""
-    return run_group(quota_app, "quota", argv)
-
-
 @reads(quota_app, "list")
 def quota_list(
     customer: Annotated[
         str | None,
-        no_variable("--customer", "All that hold for this customer, by name or id.", metavar="NAME_OR_ID"),
+        no_variable("--customer", "All quotas that apply to this customer, by name or id.", metavar="NAME_OR_ID"),
     ] = None,
-    tier: Annotated[str | None, no_variable("--tier", "Of this tier.", metavar="NAME")] = None,
+    tier: Annotated[str | None, no_variable("--tier", "Only quotas of this tier.", metavar="NAME")] = None,
 ) -> Work:
-    """Show all."""
-    from tierlane.admin.quotas import show_all
-
-    return show_all(customer, tier)
+    """Show quotas."""
+    return customers.show_quotas(customer, tier)
 
 
 @writes(quota_app, "set")
 def quota_set(words: Quota, tier: OfTier = None) -> Work:
-    """Give one, such as 10000/day; another amount for the same period takes its place, and what was spent counts."""
-    from tierlane.admin.quotas import give
-
-    return give(words, tier)
+    """Set a quota, such as 10000/day. It replaces the quota of the same period; requests already made count."""
+    return customers.set_quota(words, tier)
 
 
 @writes(quota_app, "remove")
 def quota_remove(words: OldQuota, tier: OfTier = None) -> Work:
-    """Take one away."""
-    from tierlane.admin.quotas import take
-
-    return take(words, tier)
+    """Remove a quota."""
+    return customers.remove_quota(words, tier)
 
 
-class VerbTexts(NamedTuple):
-    """What help says of the verbs that are not the same for every kind of row."""
-
-    list_: str
-    set_: str
-    delete: str
-
-
-def add_named_verbs(
-    app: typer.Typer, fields: Sequence[Field], rows: Callable[[], "NamedRows"], says: VerbTexts
+def _add_verbs(
+    app: typer.Typer,
+    fields: Sequence[Field],
+    rows: Callable[[], "tiers_and_models.NamedRows"],
+    texts: tuple[str, str, str],
 ) -> None:
-    """Add list, show, set, create and delete to a group; `rows` is called when one of them is run."""
+    """Add list, show, set, create and delete to a group; `texts` are the helps of list, set and delete."""
+    list_help, set_help, delete_help = texts
 
-    @reads(app, "list", says=says.list_)
+    @reads(app, "list", says=list_help)
     def list_() -> Work:
         return rows().show_all()
 
-    @reads(app, "show", says="Show one, with what its columns mean.")
+    @reads(app, "show", says="Show one with the meaning of its columns.")
     def show(name: Name) -> Work:
         return rows().show_one(name)
 
-    @writes(app, "set", fields, says=says.set_)
+    @writes(app, "set", fields, says=set_help)
     def set_(name: Name, given: Given) -> Work:
-        from tierlane.admin.values import changes_of
+        return rows().alter(name, runner.changes_of(fields, given))
 
-        return rows().alter(name, changes_of(fields, given))
-
-    @writes(app, "create", fields, new=True, says="Add one.")
+    @writes(app, "create", fields, new=True, says="Create one.")
     def create(name: Name, given: Given) -> Work:
-        from tierlane.admin.values import new_row
+        return rows().create(name, runner.new_row(fields, given))
 
-        return rows().create(name, new_row(fields, given))
-
-    @writes(app, "delete", says=says.delete)
+    @writes(app, "delete", says=delete_help)
     def delete(name: Name) -> Work:
         return rows().delete(name)
 
 
-TIER_SAYS = VerbTexts(
-    list_="Show all in order of service.",
-    set_="Change the limits of one; customers without limits of their own follow.",
-    delete="Delete one that has no customers, and its quotas.",
+tier_app = verb_group("Tiers: list, show, set, create, delete.")
+_add_verbs(
+    tier_app,
+    TIER,
+    lambda: tiers_and_models.TIERS,
+    (
+        "Show all tiers in order of priority.",
+        "Change the limits of a tier; customers without their own limits follow.",
+        "Delete a tier without customers, and its quotas.",
+    ),
 )
 
-
-def _tier_rows() -> "NamedRows":
-    from tierlane.admin.tiers_and_models import TIERS
-
-    return TIERS
-
-
-tier_app = verb_group("Tiers: the service classes. List, show, set, create, delete.")
-add_named_verbs(tier_app, TIER, _tier_rows, TIER_SAYS)
-
-
-def tier_main(argv: list[str]) -> int:
-    """Run the command with these arguments; return the exit code."""
-    return run_group(tier_app, "tier", argv)
-
-
-MODEL_SAYS = VerbTexts(
-    list_="Show all by name.",
-    set_="Change how batches of one are made, or switch it on or off.",
-    delete="Delete one; requests for it answer 404.",
+model_app = verb_group("Models and their batch settings: list, show, set, create, delete.")
+_add_verbs(
+    model_app,
+    MODEL,
+    lambda: tiers_and_models.MODELS,
+    (
+        "Show all models in the order of their names.",
+        "Change the batch settings of a model, or enable or disable it.",
+        "Delete a model. Requests for it get 404.",
+    ),
 )
-
-
-def _model_rows() -> "NamedRows":
-    from tierlane.admin.tiers_and_models import MODELS
-
-    return MODELS
-
-
-model_app = verb_group("Models, and how their batches are made. List, show, set, create, delete.")
-add_named_verbs(model_app, MODEL, _model_rows, MODEL_SAYS)
-
-
-def model_main(argv: list[str]) -> int:
-    """Run the command with these arguments; return the exit code."""
-    return run_group(model_app, "model", argv)

@@ -1,23 +1,29 @@
-"""What the verbs of `tierlane customer` do."""
+"""The verbs `tierlane customer`, `key` and `quota`. The work of a verb raises ChangeRejected and BadValue."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
 import typer
 
 from gateway.jobs.webhook_security import customer_key, secret_text
 from ledger.admin.changes import Row, add, alter, find, remove
-from ledger.admin.rows import check_tier, count_of, find_customer, list_customers, list_keys, list_quotas
+from ledger.admin.customers import create_key as issue_key
+from ledger.admin.customers import remove_quota as delete_quota
+from ledger.admin.customers import revoke_key as end_key
+from ledger.admin.customers import rotate_key as replace_key
+from ledger.admin.customers import set_quota as upsert_quota
+from ledger.admin.rows import check_tier, count_of, find_customer, find_key, list_customers, list_keys, list_quotas
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
-from tierlane.admin.keys import KEY_COLUMNS
 from tierlane.admin.options import CUSTOMER_LIMITS, CUSTOMER_TIER, VerbCall, Work
-from tierlane.admin.runner import ChangeResult, changed, looked
-from tierlane.connect import VerbError
-from tierlane.output import Column, aligned, print_json, print_rows, printable, readable
+from tierlane.admin.runner import ChangeResult, apply, fetch, show_rows
+from tierlane.connect import UsageError, VerbError
+from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
 
 LIMITS = tuple(field.name for field in CUSTOMER_LIMITS if field is not CUSTOMER_TIER)
 MOST_KEYS = 1000
-COLUMNS = (
+CUSTOMER_COLUMNS = (
     Column("name", "NAME"),
     Column("tier", "TIER"),
     Column("status", "STATUS"),
@@ -29,61 +35,79 @@ COLUMNS = (
     Column("live_keys", "KEYS"),
     Column("created_at", "CREATED"),
 )
-_LIMIT_COLUMNS = (Column("limit", "LIMIT"), Column("value", "VALUE"), Column("source", "FROM"))
-_QUOTA_COLUMNS = (Column("quota", "QUOTA"), Column("source", "FROM"))
+KEY_COLUMNS = (
+    Column("id", "ID"),
+    Column("name", "NAME"),
+    Column("state", "STATE"),
+    Column("created_at", "CREATED"),
+    Column("expires_at", "EXPIRES"),
+    Column("last_used_at", "LAST USED"),
+    Column("requests_per_second", "RPS"),
+    Column("burst", "BURST"),
+)
+KEY_LIST_COLUMNS = (KEY_COLUMNS[0], Column("customer", "CUSTOMER"), *KEY_COLUMNS[1:])
+QUOTA_COLUMNS = (Column("tier", "TIER"), Column("customer", "CUSTOMER"), Column("quota", "QUOTA"))
+_LIMIT_SOURCES = (Column("limit", "LIMIT"), Column("value", "VALUE"), Column("source", "FROM"))
+_QUOTA_SOURCES = (Column("quota", "QUOTA"), Column("source", "FROM"))
 
 
-class CustomerPage(NamedTuple):
-    """All that is shown of one customer."""
+def show_customers(limit: int, tier: str | None, status: str | None) -> Work:
+    """Print the first customers by name, with their own limits."""
+    return show_rows(lambda connection: list_customers(connection, limit, tier, status), CUSTOMER_COLUMNS, "customers")
 
-    customer: Row
-    tier: Row
-    keys: list[Row]
-    quotas: list[Row]
 
-    def limits(self) -> list[Row]:
-        """Each base limit and whose it is."""
-        return [
-            {"limit": name, "value": self.customer[name], "source": "own"}
-            if self.customer[name] is not None
-            else {"limit": name, "value": self.tier[name], "source": f"tier {self.tier['name']}"}
-            for name in LIMITS
+def show_customer(name: str) -> Work:
+    """Print a customer with base limits, quotas and keys."""
+
+    async def read(connection: Connection) -> Row:
+        customer = await find_customer(connection, name)
+        tier = await find(connection, tiers, customer["tier"])
+        keys, _ = await list_keys(connection, MOST_KEYS, customer["id"])
+        inherited = f"tier {tier['name']}"
+        limits = [
+            {
+                "limit": limit,
+                "value": tier[limit] if customer[limit] is None else customer[limit],
+                "source": inherited if customer[limit] is None else "own",
+            }
+            for limit in LIMITS
         ]
-
-
-def show_all(limit: int, tier: str | None, status: str | None) -> Work:
-    """Print the first by name; limits of their own, `-` where they have the tier's."""
-
-    async def work(call: VerbCall) -> int:
-        rows, total = await looked(call, lambda connection: list_customers(connection, limit, tier, status))
-        print_rows(call.output, COLUMNS, rows, "customers", total)
-        return 0
-
-    return work
-
-
-def show_one(name: str) -> Work:
-    """Print all about one. The work raises Refused where there is none."""
+        quotas = [
+            {"quota": row["quota"], "source": f"tier {row['tier']}" if row["tier"] else "own"}
+            for row in await list_quotas(connection, customer)
+        ]
+        return customer | {"limits": limits, "keys": keys, "quotas": quotas}
 
     async def work(call: VerbCall) -> int:
-        page = await looked(call, lambda connection: _page(connection, name))
+        page = await fetch(call, read)
         if call.output == "json":
-            print_json(page.customer | {"limits": page.limits(), "keys": page.keys, "quotas": page.quotas})
-        else:
-            _print_page(page)
+            print_json(page)
+            return 0
+        fields = {
+            "customer": "name",
+            "id": "id",
+            "tier": "tier",
+            "status": "status",
+            "created": "created_at",
+            "callback hosts": "callback_hosts",
+        }
+        typer.echo("\n".join(aligned((title, readable(page[field])) for title, field in fields.items())))
+        for part, columns in (("limits", _LIMIT_SOURCES), ("quotas", _QUOTA_SOURCES), ("keys", KEY_COLUMNS)):
+            typer.echo("")
+            print_rows("table", columns, page[part], part)
         return 0
 
     return work
 
 
 def show_secret(name: str) -> Work:
-    """Print the secret that a receiver needs to verify one's callbacks. The work raises VerbError without the deployment's."""
+    """Print the secret with which a receiver verifies callbacks. Raises VerbError if the deployment's is not set."""
 
     async def work(call: VerbCall) -> int:
         deployment = call.settings.callback_key
         if not deployment:
-            raise VerbError("TIERLANE_CALLBACK_SECRET is not set here: set it as the gateways have it.")
-        customer = await looked(call, lambda connection: find_customer(connection, name))
+            raise VerbError("TIERLANE_CALLBACK_SECRET is not set. Set it to the value of the gateways.")
+        customer = await fetch(call, lambda connection: find_customer(connection, name))
         secret = secret_text(customer_key(deployment, str(customer["id"])))
         if call.output == "json":
             print_json({"name": customer["name"], "webhook_secret": secret})
@@ -94,76 +118,144 @@ def show_secret(name: str) -> Work:
     return work
 
 
-def create(name: str, values: dict[str, Any]) -> Work:
-    """Add one. The work raises Refused."""
-
-    async def make(connection: Connection) -> ChangeResult:
+def create_customer(name: str, values: dict[str, Any]) -> Work:
+    async def change(connection: Connection) -> ChangeResult:
         await check_tier(connection, values["tier"])
-        change = await add(connection, customers, {"name": name, **values})
-        return ChangeResult([change], notes=["It has no key yet: `tierlane key create` issues one."])
+        row = await add(connection, customers, {"name": name, **values})
+        return ChangeResult([row], notes=["The customer has no key yet: `tierlane key create` issues one."])
 
-    return lambda call: changed(call, make)
+    return lambda call: apply(call, change)
 
 
-def alter_one(name: str, values: dict[str, Any]) -> Work:
-    """Set columns of one. The work raises Refused."""
-
-    async def make(connection: Connection) -> ChangeResult:
+def alter_customer(name: str, values: dict[str, Any]) -> Work:
+    async def change(connection: Connection) -> ChangeResult:
         if "tier" in values:
             await check_tier(connection, values["tier"])
         old = await find_customer(connection, name, lock=True)
         return ChangeResult([await alter(connection, customers, old, values)])
 
-    return lambda call: changed(call, make)
+    return lambda call: apply(call, change)
 
 
-def delete(name: str, *, sure: bool) -> Work:
-    """Delete one with its keys and quotas, and ask before unless `sure` or trying. The work raises Refused."""
+def delete_customer(name: str, *, sure: bool) -> Work:
+    """Delete a customer with its keys and quotas, after a confirmation unless `sure` or with --dry-run."""
 
-    async def ask(connection: Connection) -> None:
+    async def contents(connection: Connection, customer: Row) -> str:
+        keys, quotas = await count_of(connection, customer)
+        return f"{counted(keys, 'key')} and {counted(quotas, 'quota')}"
+
+    async def confirm(connection: Connection) -> None:
         customer = await find_customer(connection, name)
-        with_it = await _going(connection, customer)
-        typer.confirm(f"Delete customer {printable(customer['name'])} with {with_it} for good?", abort=True)
+        keys_and_quotas = await contents(connection, customer)
+        typer.confirm(f"Delete customer {printable(customer['name'])} with {keys_and_quotas}?", abort=True)
 
-    async def make(connection: Connection) -> ChangeResult:
+    async def change(connection: Connection) -> ChangeResult:
         old = await find_customer(connection, name, lock=True)
-        with_it = await _going(connection, old)
-        return ChangeResult([await remove(connection, customers, old)], notes=[f"With it: {with_it}."])
+        note = f"Also deleted: {await contents(connection, old)}."
+        return ChangeResult([await remove(connection, customers, old)], notes=[note])
 
     async def work(call: VerbCall) -> int:
         if not (sure or call.dry_run):
-            await looked(call, ask)
-        return await changed(call, make)
+            await fetch(call, confirm)
+        return await apply(call, change)
 
     return work
 
 
-async def _going(connection: Connection, customer: Row) -> str:
-    keys, quotas = await count_of(connection, customer)
-    return f"{_counted(keys, 'key')} and {_counted(quotas, 'quota')}"
+def key_id(text: str) -> str:
+    """The public part of a key. A complete key contains it between two underscores."""
+    return text.split("_")[1] if text.startswith("tl_") else text
 
 
-async def _page(connection: Connection, name: str) -> CustomerPage:
-    customer = await find_customer(connection, name)
-    tier = await find(connection, tiers, customer["tier"])
-    keys, _ = await list_keys(connection, MOST_KEYS, customer["id"])
-    quotas = await list_quotas(connection, customer)
-    sourced = [{"quota": row["quota"], "source": f"tier {row['tier']}" if row["tier"] else "own"} for row in quotas]
-    return CustomerPage(customer, tier, keys, sourced)
+def show_keys(limit: int, customer: str | None) -> Work:
+    """Print the newest keys, of one customer or of all."""
+
+    async def read(connection: Connection) -> tuple[list[Row], int]:
+        owner = (await find_customer(connection, customer))["id"] if customer is not None else None
+        return await list_keys(connection, limit, owner)
+
+    return show_rows(read, KEY_LIST_COLUMNS, "keys")
 
 
-def _print_page(page: CustomerPage) -> None:
-    customer = page.customer
-    about = [("customer", "name"), ("id", "id"), ("tier", "tier"), ("status", "status"), ("created", "created_at")]
-    about.append(("callback hosts", "callback_hosts"))
-    typer.echo("\n".join(aligned((title, readable(customer[field])) for title, field in about)))
-    typer.echo("")
-    print_rows("table", _LIMIT_COLUMNS, page.limits(), "limits")
-    typer.echo("")
-    print_rows("table", _QUOTA_COLUMNS, page.quotas, "quotas")
-    typer.echo("")
-    print_rows("table", KEY_COLUMNS, page.keys, "keys")
+def show_key(text: str) -> Work:
+    async def work(call: VerbCall) -> int:
+        row = await fetch(call, lambda connection: find_key(connection, key_id(text)))
+        if call.output == "json":
+            print_json(row)
+        else:
+            typer.echo("\n".join(aligned((field, readable(value)) for field, value in row.items())))
+        return 0
+
+    return work
 
 
-def _counted(count: int, what: str) -> str:
-    return f"1 {what}" if count == 1 else f"{count:,} {what}s"
+def create_key(customer: str, name: str, lifetime: timedelta | None, limit: dict[str, Any]) -> Work:
+    """Issue a key. A rate without a burst gets a burst of one second. Raises UsageError for a burst without a rate."""
+    rate, burst = limit.get("requests_per_second"), limit.get("burst")
+    if rate is None and burst is not None:
+        raise UsageError("--burst: requires --requests-per-second")
+    if rate is not None and burst is None:
+        limit = limit | {"burst": max(1.0, rate)}
+
+    async def change(connection: Connection) -> ChangeResult:
+        key, row = await issue_key(connection, customer, name, lifetime, limit)
+        return ChangeResult([row], key)
+
+    return lambda call: apply(call, change)
+
+
+def rotate_key(text: str, grace: timedelta, lifetime: timedelta | None) -> Work:
+    """Issue a second key, and let the old one expire after `grace`."""
+
+    async def change(connection: Connection) -> ChangeResult:
+        key, changes = await replace_key(connection, key_id(text), grace, lifetime)
+        until = readable((changes[-1].new or {}).get("expires_at"))
+        return ChangeResult(changes, key, notes=[f"Both keys work until {until}, then only the new one."])
+
+    return lambda call: apply(call, change)
+
+
+def revoke_key(text: str) -> Work:
+    async def change(connection: Connection) -> ChangeResult:
+        return ChangeResult([await end_key(connection, key_id(text))])
+
+    return lambda call: apply(call, change)
+
+
+def show_quotas(customer: str | None, tier: str | None) -> Work:
+    """Print all quotas, or those that apply to a customer, or those of a tier."""
+
+    async def read(connection: Connection) -> tuple[list[Row], int]:
+        if tier is not None:
+            await check_tier(connection, tier)
+        owner = await find_customer(connection, customer) if customer is not None else None
+        return await list_quotas(connection, owner, tier), 0
+
+    return show_rows(read, QUOTA_COLUMNS, "quotas")
+
+
+def set_quota(words: Sequence[str], tier: str | None) -> Work:
+    """Set a quota of a customer or a tier. Raises UsageError."""
+    customer, text = _owner_and_quota(words, tier)
+
+    async def change(connection: Connection) -> ChangeResult:
+        return ChangeResult(await upsert_quota(connection, customer, tier, text))
+
+    return lambda call: apply(call, change)
+
+
+def remove_quota(words: Sequence[str], tier: str | None) -> Work:
+    """Remove a quota of a customer or a tier. Raises UsageError."""
+    customer, text = _owner_and_quota(words, tier)
+
+    async def change(connection: Connection) -> ChangeResult:
+        return ChangeResult(await delete_quota(connection, customer, tier, text))
+
+    return lambda call: apply(call, change)
+
+
+def _owner_and_quota(words: Sequence[str], tier: str | None) -> tuple[str | None, str]:
+    """The customer, None with a tier, and the quota. Raises UsageError for another number of words."""
+    if len(words) != (2 if tier is None else 1):
+        raise UsageError("Specify CUSTOMER QUOTA, or --tier TIER QUOTA, such as acme 10000/day.")
+    return (words[0], words[1]) if tier is None else (None, words[0])

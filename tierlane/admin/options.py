@@ -1,9 +1,8 @@
-"""How the admin verbs are declared, and the columns that they can set, as `--help` shows them.
+"""Declarations of the admin verbs, and of the columns that they can set.
 
-typer reads options from a signature, so signatures are made here: of a function's own parameters, of a table's fields,
-and of what every verb takes. A declared function only says what to run; it is imported when it runs. Only the standard
-library and typer are used, because help must not wait for SQLAlchemy; a test holds texts and types to those of the
-tables.
+typer reads options from a signature, so the signature of a verb is built from its own parameters, the fields of a table,
+and the common options. Only the standard library and typer are imported, so that help is fast; a test compares texts and
+types with those of the tables.
 """
 
 import inspect
@@ -13,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
 
-from tierlane.command import Config, DataDir, Verb, carry_out, from_variable, no_variable, output
+from tierlane.command import (
+    Config,
+    DataDir,
+    Verb,
+    carry_out,
+    from_variable,
+    no_variable,
+    output,
+    parameter,
+    set_options,
+)
 from tierlane.settings.declaration import flag
 
 if TYPE_CHECKING:
@@ -21,12 +30,12 @@ if TYPE_CHECKING:
 
 
 REQUIRED = "required"
-"""Stands for the default of what a new row cannot go without."""
+"""The default of a field that a new row must have."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One column: kind of value, its comment in the database, whether `none` is one, and the default of a new row."""
+    """A column: kind of value, comment in the database, whether `none` is allowed, and the default of a new row."""
 
     name: str
     kind: Literal["whole", "decimal", "switch", "text"]
@@ -36,13 +45,12 @@ class Field:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in help."""
         shown = {"whole": "N", "decimal": "X", "switch": "on|off", "text": "NAME"}[self.kind]
         return f"{shown}|none" if self.none else shown
 
     @property
     def help(self) -> str:
-        """What it says, in the words of the command line instead of SQL's."""
+        """The comment with the values of the command line instead of those of SQL."""
         text = self.says.replace("null = none", "none = no limit").replace("null", "none")
         return text.replace("True:", "on:").replace("False:", "off:")
 
@@ -132,31 +140,32 @@ OF_TABLE = {"tiers": TIER, "customers": CUSTOMER, "api_keys": KEY, "models": MOD
 """The fields by the table whose columns they are."""
 
 
-OUTPUT_VARIABLE, LIMIT_VARIABLE, ACTOR_VARIABLE = "TIERLANE_ADMIN_OUTPUT", "TIERLANE_ADMIN_LIMIT", "TIERLANE_ACTOR"
-
 Given: TypeAlias = dict[str, str | None]
-"""The fields as they were given, by column; None where one was not."""
+"""The text of each field's option by column; None if it was not given."""
 
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Name of it.")]
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Its name.")]
 CustomerName: TypeAlias = Annotated[str, typer.Argument(metavar="NAME_OR_ID", help="The customer, by name or id.")]
 KeyId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Public part of the key: tl_<id>_...")]
-Yes: TypeAlias = Annotated[bool, no_variable("--yes", "Do not ask.", "off")]
-Limit: TypeAlias = Annotated[
-    int,
-    from_variable(
-        "--limit", variable=LIMIT_VARIABLE, says="Most to show.", default="100", metavar="N", min=1, max=1_000_000
-    ),
-]
+Yes: TypeAlias = Annotated[bool, no_variable("--yes", "Do not ask for confirmation.", "off")]
 
-_Output: TypeAlias = Annotated[Literal["table", "json"], output(OUTPUT_VARIABLE)]
+
+def limit_option(variable: str, default: int, most: int) -> Any:
+    """The option for the number of rows in a list."""
+    return from_variable(
+        "--limit", variable=variable, says="Most rows to show.", default=str(default), metavar="N", min=1, max=most
+    )
+
+
+Limit: TypeAlias = Annotated[int, limit_option("TIERLANE_ADMIN_LIMIT", 100, 1_000_000)]
+
 _DryRun: TypeAlias = Annotated[
-    bool, no_variable("--dry-run", "Try it, say what would change, and change nothing.", "off")
+    bool, no_variable("--dry-run", "Check the change and show it, without making it.", "off")
 ]
 Actor: TypeAlias = Annotated[
     str | None,
     from_variable(
         "--actor",
-        variable=ACTOR_VARIABLE,
+        variable="TIERLANE_ACTOR",
         says="Who makes the change, for the record in config_changes.",
         default="the user of this machine",
         metavar="NAME",
@@ -165,34 +174,45 @@ Actor: TypeAlias = Annotated[
 
 
 class VerbCall(NamedTuple):
-    """What every verb is called with besides its own parameters."""
+    """The settings and the common options of a verb."""
 
     settings: "Settings"
-    output: str
+    output: str = "table"
     dry_run: bool = False
     actor: str | None = None
 
 
 Work: TypeAlias = Callable[[VerbCall], Awaitable[int]]
-"""What a verb does; returns the exit code."""
+"""Runs a verb; returns the exit code."""
 Declared: TypeAlias = Callable[..., Work]
-"""A verb as it is declared: takes its parameters, checks them, returns what is to be done."""
+"""A declared verb: checks its parameters and returns the work."""
 
-_READS = {"output": (_Output, "table"), "config": (Config, None), "data_dir": (DataDir, None)}
-_WRITES = {"dry_run": (_DryRun, False), "actor": (Actor, None), **_READS}
+CommonOptions: TypeAlias = dict[str, tuple[Any, Any]]
+"""Annotation and default of options by name: fields of VerbCall, `config`, or settings."""
+
+PLACE: CommonOptions = {"config": (Config, None), "data_dir": (DataDir, None)}
+
+
+def read_options(variable: str) -> CommonOptions:
+    """The common options of a verb that shows something; `variable` sets its output format."""
+    return {"output": (Annotated[Literal["table", "json"], output(variable)], "table"), **PLACE}
+
+
+_READS = read_options("TIERLANE_ADMIN_OUTPUT")
+_WRITES: CommonOptions = {"dry_run": (_DryRun, False), "actor": (Actor, None), **_READS}
 
 
 def reads(app: typer.Typer, name: str, *, says: str = "") -> Callable[[Declared], Declared]:
-    """Add a verb that shows something; `says` is its help where its docstring is not."""
-    return lambda declared: _add(app, name, declared, {}, _READS, says=says)
+    """Add a verb that shows something; its help is `says` or its docstring."""
+    return lambda declared: add_verb(app, name, declared, _READS, says=says)
 
 
 def writes(
     app: typer.Typer, name: str, fields: Sequence[Field] = (), *, new: bool = False, says: str = ""
 ) -> Callable[[Declared], Declared]:
-    """Add a verb that changes something; one with `fields` is called with `given`, `new` when they are of a new row."""
+    """Add a verb that changes something; with `fields` it is called with `given`, `new` for those of a new row."""
     options = {field.name: (Annotated[str | None, _field_option(field, new=new)], None) for field in fields}
-    return lambda declared: _add(app, name, declared, options, _WRITES, says=says)
+    return lambda declared: add_verb(app, name, declared, _WRITES, options, says=says)
 
 
 def _field_option(field: Field, *, new: bool) -> Any:
@@ -200,41 +220,34 @@ def _field_option(field: Field, *, new: bool) -> Any:
     return no_variable(flag(field.name), field.help, default, metavar=field.metavar)
 
 
-def _add(
+def add_verb(
     app: typer.Typer,
     name: str,
     declared: Declared,
-    fields: dict[str, tuple[Any, Any]],
-    all_have: dict[str, Any],
+    common: CommonOptions,
+    fields: CommonOptions | None = None,
     *,
-    says: str,
+    says: str = "",
 ) -> Declared:
-    own = [parameter for key, parameter in inspect.signature(declared).parameters.items() if key != "given"]
+    """Add a verb with its own parameters, `fields`, and `common` options."""
+    fields = fields or {}
+    own = [each for key, each in inspect.signature(declared).parameters.items() if key != "given"]
+    settings = common.keys() - {*VerbCall._fields, "config"}
 
     def command(**values: Any) -> None:
-        mine = {parameter.name: values[parameter.name] for parameter in own}
-        if fields:
-            mine["given"] = {key: values[key] for key in fields}
-        call = {key: values[key] for key in VerbCall._fields if key in values}
-        carry_out(_prepared(declared, mine, call), values["config"], data_dir=values["data_dir"])
+        def prepare() -> Verb:
+            # Help must be fast.
+            from tierlane.admin.runner import run_verb  # noqa: PLC0415
 
-    parameters = own + [_parameter(key, *kind) for key, kind in (fields | all_have).items()]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+            arguments = {each.name: values[each.name] for each in own}
+            if fields:
+                arguments["given"] = {key: values[key] for key in fields}
+            work = declared(**arguments)
+            call = {key: values[key] for key in VerbCall._fields if key in common}
+            return lambda settings: run_verb(work, VerbCall(settings, **call))
+
+        carry_out(prepare, values["config"], **{key: values[key] for key in settings})
+
+    set_options(command, own + [parameter(key, *kind) for key, kind in (fields | common).items()])
     app.command(name=name, help=says or declared.__doc__)(command)
     return declared
-
-
-def _prepared(declared: Declared, mine: dict[str, Any], call: dict[str, Any]) -> Callable[[], Verb]:
-    def prepare() -> Verb:
-        # Help must be quick.
-        from tierlane.admin.runner import conducted  # noqa: PLC0415
-
-        work = declared(**mine)
-        return lambda settings: conducted(work, VerbCall(settings, **call))
-
-    return prepare
-
-
-def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

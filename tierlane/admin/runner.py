@@ -1,89 +1,109 @@
-"""How an admin verb runs: one connection, for a change one transaction under the actor's name, and what is told of it."""
+"""How an admin verb runs: values from the command line, one connection, one transaction for a change, and its output.
 
+Ranges of values are checked by the tables.
+"""
+
+import asyncio
 import getpass
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
 
 import typer
 
-from ledger.admin.changes import Change, changing
+from ledger.admin.changes import Change, Row, changing
 from ledger.admin.errors import BadValue, ChangeRejected
 from ledger.catalog.api_key import NewKey
 from ledger.postgres import Connection
-from tierlane.admin.options import VerbCall, Work
-from tierlane.connect import UsageError, VerbError, database, run
-from tierlane.output import aligned, print_json, printable, readable
+from tierlane.admin.options import REQUIRED, Field, Given, VerbCall, Work
+from tierlane.connect import UsageError, VerbError, database
+from tierlane.output import Column, aligned, print_json, print_rows, printable, readable
+from tierlane.settings.declaration import flag
 
 T = TypeVar("T")
 APPLICATION = "tierlane-admin"
 MOST_ACTOR_CHARS = 200
-OBEYED = "Gateways obey within a second."
-TRIED = "Dry run: nothing was changed."
 
 
 class ChangeResult(NamedTuple):
-    """What a verb changed; `key` is a new one, to be shown once, `notes` are further sentences for people."""
+    """The changes of a verb; `key` is a new key, to be shown once, `notes` are further sentences."""
 
     changes: Sequence[Change]
     key: NewKey | None = None
     notes: Sequence[str] = ()
 
 
-def conducted(work: Work, call: VerbCall) -> int:
-    """Run a verb to its exit code. Raises UsageError and VerbError, which are one sentence."""
+def run_verb(work: Work, call: VerbCall) -> int:
+    """Run a verb; return the exit code. Raises UsageError and VerbError."""
 
-    async def whole() -> int:
+    async def run() -> int:
         return await work(call)
 
     try:
-        return run(whole)
+        return asyncio.run(run())
     except BadValue as error:
         raise UsageError(printable(str(error))) from error
     except ChangeRejected as error:
         raise VerbError(printable(str(error))) from error
 
 
-async def looked(call: VerbCall, read: Callable[[Connection], Awaitable[T]]) -> T:
-    """What is read over one connection."""
+async def fetch(call: VerbCall, read: Callable[[Connection], Awaitable[T]]) -> T:
+    """Call `read` with a connection."""
     async with database(call.settings, APPLICATION) as connection:
         return await read(connection)
 
 
-async def changed(call: VerbCall, make: Callable[[Connection], Awaitable[ChangeResult]]) -> int:
-    """Make a change, or try it; tell it. The exit code."""
+def show_rows(
+    read: Callable[[Connection], Awaitable[tuple[list[Row], int]]], columns: Sequence[Column], noun: str
+) -> Work:
+    """Print rows; `read` also returns how many rows there are in all, 0 if it returned all of them."""
+
+    async def work(call: VerbCall) -> int:
+        rows, total = await fetch(call, read)
+        print_rows(call.output, columns, rows, noun, total)
+        return 0
+
+    return work
+
+
+async def apply(call: VerbCall, change: Callable[[Connection], Awaitable[ChangeResult]]) -> int:
+    """Make a change, or roll it back with --dry-run, and print it. Returns the exit code."""
     actor = actor_of(call)
     async with database(call.settings, APPLICATION) as connection, changing(connection, actor, dry_run=call.dry_run):
-        done = await make(connection)
+        done = await change(connection)
     if call.output == "json":
-        _tell_programs(call, done)
+        document: dict[str, object] = {
+            "dry_run": call.dry_run,
+            "changes": [each._asdict() for each in done.changes],
+        }
+        if done.key is not None:
+            document["key"] = None if call.dry_run else done.key.text
+        print_json(document)
     else:
         typer.echo("\n".join(lines_of(done, dry_run=call.dry_run)))
     return 0
 
 
 def actor_of(call: VerbCall) -> str:
-    """Whom config_changes is to name. Raises UsageError for what is no name."""
-    return actor_named(call.actor)
-
-
-def actor_named(given: str | None) -> str:
-    """Whom config_changes is to name: who was given, else the user of this machine. Raises UsageError for what is no name."""
-    actor = (given if given is not None else _os_user()).strip()
+    """The name for config_changes: --actor, or the user of this machine. Raises UsageError if it is not a name."""
+    actor = (call.actor if call.actor is not None else _os_user()).strip()
     if not 0 < len(actor) <= MOST_ACTOR_CHARS or not actor.isprintable():
         raise UsageError(f"--actor: must be a name of 1 to {MOST_ACTOR_CHARS} printable characters, got {actor!r}")
     return actor
 
 
 def lines_of(done: ChangeResult, *, dry_run: bool) -> list[str]:
-    """What was changed, for people."""
+    """The changes as text."""
     lines = [line for change in done.changes for line in _lines_of(change)] + list(done.notes)
     if done.key is not None:
-        lines += ["", "The key, shown this once:" if not dry_run else "The key would be shown here, once."]
+        lines += ["", "The key, shown only once:" if not dry_run else "The key would be shown here, once."]
         lines += [done.key.text, ""] if not dry_run else [""]
     if dry_run:
-        return [*lines, TRIED]
-    return [*lines, OBEYED] if any(change.old != change.new for change in done.changes) else lines
+        return [*lines, "Dry run: nothing was changed."]
+    applied = "Gateways apply this within one second."
+    return [*lines, applied] if any(change.old != change.new for change in done.changes) else lines
 
 
 def _lines_of(change: Change) -> list[str]:
@@ -100,15 +120,71 @@ def _lines_of(change: Change) -> list[str]:
     return [f"{head}: changed", *aligned(steps, "  ")]
 
 
-def _tell_programs(call: VerbCall, done: ChangeResult) -> None:
-    told: dict[str, object] = {"dry_run": call.dry_run, "changes": [change._asdict() for change in done.changes]}
-    if done.key is not None:
-        told["key"] = None if call.dry_run else done.key.text
-    print_json(told)
-
-
 def _os_user() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # A container may have no name for its user.
         return f"uid {os.getuid()}"
+
+
+_SPAN = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+LONGEST = timedelta(days=36_500)
+
+
+def values_of(fields: Sequence[Field], given: Given) -> dict[str, Any]:
+    """The given fields by column. Raises UsageError."""
+    return {field.name: _value(field, text) for field in fields if (text := given.get(field.name)) is not None}
+
+
+def changes_of(fields: Sequence[Field], given: Given) -> dict[str, Any]:
+    """The given fields of an existing row. Raises UsageError if there is none."""
+    values = values_of(fields, given)
+    if not values:
+        raise UsageError(f"Specify at least one column: {_named(fields, 'or')}.")
+    return values
+
+
+def new_row(fields: Sequence[Field], given: Given) -> dict[str, Any]:
+    """The given fields of a new row. Raises UsageError if a required one is missing."""
+    missing = [field for field in fields if field.default == REQUIRED and given.get(field.name) is None]
+    if missing:
+        raise UsageError(f"Required: {_named(missing, 'and')}.")
+    return values_of(fields, given)
+
+
+def duration(option: str, text: str) -> timedelta:
+    """A duration such as 24h or 30d. Raises UsageError."""
+    form = _SPAN.fullmatch(text)
+    if form is None:
+        raise UsageError(f"{option}: must be a number and s, m, h, d or w, such as 24h or 30d, got {text!r}")
+    length = timedelta(**{_UNITS[form[2]]: int(form[1])})
+    if length > LONGEST:
+        raise UsageError(f"{option}: must be at most {LONGEST.days}d, got {text!r}")
+    return length
+
+
+def _value(field: Field, text: str) -> Any:
+    if field.none and text == "none":
+        return None
+    must_be, parse = _KINDS[field.kind]
+    try:
+        return parse(text)
+    except (ValueError, KeyError):
+        must_be += " or none" if field.none else ""
+        meaning = field.says[:1].lower() + field.says[1:].rstrip(".")
+        raise UsageError(f"{flag(field.name)}: must be {must_be}, got {text!r} ({meaning})") from None
+
+
+# Numbers are shown with commas, so they are accepted with commas.
+_KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "whole": ("a whole number", lambda text: int(text.replace(",", ""))),
+    "decimal": ("a number", lambda text: float(text.replace(",", ""))),
+    "switch": ("on or off", {"on": True, "off": False}.__getitem__),
+    "text": ("a name", str),
+}
+
+
+def _named(fields: Iterable[Field], joint: str) -> str:
+    *names, last = [flag(field.name) for field in fields]
+    return f"{', '.join(names)} {joint} {last}" if names else last

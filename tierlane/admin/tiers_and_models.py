@@ -1,4 +1,4 @@
-"""Verbs on tiers and models, the rows that have a name of their own: list, show, set, create, delete."""
+"""The verbs on tiers and models: list, show, set, create, delete. The work of a verb raises ChangeRejected and BadValue."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,14 +8,14 @@ from ledger.admin.rows import delete_tier, list_models, list_tiers
 from ledger.postgres import Connection
 from ledger.schema.catalog import models, tiers
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import ChangeResult, changed, looked
+from tierlane.admin.runner import ChangeResult, apply, fetch, show_rows
 from tierlane.output import Column, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
 
 
 class NamedRows(NamedTuple):
-    """One kind of row: its table, how rows are read (all, or the named one) and deleted, and what a list shows."""
+    """A table: how its rows are read (all, or the named one) and deleted, and the columns of the list."""
 
     table: Any
     read: Callable[[Connection, str | None], Awaitable[list[Row]]]
@@ -23,58 +23,52 @@ class NamedRows(NamedTuple):
     columns: Sequence[Column]
 
     def show_all(self) -> Work:
-        """Print all."""
 
-        async def work(call: VerbCall) -> int:
-            rows = await looked(call, lambda connection: self.read(connection, None))
-            print_rows(call.output, self.columns, rows, self.table.name)
-            return 0
+        async def read(connection: Connection) -> tuple[list[Row], int]:
+            return await self.read(connection, None), 0
 
-        return work
+        return show_rows(read, self.columns, self.table.name)
 
     def show_one(self, name: str) -> Work:
-        """Print one, with what its columns mean. The work raises Refused where there is none."""
+        """Print a row with the meaning of its columns."""
 
         async def work(call: VerbCall) -> int:
-            rows = await looked(call, lambda connection: self.read(connection, name))
+            rows = await fetch(call, lambda connection: self.read(connection, name))
             if not rows:
                 raise missing(self.table, name)
             if call.output == "json":
                 print_json(rows[0])
             else:
-                explained = [self._explained(field, value) for field, value in rows[0].items()]
-                print_rows("table", _MEANING, explained, "columns")
+                described = [
+                    {
+                        "field": field,
+                        "value": readable(value),
+                        "meaning": self.table.c[field].comment if field in self.table.c else "",
+                    }
+                    for field, value in rows[0].items()
+                ]
+                print_rows("table", _MEANING, described, "columns")
             return 0
 
         return work
 
     def alter(self, name: str, values: Row) -> Work:
-        """Set columns of one. The work raises Refused."""
-
-        async def make(connection: Connection) -> ChangeResult:
+        async def change(connection: Connection) -> ChangeResult:
             return ChangeResult([await alter(connection, self.table, await find(connection, self.table, name), values)])
 
-        return lambda call: changed(call, make)
+        return lambda call: apply(call, change)
 
     def create(self, name: str, values: Row) -> Work:
-        """Add one. The work raises Refused."""
-
-        async def make(connection: Connection) -> ChangeResult:
+        async def change(connection: Connection) -> ChangeResult:
             return ChangeResult([await add(connection, self.table, {"name": name, **values})])
 
-        return lambda call: changed(call, make)
+        return lambda call: apply(call, change)
 
     def delete(self, name: str) -> Work:
-        """Delete one. The work raises Refused."""
-
-        async def make(connection: Connection) -> ChangeResult:
+        async def change(connection: Connection) -> ChangeResult:
             return ChangeResult(await self.drop(connection, name))
 
-        return lambda call: changed(call, make)
-
-    def _explained(self, field: str, value: object) -> Row:
-        meaning = self.table.c[field].comment if field in self.table.c else ""
-        return {"field": field, "value": readable(value), "meaning": meaning}
+        return lambda call: apply(call, change)
 
 
 TIERS = NamedRows(

@@ -33,12 +33,12 @@ from tierlane.chaos.faults.server_clock import ServerClock
 from tierlane.chaos.faults.target import Stranger
 from tierlane.chaos.history import LoadCustomer, Sources, Target
 from tierlane.chaos.tls_front import TlsFront
-from tierlane.child_process import family
+from tierlane.child_process import ChildProcess, family
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings.model import Settings
 from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port
 from tierlane.up.demo_data import TIERS, demo_model, seed_demo
-from tierlane.up.members import ModelProcesses, RoleEnvironment, RoleMember, ServerMember, StackMember, role_command
+from tierlane.up.members import ModelProcesses, RoleEnvironment, RoleMember, role_command
 from tierlane.up.orphan_guard import OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
@@ -194,8 +194,8 @@ class ChaosStack:
         self._watching = asyncio.create_task(self._watch(), name="leash")
         self._leash.hold_servers_of(self._redis.home)
         self._leash.hold_servers_of(self._postgres.home)
-        await self._add(ServerMember("redis", self._redis))
-        await self._add(ServerMember("postgres", self._postgres))
+        await self._add(self._redis)
+        await self._add(self._postgres)
         await self._fill_database()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -296,7 +296,7 @@ class ChaosStack:
         """The data directories of the gateways."""
         return [self._home.path / f"gateway-{number + 1}" for number in range(self._shape.gateways)]
 
-    def _member(self, name: str) -> StackMember:
+    def _member(self, name: str) -> ChildProcess:
         return next(member for member in self._supervisor.members if member.name == name)
 
     async def _fill_database(self) -> None:
@@ -344,7 +344,7 @@ class ChaosStack:
         member = RoleMember(place, name, role_command(place), roles.for_role(place, name), self._lines)
         await self._add(member)
 
-    async def _add(self, member: StackMember) -> None:
+    async def _add(self, member: ChildProcess) -> None:
         await self._aside.run(self._supervisor.add(member))
 
     async def _add_proxy(self, place: FaultTarget, client: str, socket: Path) -> FaultProxy:

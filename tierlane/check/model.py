@@ -23,7 +23,7 @@ from ledger.schema.catalog import models
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.payload import Payload, Task, encode_payload
 from tierlane.admin.options import VerbCall
-from tierlane.admin.runner import APPLICATION, ChangeResult, actor_of, conducted, lines_of
+from tierlane.admin.runner import APPLICATION, ChangeResult, actor_of, lines_of, run_verb
 from tierlane.check.model_report import (
     ModelFinding,
     Report,
@@ -393,7 +393,7 @@ def check_model(settings: "Settings", wishes: ModelCheckOptions, output: str, ac
         await _tell(call, wishes, report)
         return 0 if report.ok else 1
 
-    return conducted(work, call)
+    return run_verb(work, call)
 
 
 def _shown(finding: ModelFinding) -> None:

@@ -24,7 +24,7 @@ from scheduler.redis_client.connections import CLUSTER_MODE, MINIMUM_VERSION, NO
 from scheduler.redis_client.keys import pools_of
 from tierlane.connect import VerbError, database, run
 from tierlane.operate.gateway_client import GatewayAddress, gateway_of, is_ready, read_health
-from tierlane.operate.redis_connect import look_at, redis_of
+from tierlane.operate.pools import observe, redis_of
 from tierlane.output import print_json, printable
 from tierlane.settings.model import SettingsError
 
@@ -289,7 +289,7 @@ async def _redis(settings: "Settings", models: list[Model]) -> list[CheckItem]:
             items.append(await _clock_of_redis(client))
         if any(item.name == "mode" and item.level == "fail" for item in items):
             return items  # No script runs there, so nothing more can be said.
-        return items + judge_pools(models, await look_at(settings, sorted(pools_of(models)), []))
+        return items + judge_pools(models, await observe(settings, sorted(pools_of(models)), []))
     except VerbError as error:
         return [CheckItem("redis", "reachable", "fail", str(error), "Is it up, and is TIERLANE_REDIS_URL its address?")]
 

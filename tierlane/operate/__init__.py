@@ -1,1 +1,1 @@
-"""What on-call does with a running system: GPUs taken out and brought back, tiers paused and resumed, one live view."""
+"""Verbs on the running system: `tierlane gpu`, `queue`, `dlq` and `top`."""

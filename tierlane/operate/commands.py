@@ -1,101 +1,143 @@
-"""`tierlane gpu`, `queue` and `top` as commands: their verbs and options. What a verb does is imported when it is run."""
-# ruff: noqa: PLC0415 - help must be quick, so what a verb does is imported when it is run
+"""`tierlane gpu`, `queue`, `dlq` and `top`: their verbs and options."""
+# ruff: noqa: PLC0415 - help must be fast, so the code of `top` is imported when it runs
 
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from tierlane.admin.options import Work, Yes, reads, writes
-from tierlane.command import STYLE, Config, DataDir, Verb, carry_out, from_variable, no_variable, run_group, verb_group
+from tierlane.admin.options import PLACE, Actor, Work, Yes, add_verb, limit_option, read_options, reads, writes
+from tierlane.command import (
+    STYLE,
+    Config,
+    DataDir,
+    LazyModule,
+    Pool,
+    Verb,
+    carry_out,
+    from_variable,
+    no_variable,
+    verb_group,
+)
+
+if TYPE_CHECKING:
+    from tierlane.operate import dead_letters, pools, requeue
+else:
+    dead_letters = LazyModule("tierlane.operate.dead_letters")
+    pools = LazyModule("tierlane.operate.pools")
+    requeue = LazyModule("tierlane.operate.requeue")
+
+Worker: TypeAlias = Annotated[str, typer.Argument(metavar="WORKER", help="Id of the worker, as `list` shows it.")]
+TierName: TypeAlias = Annotated[str, typer.Argument(metavar="TIER", help="Name of the tier.")]
+OfPool: TypeAlias = Annotated[str | None, no_variable("--pool", "Only this pool.", "all pools", metavar="NAME")]
 
 gpu_app = verb_group("GPUs and their workers: list, cordon, uncordon.")
 
-Worker: TypeAlias = Annotated[str, typer.Argument(metavar="WORKER", help="Id of the worker, as `list` shows it.")]
-
-
-def gpu_main(argv: list[str]) -> int:
-    """Run the command with these arguments; return the exit code."""
-    return run_group(gpu_app, "gpu", argv)
-
 
 @reads(gpu_app, "list")
-def gpu_list(
-    pool: Annotated[str | None, no_variable("--pool", "Of this pool.", "all pools", metavar="NAME")] = None,
-) -> Work:
-    """Show every worker that was heard of in the last five minutes, and those that are cordoned."""
-    from tierlane.operate.gpus import show_all
-
-    return show_all(pool)
+def gpu_list(pool: OfPool = None) -> Work:
+    """Show the workers seen in the last five minutes, and all cordoned workers."""
+    return pools.show_workers(pool)
 
 
 @writes(gpu_app, "cordon")
 def gpu_cordon(
     worker: Worker,
     *,
-    reason: Annotated[str, no_variable("--reason", "Why, for whoever looks next.", metavar="TEXT")] = "",
+    reason: Annotated[str, no_variable("--reason", "The reason, shown in `list`.", metavar="TEXT")] = "",
     yes: Yes = False,
 ) -> Work:
-    """Give a worker no new work until it is uncordoned. It finishes what it runs, and stays cordoned over restarts."""
-    from tierlane.operate.gpus import cordon as work
-
-    return work(worker, reason, sure=yes)
+    """Stop a worker from claiming batches until it is uncordoned, also after a restart. It finishes its running work."""
+    return pools.cordon(worker, reason, sure=yes)
 
 
 @writes(gpu_app, "uncordon")
 def gpu_uncordon(worker: Worker) -> Work:
-    """Let a worker claim again."""
-    from tierlane.operate.gpus import uncordon as work
-
-    return work(worker)
+    """Let a worker claim batches again."""
+    return pools.uncordon(worker)
 
 
 queue_app = verb_group("Tier queues: list, pause, resume.")
 
-TierName: TypeAlias = Annotated[str, typer.Argument(metavar="TIER", help="Name of the tier.")]
-
-
-def queue_main(argv: list[str]) -> int:
-    """Run the command with these arguments; return the exit code."""
-    return run_group(queue_app, "queue", argv)
-
 
 @reads(queue_app, "list")
-def queue_list(
-    pool: Annotated[str | None, no_variable("--pool", "Of this pool.", "all pools", metavar="NAME")] = None,
-) -> Work:
-    """Show how many wait in each tier's queue, how long the oldest has, and which are paused."""
-    from tierlane.operate.queues import show_all
-
-    return show_all(pool)
+def queue_list(pool: OfPool = None) -> Work:
+    """Show the depth of each tier's queue, the age of its oldest request, and whether it is paused."""
+    return pools.show_queues(pool)
 
 
 @writes(queue_app, "pause")
 def queue_pause(tier: TierName, *, yes: Yes = False) -> Work:
-    """Form no batches of a tier. Requests still enter, and wait until it is resumed or their time is up."""
-    from tierlane.operate.queues import pause as work
-
-    return work(tier, sure=yes)
+    """Form no batches of a tier. Its requests are still accepted, and wait until it is resumed or they time out."""
+    return pools.pause(tier, sure=yes)
 
 
 @writes(queue_app, "resume")
 def queue_resume(tier: TierName) -> Work:
     """Form batches of a tier again."""
-    from tierlane.operate.queues import resume as work
+    return pools.resume(tier)
 
-    return work(tier)
 
+dlq_app = verb_group("Dead letters: requests that failed permanently. List, show, requeue, purge.")
+
+_DLQ_READS = read_options("TIERLANE_DLQ_OUTPUT")
+_DLQ_WRITES = {"actor": (Actor, None), **PLACE, "pool": (Pool, None)}
+
+
+def dlq_list(
+    *,
+    limit: Annotated[int, limit_option("TIERLANE_DLQ_LIMIT", 20, 10_000)] = 20,
+    customer: Annotated[str | None, no_variable("--customer", "Only of this customer, by name or id.")] = None,
+    code: Annotated[str | None, no_variable("--code", "Only with this error code.")] = None,
+) -> Work:
+    """Show the newest dead letters, without their inputs."""
+    return dead_letters.show_list(limit, customer, code)
+
+
+def dlq_show(
+    *,
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="Request id.")],
+    body: Annotated[bool, no_variable("--body", "Also print the input of the customer.", "off")] = False,
+) -> Work:
+    """Show a dead letter."""
+    return dead_letters.show_one(request_id, with_input=body)
+
+
+def dlq_requeue(
+    *,
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Request ids.")],
+    again: Annotated[bool, no_variable("--again", "Also dead letters that were requeued before.", "off")] = False,
+) -> Work:
+    """Run dead letters again under new ids, and show each result. Customers are not charged and get no response."""
+    return requeue.requeue(ids, again=again)
+
+
+def dlq_purge(
+    *,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Request ids.")] = None,
+    older_than: Annotated[
+        str | None,
+        no_variable("--older-than", "All dead letters of at least this age, such as 12h or 7d.", metavar="AGE"),
+    ] = None,
+    all_: Annotated[bool, no_variable("--all", "All dead letters.", "off")] = False,
+    yes: Yes = False,
+) -> Work:
+    """Delete dead letters and their inputs permanently."""
+    return dead_letters.purge(dead_letters.Selection.of(ids or [], older_than, everything=all_), sure=yes)
+
+
+add_verb(dlq_app, "list", dlq_list, _DLQ_READS)
+add_verb(dlq_app, "show", dlq_show, _DLQ_READS)
+add_verb(dlq_app, "requeue", dlq_requeue, _DLQ_WRITES)
+add_verb(dlq_app, "purge", dlq_purge, _DLQ_WRITES)
 
 top_app = typer.Typer(
     add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=STYLE
 )
 
 
-def top_main(argv: list[str]) -> int:
-    """Run the command with these arguments; return the exit code."""
-    return run_group(top_app, "top", argv)
-
-
-@top_app.command(epilog="q or Ctrl-C ends it. Exit codes: 0 done, 1 no gateway answers (--once), 2 wrong usage.")
+@top_app.command(
+    epilog="q or Ctrl-C ends it. Exit codes: 0 done, 1 no response from the gateway (--once), 2 wrong usage."
+)
 def top(
     *,
     url: Annotated[
@@ -108,11 +150,11 @@ def top(
             metavar="URL",
         ),
     ] = None,
-    once: Annotated[bool, no_variable("--once", "Print one frame and end.", "off where it is a terminal")] = False,
+    once: Annotated[bool, no_variable("--once", "Print one frame and exit.", "off in a terminal")] = False,
     config: Config = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Watch a running system: status and reasons, tiers, pools, GPUs, once a second."""
+    """Show a live view, updated each second: status and reasons, tiers, pools."""
 
     def prepare() -> Verb:
         from tierlane.operate.top import watch

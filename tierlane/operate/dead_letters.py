@@ -1,165 +1,198 @@
-"""`tierlane dlq list` and `show`, and how the verbs on dead letters reach PostgreSQL.
+"""`tierlane dlq list`, `show` and `purge`. Inputs are shown only with --body."""
 
-An input is shown only where it is asked for.
-"""
-
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+import re
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from ledger.dead_letters import DeadLetterRow, find_letter, list_letters, read_body
-from ledger.postgres import Connection
-from scheduler.payload import Payload, decode_payload
-from tierlane import connect
-from tierlane.connect import UsageError, reachable, run
-from tierlane.connect import VerbError as DlqError
+from ledger.admin.transaction import as_actor
+from ledger.dead_letters import (
+    DeadLetterRow,
+    count_letters,
+    find_letter,
+    list_letters,
+    note,
+    purge_letters,
+    read_body,
+)
+from scheduler.errors import RedisUnavailable
+from scheduler.payload import decode_payload
+from scheduler.protocol.cancellation import DeadLetterList
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import actor_of
+from tierlane.connect import UsageError, VerbError, database
+from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
 
-
-__all__ = ["DlqError", "UsageError", "database", "reachable", "run"]
-
-
-def database(settings: "Settings") -> AbstractAsyncContextManager[Connection]:
-    """One connection. Raises DlqError where PostgreSQL does not serve it."""
-    return connect.database(settings, "tierlane-dlq")
-
-
-WIDE = 400  # Columns of output that goes to a file or a program: nothing is cut off there.
+APPLICATION = "tierlane-dlq"
 DIGEST_DIGITS = 8
-HEADINGS = ("ID", "DIED (UTC)", "CUSTOMER", "TIER", "MODEL", "CODE", "RUNS", "WORKERS", "BYTES", "REQUEUED AS")
+COLUMNS = (
+    Column("request_id", "ID", whole=True),
+    Column("dead_at", "DIED"),
+    Column("customer", "CUSTOMER"),
+    Column("tier", "TIER"),
+    Column("model", "MODEL"),
+    Column("error_code", "CODE"),
+    Column("attempts", "RUNS"),
+    Column("worker_ids", "WORKERS"),
+    Column("body_bytes", "BYTES"),
+    Column("requeued_as", "REQUEUED AS"),
+)
+_AGE = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def show_list(settings: "Settings", limit: int, customer: str | None, code: str | None, output: str) -> int:
-    """Print the newest; the exit code."""
+def show_list(limit: int, customer: str | None, code: str | None) -> Work:
+    """Print the newest dead letters."""
 
-    async def work() -> int:
-        async with database(settings) as connection:
+    async def work(call: VerbCall) -> int:
+        async with database(call.settings, APPLICATION) as connection:
             letters = await list_letters(connection, limit, customer, code)
-        if output == "json":
-            _print_json([msgspec.to_builtins(letter) for letter in letters])
-        elif letters:
-            _print_table(letters)
-        else:
-            typer.echo("There are no dead letters." if customer is code is None else "There are no such dead letters.")
+        rows = [msgspec.to_builtins(letter) for letter in letters]
+        if call.output == "table":
+            for row, letter in zip(rows, letters, strict=True):
+                row["dead_at"] = letter.dead_at
+                row["customer"] = letter.customer or letter.customer_id
+        print_rows(call.output, COLUMNS, rows, "dead letters")
         return 0
 
-    return run(work)
+    return work
 
 
-def show_one(settings: "Settings", request_id: str, output: str, *, with_input: bool) -> int:
-    """Print all that is known of one; the exit code. Raises DlqError for one that is not there."""
+def show_one(request_id: str, *, with_input: bool) -> Work:
+    """Print a dead letter. The work raises VerbError if there is none."""
 
-    async def work() -> int:
-        async with database(settings) as connection:
+    async def work(call: VerbCall) -> int:
+        async with database(call.settings, APPLICATION) as connection:
             letter = await find_letter(connection, request_id)
             body = await read_body(connection, request_id)
         if letter is None:
-            raise DlqError(no_such(request_id))
-        if output == "json":
-            _print_json(msgspec.to_builtins(letter) | {"body": describe(body, with_input=with_input)})
+            raise VerbError(no_such(request_id))
+        described = describe(body, with_input=with_input)
+        if call.output == "json":
+            print_json(msgspec.to_builtins(letter) | {"body": described})
         else:
-            typer.echo("\n".join(lines_of(letter, body, with_input=with_input)))
+            typer.echo("\n".join(lines_of(letter, described, with_input=with_input)))
         return 0
 
-    return run(work)
+    return work
 
 
 def no_such(request_id: str) -> str:
-    """The sentence for an id without a dead letter."""
     return f"There is no dead letter {printable(request_id)}."
 
 
 def describe(body: bytes | None, *, with_input: bool) -> dict[str, Any] | None:
-    """What may be said of a body; its input and parameters only where asked for."""
+    """Size, model and digest of a body; `with_input` adds input and parameters. None if there is no body."""
     if body is None:
         return None
-    payload = _payload(body)
-    said: dict[str, Any] = {
+    try:
+        payload = decode_payload(body)
+    except ValueError:
+        payload = None
+    described: dict[str, Any] = {
         "bytes": len(body),
         "model": payload.model if payload else None,
         "sha256": sha256(body).hexdigest()[:DIGEST_DIGITS],
     }
     if with_input:
-        said |= {"input": payload.input if payload else None, "parameters": payload.parameters if payload else None}
-    return said
+        described |= {
+            "input": payload.input if payload else None,
+            "parameters": payload.parameters if payload else None,
+        }
+    return described
 
 
-def lines_of(letter: DeadLetterRow, body: bytes | None, *, with_input: bool) -> list[str]:
-    """One dead letter for people; its input stands last, behind an empty line."""
-    said = describe(body, with_input=with_input)
-    rows = {
+def lines_of(letter: DeadLetterRow, body: dict[str, Any] | None, *, with_input: bool) -> list[str]:
+    """A dead letter as text; the input is the last part, after an empty line."""
+    size = f"{body['bytes']} bytes for {body['model'] or 'an unknown model'}, sha256 {body['sha256']}" if body else ""
+    fields = {
         "request": letter.request_id,
-        "died": _moment(letter),
-        "customer": f"{letter.customer or 'gone'} ({letter.customer_id or 'not known'})",
+        "died": readable(letter.dead_at),
+        "customer": f"{letter.customer or 'deleted'} ({letter.customer_id or 'unknown'})",
         "tier": letter.tier or "-",
         "model": letter.model or "-",
         "code": letter.error_code,
         "runs": str(letter.attempts),
         "workers": ", ".join(letter.worker_ids) or "-",
-        "body": f"{said['bytes']} bytes for {said['model'] or 'no known model'}, sha256 {said['sha256']}"
-        if said
-        else "not kept",
-        "requeued": f"{letter.requeued_at:%Y-%m-%d %H:%M:%S} as {letter.requeued_as}" if letter.requeued_as else "no",
+        "body": size or "not kept",
+        "requeued": f"{readable(letter.requeued_at)} as {letter.requeued_as}" if letter.requeued_as else "no",
     }
-    lines = [f"{name:<10}{printable(value)}" for name, value in rows.items()]
+    lines = aligned((name, printable(value)) for name, value in fields.items())
     if with_input:
-        text: str | None = said["input"] if said else None
-        lines += ["", "There is no input that can be read." if text is None else printable(text, keep="\n\t")]
+        text: str | None = body["input"] if body else None
+        lines += ["", "There is no readable input." if text is None else printable(text, keep="\n\t")]
     return lines
 
 
-def printable(text: str, keep: str = "") -> str:
-    """Text from outside, made harmless for a terminal: control characters are shown, not obeyed."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+class Selection(NamedTuple):
+    """The dead letters to delete: by id, of at least an age, or with neither all of them."""
+
+    ids: list[str] | None
+    age_s: float | None
+
+    def words(self) -> str:
+        """The selection for config_changes."""
+        if self.ids is not None:
+            return "by id"
+        return "all" if self.age_s is None else f"older than {self.age_s:.0f} s"
+
+    @classmethod
+    def of(cls, ids: Sequence[str], older_than: str | None, *, everything: bool) -> Self:
+        """From the command line. Raises UsageError unless exactly one selection is given."""
+        if bool(ids) + (older_than is not None) + everything != 1:
+            raise UsageError("Specify exactly one of: ids, --older-than AGE, --all.")
+        return cls(list(dict.fromkeys(ids)) or None, None if older_than is None else age_s(older_than))
 
 
-def _payload(body: bytes) -> Payload | None:
+def age_s(text: str) -> float:
+    """Seconds of an age such as 90s, 12h or 7d. Raises UsageError."""
+    form = _AGE.fullmatch(text)
+    if form is None:
+        raise UsageError(f"{text!r} is not an age: use a number and s, m, h, d or w, such as 12h or 7d.")
+    return float(int(form[1]) * _SECONDS[form[2]])
+
+
+def purge(selection: Selection, *, sure: bool) -> Work:
+    """Delete dead letters, after a confirmation unless `sure` or selected by id. The exit code is 1 if an id is missing."""
+
+    async def work(call: VerbCall) -> int:
+        actor = actor_of(call)
+        async with database(call.settings, APPLICATION) as connection:
+            if selection.ids is None and not sure:
+                count = await count_letters(connection, None, selection.age_s)
+                typer.confirm(f"Delete {counted(count, 'dead letter')} permanently?", abort=True)
+            async with as_actor(connection, actor):
+                purged = await purge_letters(connection, selection.ids, selection.age_s)
+                if purged:
+                    record = {"count": len(purged), "request_ids": sorted(purged)}
+                    await note(connection, selection.words(), record, None)
+        typer.echo(f"Deleted {counted(len(purged), 'dead letter')}.")
+        await _remove_from_redis(call.settings, purged)
+        missing = [request_id for request_id in selection.ids or [] if request_id not in set(purged)]
+        for request_id in missing:
+            typer.echo(no_such(request_id), err=True)
+        return 1 if missing else 0
+
+    return work
+
+
+async def _remove_from_redis(settings: "Settings", ids: Sequence[str]) -> None:
+    """Remove ids from the list that health counts; a failure is only a warning."""
+    if not settings.redis_url:
+        typer.echo("Warning: TIERLANE_REDIS_URL is not set, so health still counts them.", err=True)
+        return
+    client = command_client(settings.redis_url)
     try:
-        return decode_payload(body)
-    except ValueError:
-        return None
-
-
-def _moment(letter: DeadLetterRow) -> str:
-    return f"{letter.dead_at:%Y-%m-%d %H:%M:%S}"
-
-
-def _print_json(value: object) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
-
-
-def _print_table(letters: Iterable[DeadLetterRow]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    table = Table(box=None, pad_edge=False)
-    for heading in HEADINGS:
-        right = heading in {"RUNS", "BYTES"}
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading == "ID", overflow="fold")
-    for letter in letters:
-        table.add_row(*(Text(printable(cell)) for cell in _cells(letter)))
-    console.print(table)
-
-
-def _cells(letter: DeadLetterRow) -> Sequence[str]:
-    return (
-        letter.request_id,
-        _moment(letter),
-        letter.customer or letter.customer_id or "-",
-        letter.tier or "-",
-        letter.model or "-",
-        letter.error_code,
-        str(letter.attempts),
-        " ".join(letter.worker_ids) or "-",
-        "-" if letter.body_bytes is None else str(letter.body_bytes),
-        letter.requeued_as or "-",
-    )
+        await DeadLetterList(client, Keys(settings.pool)).remove(ids)
+    except RedisUnavailable as error:
+        typer.echo(f"Warning: {str(error).rstrip('.')}, so health still counts them.", err=True)
+    finally:
+        await client.aclose()

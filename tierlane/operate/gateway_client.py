@@ -1,4 +1,4 @@
-"""How these verbs ask a gateway: whose address and token, and its health, also where that is bad."""
+"""Calls of a gateway: its address and token, its readiness and its health."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +15,14 @@ TIMEOUT_S = 3.0
 
 
 class GatewayAddress(NamedTuple):
-    """Where a gateway listens, and what opens `/internal/*` there."""
+    """The URL of a gateway, and the service token for `/internal/*`."""
 
     url: str
     token: str
 
 
 def gateway_of(settings: "Settings", url: str | None) -> GatewayAddress | None:
-    """The gateway at `url`, else the local stack's; None where neither is known. Raises SettingsError without a token."""
+    """The gateway at `url`, or that of the local stack; None without both. Raises SettingsError without a token."""
     stack = find_local_stack(settings.data_dir)
     token = settings.service_token.get_secret_value()
     if url is None:
@@ -35,34 +35,34 @@ def gateway_of(settings: "Settings", url: str | None) -> GatewayAddress | None:
 
 
 async def is_ready(session: aiohttp.ClientSession, gateway: GatewayAddress) -> bool:
-    """What `/readyz` says. Raises VerbError where nobody answers."""
+    """Whether `/readyz` returns 200. Raises VerbError without a response."""
     try:
-        async with session.get(f"{gateway.url}/readyz", timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as answer:
-            return answer.status == 200
+        async with session.get(f"{gateway.url}/readyz", timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as response:
+            return response.status == 200
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise _away(gateway, error) from error
+        raise _unreachable(gateway, error) from error
 
 
 async def read_health(session: aiohttp.ClientSession, gateway: GatewayAddress) -> dict[str, Any]:
-    """The document of `/internal/health`. Raises VerbError where there is none."""
+    """The document of `/internal/health`, with any status. Raises VerbError if there is none."""
     try:
         async with session.get(
             f"{gateway.url}/internal/health",
             headers={"Authorization": f"Bearer {gateway.token}"},
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
-        ) as answer:
-            status, body = answer.status, await answer.read()
+        ) as response:
+            status, body = response.status, await response.read()
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise _away(gateway, error) from error
+        raise _unreachable(gateway, error) from error
     if status == 401:
-        raise VerbError(f"The gateway at {gateway.url} refuses the service token.")
+        raise VerbError(f"The gateway at {gateway.url} rejects the service token.")
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise VerbError(
-            f"What answers at {gateway.url} is no gateway: status {status} without a health document."
+            f"{gateway.url} is not a gateway: it returned status {status} without a health document."
         ) from error
 
 
-def _away(gateway: GatewayAddress, error: BaseException) -> VerbError:
-    return VerbError(f"The gateway at {gateway.url} does not answer: {str(error) or type(error).__name__}.")
+def _unreachable(gateway: GatewayAddress, error: BaseException) -> VerbError:
+    return VerbError(f"The gateway at {gateway.url} does not respond: {str(error) or type(error).__name__}.")

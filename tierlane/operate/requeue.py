@@ -1,8 +1,8 @@
 """`tierlane dlq requeue`: dead letters run again under new ids.
 
-They are submitted by a gateway without HTTP that lives as long as the command. Their customers are neither charged nor
-answered: the requests enter as ones that were accepted before. The note in the dead letter is written first, so that of
-two operators one is refused; it is removed where nothing was queued.
+The command registers as a gateway without HTTP while it runs. Customers are not charged and get no response: the requests
+are submitted as accepted before. The dead letter is marked first, so that of two operators only one requeues it; the mark
+is removed if Redis did not queue the request.
 """
 
 import asyncio
@@ -27,8 +27,11 @@ from scheduler.protocol.replies import Reply
 from scheduler.redis_client.connections import command_client
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
-from tierlane.admin.runner import actor_named
-from tierlane.operate.dead_letters import DlqError, database, no_such, run
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import actor_of
+from tierlane.connect import VerbError, database
+from tierlane.operate.dead_letters import APPLICATION, no_such
+from tierlane.output import counted
 
 if TYPE_CHECKING:
     from tierlane.settings.model import Settings
@@ -37,8 +40,8 @@ if TYPE_CHECKING:
 BEAT_S = 0.5
 
 
-class SmallGateway(DeadLetterReruns):
-    """One such gateway on one pool; `total_ms` is what its requests have. All methods raise RedisUnavailable."""
+class RequeueGateway(DeadLetterReruns):
+    """A gateway without HTTP in one pool; `total_ms` is the time limit of its requests. Methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, total_ms: int, gone_ms: int) -> None:
         self._id = f"gw-{uuid7().hex}"
@@ -47,11 +50,11 @@ class SmallGateway(DeadLetterReruns):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Live until the end of the block. Raises DlqError where no worker is healthy."""
+        """Be registered until the end of the block. Raises VerbError if no worker is healthy."""
         try:
             await self.check_workers()
         except NotRerun as error:
-            raise DlqError(str(error)) from error
+            raise VerbError(str(error)) from error
         await self._beat()
         beating = asyncio.create_task(self._keep_beating())
         try:
@@ -75,19 +78,22 @@ class SmallGateway(DeadLetterReruns):
 BY_ID = "by id"
 
 
-def requeue_all(settings: "Settings", ids: Sequence[str], *, again: bool, actor: str | None) -> int:
-    """Requeue each; the exit code: 0 where all of them completed. Raises DlqError where none can be."""
-    if not settings.redis_url:
-        raise DlqError("TIERLANE_REDIS_URL is not set, and without Redis nothing can be queued.")
-    by = actor_named(actor)
-    return run(lambda: _requeue(settings, list(dict.fromkeys(ids)), by, again=again))
+def requeue(request_ids: Sequence[str], *, again: bool) -> Work:
+    """Requeue dead letters; the exit code is 0 if all completed. The work raises VerbError."""
+
+    async def work(call: VerbCall) -> int:
+        if not call.settings.redis_url:
+            raise VerbError("TIERLANE_REDIS_URL is not set, so nothing can be queued.")
+        return await _requeue(call.settings, list(dict.fromkeys(request_ids)), actor_of(call), again=again)
+
+    return work
 
 
 async def _requeue(settings: "Settings", ids: Sequence[str], by: str, *, again: bool) -> int:
     client = command_client(settings.redis_url)
     try:
-        async with database(settings) as connection:
-            gateway = SmallGateway(client, Keys(settings.pool), settings.total_request_ms, settings.gone_ms)
+        async with database(settings, APPLICATION) as connection:
+            gateway = RequeueGateway(client, Keys(settings.pool), settings.total_request_ms, settings.gone_ms)
             completed = 0
             async with gateway.open():
                 for at in range(0, len(ids), AT_ONCE):
@@ -97,14 +103,14 @@ async def _requeue(settings: "Settings", ids: Sequence[str], by: str, *, again: 
                     ]
                     completed += await _run_batch(connection, gateway, [c for c in batch if c is not None], by)
     except RedisUnavailable as error:
-        raise DlqError(f"Nothing more was requeued: {error}.") from error
+        raise VerbError(f"Nothing more was requeued: {error}.") from error
     finally:
         await client.aclose()
     return 0 if completed == len(ids) else 1
 
 
 async def _candidate(connection: Connection, settings: "Settings", request_id: str, *, again: bool) -> Candidate | None:
-    """What is to run, or None, with one sentence why not."""
+    """The request to run; None if there is none, after printing the reason."""
     try:
         return await candidate(connection, request_id, settings.pool, settings.total_request_ms, again=again)
     except NoSuchLetter:
@@ -114,8 +120,8 @@ async def _candidate(connection: Connection, settings: "Settings", request_id: s
     return None
 
 
-async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Sequence[Candidate], by: str) -> int:
-    """Queue them and wait; how many completed."""
+async def _run_batch(connection: Connection, gateway: RequeueGateway, batch: Sequence[Candidate], by: str) -> int:
+    """Queue the batch and wait; returns how many completed."""
     marked = await _mark(connection, batch, by)
     if not marked:
         return 0
@@ -123,12 +129,12 @@ async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Seque
         entered = await gateway.submit([c.submission for c in marked])
     except RedisUnavailable as error:
         ids = ", ".join(c.submission.id for c in marked)
-        raise DlqError(f"Whether these run is not known: {ids} ({error}).") from error
+        raise VerbError(f"It is not known whether these run: {ids} ({error}).") from error
     await _take_back(connection, [c for c in marked if c.submission.id not in entered], by)
     running = [c for c in marked if c.submission.id in entered]
     try:
         await gateway.forget_dead([c.letter.request_id for c in running])
-    except RedisUnavailable as error:  # They run all the same, and are waited for.
+    except RedisUnavailable as error:  # They run, and their results are awaited.
         typer.echo(f"Warning: {str(error).rstrip('.')}, so health may still count them.", err=True)
     completed = 0
     began = time.monotonic()
@@ -140,18 +146,19 @@ async def _run_batch(connection: Connection, gateway: SmallGateway, batch: Seque
 
 
 async def _mark(connection: Connection, batch: Sequence[Candidate], by: str) -> list[Candidate]:
-    """Note them as requeued, in the letters and on record; those that nobody else had noted meanwhile."""
+    """Mark the batch as requeued, in the dead letters and in config_changes; returns those that no one else had marked."""
     async with as_actor(connection, by):
-        ordered = sorted(
-            batch, key=lambda c: c.letter.request_id
-        )  # One order for all, or two could wait for each other.
+        # The same order for all operators prevents deadlocks.
+        ordered = sorted(batch, key=lambda c: c.letter.request_id)
         marked = [c for c in ordered if await mark_requeued(connection, c.letter, c.submission.id)]
         if marked:
             before = {c.letter.request_id: c.letter.requeued_as for c in marked}
             await note(connection, BY_ID, {"requeued_as": before}, {"requeued_as": named(marked)})
     for each in batch:
         if each not in marked:
-            typer.echo(f"{each.letter.request_id}: Somebody else has just requeued or deleted it.", err=True)
+            typer.echo(
+                f"{each.letter.request_id}: It was requeued or deleted by another operator at the same time.", err=True
+            )
     return marked
 
 
@@ -164,13 +171,12 @@ async def _take_back(connection: Connection, refused: Sequence[Candidate], by: s
         before = {each.letter.request_id: each.letter.requeued_as for each in refused}
         await note(connection, BY_ID, {"requeued_as": named(refused)}, {"requeued_as": before})
     for each in refused:
-        typer.echo(f"{each.letter.request_id}: Redis has no memory left for it.", err=True)
+        typer.echo(f"{each.letter.request_id}: Redis is out of memory, so it was not queued.", err=True)
 
 
 def ending(reply: Reply | None, waited_s: float) -> str:
-    """How a request ended, for people."""
+    """The result of a request as text."""
     if reply is None:
-        return f"no end was seen within {waited_s:.0f} s; the audit will have it."
-    runs = "1 run" if reply.attempts == 1 else f"{reply.attempts} runs"
-    what = "completed" if reply.state == State.COMPLETED else f"failed, {reply.error_code}"
-    return f"{what} after {waited_s * 1000:.0f} ms and {runs}."
+        return f"no result within {waited_s:.0f} s; see the audit."
+    result = "completed" if reply.state == State.COMPLETED else f"failed, {reply.error_code}"
+    return f"{result} after {waited_s * 1000:.0f} ms and {counted(reply.attempts, 'run')}."

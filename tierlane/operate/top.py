@@ -1,9 +1,7 @@
-"""`tierlane top`: reads a gateway's health once a second and redraws; `q` or Ctrl-C ends it.
-
-A frame is a pure function of the document.
-"""
+"""`tierlane top`: reads the health of a gateway each second and draws it; `q` or Ctrl-C ends it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -18,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tierlane.connect import VerbError, run
+from tierlane.connect import VerbError
 from tierlane.operate.gateway_client import GatewayAddress, gateway_of, read_health
 from tierlane.output import WIDE, printable
 from tierlane.settings.model import SettingsError
@@ -28,14 +26,11 @@ if TYPE_CHECKING:
 
 
 STYLES = {"healthy": "green", "degraded": "yellow", "down": "red"}
-OLD_S = 2.5  # From here on what is shown is not of now.
+OLD_S = 2.5  # The age from which a document is shown as old.
 
 
 class TopState(NamedTuple):
-    """The last health document of a gateway (None: there was none yet), when it came, and why there is no newer one.
-
-    `at_s` is monotonic seconds.
-    """
+    """The last health document of a gateway, if any, its time in monotonic seconds, and the last error."""
 
     url: str
     document: Mapping[str, Any] | None = None
@@ -44,7 +39,7 @@ class TopState(NamedTuple):
 
 
 def frame(seen: TopState, now_s: float) -> RenderableType:
-    """What is shown at `now_s`, monotonic seconds."""
+    """The view at `now_s`, monotonic seconds."""
     parts: list[RenderableType] = [*_away(seen, now_s)]
     if seen.document is not None:
         parts += [*_status(seen.document), Text(), _tiers(_rows(seen.document.get("tiers")))]
@@ -58,7 +53,7 @@ def _away(seen: TopState, now_s: float) -> list[RenderableType]:
     if seen.problem is not None:
         lines.append(Text(printable(seen.problem), style="red"))
     if seen.document is not None and (seen.problem is not None or now_s - seen.at_s > OLD_S):
-        lines.append(Text(f"What follows is {now_s - seen.at_s:.0f} s old.", style="red"))
+        lines.append(Text(f"The data below is {now_s - seen.at_s:.0f} s old.", style="red"))
     return lines
 
 
@@ -120,7 +115,7 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _rows(value: object) -> dict[str, Mapping[str, Any]]:
-    """Objects by name, as far as there are some."""
+    """The objects of a value by name; empty if it is not an object."""
     return {str(k): v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
 
 
@@ -138,16 +133,16 @@ EVERY_S = 1.0
 
 
 def watch(settings: "Settings", url: str | None, *, once: bool) -> int:
-    """Show frames until it is ended, or a single one; the exit code. Raises SettingsError without a gateway."""
+    """Show frames until `q` or Ctrl-C, or a single one; return the exit code. Raises SettingsError without a gateway."""
     gateway = gateway_of(settings, url)
     if gateway is None:
         raise SettingsError(
-            f"--url: is not given, and no local stack runs in {settings.data_dir}; "
-            "give it, start `tierlane up`, or name the stack's --data-dir"
+            f"--url: is not set, and no local stack runs in {settings.data_dir}; "
+            "set it, start `tierlane up`, or set --data-dir to that of the stack"
         )
     console = Console(highlight=False)
     single = once or not console.is_terminal
-    return run(lambda: _single(gateway, console) if single else _live(gateway, console))
+    return asyncio.run(_single(gateway, console) if single else _live(gateway, console))
 
 
 async def _single(gateway: GatewayAddress, console: Console) -> int:
@@ -167,33 +162,27 @@ async def _live(gateway: GatewayAddress, console: Console) -> int:
             while not stop.is_set():
                 seen = await _look(session, gateway, seen)
                 live.update(frame(seen, time.monotonic()), refresh=True)
-                await _stopped(stop, EVERY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        await stop.wait()
     return 0
 
 
 async def _look(session: aiohttp.ClientSession, gateway: GatewayAddress, before: TopState) -> TopState:
-    """The newest picture; the one before with what is wrong where there is none."""
+    """The new state; on an error, the state before with the error."""
     try:
         return TopState(gateway.url, await read_health(session, gateway), time.monotonic())
     except VerbError as error:
         return before._replace(problem=str(error))
 
 
-async def _stopped(stop: asyncio.Event, within_s: float) -> None:
-    try:
-        async with asyncio.timeout(within_s):
-            await stop.wait()
-    except TimeoutError:
-        return
-
-
 @contextmanager
 def _keys(stop: asyncio.Event) -> Iterator[None]:
-    """`q` sets `stop`, without Enter; the terminal is as it was afterwards."""
+    """In the block, the key `q` sets `stop`; afterwards the terminal is restored."""
     if not sys.stdin.isatty():
         yield
         return
-    import termios  # noqa: PLC0415 - not where there is no terminal
+    import termios  # noqa: PLC0415 - only with a terminal
     import tty  # noqa: PLC0415
 
     inside, loop = sys.stdin.fileno(), asyncio.get_running_loop()

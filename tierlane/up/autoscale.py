@@ -1,8 +1,7 @@
-"""The workers of the stack's own pool, as many as the gateway advises (`tierlane up --autoscale`).
+"""`tierlane up --autoscale`: starts and stops workers of the stack's own pool as the gateway recommends.
 
-Once a second the gateway is asked; a worker more is started, a worker less is told to leave, ends what it runs, and is
-forgotten. Always over one connection: of several gateways on one port it is then the same one that is asked, and two
-that advise a second apart cannot contradict each other here.
+The recommendation is read each second over one connection, so that of several gateways on one port the same one responds:
+two gateways can take a step at different times. A worker that is removed finishes its running work first.
 """
 
 import asyncio
@@ -12,36 +11,36 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from tierlane.child_process import ChildProcess
 from tierlane.up.data_dir import LogLines
-from tierlane.up.members import StackMember
 from tierlane.up.supervisor import Supervisor
 
-ASK_S = 1.0
+POLL_S = 1.0
 CALL_TIMEOUT_S = 1.0
 LEAVE_S = 15.0
-"""A worker that was told to leave ends within four seconds; one that has not by then is killed, and its batch retried."""
+"""A worker stops within four seconds. One that does not stop in time is killed, and its batch is retried."""
 
 
 class PoolAdvice(NamedTuple):
-    """What the gateway says of the pool: workers that it finds healthy, how many it advises, and why."""
+    """The recommendation of the gateway for the pool, with the number of healthy workers."""
 
     healthy: int
     recommended: int
     reason: str
 
 
-def change(members: int, asked: PoolAdvice) -> int:
-    """How many workers to start (or, below 0, to drain), where `members` are started and not leaving. Pure.
+def change(members: int, advice: PoolAdvice) -> int:
+    """The number of workers to start or, if negative, to stop; `members` are those started and not stopping.
 
-    One that is started and not healthy yet is on its way, or is being started again: it is neither replaced nor drained.
+    A worker that is not healthy yet is neither replaced nor stopped, because it is starting or restarting.
     """
-    if asked.recommended > members:
-        return asked.recommended - members
-    return min(0, asked.recommended - min(members, asked.healthy))
+    if advice.recommended > members:
+        return advice.recommended - members
+    return min(0, advice.recommended - min(members, advice.healthy))
 
 
 def free_names(taken: Iterable[str], count: int) -> list[str]:
-    """The first names of workers that nobody has."""
+    """The first unused names of workers."""
     names, number = set(taken), 0
     found: list[str] = []
     while len(found) < count:
@@ -52,12 +51,12 @@ def free_names(taken: Iterable[str], count: int) -> list[str]:
 
 
 class WorkerAutoscaler:
-    """The workers that come and go. `make` builds the member of a name."""
+    """The workers of the pool. `make` creates the process with a name."""
 
     def __init__(
         self,
         supervisor: Supervisor,
-        make: Callable[[str], StackMember],
+        make: Callable[[str], ChildProcess],
         lines: LogLines,
         *,
         pool: str,
@@ -70,32 +69,32 @@ class WorkerAutoscaler:
         self._pool = pool
         self._url = f"{url}/internal/autoscale"
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._workers: list[StackMember] = []
+        self._workers: list[ChildProcess] = []
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def start(self, count: int) -> None:
-        """Start the first ones. Raises what a worker's first start raises."""
+        """Start the first workers. Raises OSError."""
         for name in free_names([], count):
             await self._add(name)
 
     async def follow(self) -> None:
-        """Obey the gateway forever."""
+        """Apply the recommendation each second, forever."""
         timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=1)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session:
             while True:
-                asked = await self._ask(session)
-                if asked is not None:
-                    await self.obey(asked)
-                await asyncio.sleep(ASK_S)
+                advice = await self._fetch(session)
+                if advice is not None:
+                    await self.apply(advice)
+                await asyncio.sleep(POLL_S)
 
-    async def obey(self, asked: PoolAdvice) -> None:
-        """Start or drain as many as it takes."""
-        more = change(len(self._workers), asked)
+    async def apply(self, advice: PoolAdvice) -> None:
+        """Start or stop workers."""
+        more = change(len(self._workers), advice)
         if more:
-            self._lines.say(f"{len(self._workers)} workers become {len(self._workers) + more}: {asked.reason}")
+            self._lines.say(f"{len(self._workers)} workers become {len(self._workers) + more}: {advice.reason}")
         for name in free_names((member.name for member in self._supervisor.members), max(0, more)):
-            with contextlib.suppress(OSError):  # No process can be had now; the next answer asks for it again.
+            with contextlib.suppress(OSError):  # The process cannot be started now; the next recommendation repeats it.
                 await self._add(name)
         for _ in range(-more):
             task = asyncio.create_task(self._supervisor.remove(self._workers.pop(), LEAVE_S))
@@ -111,11 +110,11 @@ class WorkerAutoscaler:
             raise
         self._workers.append(member)
 
-    async def _ask(self, session: aiohttp.ClientSession) -> PoolAdvice | None:
-        """None where nobody answers as expected: then everything stays as it is."""
+    async def _fetch(self, session: aiohttp.ClientSession) -> PoolAdvice | None:
+        """None without a valid response; then nothing changes."""
         try:
-            async with session.get(self._url) as answer:
-                return self._read(await answer.json(content_type=None)) if answer.status == 200 else None
+            async with session.get(self._url) as response:
+                return self._read(await response.json(content_type=None)) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             return None
 

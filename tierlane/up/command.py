@@ -1,6 +1,6 @@
-"""`tierlane up` as a process: lock, port, signals, exit code. What is started is in `stack`.
+"""`tierlane up`: lock, port, signals, exit code.
 
-The first Ctrl-C (or SIGTERM, or a closed terminal) stops everything within five seconds, the second kills at once.
+The first Ctrl-C, SIGTERM or SIGHUP stops everything within five seconds, the second kills everything at once.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ FAILED = 1
 
 
 def run(settings: Settings, command: Command = role_command) -> int:
-    """Run the local stack until it is stopped; return the exit code. `command` gives the argv of a role."""
+    """Run the local stack until it is stopped; return the exit code. `command` returns the argv of a role."""
     lines = standard_output()
     try:
         return _run_locked(settings, lines, command)
@@ -38,20 +38,20 @@ def _run_locked(settings: Settings, lines: LogLines, command: Command) -> int:
         end_leftovers(data_dir, lines, replace=settings.replace)
         with held_port(settings.host, settings.port) as port:
             settings = _completed(settings, data_dir, port)
-            # Inherited by every process that is started from here on.
+            # All processes of the stack inherit it.
             os.environ[MARK_VARIABLE] = secrets.token_hex(16)
-            leash = OrphanGuard(data_dir)
+            guard = OrphanGuard(data_dir)
             try:
-                asyncio.run(_serve(Stack(settings, data_dir, leash, lines, command), lines))
+                asyncio.run(_serve(Stack(settings, data_dir, guard, lines, command), lines))
             finally:
-                leash.release()
+                guard.release()
     finally:
         data_dir.release()
     return 0
 
 
 def _completed(settings: Settings, data_dir: DataDir, port: int) -> Settings:
-    """Fill in what only `up` can: absolute path, a real port, a token."""
+    """The settings with an absolute path, the port and a service token."""
     updates: dict[str, object] = {"data_dir": data_dir.path, "port": port}
     if not settings.service_token.get_secret_value():
         updates["service_token"] = SecretStr(data_dir.service_token())
@@ -59,21 +59,21 @@ def _completed(settings: Settings, data_dir: DataDir, port: int) -> Settings:
 
 
 async def _serve(stack: Stack, lines: LogLines) -> None:
-    """Run the stack until a signal comes or it fails; in any case stop it. Raises what the stack raises."""
-    asked = asyncio.Event()
+    """Run the stack until a signal arrives or it fails, then stop it. Raises the error of the stack."""
+    stopping = asyncio.Event()
 
     def on_signal() -> None:
-        if asked.is_set():
+        if stopping.is_set():
             stack.kill()
         else:
-            lines.say("stopping; once more to kill at once")
-            asked.set()
+            lines.say("stopping; press Ctrl-C again to kill at once")
+            stopping.set()
 
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, on_signal)
     running = asyncio.create_task(stack.run(), name="stack")
-    waiting = asyncio.create_task(asked.wait(), name="signals")
+    waiting = asyncio.create_task(stopping.wait(), name="signals")
     try:
         await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -1,9 +1,7 @@
-"""The data directory of a local stack, its log output, its port and its one error.
+"""The data directory of a local stack, its log output, and its port.
 
-One process may use the directory; the small private files are kept in it. Output is whole lines on one stream, each
-with the name of its process. The gateways' port is reserved before anything is started: minutes may pass until a
-gateway listens, and meanwhile the kernel would give it to whoever asks for any free one, a worker's direct endpoint for
-example.
+One process at a time may use the directory. The port of the gateways is reserved first: it can take minutes until a gateway
+listens, and meanwhile the kernel could assign it to a process that binds any free port, such as a worker's endpoint.
 """
 
 import contextlib
@@ -24,36 +22,34 @@ from typing import Any, BinaryIO
 import psutil
 
 NAME_WIDTH = 11  # "scheduler-1".
-MAX_LINE_BYTES = 64 << 10  # A longer line is cut into several, so that no process can fill our memory.
+MAX_LINE_BYTES = 64 << 10  # A longer line is split, to limit the memory.
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 STACK = "tierlane"
 
 
 class LogLines:
-    """Writes prefixed lines from several threads; a stream that is gone is ignored, so that nobody ever blocks."""
+    """Writes lines with the name of their process, from several threads. A closed stream is ignored."""
 
     def __init__(self, stream: BinaryIO, *, coloured: bool) -> None:
-        """`stream`: where lines go; each is written whole."""
         self._stream = stream
         self._coloured = coloured
         self._lock = threading.Lock()
         self._prefixes: dict[str, bytes] = {}
 
     def say(self, message: str) -> None:
-        """Write a message of the stack itself."""
+        """Write a message of `up`."""
         for line in message.splitlines() or [""]:
             self.write(STACK, line.encode())
 
     def raw(self, text: str) -> None:
-        """Write text without any prefix."""
+        """Write text without a prefix."""
         self._emit(text.encode())
 
     def pump(self, name: str, source: BinaryIO) -> None:
-        """Copy lines of `source` until it ends, in a thread of its own."""
+        """Copy lines of `source` in a thread until it ends."""
         threading.Thread(target=self._copy, args=(name, source), name=f"log of {name}", daemon=True).start()
 
     def write(self, name: str, line: bytes) -> None:
-        """Write one line of `name`."""
         self._emit(self._prefix(name) + line.rstrip(b"\r\n") + b"\n")
 
     def _copy(self, name: str, source: BinaryIO) -> None:
@@ -75,30 +71,30 @@ class LogLines:
                 self._stream.write(data)
                 self._stream.flush()
             except (OSError, ValueError):
-                return  # The reader of our output has gone; the stack goes on.
+                return  # The reader of the output has ended; the stack continues.
 
 
 def standard_output() -> LogLines:
-    """Lines for standard output: coloured when it is a terminal and NO_COLOR is not set."""
+    """Lines to standard output, coloured in a terminal unless NO_COLOR is set."""
     return LogLines(sys.stdout.buffer, coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
 
 
 class StackError(Exception):
-    """The local stack cannot start; the message says why and what to do."""
+    """The local stack cannot start; the message contains the reason and what to do."""
 
 
-CLEANUP_WAIT_S = 5.0  # After a SIGKILL the leash holds the lock until it has cleared everything away.
+CLEANUP_WAIT_S = 5.0  # After a SIGKILL, the orphan guard keeps the lock until all processes have ended.
 POLL_S = 0.05
 
 
 class DataDir:
-    """A data directory that is locked by us; the files in it are readable by its owner only."""
+    """A locked data directory; its files are readable only by the owner."""
 
     def __init__(self, path: Path) -> None:
         """Create the directory if needed and lock it. Raises StackError when another stack uses it."""
         self.path = path.absolute()
         try:
-            # Under root, PostgreSQL is another user, who must be able to pass through but not to list.
+            # As root, the user of PostgreSQL must be able to enter the directory, but not to list it.
             self.path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
             self.lock_fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -119,12 +115,11 @@ class DataDir:
         os.pwrite(self.lock_fd, str(os.getpid()).encode(), 0)
 
     def release(self) -> None:
-        """Let the next stack have the directory."""
         os.ftruncate(self.lock_fd, 0)
         os.close(self.lock_fd)
 
     def service_token(self) -> str:
-        """Return the token that was made at the first start."""
+        """The service token, created at the first start."""
         path = self.path / "service-token"
         with contextlib.suppress(OSError):
             if token := path.read_text().strip():
@@ -134,7 +129,7 @@ class DataDir:
         return token
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the object kept under `name`; an absent or broken file counts as empty."""
+        """The object in the file `name`; empty if the file is missing or invalid."""
         with contextlib.suppress(OSError, ValueError):
             value = json.loads((self.path / name).read_text())
             if isinstance(value, dict):
@@ -142,16 +137,15 @@ class DataDir:
         return {}
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        """Keep an object under `name`, mode 0600, replaced at once as a whole."""
+        """Write an object to the file `name` atomically, with mode 0600."""
         write_private(self.path / name, json.dumps(value, indent=2) + "\n")
 
     def remove(self, name: str) -> None:
-        """Remove a kept file if there is one."""
         (self.path / name).unlink(missing_ok=True)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically, mode 0600; a reader sees the old text or the new, never a part."""
+    """Replace a file atomically, with mode 0600."""
     building = path.with_name(path.name + ".new")
     building.unlink(missing_ok=True)
     descriptor = os.open(building, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -175,9 +169,9 @@ def _holder(descriptor: int) -> int | None:
 
 @contextmanager
 def held_port(host: str, port: int) -> Iterator[int]:
-    """The port to use, a free one for 0; while it is held, only servers of this user that share it (`SO_REUSEPORT`) get it.
+    """Reserve a port, any free one for 0: in the block, only servers of this user with SO_REUSEPORT can listen on it.
 
-    Raises StackError when the port is taken or may not be used.
+    Raises StackError if the port is in use or not allowed.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -185,7 +179,7 @@ def held_port(host: str, port: int) -> Iterator[int]:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StackError(
-                f"Port {port} is in use on {host}{_by(port)}: stop what listens there, or choose --port."
+                f"Port {port} is in use on {host}{_by(port)}: stop that process, or choose --port."
             ) from error
         raise StackError(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
     with held:
@@ -193,7 +187,7 @@ def held_port(host: str, port: int) -> Iterator[int]:
 
 
 def _by(port: int) -> str:
-    """Who listens, as far as we may know."""
+    """The processes that listen on the port, if that can be read."""
     with contextlib.suppress(psutil.Error, OSError):
         pids = {
             each.pid
@@ -206,22 +200,20 @@ def _by(port: int) -> str:
 
 
 def _tried(family: int, address: tuple[object, ...]) -> tuple[object, ...]:
-    """The address, with its port. Gateways share theirs, so the trial must not: it has to fail when somebody else listens,
-    of another stack too.
-    """
+    """The address with its port. It is bound without SO_REUSEPORT, so that this fails if another stack listens on it."""
     with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections are no obstacle.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Allow it despite closed connections.
         trial.bind(address)
         trial.listen(1)
         return tuple(trial.getsockname())
 
 
 def _held(family: int, address: tuple[object, ...]) -> socket.socket:
-    """A socket that never listens: no connection comes to it, and who shares the port listens beside it."""
+    """A bound socket that does not listen, so that gateways with SO_REUSEPORT get all connections."""
     try:
         return _bound(family, address, socket.SO_REUSEPORT)
     except OSError as error:
-        # Closed connections of a server that did not share its port are in the way of one that only shares.
+        # SO_REUSEPORT alone fails while there are closed connections of a server without it.
         if error.errno != errno.EADDRINUSE:
             raise
         return _bound(family, address, socket.SO_REUSEPORT, socket.SO_REUSEADDR)

@@ -1,6 +1,6 @@
-"""The demo data: one customer with a key in each default tier, and the row of the model that the workers run.
+"""The demo data: a customer with a key in each default tier, and the rows of the models that the workers run.
 
-Admins may change all of it afterwards; a later start repairs only what is missing.
+A later start adds only missing rows, so changes are kept.
 """
 
 import re
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import asyncpg
 
+from ledger.postgres import asyncpg_dsn
 from tierlane.settings.model import Settings
 from tierlane.settings.pools import default_batch_size, parse_pools
 from tierlane.up.data_dir import DataDir, StackError
@@ -20,7 +21,7 @@ KEY_NAME = "demo"
 MAX_WAIT_MS = 40
 TARGET_UTILIZATION = 0.95
 DEFAULT_SIMULATED_MS = 50.0
-# Requests per second of one worker until it is measured: on the low side, since limits tighten faster than they relax.
+# Requests per second of a worker until it is measured: low values, because limits are reduced faster than raised.
 TINY_RPS = 20.0
 OTHER_RPS = 20.0
 
@@ -34,7 +35,7 @@ SET pool = EXCLUDED.pool, max_batch_size = coalesce($8, models.max_batch_size), 
 
 @dataclass(frozen=True)
 class DemoModel:
-    """The row of `models` for a backend. `wanted_batch_size` is the flag: it wins over an existing row."""
+    """The row of `models` for a backend. `wanted_batch_size` is that of the flag, which overrides an existing row."""
 
     name: str
     pool: str
@@ -45,7 +46,7 @@ class DemoModel:
 
 
 def demo_model(backend: str, pool: str, gpu_timeout_ms: int, max_batch_size: int | None) -> DemoModel:
-    """Return the model row for the backend of `--backend`; sizes that were not given get a default."""
+    """The row of the model for a backend."""
     kind, _, rest = backend.partition(":")
     size = max_batch_size or default_batch_size(backend)
     rate = _prior_rate(kind, rest, size)
@@ -58,7 +59,7 @@ def _model_name(kind: str, rest: str) -> str:
     if kind == "openai":
         return "openai"
     name = rest.rstrip("/").rpartition("/")[2] if kind == "hf" else rest
-    # What the column accepts; anything else in a path or function name becomes a dash.
+    # Characters that the column does not accept become a dash.
     return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:128] or "model"
 
 
@@ -68,12 +69,12 @@ def _prior_rate(kind: str, rest: str, size: int) -> float:
     try:
         batch_ms = float(rest) if rest else DEFAULT_SIMULATED_MS
     except ValueError:
-        batch_ms = DEFAULT_SIMULATED_MS  # The worker refuses such a backend with a better sentence.
+        batch_ms = DEFAULT_SIMULATED_MS  # The worker reports the error.
     return min(1e6, size * 1000 / max(batch_ms, 1.0))
 
 
 def demo_models(settings: Settings) -> list[DemoModel]:
-    """The rows for the stack's own pool and for its others, whose models need other names: the pool's, where one is taken."""
+    """The rows for the stack's own pool and its other pools; a name that is in use is replaced by that of the pool."""
     found = [demo_model(settings.backend, settings.pool, settings.gpu_timeout_ms, settings.max_batch_size)]
     for other in parse_pools(settings.pools, settings.pool):
         model = demo_model(other.backend, other.pool, settings.gpu_timeout_ms, None)
@@ -83,9 +84,9 @@ def demo_models(settings: Settings) -> list[DemoModel]:
 
 
 async def seed_demo(database_url: str, data_dir: DataDir, models: Sequence[DemoModel]) -> dict[str, str]:
-    """Make the demo data complete, with a row for each of the models, and return the keys by tier. Raises StackError when the database refuses it."""
+    """Add missing demo data and return the keys by tier. Raises StackError."""
     try:
-        connection = await asyncpg.connect(database_url.replace("+asyncpg", "", 1), timeout=10)
+        connection = await asyncpg.connect(asyncpg_dsn(database_url), timeout=10)
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
         raise StackError(f"Cannot connect to PostgreSQL for the demo data: {error}") from error
     try:
@@ -93,7 +94,7 @@ async def seed_demo(database_url: str, data_dir: DataDir, models: Sequence[DemoM
         data_dir.write_json(KEYS_FILE, dict(keys))
         await _seed_models(connection, data_dir, models)
     except asyncpg.PostgresError as error:
-        raise StackError(f"PostgreSQL refuses the demo data: {error}") from error
+        raise StackError(f"PostgreSQL rejected the demo data: {error}") from error
     finally:
         await connection.close()
     return keys
@@ -114,7 +115,7 @@ async def _demo_keys(connection: "asyncpg.Connection[asyncpg.Record]", kept: dic
 
 
 async def _is_known(connection: "asyncpg.Connection[asyncpg.Record]", key: str, customer: str) -> bool:
-    """Whether the database still has this key, valid: it may be another database than last time."""
+    """Whether the database contains this key and it is valid; the database may have been replaced."""
     parts = key.split("_")
     found = await connection.fetchval(
         "SELECT count(*) FROM api_keys AS k JOIN customers AS c ON c.id = k.customer_id "
@@ -128,7 +129,7 @@ async def _is_known(connection: "asyncpg.Connection[asyncpg.Record]", key: str, 
 async def _seed_models(
     connection: "asyncpg.Connection[asyncpg.Record]", data_dir: DataDir, models: Sequence[DemoModel]
 ) -> None:
-    # A model of an earlier start has no worker now, so requests for it would only wait.
+    # A model of an earlier start has no worker now, so requests for it would wait.
     ours = [str(name) for name in data_dir.read_json(MODELS_FILE).get("models", [])]
     names = [model.name for model in models]
     await connection.execute(

@@ -1,8 +1,8 @@
-"""What a killed `up` left behind: its processes, named, and ended when the user wants it.
+"""Processes that a killed `tierlane up` left: they are listed, and ended if the user confirms it.
 
-Only where its leash was killed with it, and the kernel could not end them. A process is known by the mark in its
-environment, which is random and new with every start, or as a server that works in the directory of the stack. A pid
-alone proves nothing: stack.json gives the names, never the reason to end a process.
+There are some only if the orphan guard was killed too. A process is recognised by the mark in its environment, which is
+random for each start, or as a server in the directory of the stack. Pids may be reused, so stack.json is only used for
+names.
 """
 
 import sys
@@ -18,18 +18,18 @@ Ask = Callable[[str], bool]
 
 
 def end_leftovers(data_dir: DataDir, lines: LogLines, *, replace: bool, ask: Ask | None = None) -> None:
-    """End what an earlier stack on this directory left, if `replace` or the user says so; nothing where nothing is left.
+    """End the processes of an earlier stack in this directory, with `replace` or after a confirmation.
 
-    Raises StackError, which names the processes, where they are not to be ended.
+    Raises StackError with their names otherwise.
     """
     held = _held(data_dir)
     left = held.left()
     if left:
-        told = f"{_named(data_dir, left)} of an earlier `tierlane up` on {data_dir.path} still run"
-        if not (replace or (ask or _asked)(f"{told}. End them? [y/N] ")):
-            raise StackError(f"{told}: end them with `tierlane up --replace`, or choose another --data-dir.")
-        lines.say(f"{told}; ending them")
-    held.clear_away()
+        message = f"{_named(data_dir, left)} of an earlier `tierlane up` on {data_dir.path} still run"
+        if not (replace or (ask or _confirm)(f"{message}. End them? [y/N] ")):
+            raise StackError(f"{message}: end them with `tierlane up --replace`, or choose another --data-dir.")
+        lines.say(f"{message}; ending them")
+    held.clear()
     if left := held.left():
         raise StackError(f"{_named(data_dir, left)} cannot be ended: end them, or choose another --data-dir.")
 
@@ -43,7 +43,7 @@ def _held(data_dir: DataDir) -> Held:
 
 
 def _named(data_dir: DataDir, left: list[psutil.Process]) -> str:
-    """The processes by their names in the stack file, and how many it does not name."""
+    """The names of the processes in stack.json, and the number of others."""
     pids = {process.pid for process in left}
     entries = data_dir.read_json(STACK_FILE).get("processes", [])
     named = [f"{entry['name']} (pid {entry['pid']})" for entry in entries if entry.get("pid") in pids]
@@ -52,8 +52,8 @@ def _named(data_dir: DataDir, left: list[psutil.Process]) -> str:
     return ", ".join(named)
 
 
-def _asked(question: str) -> bool:
-    """What the user says; no where nobody can be asked."""
+def _confirm(question: str) -> bool:
+    """Whether the user confirms; False without a terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     try:

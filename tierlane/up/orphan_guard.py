@@ -1,15 +1,14 @@
-"""No orphans: a process that outlives a killed `tierlane up` for a moment and takes all its processes with it.
+"""The orphan guard: a process that ends all processes of the stack when `tierlane up` ends.
 
-It is started first, in a session of its own, and holds the read end of a pipe whose only write end is in `up`; when
-`up` ends in whatever way, SIGKILL included, the kernel closes that end. What it then kills: every process that was
-named to it, the descendants of those, and every process that carries the stack's mark in its environment. The mark
-covers what `up` started but could not name any more, and the orphans of a worker that died before. Servers overwrite
-their environment with a title, so they are also known by their working directory. It holds the lock of the data
-directory too, so that the next `up` waits until everything is gone. Should both be killed, the kernel ends what it can
-(`child_process.dying_with_parent`), and the next `up` finds the rest (`leftovers`).
+It is started first, in its own session, with the read end of a pipe whose only write end is in `up`. When `up` ends, also
+by SIGKILL, the kernel closes that end. The guard then kills every registered process, its descendants, and every process
+with the stack's mark in its environment: processes that `up` could not register any more, and orphans of a dead worker.
+Servers overwrite their environment with a title, so they are recognised by their working directory. The guard shares the
+lock of the data directory, so that the next `up` waits until everything has ended. If `up` and the guard are both killed,
+the kernel ends most processes (`child_process.dying_with_parent`), and the next `up` ends the rest (`leftovers`).
 
-Lines on the pipe: `pid N` to watch over a process, `server DIR` over the servers that work in a directory, `remove DIR`
-to delete a temporary directory at the end.
+Lines on the pipe: `pid N` registers a process, `server DIR` the servers in a working directory, and `remove DIR` a
+temporary directory to delete.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ from tierlane.child_process import family, kill_all, still_runs
 from tierlane.embedded.process import POSTGRES_SERVER, REDIS_NAMES, is_server_of
 from tierlane.up.data_dir import DataDir
 
-# Without the prefix of settings, which refuse what they do not know.
+# Without the prefix of settings, which reject unknown variables.
 MARK_VARIABLE = "_TIERLANE_STACK_MARK"
 SERVER_NAMES = (*REDIS_NAMES, POSTGRES_SERVER)
 LEASH_FILE = "leash.json"
@@ -40,14 +39,14 @@ RELEASE_WAIT_S = 3.0
 
 
 class OrphanGuard:
-    """The side of `up`: starts the process, names to it what must not outlive us, starts it again if it dies."""
+    """The part in `up`: starts the guard, registers processes with it, and restarts it if it ends."""
 
     def __init__(self, data_dir: DataDir) -> None:
-        """`data_dir`: the process shares its lock, and what it is to know is written down there, should it be killed, too."""
+        """The guard shares the lock of `data_dir`; the registrations are also written there, in case the guard is killed."""
         self._data_dir = data_dir
         self._lines: list[str] = []
         self._popen = self._spawn()
-        self._write_down()
+        self._save()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -58,19 +57,19 @@ class OrphanGuard:
         )
 
     def hold(self, pid: int) -> None:
-        """Have `pid` and its descendants killed when this process ends."""
-        self._tell(f"pid {pid}")
+        """Register a process and its descendants."""
+        self._register(f"pid {pid}")
 
     def hold_servers_of(self, workdir: Path) -> None:
-        """Have the servers that work in `workdir` killed when this process ends, from before they are started."""
-        self._tell(f"server {workdir}")
+        """Register the servers with this working directory, before they start."""
+        self._register(f"server {workdir}")
 
     def remove_at_end(self, directory: Path) -> None:
-        """Have a temporary directory deleted when this process ends."""
-        self._tell(f"remove {directory}")
+        """Register a temporary directory to delete."""
+        self._register(f"remove {directory}")
 
     def check(self) -> None:
-        """Start the process again when somebody killed it, and tell it everything anew."""
+        """Restart the guard if it was killed, and repeat all registrations."""
         if self._popen.poll() is None:
             return
         if self._popen.stdin is not None:
@@ -81,53 +80,53 @@ class OrphanGuard:
             self._write(line)
 
     def release(self) -> None:
-        """Close the pipe after everything was stopped, and wait until the process has found nothing left to kill."""
+        """Close the pipe after everything was stopped, and wait for the guard to end."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._popen.communicate(timeout=RELEASE_WAIT_S)
         self._data_dir.remove(LEASH_FILE)
 
-    def _tell(self, line: str) -> None:
+    def _register(self, line: str) -> None:
         self._lines.append(line)
         self._write(line)
-        if not line.startswith("pid "):  # Processes are found by their mark.
-            self._write_down()
+        if not line.startswith("pid "):  # Processes are recognised by their mark.
+            self._save()
 
-    def _write_down(self) -> None:
+    def _save(self) -> None:
         lines = [line for line in self._lines if not line.startswith("pid ")]
-        with contextlib.suppress(OSError):  # A full disk must not take the stack down.
+        with contextlib.suppress(OSError):  # A full disk must not stop the stack.
             self._data_dir.write_json(LEASH_FILE, {"mark": os.environ.get(MARK_VARIABLE, ""), "lines": lines})
 
     def _write(self, line: str) -> None:
         if self._popen.stdin is not None:
-            with contextlib.suppress(OSError):  # It died: `check` will start it again and repeat this line.
+            with contextlib.suppress(OSError):  # The guard has ended: `check` restarts it and repeats this line.
                 self._popen.stdin.write(f"{line}\n".encode())
                 self._popen.stdin.flush()
 
 
 class Held:
-    """The side of the leash: the processes and directories that were named."""
+    """The part in the guard: the registered processes and directories."""
 
     def __init__(self, mark: str) -> None:
-        """`mark`: the value that the stack's processes carry in their environment, "" for none."""
+        """`mark`: the value in the environment of the stack's processes, "" for none."""
         self._mark = mark
         self._processes: list[psutil.Process] = []
         self._workdirs: list[Path] = []
         self._directories: list[Path] = []
 
     def note(self, line: str) -> None:
-        """Take one line of the pipe; a process that is gone already, or a strange line, is ignored."""
+        """Read a line of the pipe. A process that has ended and an invalid line are ignored."""
         verb, _, value = line.strip().partition(" ")
         with contextlib.suppress(psutil.Error, ValueError):
             if verb == "pid":
-                # The object remembers the creation time, so that a later process of that number is not hit.
+                # psutil stores the creation time, so that a reused pid is not killed.
                 self._processes.append(psutil.Process(int(value)))
             elif verb == "server":
                 self._workdirs.append(Path(value))
             elif verb == "remove" and _is_removable(Path(value)):
                 self._directories.append(Path(value))
 
-    def clear_away(self) -> None:
-        """Kill everything, look again until nothing is left or two seconds have passed, delete the directories."""
+    def clear(self) -> None:
+        """Kill everything until nothing is left or two seconds have passed, and delete the directories."""
         deadline = time.monotonic() + KILL_WITHIN_S
         while (left := self.left()) and time.monotonic() < deadline:
             kill_all(left)
@@ -136,7 +135,7 @@ class Held:
             shutil.rmtree(directory, ignore_errors=True)
 
     def left(self) -> list[psutil.Process]:
-        """Every process that still runs, each once."""
+        """All processes that still run."""
         return list({process.pid: process for process in self._found()}.values())
 
     def _found(self) -> Iterator[psutil.Process]:
@@ -163,13 +162,13 @@ def _is_removable(directory: Path) -> bool:
 
 
 def main() -> None:
-    """Read lines until the pipe ends, then clear away. Signals are left to `up`, which always ends first."""
+    """Read lines until the pipe ends, then clear. Signals are ignored, because `up` handles them."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     held = Held(os.environ.get(MARK_VARIABLE, ""))
     for line in sys.stdin:
         held.note(line)
-    held.clear_away()
+    held.clear()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The local stack: what is started in which order, its readiness, its stack.json and its banner.
+"""The local stack: start order, readiness, stack.json and banner.
 
-Servers, migrations, demo data, schedulers, workers and gateways are started in this order. It is ready when a gateway
-says so and at least one worker of each pool has its model loaded. stack.json says what runs now, for tools and tests,
-and is replaced whenever a process changes. The banner has one request for each tier that works when pasted.
+Servers, migrations, demo data, schedulers, workers and gateways are started in this order. The stack is ready when a
+gateway is ready and each pool has a healthy worker. stack.json lists the running processes, for tools and tests; it is
+replaced when a process changes. The banner has a curl command for each tier.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from tierlane.child_process import ChildProcess
 from tierlane.connect import STACK_FILE
 from tierlane.embedded import EmbeddedPostgres, EmbeddedRedis
 from tierlane.settings.model import Settings
@@ -24,7 +25,7 @@ from tierlane.settings.pools import parse_pools
 from tierlane.up.autoscale import WorkerAutoscaler
 from tierlane.up.data_dir import DataDir, LogLines, StackError
 from tierlane.up.demo_data import demo_models, seed_demo
-from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember, ServerMember
+from tierlane.up.members import Command, ModelProcesses, RoleEnvironment, RoleMember
 from tierlane.up.orphan_guard import REMOVABLE_PREFIX, OrphanGuard
 from tierlane.up.supervisor import Supervisor
 
@@ -38,10 +39,10 @@ class ProcessEntry(TypedDict):
 
 
 class StackFile:
-    """Writes the file once the stack is ready, and afterwards only when the processes differ."""
+    """Writes stack.json once the stack is ready, and again when its processes change."""
 
     def __init__(self, data_dir: DataDir, http_url: str, service_token: str) -> None:
-        """Remove what an earlier run may have left: the file means that a stack is ready."""
+        """Remove the file of an earlier run: it exists only while a stack is ready."""
         self._data_dir = data_dir
         self._fixed: dict[str, object] = {"http_url": http_url, "service_token": service_token}
         self._ready = False
@@ -49,19 +50,18 @@ class StackFile:
         data_dir.remove(STACK_FILE)
 
     def serve(self, redis_url: str, database_url: str, keys: Mapping[str, str]) -> None:
-        """Fill in the rest; from now on `update` writes."""
+        """Mark the stack as ready: `update` writes from now on."""
         self._fixed |= {"redis_url": redis_url, "database_url": database_url, "keys": dict(keys)}
         self._ready = True
 
     def update(self, processes: Iterable[ProcessEntry]) -> None:
-        """Write the file when it would say something new."""
+        """Write the file if the processes have changed."""
         now = list(processes)
         if self._ready and now != self._written:
             self._data_dir.write_json(STACK_FILE, {**self._fixed, "processes": now})
             self._written = now
 
     def remove(self) -> None:
-        """Remove the file, since nothing runs any more."""
         self._ready = False
         self._data_dir.remove(STACK_FILE)
 
@@ -69,12 +69,12 @@ class StackFile:
 POLL_S = 0.1
 CALL_TIMEOUT_S = 1.0
 
-# Proxies of the environment are not for a gateway on this machine.
+# Proxies of the environment do not apply to a gateway on this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 async def wait_until_ready(http_url: str, service_token: str) -> None:
-    """Return when requests can be served; the caller sets the deadline."""
+    """Return when the stack is ready; the caller sets the deadline."""
     while not await asyncio.to_thread(_is_ready, http_url, service_token):  # noqa: ASYNC110 - a poll over HTTP
         await asyncio.sleep(POLL_S)
 
@@ -87,7 +87,7 @@ def _is_ready(http_url: str, service_token: str) -> bool:
 
 
 def _healthy_gpus(body: bytes) -> int:
-    """Of the pool that has the fewest."""
+    """The number in the pool with the fewest."""
     try:
         health: Any = json.loads(body)
         pools = health.get("pools", {"": health})
@@ -97,12 +97,12 @@ def _healthy_gpus(body: bytes) -> int:
 
 
 def _get(url: str, token: str | None) -> bytes | None:
-    """Return the body of a 200 answer, None for any other answer, for none, and for what is no answer at all."""
+    """The body of a response with status 200, otherwise None."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the URL is always our own http://
     try:
-        with _opener.open(request, timeout=CALL_TIMEOUT_S) as answer:
-            return bytes(answer.read()) if answer.status == 200 else None
+        with _opener.open(request, timeout=CALL_TIMEOUT_S) as response:
+            return bytes(response.read()) if response.status == 200 else None
     except (OSError, http.client.HTTPException, ValueError):
         return None
 
@@ -111,7 +111,7 @@ EXAMPLE_INPUT = "Once upon a time"
 
 
 def banner(http_url: str, keys: Mapping[str, str], model: str, data_dir: str) -> str:
-    """Return the text. It holds the demo keys, which are of this machine only."""
+    """The text of the banner; it contains the demo keys, which are valid only on this machine."""
     parts = [f"\nTierlane is ready: {http_url}, model {model}. Try it as each of the demo customers:\n"]
     parts += [f"\n# {tier}\n{_curl(http_url, key)}\n" for tier, key in keys.items()]
     parts.append(
@@ -129,30 +129,30 @@ def _curl(http_url: str, key: str) -> str:
     )
 
 
-READY_TIMEOUT_S = 180.0  # Loading a large model from a cold disk takes minutes.
+READY_TIMEOUT_S = 180.0  # Loading a large model takes minutes.
 LOOK_S = 0.25
 
 
 class Stack:
-    """One stack on one data directory. `run` returns only by cancellation or error; `stop` ends everything."""
+    """A stack in a data directory. `run` runs until cancelled or an error; `stop` ends everything."""
 
     def __init__(
-        self, settings: Settings, data_dir: DataDir, leash: OrphanGuard, lines: LogLines, command: Command
+        self, settings: Settings, data_dir: DataDir, guard: OrphanGuard, lines: LogLines, command: Command
     ) -> None:
-        """`settings.port` is the real port, `settings.service_token` is set; `command` gives a role's argv."""
+        """`settings` must have the port and a service token; `command` returns the argv of a role."""
         self._settings = settings
         self._data_dir = data_dir
-        self._leash = leash
+        self._guard = guard
         self._lines = lines
         self._command = command
         self._http_url = f"http://{_reachable(settings.host)}:{settings.port}"
         self._file = StackFile(data_dir, self._http_url, settings.service_token.get_secret_value())
-        self._supervisor = Supervisor(leash, lines, self._update)
+        self._supervisor = Supervisor(guard, lines, self._update)
         self._models = ModelProcesses()
         self._temporary: Path | None = None
 
     async def run(self) -> None:
-        """Start everything, then keep it running. Raises StackError or EmbeddedServerError when it cannot start."""
+        """Start everything and keep it running. Raises StackError and EmbeddedServerError if it cannot start."""
         started = time.monotonic()
         settings = await self._start_servers()
         await self._migrate(RoleEnvironment(settings))
@@ -160,39 +160,39 @@ class Stack:
         keys = await seed_demo(settings.database_url, self._data_dir, [model, *others])
         sizes = {other.pool: other.max_batch_size for other in others}
         settings_of_roles = settings.model_copy(update={"max_batch_size": model.max_batch_size})
-        fleet = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
+        autoscaler = await self._start_roles(RoleEnvironment(settings_of_roles), sizes)
         self._lines.say(f"waiting until {settings.backend} is loaded and {self._http_url} is ready")
         await self._supervisor.settle(self._ready())
         self._file.serve(settings.redis_url, settings.database_url, keys)
         self._update()
         self._lines.say(f"ready in {time.monotonic() - started:.1f} s")
         self._lines.raw(banner(self._http_url, keys, model.name, str(self._data_dir.path)))
-        await asyncio.gather(self._watch(), *([fleet.follow()] if settings.autoscale else []))
+        await asyncio.gather(self._watch(), *([autoscaler.follow()] if settings.autoscale else []))
 
     async def stop(self) -> None:
-        """Stop everything in the reverse order; what resists is killed. The orphans of dead workers are the leash's."""
+        """Stop everything in reverse order. The orphan guard ends the orphans of dead workers."""
         await self._supervisor.stop()
         self._file.remove()
         if self._temporary:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def kill(self) -> None:
-        """Kill everything at once; a `stop` that is under way then ends quickly."""
+        """Kill everything at once; a running `stop` then ends quickly."""
         self._supervisor.kill()
 
     async def _start_servers(self) -> Settings:
-        """Start the servers whose URL is not set; return the settings with both URLs."""
+        """Start the servers without a configured URL; return the settings with both URLs."""
         urls = {}
         home = self._server_home()
         if not self._settings.redis_url:
             redis = EmbeddedRedis(home, home / "run", ephemeral=self._settings.ephemeral)
-            self._leash.hold_servers_of(redis.home)
-            await self._start_server(ServerMember("redis", redis))
+            self._guard.hold_servers_of(redis.home)
+            await self._start_server(redis)
             urls["redis_url"] = redis.url
         if not self._settings.database_url:
             postgres = EmbeddedPostgres(home, home / "run", ephemeral=self._settings.ephemeral)
-            self._leash.hold_servers_of(postgres.home)
-            await self._start_server(ServerMember("postgres", postgres))
+            self._guard.hold_servers_of(postgres.home)
+            await self._start_server(postgres)
             urls["database_url"] = postgres.url
         return self._settings.model_copy(update=urls)
 
@@ -200,37 +200,37 @@ class Stack:
         if not self._settings.ephemeral:
             return self._data_dir.path
         self._temporary = Path(tempfile.mkdtemp(prefix=REMOVABLE_PREFIX))
-        self._leash.remove_at_end(self._temporary)
+        self._guard.remove_at_end(self._temporary)
         if os.geteuid() == 0:
-            self._temporary.chmod(0o711)  # For PostgreSQL's own user to pass through.
+            self._temporary.chmod(0o711)  # The user of PostgreSQL must be able to enter it.
         return self._temporary
 
-    async def _start_server(self, member: ServerMember) -> None:
+    async def _start_server(self, member: ChildProcess) -> None:
         started = time.monotonic()
         await self._supervisor.add(member)
-        self._lines.say(f"{member.name} answers after {time.monotonic() - started:.2f} s")
+        self._lines.say(f"{member.name} responds after {time.monotonic() - started:.2f} s")
 
     async def _migrate(self, roles: RoleEnvironment) -> None:
         code = await self._supervisor.run_once(self._member(roles, "migrate", "migrate"))
         if code != 0:
-            raise StackError(f"The migrations failed (exit code {code}); the message is above.")
+            raise StackError(f"The migrations failed (exit code {code}); see the log above.")
 
     async def _start_roles(self, roles: RoleEnvironment, sizes: Mapping[str, int]) -> WorkerAutoscaler:
         settings = roles.settings
         for number in range(1, settings.schedulers + 1):
             await self._supervisor.add(self._member(roles, "scheduler", f"scheduler-{number}"))
-        fleet = self._fleet(roles)
+        autoscaler = self._autoscaler(roles)
         least, most = settings.scale_bounds if settings.autoscale else (settings.workers, settings.workers)
-        await fleet.start(min(max(settings.workers, least), most))
+        await autoscaler.start(min(max(settings.workers, least), most))
         for pool in parse_pools(settings.pools, settings.pool):
             for name in pool.names():
                 differs = {"pool": pool.pool, "backend": pool.backend, "max_batch_size": sizes[pool.pool]}
                 await self._supervisor.add(self._member(roles, "worker", name, differs))
         for number in range(1, settings.gateway_count + 1):
             await self._supervisor.add(self._member(roles, "gateway", f"gateway-{number}"))
-        return fleet
+        return autoscaler
 
-    def _fleet(self, roles: RoleEnvironment) -> WorkerAutoscaler:
+    def _autoscaler(self, roles: RoleEnvironment) -> WorkerAutoscaler:
         return WorkerAutoscaler(
             self._supervisor,
             lambda name: self._member(roles, "worker", name),
@@ -250,16 +250,16 @@ class Stack:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await wait_until_ready(self._http_url, self._settings.service_token.get_secret_value())
         except TimeoutError:
-            raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; the reason is in the lines above.") from None
+            raise StackError(f"Not ready after {READY_TIMEOUT_S:.0f} s; see the log above.") from None
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self._leash.check()
+            self._guard.check()
             self._update()
 
     def _update(self) -> None:
-        """Write down what runs; a full disk must not take the stack down."""
+        """Write stack.json; a full disk must not stop the stack."""
         try:
             self._file.update(self._entries())
         except OSError as error:
@@ -280,7 +280,7 @@ class Stack:
 
 
 def _reachable(host: str) -> str:
-    """The address to call a gateway that listens on `host`."""
+    """The address for calls of a gateway that listens on `host`."""
     if host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

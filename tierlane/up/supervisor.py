@@ -1,34 +1,33 @@
-"""Keeps members running: starts them, restarts what dies after a backoff, stops all within five seconds."""
+"""Supervises the processes of the stack: starts them, restarts them after a backoff, stops all within five seconds."""
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
 
+from tierlane.child_process import ChildProcess
 from tierlane.embedded import EmbeddedServerError
 from tierlane.up.data_dir import LogLines, StackError
-from tierlane.up.members import StackMember
 from tierlane.up.orphan_guard import OrphanGuard
 
 FIRST_S = 0.2
 LONGEST_S = 5.0
-SERVED_S = 1.0  # A role serves after less than half of this; who lived so long had started.
-STEADY_S = 10.0  # A role that ends by its own fault after so long had started well, too.
+SERVED_S = 1.0  # A role is ready in less than half of this, so a process that ran longer had started.
+STEADY_S = 10.0  # A role that fails after this time had started successfully.
 
 
 class RestartBackoff:
-    """Delays in seconds that double from `FIRST_S` to `LONGEST_S` while starts fail.
+    """Delays that double from FIRST_S to LONGEST_S while starts fail.
 
-    A process that was ended from outside after it had served is no failed start: it is started again at once.
+    A process that was killed after it had started is restarted at once.
     """
 
     def __init__(self) -> None:
-        """Start at the first delay."""
         self._next_s = FIRST_S
 
     def delay_after(self, alive_s: float, *, failed: bool) -> float:
-        """Return the delay before the next start, given how many seconds the process was alive.
+        """The delay in seconds before the next start of a process that ran for `alive_s` seconds.
 
-        `failed`: it ended by itself with an error, not by a signal (nor by obeying one, which is exit code 0).
+        `failed`: it ended with an error, not by a signal or with exit code 0.
         """
         if alive_s >= (STEADY_S if failed else SERVED_S):
             self._next_s = FIRST_S
@@ -40,11 +39,11 @@ class RestartBackoff:
 
 
 WATCH_S = 0.05
-USAGE_EXIT_CODE = 2  # A role that refuses its settings would refuse them again.
-TRIALS = 4  # So often may a process end by itself before the stack is ready.
+USAGE_EXIT_CODE = 2  # A role that rejects its settings would reject them again.
+TRIALS = 4  # Failures of a process before the stack is ready.
 
-# Who is stopped together, in this order, with the seconds each group has before it is killed; under 5 in all.
-# Gateways first, while there is still something behind them that can answer what they have accepted.
+# The groups are stopped in this order, each with a number of seconds before it is killed, less than 5 in all.
+# Gateways are first, so that workers can still finish the accepted requests.
 STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"gateway"}), 2.0),
     (frozenset({"worker", "scheduler", "migrate"}), 1.5),
@@ -53,26 +52,25 @@ STOP_STAGES: tuple[tuple[frozenset[str], float], ...] = (
 
 
 class Supervisor:
-    """The running members. `changed` is called whenever the set of processes is another one."""
+    """The running processes. `changed` is called when the set of processes has changed."""
 
-    def __init__(self, leash: OrphanGuard, lines: LogLines, changed: Callable[[], None]) -> None:
-        """`leash` is told of every process, so that none can be left behind."""
-        self._leash = leash
+    def __init__(self, guard: OrphanGuard, lines: LogLines, changed: Callable[[], None]) -> None:
+        self._guard = guard
         self._lines = lines
         self._changed = changed
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._refused = asyncio.Event()
         self._refusal = ""
-        self.members: list[StackMember] = []
+        self.members: list[ChildProcess] = []
 
-    async def add(self, member: StackMember) -> None:
-        """Start a member and keep it running from now on. Raises what its first start raises."""
+    async def add(self, member: ChildProcess) -> None:
+        """Start a process and restart it when it ends. Raises the error of the first start."""
         self.members.append(member)
         await self._start(member)
         self._keepers[member.name] = asyncio.create_task(self._keep(member), name=f"keep {member.name}")
 
-    async def remove(self, member: StackMember, grace_s: float) -> None:
-        """Tell a member to leave, kill it after `grace_s` seconds, and forget it. It is not started again meanwhile."""
+    async def remove(self, member: ChildProcess, grace_s: float) -> None:
+        """Stop a process, kill it after `grace_s` seconds, and do not restart it."""
         supervisor = self._keepers.pop(member.name)
         supervisor.cancel()
         await asyncio.gather(supervisor, return_exceptions=True)
@@ -80,8 +78,8 @@ class Supervisor:
         self.members.remove(member)
         self._changed()
 
-    async def run_once(self, member: StackMember) -> int:
-        """Start a member that is to end by itself, and return its exit code."""
+    async def run_once(self, member: ChildProcess) -> int:
+        """Run a process to its end; return its exit code."""
         self.members.append(member)
         await self._start(member)
         await _ended(member)
@@ -89,7 +87,7 @@ class Supervisor:
         return member.returncode or 0
 
     async def settle(self, ready: Coroutine[None, None, None]) -> None:
-        """Wait for `ready`; a role that keeps refusing to run ends the waiting. Raises StackError."""
+        """Wait for `ready`. Raises StackError if a role repeatedly fails to start."""
         waiting = asyncio.create_task(ready)
         refused = asyncio.create_task(self._refused.wait())
         try:
@@ -102,7 +100,7 @@ class Supervisor:
             refused.cancel()
 
     async def stop(self) -> None:
-        """Stop everything, stage by stage; harmless when nothing runs."""
+        """Stop everything, group by group. No effect when nothing runs."""
         keepers = list(self._keepers.values())
         for supervisor in keepers:
             supervisor.cancel()
@@ -112,16 +110,16 @@ class Supervisor:
             await asyncio.gather(*stage)
 
     def kill(self) -> None:
-        """Kill everything at once; a `stop` that is under way then ends quickly."""
+        """Kill everything at once; a running `stop` then ends quickly."""
         for member in self.members:
             member.kill()
 
-    async def _start(self, member: StackMember) -> None:
+    async def _start(self, member: ChildProcess) -> None:
         await member.start()
-        self._leash.hold(member.pid)
+        self._guard.hold(member.pid)
         self._changed()
 
-    async def _keep(self, member: StackMember) -> None:
+    async def _keep(self, member: ChildProcess) -> None:
         backoff = RestartBackoff()
         refusals = 0
         while True:
@@ -129,7 +127,7 @@ class Supervisor:
             await _ended(member)
             refusals += (member.returncode or 0) > 0
             if not self._refusal and (member.returncode == USAGE_EXIT_CODE or refusals >= TRIALS):
-                self._refusal = f"{member.name} does not run ({_cause(member.returncode)}); its message is above."
+                self._refusal = f"{member.name} does not run ({_cause(member.returncode)}); see the log above."
                 self._refused.set()
             failed = member.returncode is None or member.returncode > 0
             delay = backoff.delay_after(time.monotonic() - started, failed=failed)
@@ -139,14 +137,14 @@ class Supervisor:
             await asyncio.sleep(delay)
             await self._start_again(member)
 
-    async def _start_again(self, member: StackMember) -> None:
+    async def _start_again(self, member: ChildProcess) -> None:
         try:
             await self._start(member)
         except (EmbeddedServerError, OSError) as error:
             self._lines.say(f"{member.name} does not start: {error}")
 
 
-async def _ended(member: StackMember) -> None:
+async def _ended(member: ChildProcess) -> None:
     while member.alive:  # noqa: ASYNC110 - a process has no event to wait for
         await asyncio.sleep(WATCH_S)
 

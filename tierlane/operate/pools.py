@@ -1,0 +1,253 @@
+"""`tierlane gpu` and `queue`: the workers and queues of pools in Redis, cordons and pauses in PostgreSQL."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import typer
+from redis.asyncio import Redis
+
+from ledger.admin import rows as cordons
+from ledger.admin.changes import Row, alter, find
+from ledger.admin.rows import list_tiers
+from ledger.catalog.loader import BadCatalogRow, read_models
+from ledger.postgres import Connection
+from ledger.schema.catalog import tiers
+from scheduler.errors import RedisUnavailable
+from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.protocol.presence import Presence
+from scheduler.redis_client.connections import command_client
+from scheduler.redis_client.keys import Keys, is_pool_name, pools_of
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import APPLICATION, ChangeResult, apply
+from tierlane.connect import UsageError, VerbError, database
+from tierlane.output import Column, counted, print_rows, printable
+
+if TYPE_CHECKING:
+    from tierlane.settings.model import Settings
+
+TIMEOUT_S = 2.0  # Longer than for requests: a person waits.
+WORKER_COLUMNS = (
+    Column("worker", "WORKER"),
+    Column("pool", "POOL"),
+    Column("status", "STATUS"),
+    Column("healthy", "HEALTHY"),
+    Column("utilization", "BUSY"),
+    Column("in_flight", "IN FLIGHT"),
+    Column("rps", "RPS"),
+    Column("seen_s", "SEEN S AGO"),
+    Column("backend", "BACKEND"),
+    Column("fault", "FAULT"),
+    Column("note", "NOTE"),
+    Column("reason", "CORDONED FOR"),
+)
+QUEUE_COLUMNS = (
+    Column("tier", "TIER"),
+    Column("pool", "POOL"),
+    Column("depth", "DEPTH"),
+    Column("most", "MOST"),
+    Column("oldest_ms", "OLDEST MS"),
+    Column("most_ms", "MOST MS"),
+    Column("paused", "PAUSED"),
+)
+
+
+@asynccontextmanager
+async def redis_of(settings: "Settings") -> AsyncIterator[Redis]:
+    """A client. Raises VerbError if no URL is set or Redis does not respond."""
+    if not settings.redis_url:
+        raise VerbError("TIERLANE_REDIS_URL is not set, so the running system cannot be read.")
+    client = command_client(settings.redis_url, TIMEOUT_S)
+    try:
+        yield client
+    except RedisUnavailable as error:
+        raise VerbError(str(error)) from error
+    finally:
+        await client.aclose()
+
+
+async def observe(settings: "Settings", pools: Sequence[str], tier_names: Sequence[str]) -> dict[str, Observation]:
+    """Read each pool once. Raises VerbError."""
+    async with redis_of(settings) as client:
+        presences = {pool: Presence(client, Keys(pool), gone_ms=settings.gone_ms) for pool in pools}
+        return {pool: await presence.observe(tier_names) for pool, presence in presences.items()}
+
+
+async def _pool_names(connection: Connection, settings: "Settings", only: str | None) -> list[str]:
+    """The pool `only`, or the own pool and those of enabled models. Raises UsageError and VerbError."""
+    if only is not None:
+        if not is_pool_name(only):
+            raise UsageError(f"--pool: must be made of letters, digits, - and _, got {only!r}")
+        return [only]
+    try:
+        named = pools_of((await read_models(connection)).values())
+    except BadCatalogRow as error:
+        raise VerbError(f"The models cannot be read: {error}") from error
+    return sorted(named | {settings.pool})
+
+
+async def _observe_all(call: VerbCall, tier_names: Sequence[str]) -> dict[str, Observation] | None:
+    """Read all pools once; None if Redis does not respond. Raises VerbError for PostgreSQL."""
+    async with database(call.settings, APPLICATION) as connection:
+        names = await _pool_names(connection, call.settings, None)
+    try:
+        return await observe(call.settings, names, tier_names)
+    except VerbError:
+        return None
+
+
+def show_workers(pool: str | None) -> Work:
+    """Print the workers of a pool or of all pools."""
+
+    async def work(call: VerbCall) -> int:
+        async with database(call.settings, APPLICATION) as connection:
+            names = await _pool_names(connection, call.settings, pool)
+            reasons = {row["worker"]: row["reason"] for row in await cordons.list_cordons(connection)}
+        pools = await observe(call.settings, names, [])
+        print_rows(call.output, WORKER_COLUMNS, worker_rows(pools, reasons, with_absent=pool is None), "workers")
+        return 0
+
+    return work
+
+
+def worker_rows(pools: Mapping[str, Observation], reasons: Mapping[str, str], *, with_absent: bool) -> list[Row]:
+    """A row for each worker; `reasons` are those of cordons. `with_absent`: also cordoned workers that were not seen."""
+    rows = [_worker_row(pool, worker, reasons) for pool, observed in pools.items() for worker in observed.workers]
+    rows.sort(key=lambda row: (row["pool"], row["worker"]))
+    if with_absent:
+        seen = {row["worker"] for row in rows}
+        absent: Row = dict.fromkeys(("pool", "utilization", "in_flight", "rps", "seen_s", "backend", "fault", "note"))
+        rows += [
+            {
+                "worker": worker,
+                **absent,
+                "status": "not seen",
+                "healthy": False,
+                "cordoned": True,
+                "reason": reason or "no reason given",
+            }
+            for worker, reason in sorted(reasons.items())
+            if worker not in seen
+        ]
+    return rows
+
+
+def _worker_row(pool: str, worker: WorkerView, reasons: Mapping[str, str]) -> Row:
+    return {
+        "worker": worker.id,
+        "pool": pool,
+        "status": worker.status,
+        "healthy": worker.healthy,
+        "utilization": round(worker.utilization, 2),
+        "in_flight": worker.in_flight,
+        "rps": round(worker.rps, 1),
+        "seen_s": round(worker.age_ms / 1000, 1),
+        "backend": worker.backend,
+        "fault": (worker.gpu.fault or None) if worker.gpu else None,
+        "note": (worker.gpu.note or None) if worker.gpu else None,
+        "cordoned": worker.id in reasons,
+        "reason": (reasons[worker.id] or "no reason given") if worker.id in reasons else None,
+    }
+
+
+def cordon(worker: str, reason: str, *, sure: bool) -> Work:
+    """Cordon a worker, after a confirmation if it is the last healthy one of its pool and not `sure`."""
+
+    async def work(call: VerbCall) -> int:
+        pools = await _observe_all(call, [])
+        effect, last = ("Redis does not respond: the state of the worker is unknown.", False)
+        if pools is not None:
+            effect, last = cordon_effect(worker, pools)
+        if last and not (sure or call.dry_run):
+            typer.confirm(f"{effect} Cordon {printable(worker)}?", abort=True, err=True)
+
+        async def change(connection: Connection) -> ChangeResult:
+            return ChangeResult([await cordons.cordon(connection, worker, reason)], notes=[effect])
+
+        return await apply(call, change)
+
+    return work
+
+
+def uncordon(worker: str) -> Work:
+    async def change(connection: Connection) -> ChangeResult:
+        row = await cordons.uncordon(connection, worker)
+        if row is None:
+            return ChangeResult([], notes=[f"worker {printable(worker)}: is not cordoned, nothing to change"])
+        return ChangeResult([row])
+
+    return lambda call: apply(call, change)
+
+
+def cordon_effect(worker: str, pools: Mapping[str, Observation]) -> tuple[str, bool]:
+    """The effect of a cordon as a sentence, and whether the worker is the last healthy one of its pool."""
+    for pool, observed in pools.items():
+        for view in observed.workers:
+            if view.id == worker:
+                left = sum(other.healthy for other in observed.workers if other.id != worker)
+                running, gpus = counted(view.in_flight, "request"), counted(left, "healthy GPU")
+                return f"It finishes {running}; pool {pool} keeps {gpus}.", view.healthy and not left
+    return "No worker with this id was seen in the last five minutes; the cordon applies when it starts.", False
+
+
+def show_queues(pool: str | None) -> Work:
+    """Print the queues of a pool or of all pools, in order of priority."""
+
+    async def work(call: VerbCall) -> int:
+        async with database(call.settings, APPLICATION) as connection:
+            names = await _pool_names(connection, call.settings, pool)
+            tier_rows = await list_tiers(connection)
+        pools = await observe(call.settings, names, [tier["name"] for tier in tier_rows])
+        rows = [
+            {
+                "tier": tier["name"],
+                "pool": name,
+                "depth": observed.tiers[tier["name"]].depth,
+                "most": tier["max_queue_depth"],
+                "oldest_ms": round(observed.tiers[tier["name"]].oldest_ms, 1),
+                "most_ms": tier["max_queue_ms"],
+                "paused": tier["paused"],
+            }
+            for tier in tier_rows
+            for name, observed in pools.items()
+        ]
+        print_rows(call.output, QUEUE_COLUMNS, rows, "tiers")
+        return 0
+
+    return work
+
+
+def pause(name: str, *, sure: bool) -> Work:
+    """Pause a tier, after a confirmation unless `sure`."""
+
+    async def work(call: VerbCall) -> int:
+        async with database(call.settings, APPLICATION) as connection:
+            most_ms = (await find(connection, tiers, name))["max_queue_ms"]
+        effect = f"{await _waiting(call, name)} Requests that wait for more than {most_ms:,} ms get queue_timeout."
+        if not (sure or call.dry_run):
+            typer.confirm(f"{effect} Pause {printable(name)}?", abort=True, err=True)
+        return await apply(call, lambda connection: _set_paused(connection, name, paused=True, note=effect))
+
+    return work
+
+
+def resume(name: str) -> Work:
+    async def work(call: VerbCall) -> int:
+        waiting = await _waiting(call, name)
+        return await apply(call, lambda connection: _set_paused(connection, name, paused=False, note=waiting))
+
+    return work
+
+
+async def _set_paused(connection: Connection, name: str, *, paused: bool, note: str) -> ChangeResult:
+    change = await alter(connection, tiers, await find(connection, tiers, name), {"paused": paused})
+    return ChangeResult([change], notes=[note] if change.old != change.new else [])
+
+
+async def _waiting(call: VerbCall, name: str) -> str:
+    """The number of waiting requests of the tier in all pools, as a sentence."""
+    pools = await _observe_all(call, [name])
+    if pools is None:
+        return "Redis does not respond: the number of waiting requests is unknown."
+    depth = sum(observed.tiers[name].depth for observed in pools.values())
+    return f"{depth:,} {'request waits' if depth == 1 else 'requests wait'} in tier {printable(name)}."
