@@ -62,7 +62,7 @@ class Gateway(GatewayParts):
             await check_server(self._client)
         except RedisUnavailable as error:
             log.warning("starting without Redis", reason=str(error))
-        self.direct.begin()
+        self.direct.open()
         await self.heartbeat.heartbeat()
         edge = self._edge = EdgeServer(
             self._routes, self._shared.faults, self.drain_state, self.config, self._fast_path
@@ -103,7 +103,7 @@ class Gateway(GatewayParts):
 
     async def _close_doors(self) -> None:
         self.drain_state.closed = True
-        self.snapshots.readers.end()
+        self.snapshots.subscribers.end()
         if self._runner is not None and self._edge is not None:
             for site in self._runner.sites:
                 await site.stop()
@@ -118,7 +118,7 @@ class Gateway(GatewayParts):
         await self.actions.close()
         self.metrics.close()
         await self.me.close()
-        await self.snapshots.moments.close()
+        await self.snapshots.history.close()
         await self.pools.close()
         await self.close()
 

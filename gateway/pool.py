@@ -180,8 +180,8 @@ class PoolParts:
             self._keys.responses(self.config.gateway_id),
             self.pending_requests,
             self.results,
-            anew=lambda: self.recovery.suspect("the subscription was lost"),
-            hear=self.pending_requests.hear_all,
+            resubscribed=lambda: self.recovery.suspect("the subscription was lost"),
+            on_increments=self.pending_requests.receive_all,
         )
 
     def _direct(self, adoption: Adoption, ends: RecentOutcomes) -> Direct:
@@ -190,7 +190,7 @@ class PoolParts:
             self.config.gateway_id,
             self.config.spool_max_bytes,
             adoption,
-            may_merge=lambda: self.watch.breaker.well,
+            redis_available=lambda: self.watch.breaker.well,
             remember=ends.keep,
         )
         return Direct(

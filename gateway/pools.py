@@ -141,7 +141,7 @@ class Pools:
     async def _begin(self, pool: str) -> None:
         log.info("pool served", pool=pool)
         parts = self._make(pool)
-        parts.direct.begin()
+        parts.direct.open()
         await parts.heartbeat.heartbeat()
         self._others[pool] = parts
         for name, loop in parts.loops().items():

@@ -117,7 +117,7 @@ class JobServing:
     def _beside(self) -> Sequence[Coroutine[Any, Any, None]]:
         """Loops of the active reconciler."""
         channel, inbox = self._keys.responses(JOBS_GATEWAY), self.inbox
-        subscriber = ResponseSubscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
+        subscriber = ResponseSubscriber(self.listener, channel, inbox, self._results, resubscribed=inbox.missed)
         run_forever = self._tasks.run_forever
         return (run_forever("job subscriber", subscriber.run), run_forever("callbacks", self.callbacks.run))
 

@@ -54,8 +54,8 @@ from gateway.operations.action_requests import (
     UncordonBody,
 )
 from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
-from gateway.operations.endpoints import Story
-from gateway.operations.health_model import Alive, HealthNow, Readiness
+from gateway.operations.endpoints import RequestTimeline
+from gateway.operations.health_model import HealthNow, Liveness, Readiness
 from gateway.operations.state import DashboardState
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
@@ -310,7 +310,7 @@ DOORS: tuple[ApiEndpoint, ...] = (
     inside(
         "/internal/requests/{id}",
         "What became of one request",
-        {200: ("Found.", Story)},
+        {200: ("Found.", RequestTimeline)},
         ErrorCode.NOT_FOUND,
         ErrorCode.CATALOG_UNAVAILABLE,
         parameters=(REQUEST_ID,),
@@ -318,7 +318,7 @@ DOORS: tuple[ApiEndpoint, ...] = (
     inside("/internal/autoscale", "How many workers each pool should have, and why", {200: ("The advice.", Scale)}),
     *DASHBOARD_DOORS,
     *ACTION_DOORS,
-    probe("/livez", "Whether the process lives", {200: ("It does.", Alive)}),
+    probe("/livez", "Whether the process lives", {200: ("It does.", Liveness)}),
     probe("/readyz", "Whether to send traffic here", {200: ("Yes.", Readiness), 503: ("Not now, and why.", Readiness)}),
     ApiEndpoint(
         path="/metrics",
