@@ -17,7 +17,7 @@ from redis.asyncio.client import PubSub
 from gateway.inference.pending import PendingRequest
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.replies import MARK, Increment, Reply, Results, decode_increments, decode_replies
+from scheduler.protocol.replies import INCREMENTS_MARK, Increment, Reply, Results, decode_increments, decode_replies
 from scheduler.redis_client.connections import translated
 from scheduler.redis_client.pipeline import Backoff
 
@@ -154,7 +154,7 @@ class ResponseSubscriber:
         A malformed message is counted and dropped.
         """
         try:
-            if message.startswith(MARK):
+            if message.startswith(INCREMENTS_MARK):
                 self._on_increments(decode_increments(message))
             else:
                 self._pending_requests.resolve_all(decode_replies(message))

@@ -103,7 +103,7 @@ async def test_what_cannot_be_noted_is_not_answered(
         answers = [await stack.infer(tier_name="enterprise") for _ in range(3)]
         assert {(code, each["error"]["code"]) for code, each, _ in answers} == {(503, "no_capacity")}
         assert {each["error"]["message"] for _, each, _ in answers} == {
-            "This gateway cannot note further requests while its queues are away; try again soon."
+            "This gateway cannot record further requests while Redis is not available; try again soon."
         }
         assert direct_workers[0].batches == []
 

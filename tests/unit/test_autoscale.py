@@ -54,11 +54,16 @@ def test_without_a_rate_nothing_is_needed() -> None:
 @pytest.mark.parametrize(
     ("seen", "after_s", "step", "words"),
     [
-        (sample(waiting=500, demand=0.0, healthy=10), 30, 3, "500 waiting, 500 or more for 30 s: 3 more"),
-        (sample(waiting=100, demand=0.0), 60, 1, "100 waiting, 100 or more for 60 s: 1 more"),
+        (sample(waiting=500, demand=0.0, healthy=10), 30, 3, "500 queued, 500 or more for 30 s: 3 more"),
+        (sample(waiting=100, demand=0.0), 60, 1, "100 queued, 100 or more for 60 s: 1 more"),
         (sample(used=0.86), 300, 1, "86% used, over 85% for 300 s: 1 more"),
-        (sample(demand=500.0), 10, 3, "a demand of 500/s takes 7 at 80/s a worker: 7 or more for 10 s"),
-        (sample(waiting=300), 10, 2, "300 waiting, to be gone in 0.5 s at 100/s a worker, take 6: 6 or more for 10 s"),
+        (sample(demand=500.0), 10, 3, "a demand of 500/s requires 7 at 80/s per worker: 7 or more for 10 s"),
+        (
+            sample(waiting=300),
+            10,
+            2,
+            "300 queued, to be finished in 0.5 s at 100/s per worker, require 6: 6 or more for 10 s",
+        ),
         (sample(used=0.39, demand=100.0), 900, -1, "39% used, under 40% for 900 s: 1 less"),
         (sample(used=0.39, demand=100.0, healthy=12), 900, -2, "39% used, under 40% for 900 s: 2 less"),
     ],
@@ -169,7 +174,7 @@ def test_the_bounds_hold() -> None:
     advice = shown(policy, sample(demand=5000.0), 10, 1)[-1]
 
     assert advice.recommended == 6
-    assert advice.reason.endswith("; held at the most, 6")
+    assert advice.reason.endswith("; limited to the maximum, 6")
 
 
 def test_a_worker_that_died_is_to_be_replaced() -> None:
@@ -180,7 +185,7 @@ def test_a_worker_that_died_is_to_be_replaced() -> None:
     advice = shown(policy, sample(3, known=4), 100, 21)[-1]
 
     assert (advice.healthy, advice.recommended) == (3, 4)
-    assert advice.reason == "1 of 4 workers are not healthy, and are to be replaced"
+    assert advice.reason == "1 of 4 workers are not healthy and are being replaced"
 
 
 def test_what_others_take_away_or_add_is_followed() -> None:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
-from gateway.inference.recovery import SpoolEntry, Pair
+from gateway.inference.recovery import Pair, SpoolEntry
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 
 MIB = 1 << 20

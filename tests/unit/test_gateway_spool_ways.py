@@ -11,7 +11,7 @@ from eventually import eventually
 from gateway.direct import spool_tasks
 from gateway.direct.spool import Spool, SpoolError, to_line
 from gateway.direct.spool_tasks import CALL_SIZE, PAIR_BYTES, RETRY_S, SpoolMerge, SpoolWriter
-from gateway.inference.recovery import SpoolEntry, Pair
+from gateway.inference.recovery import Pair, SpoolEntry
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.tasks import end_all

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.inference.recovery import UNAVAILABLE, OTHER_EPOCH, LossSigns, candidates, to_resubmit
+from gateway.inference.recovery import OTHER_EPOCH, UNAVAILABLE, LossSigns, candidates, to_resubmit
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.states import Admission
 from witness_bench import TIERS, Bench, pending
