@@ -27,7 +27,7 @@ class HeldFor:
     def __init__(self) -> None:
         self._since_s: float | None = None
 
-    def look(self, holds: bool, now_s: float) -> None:  # noqa: FBT001 - what is looked at is a truth
+    def update(self, holds: bool, now_s: float) -> None:  # noqa: FBT001 - what is looked at is a truth
         """Record whether the condition holds now."""
         if not holds:
             self._since_s = None
@@ -49,7 +49,7 @@ class Extremes:
         self._seen: deque[tuple[float, int]] = deque()
         self._began_s: float | None = None
 
-    def look(self, figure: int, now_s: float) -> None:
+    def update(self, figure: int, now_s: float) -> None:
         """Record a value; drop values that are older than the span."""
         if self._began_s is None:
             self._began_s = now_s
@@ -154,13 +154,13 @@ class ScaleSignals:
     busy: HeldFor = field(default_factory=HeldFor)
     calm: HeldFor = field(default_factory=HeldFor)
 
-    def look(self, seen: Sample, rules: ScaleRules, now_s: float) -> None:
+    def update(self, seen: Sample, rules: ScaleRules, now_s: float) -> None:
         """Record one observation."""
         there = seen.healthy > 0
-        self.deep.look(seen.depth >= rules.deep, now_s)
-        self.long.look(seen.depth >= rules.long, now_s)
-        self.busy.look(there and seen.utilization > rules.busy, now_s)
-        self.calm.look(there and seen.utilization < rules.calm, now_s)
+        self.deep.update(seen.depth >= rules.deep, now_s)
+        self.long.update(seen.depth >= rules.long, now_s)
+        self.busy.update(there and seen.utilization > rules.busy, now_s)
+        self.calm.update(there and seen.utilization < rules.calm, now_s)
 
 
 class Autoscaler:
@@ -180,7 +180,7 @@ class Autoscaler:
         self._signs = ScaleSignals()
         self._needs, self._knowns = Extremes(self._rules.need_s), Extremes(self._rules.settle_s)
 
-    def look(self, seen: Sample, now_s: float) -> Advice:
+    def update(self, seen: Sample, now_s: float) -> Advice:
         """Record an observation. Returns the new advice."""
         rules, self._healthy = self._rules, seen.healthy
         if seen.known == 0:  # Redis lost its data, or no worker was started yet: not a reason for a step.
@@ -189,9 +189,9 @@ class Autoscaler:
             self._forget()
         self._looked_s = now_s
         need = needed(seen, rules)
-        self._signs.look(seen, rules, now_s)
-        self._needs.look(need.workers, now_s)
-        self._knowns.look(seen.known, now_s)
+        self._signs.update(seen, rules, now_s)
+        self._needs.update(need.workers, now_s)
+        self._knowns.update(seen.known, now_s)
         target = self._followed(seen, now_s)
         wanted, reason = self._wanted(seen, need, target, now_s)
         return self._step(seen, target, wanted, reason, now_s)

@@ -258,7 +258,7 @@ class Direct:
                 log_fault("direct mode failed", error)
 
     def _tick(self, now: float) -> None:
-        self._parts.watch.look(now)
+        self._parts.watch.update(now)
         self.update()
         if self._policy.mode is RequestPath.OFF:
             return
