@@ -79,7 +79,7 @@ class Breaker:
             self.update(now)
 
     def process_was_suspended(self, now: float) -> None:
-        """This process was suspended: the time until now does not count as silence of the dependency."""
+        """The process was suspended: the time until now does not count as silence of the dependency."""
         if self._trying_since is not None:
             self._trying_since = now
 

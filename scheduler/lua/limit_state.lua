@@ -1,7 +1,7 @@
 #!lua flags=no-writes
--- limit_state: what is left of one customer's limits, without asking for anything: nothing is spent.
--- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 customer id, 3 packed {rate, burst, tokens a minute, concurrency,
---   quotas} as admit is told them, 4 key id, 5 rate and 6 burst of the key's own limit (rate 0 = it has none).
+-- limit_state: return the remaining limits of one customer without charging them.
+-- KEYS[1] leases (routes the call). ARGV: 1 prefix, 2 customer id, 3 packed {rate, burst, tokens per minute, concurrency,
+--   quotas} as for admit, 4 key id, 5 rate and 6 burst of the key's own limit (rate 0: none).
 -- Returns packed {remaining, reset_ms, tokens left, tokens reset_ms, in use, {{quota left, quota reset_ms}...}}.
 -- include: prelude, ratelimit/bucket, ratelimit/quota, ratelimit/customer, judging
 local key = tonumber(ARGV[5]) > 0 and bucket('rl:key:' .. ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])) or nil
