@@ -1,1 +1,1 @@
-"""The edge: authenticates, admits, holds the connection, answers. The only package that knows aiohttp's server."""
+"""The gateway: serves the HTTP API, authenticates, admits requests, and sends responses."""

@@ -1,4 +1,4 @@
-"""The gateway's life: it starts its loops and opens its doors, serves, drains, and stops."""
+"""The life of a gateway process: start, readiness, drain, stop."""
 
 import asyncio
 import contextlib
@@ -25,12 +25,12 @@ from scheduler.tasks import end_all
 log = structlog.get_logger("gateway")
 
 POLL_S = 0.02
-LAST_CANCELS_S = 0.5
+LAST_CANCELLATIONS_S = 0.5
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Gateway(GatewayParts):
-    """One gateway process. `start` listens, `drain` answers every accepted request, `stop` ends it."""
+    """One gateway process. `start` listens, `drain` completes accepted requests, `stop` ends it."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class Gateway(GatewayParts):
         self.port = config.port
 
     async def start(self) -> None:
-        """Begin to beat, subscribe and listen. Raises StartError for what the process cannot stand on.
+        """Send heartbeats, subscribe and listen. Raises StartError for an unusable server or port.
 
-        Redis need not be there yet: until it is, requests are refused and `/readyz` says no.
+        Redis may be unavailable: until it responds, requests are rejected and `/readyz` reports not ready.
         """
         check_parser()
         try:
             await check_server(self._client)
         except RedisUnavailable as error:
             log.warning("starting without Redis", reason=str(error))
-        self.direct.begin()
+        self.direct.open()
         await self.heartbeat.heartbeat()
         edge = self._edge = EdgeServer(
             self._routes, self._shared.faults, self.drain_state, self.config, self._fast_path
@@ -82,43 +82,43 @@ class Gateway(GatewayParts):
         self._runner, self.port = await serve(edge, self.config)
 
     async def ready(self) -> None:
-        """Return when traffic may come: catalog loaded, subscription acknowledged."""
+        """Return when the gateway accepts traffic: catalog loaded, subscription acknowledged."""
         await _until(lambda: self.internal.not_ready() is None)
 
     async def failed(self) -> None:
-        """Return only when one of the loops has ended, which none of them should; raises what ended it."""
+        """Return when a background task has ended, which is a bug; raises its exception."""
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
     async def drain(self) -> None:
-        """Leave: announce, close the doors, wait for those inside, answer the rest 503. `stop` comes after it."""
+        """Drain: report not ready, close the port, wait for pending requests, respond 503 to the rest. `stop` follows."""
         self.drain_state.leaving = True
         await asyncio.sleep(self.config.drain_ms / 1000)
-        await self._close_doors()
-        everywhere = self.pools.all
-        await self._within(self.config.drain_timeout_s, lambda: not any(parts.under_way for parts in everywhere))
-        await asyncio.gather(*(parts.sweep.end_all(ErrorCode.DRAINING) for parts in everywhere))
-        await self._within(LAST_CANCELS_S, lambda: not any(parts.unsettled for parts in everywhere))
+        await self._close_port()
+        pools = self.pools.all
+        await self._within(self.config.drain_timeout_s, lambda: not any(parts.under_way for parts in pools))
+        await asyncio.gather(*(parts.sweep.end_all(ErrorCode.DRAINING) for parts in pools))
+        await self._within(LAST_CANCELLATIONS_S, lambda: not any(parts.unsettled for parts in pools))
 
-    async def _close_doors(self) -> None:
+    async def _close_port(self) -> None:
         self.drain_state.closed = True
-        self.snapshots.readers.end()
+        self.snapshots.subscribers.end()
         if self._runner is not None and self._edge is not None:
             for site in self._runner.sites:
                 await site.stop()
-            await asyncio.sleep(0)  # What has just been read becomes a request that is answered.
+            await asyncio.sleep(0)  # Requests that were just read are still served.
             self._edge.leave()
 
     async def stop(self) -> None:
-        """Stop at once: what still runs is cut off."""
+        """Stop at once; open requests are aborted."""
         if self._runner is not None:
             await self._runner.cleanup()
         await end_all(self._tasks)
         await self.actions.close()
         self.metrics.close()
         await self.me.close()
-        await self.snapshots.moments.close()
+        await self.snapshots.history.close()
         await self.pools.close()
         await self.close()
 
@@ -145,10 +145,10 @@ async def run_gateway(
     schedule: Schedule | None = None,
     on_ready: Callable[[int], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `catalog` is running already and is stopped by the caller.
+    """Serve until SIGTERM or SIGINT, then drain. The caller starts and stops `catalog`.
 
-    `schedule` does for a pool what a scheduler does, while none does. `on_ready` is called once with the port when traffic may come. Raises StartError where it cannot start, and
-    whatever broke one of its loops.
+    `schedule` does the work of a scheduler for a pool while no scheduler is running. `on_ready` is called once with the port
+    when the gateway accepts traffic. Raises StartError if it cannot start, and the exception of a background task that ended.
     """
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -167,17 +167,17 @@ async def run_gateway(
             loop.remove_signal_handler(sign)
 
 
-async def _tell(gateway: Gateway, on_ready: Callable[[int], None] | None) -> None:
+async def _report_ready(gateway: Gateway, on_ready: Callable[[int], None] | None) -> None:
     await gateway.ready()
     if on_ready is not None:
         on_ready(gateway.port)
 
 
 async def _serve_until(gateway: Gateway, leave: asyncio.Event, on_ready: Callable[[int], None] | None) -> None:
-    """Return when asked to leave. Raises what broke a loop."""
+    """Return when `leave` is set. Raises the exception of a background task that ended."""
     left = asyncio.create_task(leave.wait())
     failed = asyncio.create_task(gateway.failed())
-    ready = asyncio.create_task(_tell(gateway, on_ready))
+    ready = asyncio.create_task(_report_ready(gateway, on_ready))
     try:
         await asyncio.wait([left, failed], return_when=asyncio.FIRST_COMPLETED)
         if failed.done():

@@ -1,8 +1,8 @@
-"""Advice on a pool's size, once a second: what this gateway saw of the pool, put to the policy of scheduler/autoscale.py.
+"""Advice on the size of a pool, once a second: the policy of scheduler/autoscale.py, applied to this gateway's observations.
 
-Nothing is asked of Redis for it: the heartbeat's look at the pool and the limits that follow from it are all. Every
-gateway sees the same, so all of them come to the same; but for how long a thing lasts each remembers by itself. So one
-that has just begun, or that could not reach Redis, advises a step later than the others.
+It makes no calls to Redis: it uses the heartbeat's observation and the limits that are computed from that. All gateways
+observe the same and give the same advice, except that each one measures by itself how long a condition holds. So a gateway
+that has just started, or could not reach Redis, recommends a step later than the others.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from ratelimit.capacity import CapacityEvidence
 from scheduler.autoscale import Advice, Autoscaler, Sample, ScaleRules
 from scheduler.protocol.pool_view import Observation
 
-LOOK_S = 1.0
+INTERVAL_S = 1.0
 STALE_S = 2.0
 
 
 class ScaleInputs(TypedDict):
-    """What the advice comes from. Rates in requests/s, `busy`, `utilization` and `target_utilization` 0..1, wait in ms.
+    """The inputs of the advice. Rates in requests/s; `busy`, `utilization` and `target_utilization` 0..1; wait in ms.
 
-    `busy` is the part of their time that workers run something; `utilization` is not more than the demand's part of what
-    they can do, since a worker may be busy with batches of one.
+    `busy`: the share of time in which workers run batches. `utilization`: at most the demand's share of the workers' rate,
+    because a worker may be busy with batches of one.
     """
 
     backlog: dict[str, int]
@@ -40,7 +40,7 @@ class ScaleInputs(TypedDict):
 
 
 class LastStep(TypedDict):
-    """The last change of the advice, and how many seconds ago it was made."""
+    """The last change of the advice, and its age in seconds."""
 
     direction: Literal["up", "down"]
     before: int
@@ -50,7 +50,7 @@ class LastStep(TypedDict):
 
 
 class PoolScale(TypedDict):
-    """One pool: healthy workers, how many it should have, why; `last_step` and `inputs` are null while there are none."""
+    """One pool: healthy workers, recommended workers, reason. `last_step` and `inputs` are null until there are any."""
 
     current_workers: int
     recommended_workers: int
@@ -62,13 +62,13 @@ class PoolScale(TypedDict):
 
 
 class Scale(PoolScale):
-    """The gateway's own pool, and in `pools` every pool, that one too."""
+    """The gateway's own pool, and all pools in `pools`."""
 
     pools: dict[str, PoolScale]
 
 
 class ScaleAdvice:
-    """The advice for one pool; `recommended` and `healthy` are for whoever collects figures. `clock` is monotonic seconds."""
+    """The advice for one pool. `recommended` and `healthy` are also metrics. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -87,33 +87,33 @@ class ScaleAdvice:
         self._limits = limits
         self._clock = clock
         self._policy = Autoscaler(rules)
-        self._advice = Advice(0, rules.least, "nothing was seen yet", None)
+        self._advice = Advice(0, rules.least, "no observation yet", None)
         self._inputs: ScaleInputs | None = None
         self._measured_rps = 0.0
 
     async def run(self) -> None:
-        """Look forever."""
+        """Update once a second; never returns."""
         while True:
-            self.look()
-            await asyncio.sleep(LOOK_S)
+            self.update()
+            await asyncio.sleep(INTERVAL_S)
 
-    def look(self) -> None:
-        """Take one look, and advise anew."""
+    def update(self) -> None:
+        """Apply the policy to the latest observation."""
         seen, age_s, snapshot = self._beat.observation, self._beat.age_s(), self._catalog.snapshot
         if seen is None or snapshot is None or age_s is None or age_s > STALE_S:
-            self._advice = self._policy.hold("the pool cannot be seen") or self._advice
+            self._advice = self._policy.hold("the pool cannot be observed") or self._advice
             return
         sample, self._inputs = self._sample(seen, snapshot)
-        self._advice = self._policy.look(sample, self._clock())
+        self._advice = self._policy.update(sample, self._clock())
 
     @property
     def healthy(self) -> int:
-        """Workers that could be given work at the last look."""
+        """Healthy workers at the last update."""
         return self._advice.healthy
 
     @property
     def recommended(self) -> int:
-        """How many there should be."""
+        """The recommended number of workers."""
         return self._advice.recommended
 
     def document(self) -> PoolScale:
@@ -164,7 +164,7 @@ class ScaleAdvice:
         return Sample(len(workers), seen.total_gpus, backlog, demand, rate, target, used), inputs
 
     def _rate(self, models: Sequence[ModelRow]) -> tuple[float, bool]:
-        """What a worker does, requests/s, and whether that was ever measured; else it is what the models' rows say."""
+        """The rate of one worker, requests/s, and whether it was ever measured; else the value of the models' rows."""
         estimate, gpus = self._limits.estimate, self._limits.healthy_gpus
         if estimate.evidence in (CapacityEvidence.MEASURED, CapacityEvidence.FIXED) and gpus:
             self._measured_rps = estimate.rps / gpus
@@ -173,6 +173,6 @@ class ScaleAdvice:
 
 
 def scale_document(found: Mapping[str, PoolScale]) -> Scale:
-    """The whole of `/internal/autoscale`: the first pool's, and each one's."""
+    """The document of `/internal/autoscale`: the first pool's fields, and all pools."""
     first = next(iter(found.values()))
     return {**first, "pools": dict(found)}

@@ -1,12 +1,11 @@
 """The circuit breaker for Redis and for workers: opens when a dependency stops responding, closes when it responds.
 
-    closed     calls are made; enough failures in a row, or half a second of trying without a success, open it
-    open       no calls, until a jittered moment at which one probe is let through
-    half open  one probe is under way; a success closes, a failure opens again; a lost probe is a failure
+    closed     calls are made; enough failures in a row, or half a second without a success, open it
+    open       no calls, until a jittered time at which one probe is allowed
+    half open  one probe is running: a success closes it, a failure or a lost probe opens it again
 
-Every caller reports each call: `begun`, then `succeeded` or `failed`. A success closes the breaker from any state. The
-breaker itself has no I/O and no clock. The breaker of Redis is fed by admission and the heartbeat, and by a probe while
-it is open.
+Callers report each call: `begun`, then `succeeded` or `failed`. A success closes the breaker in any state. The breaker
+itself has no I/O and no clock. For Redis, admission and the heartbeat report their calls, and a probe while it is open.
 """
 
 import asyncio
@@ -29,15 +28,15 @@ PROBE_TIMEOUT_S = 0.5
 
 
 class BreakerState(StrEnum):
-    """Where a breaker stands."""
+    """The state of a breaker."""
 
     CLOSED = "closed"  # Calls are made.
-    OPEN = "open"  # No calls: they would only wait to fail.
-    HALF_OPEN = "half_open"  # One probe is under way.
+    OPEN = "open"  # No calls, since they would time out.
+    HALF_OPEN = "half_open"  # One probe is running.
 
 
 class Breaker:
-    """One dependency's breaker. Times are monotonic seconds; `silence_s` of None leaves only the count of failures."""
+    """The breaker of one dependency. Times are monotonic seconds. `silence_s`: None to count failures only."""
 
     def __init__(
         self,
@@ -49,15 +48,15 @@ class Breaker:
         self._max_failures = max_failures
         self._silence_s = silence_s
         self._draw = draw
-        self._trying_since: float | None = None  # When the first call after the last success was begun.
-        self._next_at = 0.0  # Open: when a probe may go. Half open: when the probe counts as lost.
+        self._trying_since: float | None = None  # Start of the first call after the last success.
+        self._next_at = 0.0  # Open: when a probe is allowed. Half open: when the probe counts as lost.
         self.state = BreakerState.CLOSED
         self.failures = 0  # In a row.
-        self.opened = 0  # How often it opened, probes aside.
+        self.opened = 0  # How often it opened, without failed probes.
 
     @property
     def well(self) -> bool:
-        """Closed, and the last call that ended was a success."""
+        """Closed, and the last completed call was a success."""
         return self.state is BreakerState.CLOSED and self.failures == 0
 
     def begun(self, now: float) -> None:
@@ -66,26 +65,26 @@ class Breaker:
             self._trying_since = now
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """A call succeeded."""
         self._trying_since = None
         self.failures = 0
         self.state = BreakerState.CLOSED
 
     def failed(self, now: float) -> None:
-        """A call was not answered, or not in time."""
+        """A call failed or timed out."""
         self.failures += 1
         if self.state is BreakerState.HALF_OPEN:
             self._open(now)
         else:
-            self.look(now)
+            self.update(now)
 
-    def stood_still(self, now: float) -> None:
-        """Our own process did not run for a while: the silence until now says nothing of the dependency."""
+    def process_was_suspended(self, now: float) -> None:
+        """The process was suspended: the time until now does not count as silence of the dependency."""
         if self._trying_since is not None:
             self._trying_since = now
 
-    def look(self, now: float) -> BreakerState:
-        """Where it stands now: time alone can open it, and can end a probe that nobody reports on."""
+    def update(self, now: float) -> BreakerState:
+        """Update and return the state: elapsed time can open the breaker, or make a probe count as lost."""
         if self.state is BreakerState.CLOSED and (self.failures >= self._max_failures or self._silent(now)):
             self.opened += 1
             self._open(now)
@@ -94,16 +93,16 @@ class Breaker:
         return self.state
 
     def may_probe(self, now: float) -> bool:
-        """Whether the caller is to make the one probe now; True makes it half open, and the caller reports the end."""
-        if self.look(now) is not BreakerState.OPEN or now < self._next_at:
+        """Whether the caller must make the probe now. True makes the breaker half open; the caller reports the result."""
+        if self.update(now) is not BreakerState.OPEN or now < self._next_at:
             return False
         self.state = BreakerState.HALF_OPEN
         self._next_at = now + PROBE_TIMEOUT_S
         return True
 
     def may_call(self, now: float) -> bool:
-        """Whether a call may be made now, as a probe where it is not closed."""
-        return self.look(now) is BreakerState.CLOSED or self.may_probe(now)
+        """Whether a call may be made now, as a probe if the breaker is not closed."""
+        return self.update(now) is BreakerState.CLOSED or self.may_probe(now)
 
     def _silent(self, now: float) -> bool:
         since = self._trying_since
@@ -111,18 +110,18 @@ class Breaker:
 
     def _open(self, now: float) -> None:
         self.state = BreakerState.OPEN
-        # Jittered, so that the gateways of a pool do not all knock at the same moment.
+        # Jittered, so that the gateways of a pool do not probe at the same time.
         self._next_at = now + self._draw(*PROBE_AFTER_S)
 
 
 MAX_TRIES = 4
-"""Sending one admission call more often helps nobody, whatever the breaker says."""
-STANDSTILL_S = 0.2
-"""Between two looks, which are made every 25 ms."""
+"""The maximum number of attempts of one admission call."""
+SUSPENDED_S = 0.2
+"""A longer interval between two updates, which run every 25 ms, means that the process was suspended."""
 
 
 async def ping(client: Redis) -> None:
-    """The probe. Raises RedisUnavailable, also where Redis holds what this version cannot read."""
+    """The probe. Raises RedisUnavailable, also if Redis contains data that this version cannot read."""
     async with bounded():
         await client.ping()
     try:
@@ -132,20 +131,20 @@ async def ping(client: Redis) -> None:
 
 
 class RedisWatch:
-    """Whether Redis answers. `ping` raises RedisUnavailable; `clock` is monotonic seconds."""
+    """Whether Redis is available. `ping` raises RedisUnavailable; `clock`: monotonic seconds."""
 
     def __init__(self, ping: Callable[[], Awaitable[object]], clock: Callable[[], float] = time.monotonic) -> None:
         self._ping = ping
         self._clock = clock
         self._probe: asyncio.Task[None] | None = None
-        self._looked_at = clock()
+        self._updated_at = clock()
         self.breaker = Breaker()
         self.on_change: Callable[[], None] = lambda: None
-        """Called as soon as it opens or closes, so that nobody waits for the next look."""
+        """Called as soon as the breaker opens or closes."""
 
     @property
     def answers(self) -> bool:
-        """Whether calls are worth making."""
+        """Whether calls may be made: the breaker is closed."""
         return self.breaker.state is BreakerState.CLOSED
 
     def begun(self) -> None:
@@ -153,55 +152,55 @@ class RedisWatch:
         self.breaker.begun(self._clock())
 
     def answered(self) -> None:
-        """It was answered, whatever the answer."""
+        """A call got a reply, of any kind."""
         was_away = not self.answers
         self.breaker.succeeded()
         if was_away:
             self.on_change()
 
     def failed(self) -> None:
-        """It was not answered."""
+        """A call got no reply."""
         now = self._clock()
-        self._excuse(now)
+        self._check_suspended(now)
         self.breaker.failed(now)
         if not self.answers:
             self.on_change()
 
     def try_again(self, tries: int) -> bool:
-        """Whether an admission call that failed so often is sent once more, which its idempotency allows."""
+        """Whether to repeat an admission call that failed `tries` times; it is idempotent."""
         return self.answers and tries < MAX_TRIES
 
-    def look(self, now: float) -> None:
-        """Let time do its part, and send a probe when it is due; to be called many times a second."""
-        self._excuse(now)
+    def update(self, now: float) -> None:
+        """Update the breaker, and start a probe when it is due. To be called many times a second."""
+        self._check_suspended(now)
         if self.breaker.may_probe(now):
-            self._probe = asyncio.get_running_loop().create_task(self._knock())
+            self._probe = asyncio.get_running_loop().create_task(self._run_probe())
 
-    def _excuse(self, now: float) -> None:
-        """A process that stood still finds its calls overdue, though Redis may have answered them long ago."""
-        if now - self._looked_at > STANDSTILL_S:
-            self.breaker.stood_still(now)
-        self._looked_at = now
+    def _check_suspended(self, now: float) -> None:
+        """After a suspension of this process, its calls are overdue although Redis may have replied long ago."""
+        if now - self._updated_at > SUSPENDED_S:
+            self.breaker.process_was_suspended(now)
+        self._updated_at = now
 
-    async def _knock(self) -> None:
+    async def _run_probe(self) -> None:
         try:
             await self._ping()
         except RedisUnavailable:
             self.failed()
-        except Exception as error:  # noqa: BLE001  # an answer of any kind would have been one
+        except Exception as error:  # noqa: BLE001  # any error counts as a failed probe
             log_fault("the probe of Redis failed", error)
             self.failed()
         else:
             self.answered()
 
     def close(self) -> None:
-        """Drop the probe that is under way."""
+        """Cancel a running probe."""
         if self._probe is not None:
             self._probe.cancel()
 
 
 class CallWatch(Protocol):
-    """Who is told how calls on Redis go, and says whether one that failed is worth sending again."""
+    """Receives the results of calls to Redis, and decides whether a failed one is repeated."""
 
     def begun(self) -> None: ...
 
@@ -213,7 +212,7 @@ class CallWatch(Protocol):
 
 
 class OnceMore:
-    """Nobody listens; a call is tried twice."""
+    """Ignores results; a call is tried twice."""
 
     def begun(self) -> None:
         """Not noted."""
@@ -225,7 +224,7 @@ class OnceMore:
         """Not noted."""
 
     def try_again(self, tries: int) -> bool:
-        """Once."""
+        """One repetition."""
         return tries < 2
 
 

@@ -1,6 +1,6 @@
-"""Dead letters run again: as which requests, how they enter one pool past all limits, and how it is seen what became of them.
+"""Reruns of dead letters: new requests that bypass the limits of a pool, and their results.
 
-Their customers are neither charged nor answered: the requests enter as ones that were accepted before.
+Customers are not charged and get no response: the requests are admitted as ones that were accepted before.
 """
 
 import asyncio
@@ -24,40 +24,40 @@ from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 
-AT_ONCE = 32
-"""So many run together: an operator's thousand letters must not stand before customers as one block."""
+MAX_RERUNS = 32
+"""Reruns at a time: thousands at once would delay the requests of customers."""
 
 POLL_S = 0.05
 SLACK_S = 1.0
-"""A request that nobody runs is ended at its deadline, and that takes a moment to be seen."""
+"""Time after the deadline in which the end of a request is noticed."""
 
 ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
 class NotRerun(TierlaneError):
-    """It cannot be run again; the message is one sentence."""
+    """A dead letter cannot be requeued; the message is one sentence."""
 
 
 class NoSuchLetter(NotRerun):
-    """There is no dead letter of this id."""
+    """There is no dead letter with this id."""
 
 
 class Candidate(NamedTuple):
-    """A dead letter that may run again, and what it would run as."""
+    """A dead letter that can be requeued, and its new submission."""
 
     letter: DeadLetterRow
     submission: Submission
 
 
-def named(candidates: Sequence[Candidate]) -> dict[str, str]:
-    """From each dead letter's id to that of the new request, for the record."""
+def new_ids(candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Maps the id of each dead letter to that of its new request, for the change record."""
     return {each.letter.request_id: each.submission.id for each in candidates}
 
 
 async def candidate(
     connection: Connection, request_id: str, pool: str, total_ms: int, *, again: bool = False
 ) -> Candidate:
-    """What a dead letter would run as in a pool. Raises NotRerun, and what asyncpg raises."""
+    """The dead letter and its new submission in a pool. Raises NotRerun and the errors of asyncpg."""
     letter = await find_letter(connection, request_id)
     if letter is None:
         raise NoSuchLetter(request_id)
@@ -69,21 +69,17 @@ async def candidate(
 def submission_for(
     letter: DeadLetterRow, body: bytes | None, terms: RequeueTerms | None, total_ms: int, *, again: bool
 ) -> Submission:
-    """What a dead letter runs as. Raises NotRerun where it cannot."""
+    """The new submission of a dead letter. Raises NotRerun if it cannot be requeued."""
     if letter.requeued_as is not None and not again:
-        raise NotRerun(f"It was requeued already, as {letter.requeued_as}; --again does so once more.")
+        raise NotRerun(f"It was already requeued, as {letter.requeued_as}; use --again to requeue it once more.")
     if body is None:
-        raise NotRerun("Its input was not kept.")
+        raise NotRerun("Its input was not stored.")
     if terms is None:
-        raise NotRerun("Its customer is gone.")
+        raise NotRerun("Its customer was deleted.")
     if not terms.active:
         raise NotRerun("Its customer is suspended.")
     if not terms.model_served:
-        raise NotRerun(f"No enabled model of this pool is called {letter.model!r}; --pool names another one.")
-    return _submission(letter, body, terms, total_ms)
-
-
-def _submission(letter: DeadLetterRow, body: bytes, terms: RequeueTerms, total_ms: int) -> Submission:
+        raise NotRerun(f"This pool has no enabled model {letter.model!r}; use --pool for another pool.")
     try:
         payload = decode_payload(body)
     except ValueError:
@@ -92,20 +88,20 @@ def _submission(letter: DeadLetterRow, body: bytes, terms: RequeueTerms, total_m
         id=new_request_id(),
         tier=terms.tier,
         customer_id=letter.customer_id or "",
-        api_key_id="",  # None was used.
+        api_key_id="",
         nonce=secrets.token_hex(8),
         model=payload.model,
         input_bytes=len(payload.input.encode()),
         total_ms=total_ms,
         queue_ms=min(terms.queue_ms, total_ms),
         limits=NO_LIMITS,
-        again=True,  # It was accepted and paid for when it came first.
+        again=True,  # Its first request was accepted and charged.
         body=body,
     )
 
 
 class DeadLetterReruns:
-    """Runs in one pool, in the name of a gateway that lives. `total_ms` is what each has. All methods raise RedisUnavailable."""
+    """Reruns in one pool, as requests of a running gateway with `total_ms` each. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, gateway_id: str, total_ms: int, gone_ms: int) -> None:
         self._pool = keys.pool
@@ -116,12 +112,12 @@ class DeadLetterReruns:
         self._dead = DeadLetterList(client, keys)
 
     async def check_workers(self) -> None:
-        """Raises NotRerun where no worker is healthy: what is queued would only die again, of waiting."""
+        """Raises NotRerun if no worker is healthy: the requests would only time out in the queue."""
         if (await self._presence.observe([])).healthy_gpus == 0:
-            raise NotRerun(f"No worker of the pool {self._pool} is healthy, so nothing was requeued.")
+            raise NotRerun(f"No worker of pool {self._pool} is healthy, so nothing was requeued.")
 
     async def submit(self, submissions: Sequence[Submission]) -> set[str]:
-        """Queue them past all limits; the ids that are in."""
+        """Queue requests without limits. Returns the ids that were queued."""
         limits = [TierLimit(tier, 1.0, 1.0, 1, [tier]) for tier in sorted({s.tier for s in submissions})]
         entered: set[str] = set()
         for group in calls_of(submissions):
@@ -129,15 +125,15 @@ class DeadLetterReruns:
                 verdicts = await self._admissions.admit(limits, 0.0, group)
             except RedisUnavailable:  # Admission is idempotent by id.
                 verdicts = await self._admissions.admit(limits, 0.0, group)
-            entered |= {asked.id for asked, told in zip(group, verdicts, strict=True) if told.outcome in ENTERED}
+            entered |= {each.id for each, verdict in zip(group, verdicts, strict=True) if verdict.outcome in ENTERED}
         return entered
 
     async def forget_dead(self, ids: Sequence[str]) -> None:
-        """Take ids out of the list of dead letters."""
+        """Remove ids from the list of dead letters in Redis."""
         await self._dead.remove(ids)
 
     async def replies(self, ids: Sequence[str]) -> AsyncIterator[tuple[str, Reply | None]]:
-        """Each id with its reply, as they come; with None where there is none in time."""
+        """Each id with its reply, in the order of their ends; None if there is no reply in time."""
         waiting = list(ids)
         until = time.monotonic() + self._total_s + SLACK_S
         while waiting and time.monotonic() < until:
@@ -149,7 +145,7 @@ class DeadLetterReruns:
             yield request_id, None
 
     async def _ended(self, ids: Sequence[str]) -> list[Reply]:
-        """The replies that are stored; none while Redis is away, for it may come back."""
+        """The stored replies; none while Redis is unavailable, because it may return."""
         try:
             return [reply for reply in await self._results.fetch(ids) if reply is not None]
         except RedisUnavailable:

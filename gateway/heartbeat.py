@@ -1,7 +1,7 @@
-"""Four times a second: say that this gateway lives and what it measures, and look at the pool.
+"""The gateway's heartbeat: four times a second it sends measurements to Redis and observes the pool.
 
-What is seen feeds the limits and health. Without the heartbeat for two seconds the pool takes this gateway for dead
-and drops its queued work.
+The observation is the input of the limits and of health. Without a heartbeat for two seconds the pool considers this
+gateway lost, and ends its queued requests.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ BEAT_S = 0.25
 
 
 class HeartbeatListener(Protocol):
-    """Who is told of every heartbeat: the second witness."""
+    """Receives the result of every heartbeat."""
 
     def heartbeat(self, epoch_us: int) -> None: ...
 
@@ -35,11 +35,11 @@ class HeartbeatListener(Protocol):
 
 
 class GatewayHeartbeat:
-    """The heartbeat and the last look at the pool. `clock` is monotonic seconds.
+    """Sends heartbeats, and keeps the last observation of the pool. `clock`: monotonic seconds.
 
-    `refusals` gives what was refused since it was called last: it goes with the beat, and is lost with it. `took` is told
-    the seconds of each call that Redis answered, `looked` what each look saw, None where it failed. `ended_tasks`: what
-    other gateways are told of this one's tasks.
+    `refusals`: returns the rejections since its last call; they are sent with the heartbeat, and lost if it fails. `took`:
+    receives the duration of each successful call in seconds. `observed`: receives each observation, None if it failed.
+    `ended_tasks`: tasks of this gateway that other gateways report.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class GatewayHeartbeat:
         watch: CallWatch = ONCE_MORE,
         refusals: Callable[[], Sequence[RejectionRecord]] = tuple,
         took: Callable[[str, float], None] = lambda *_: None,
-        looked: Callable[[Observation | None], None] = lambda _: None,
+        observed: Callable[[Observation | None], None] = lambda _: None,
         ended_tasks: Callable[[], list[str]] = list,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,27 +65,27 @@ class GatewayHeartbeat:
         self._watch = watch
         self._refusals = refusals
         self._took = took
-        self._looked = looked
+        self._observed = observed
         self._ended_tasks = ended_tasks
         self._clock = clock
         self.observation: Observation | None = None
         self.observed_at = 0.0
         self.redis_problem: str | None = None
         self._epoch_us: int | None = None
-        self.eviction_policy = ""  # Of Redis, as it said last.
-        self._redis_ahead_ms: float | None = None  # Redis TIME less our clock, at the most.
-        self.service_p95_ms = 0.0  # Of a run on the slowest healthy worker; 0 while none has told.
-        self.greedy = False  # No worker samples where a request has no temperature.
-        self.model_version = ""  # That all healthy workers run; "" while there is not just one.
+        self.eviction_policy = ""  # Redis' maxmemory-policy in the last reply.
+        self._redis_ahead_ms: float | None = None  # Upper bound of Redis TIME minus the local clock.
+        self.service_p95_ms = 0.0  # Duration of a run on the slowest healthy worker; 0 until one is measured.
+        self.greedy = False  # No worker samples if a request has no temperature.
+        self.model_version = ""  # The version that all healthy workers run; "" if they run several.
 
     async def run(self) -> None:
-        """Beat forever."""
+        """Send heartbeats; never returns."""
         while True:
             await self.heartbeat()
             await asyncio.sleep(BEAT_S)
 
     async def heartbeat(self) -> None:
-        """One heartbeat and one look; keeps the last look when Redis does not answer."""
+        """Send a heartbeat and observe the pool. The last observation is kept if Redis does not respond."""
         snapshot = self._catalog.snapshot
         tiers = [tier.name for tier in snapshot.tiers] if snapshot else []
         self._watch.begun()
@@ -118,14 +118,14 @@ class GatewayHeartbeat:
     def _seen(self, observation: Observation, snapshot: SnapshotView | None) -> None:
         self.observation, self.observed_at = observation, self._clock()
         self.redis_problem = None
-        # A Redis that came back empty knows no workers for a moment: what they last told holds.
+        # After a loss of its data, Redis has no workers for a short time: keep the last value.
         healthy = [worker.service_p95_ms for worker in observation.workers if worker.healthy]
         self.service_p95_ms = max(healthy, default=self.service_p95_ms)
         self.model_version = one_version(observation.workers)
         self.greedy = greedy_by_default(observation.workers)
         if snapshot:
             self._limits.observe(observation, snapshot, self.observed_at)
-        self._looked(observation)
+        self._observed(observation)
 
     def _missed(self, problem: str, snapshot: SnapshotView | None) -> None:
         self.redis_problem = problem
@@ -133,12 +133,12 @@ class GatewayHeartbeat:
         self._listener.missed()
         if snapshot:
             self._limits.lapse(snapshot, self._clock())
-        self._looked(None)
+        self._observed(None)
 
     def redis_ms(self) -> int:
-        """Redis TIME now, in ms and at the latest, by the last look; 0 where there was none."""
+        """An upper bound of Redis TIME now, in ms, from the last observation; 0 before the first."""
         return 0 if self._redis_ahead_ms is None else math.ceil(self._redis_ahead_ms + self._clock() * 1000)
 
     def age_s(self) -> float | None:
-        """Seconds since the last look at the pool; None when there was none."""
+        """Seconds since the last observation; None before the first."""
         return None if self.observation is None else self._clock() - self.observed_at

@@ -1,6 +1,6 @@
-"""Lists of hosts in settings: the origins that may call the API (CORS) and the hosts that callbacks may go to.
+"""Lists of hosts in settings: origins that may call the API (CORS), and hosts of callbacks.
 
-Only the standard library is used, since settings parse their values with these functions.
+Only the standard library is used, because settings parse their values with these functions.
 """
 
 import re
@@ -13,10 +13,10 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 def origin_list(text: str) -> tuple[str, ...]:
-    """The entries of a list with commas, as browsers send them in `Origin`. Raises ValueError."""
+    """Parse a comma-separated list of origins, as sent by browsers in `Origin`. Raises ValueError."""
     entries = tuple(entry for part in text.split(",") if (entry := part.strip()))
     if ANY in entries and len(entries) > 1:
-        raise ValueError("* is every origin: leave the others out")
+        raise ValueError("* is every origin: remove the others")
     return tuple(entry if entry == ANY else _origin(entry) for entry in entries)
 
 
@@ -32,7 +32,7 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_]
 
 
 def split_entry(entry: str) -> tuple[str, int | None]:
-    """Name and port of `name`, `*.name`, `name:port` or `[::1]:port`. Raises ValueError for what is none of them."""
+    """Name and port of `name`, `*.name`, `name:port` or `[::1]:port`. Raises ValueError for other texts."""
     found = _HOST.fullmatch(entry.lower())
     if found is None or (found[2] and not 0 < int(found[2]) < 65536):
         raise ValueError(f"{entry!r} is not a host, *.host or host:port")
@@ -40,7 +40,7 @@ def split_entry(entry: str) -> tuple[str, int | None]:
 
 
 def host_list(text: str) -> tuple[str, ...]:
-    """The entries of a list with commas. Raises ValueError."""
+    """Parse a comma-separated list of hosts. Raises ValueError."""
     entries = tuple(entry for part in text.split(",") if (entry := part.strip()))
     for entry in entries:
         split_entry(entry)
@@ -48,8 +48,8 @@ def host_list(text: str) -> tuple[str, ...]:
 
 
 class CallbackHosts:
-    """Where each customer's callbacks may go. `own`: the list of a customer's row by its id, None where it has none of its
-    own; `deployment`: the list of those.
+    """The allowed hosts of each customer's callbacks. `own`: the list of a customer's row by its id, None if it has none;
+    `deployment`: the list of such customers.
     """
 
     def __init__(self, deployment: tuple[str, ...], own: Callable[[str], str | None] = lambda _: None) -> None:
@@ -57,14 +57,14 @@ class CallbackHosts:
         self._own = own
 
     def of(self, customer_id: str) -> tuple[str, ...]:
-        """The entries; none where callbacks are refused."""
+        """The allowed hosts; none if callbacks are not allowed."""
         own = self._own(customer_id)
         return self._deployment if own is None else _known(own)
 
 
 @lru_cache(1024)
 def _known(text: str) -> tuple[str, ...]:
-    """The entries of a customer's row. The table refuses what is no list; what came in all the same allows nothing."""
+    """Parse the list of a customer's row. The table rejects invalid lists; any that exists nevertheless allows no host."""
     try:
         return host_list(text)
     except ValueError:

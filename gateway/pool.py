@@ -1,7 +1,7 @@
-"""What a gateway has of one pool: its queues' admission, its waiters, its limits, its answers, its way past Redis.
+"""The parts of a gateway for one pool: admission, pending requests, limits, responses, direct mode, jobs.
 
-One stands in every gateway for the pool that it is named for (gateway/wiring.py), and one more for each other pool that
-the catalog names (gateway/pools.py). What customers are, and which doors stand open, is `Shared` by all of them.
+Every gateway has one for its own pool (gateway/wiring.py), and one for each other pool of the catalog (gateway/pools.py).
+Identities, drain state and counters are `Shared` by all of them.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ from scheduler.tasks import EndedTask, Loop, TaskRegistry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all pools of a gateway have in common."""
+    """The parts that all pools of a gateway share."""
 
     catalog: CatalogView
     drain_state: DrainState
@@ -65,7 +65,7 @@ class Shared:
 
 
 class PoolParts:
-    """The parts of one pool; `config.pool` says of which. Nothing runs until `loops` do."""
+    """The parts of pool `config.pool`. They do nothing until their `loops` run."""
 
     def __init__(self, config: GatewayConfig, shared: Shared) -> None:
         self.config = config
@@ -114,10 +114,10 @@ class PoolParts:
             watch=self.watch,
             refusals=self.refusals.drain,
             took=shared.counters.called,
-            looked=self._looked,
+            observed=self._observed,
             ended_tasks=lambda: [ended.sentence() for ended in shared.tasks.ended],
         )
-        self._stand_in = (
+        self._standby = (
             None if shared.schedule is None else StandbyScheduler(config, shared.schedule, self._presence.census)
         )
         self.scale = ScaleAdvice(
@@ -131,42 +131,42 @@ class PoolParts:
 
     @property
     def ended_tasks(self) -> tuple[EndedTask, ...]:
-        """Endless tasks of this process that ended lately."""
+        """Background tasks of this process that ended recently."""
         return self._shared.tasks.ended
 
     @property
     def snapshot(self) -> SnapshotView | None:
-        """The catalog as it is now."""
+        """The current catalog."""
         return self._shared.catalog.snapshot
 
     def loops(self) -> dict[str, Loop]:
-        """What has to run, by name."""
+        """The background tasks, by name."""
         return {
-            "admitter": self.admission.run,
-            "cancels": self.cancellations.run,
+            "admission": self.admission.run,
+            "cancellations": self.cancellations.run,
             "subscriber": self.subscriber.run,
             "catch-up": self.subscriber.catch_up_forever,
             "deadlines": self.sweep.run,
-            "beat": self.heartbeat.run,
-            "witness": self.recovery.run,
-            "scale": self.scale.run,
-            **({} if self._stand_in is None else {"stand-in": self._stand_in.run}),
+            "heartbeat": self.heartbeat.run,
+            "recovery": self.recovery.run,
+            "autoscale": self.scale.run,
+            **({} if self._standby is None else {"standby scheduler": self._standby.run}),
             **self.direct.loops(),
             **self.jobs.loops(),
         }
 
     @property
     def under_way(self) -> int:
-        """Requests that wait for their answer, and jobs that are being taken in."""
+        """The number of pending requests, and of jobs being accepted."""
         return len(self.pending_requests) + self.jobs.under_way
 
     @property
     def unsettled(self) -> int:
-        """Requests that wait, and ends that Redis was not told yet."""
+        """The number of pending requests, and of cancellations that Redis does not have yet."""
         return len(self.pending_requests) + len(self.cancellations)
 
     async def close(self) -> None:
-        """Say goodbye to Redis, and end what is under way, once the loops are ended."""
+        """Close direct mode, jobs and clients, once the background tasks have ended; remove the gateway from Redis."""
         await self.direct.close()
         await self.jobs.close()
         with contextlib.suppress(RedisUnavailable):
@@ -180,8 +180,8 @@ class PoolParts:
             self._keys.responses(self.config.gateway_id),
             self.pending_requests,
             self.results,
-            anew=lambda: self.recovery.suspect("the subscription was lost"),
-            hear=self.pending_requests.hear_all,
+            resubscribed=lambda: self.recovery.suspect("the subscription was lost"),
+            on_increments=self.pending_requests.receive_all,
         )
 
     def _direct(self, adoption: Adoption, ends: RecentOutcomes) -> Direct:
@@ -190,7 +190,7 @@ class PoolParts:
             self.config.gateway_id,
             self.config.spool_max_bytes,
             adoption,
-            may_merge=lambda: self.watch.breaker.well,
+            redis_available=lambda: self.watch.breaker.well,
             remember=ends.keep,
         )
         return Direct(
@@ -207,7 +207,7 @@ class PoolParts:
         )
 
     def _serving(self, ends: RecentOutcomes) -> tuple[InferencePipeline, Jobs]:
-        """What serves those who wait, and those who do not."""
+        """The inference pipeline and the jobs of the pool."""
         shared = self._shared
         parts = InferenceParts(
             config=self.config,
@@ -238,9 +238,9 @@ class PoolParts:
             )
         )
 
-    def _looked(self, seen: Observation | None) -> None:
-        if self._stand_in is not None:
-            self._stand_in.looked(seen)
+    def _observed(self, seen: Observation | None) -> None:
+        if self._standby is not None:
+            self._standby.observed(seen)
 
     def _ended(self, pending: PendingRequest) -> None:
         if self.admission.rejections.held:

@@ -1,8 +1,8 @@
-"""The pools of one gateway: its own, and each other one that a model names, from when the catalog first does.
+"""The pools of one gateway: its own, and every other pool that a model names, from the time the catalog first does.
 
-A request joins the queues of the pool that has its model. A pool that no model names any more stays until the gateway
-ends, and is served by a new gateway, too, as long as schedulers say that something is unfinished there (the same with that of
-a model which is switched off): somebody may still wait there, and jobs must have their end.
+A request joins the queues of the pool of its model. A pool that no model names any more is served until the gateway ends;
+also by new gateways as long as schedulers report unfinished requests in it, as for disabled models. Its accepted requests
+and jobs must end.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.redis_client.keys import is_pool_name, pools_of, pools_to_serve
 from scheduler.tasks import TaskRegistry, end_all
 
-LOOK_S = 0.1
-LEFT_EVERY = 10  # Looks: so often Redis is asked which pools have something unfinished.
+CHECK_S = 0.1
+UNFINISHED_EVERY = 10  # Checks per read of the pools with unfinished requests from Redis.
 
 log = structlog.get_logger("gateway")
 
 
 class Pools:
-    """`make` builds the parts of another pool; `unfinished` names those in which somebody may wait, and may raise
-    RedisUnavailable. With `only_own` there are no others. Their loops are started by `tasks`.
+    """All pools of a gateway. `make`: builds the parts of another pool. `unfinished`: the pools with unfinished requests; may
+    raise RedisUnavailable. `only_own`: serve no others. `tasks`: runs their background tasks.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Pools:
         self._others: dict[str, PoolParts] = {}
         self._registry = tasks or TaskRegistry()
         self._tasks: list[asyncio.Task[None]] = []
-        self._looked_at: Mapping[str, ModelRow] | None = None
+        self._checked: Mapping[str, ModelRow] | None = None
         self._subscribed = False
         own.inference.elsewhere = self.serving
         own.jobs.result.elsewhere = self._results_of
@@ -58,18 +58,18 @@ class Pools:
 
     @property
     def all(self) -> list[PoolParts]:
-        """All of them, the gateway's own first."""
+        """All pools, the gateway's own first."""
         return [self._own, *self._others.values()]
 
     @property
     def named(self) -> list[PoolParts]:
-        """Those that a model names now; the gateway's own where none does. Of the others nobody expects anything."""
+        """The pools that a model names now; the gateway's own if there are none. The others are expected to be idle."""
         names = self._named()
         return [parts for parts in self.all if parts.config.pool in names] or [self._own]
 
     def serving(self, model: str) -> InferencePipeline | None:
-        """Who serves a model of another pool; None where nobody does. Raises RequestError for a pool just named: a model that
-        moved there is not gone, and who asks for it is to ask again.
+        """The pipeline of a model of another pool; None if there is none. Raises RequestError `no_capacity` if the catalog has
+        just named that pool: the model exists, and the client should retry.
         """
         parts = self._having(model)
         return None if parts is None else parts.inference
@@ -94,15 +94,15 @@ class Pools:
         return not self._only_own and pool != self._own.config.pool and is_pool_name(pool)
 
     def names(self) -> frozenset[str]:
-        """All models that can be named here."""
+        """All models that requests can name."""
         snapshot = self._catalog.snapshot
         return frozenset[str]().union(*(parts.inference.models.names(snapshot) for parts in self.all))
 
     @property
     def subscribed(self) -> bool:
-        """Whether every pool that the catalog names had its subscription once.
+        """Whether every pool of the catalog was subscribed once.
 
-        One that is named later changes nothing: it may be while Redis is away, and would take every gateway out of service.
+        A pool that is added later does not change it: without Redis, it would take all gateways out of service.
         """
         if not self._subscribed:
             here = {parts.config.pool for parts in self.all if parts.subscriber.was_subscribed}
@@ -116,14 +116,14 @@ class Pools:
         return pools_of(snapshot.models.values()) if snapshot else set()
 
     async def run(self) -> None:
-        """Begin to serve pools as they are named; never ends by itself."""
-        self._looked_at = None  # Where it was started again, a pool may have been missed.
-        for turn in itertools.count():
-            for pool in self._new() if turn % LEFT_EVERY else sorted({*self._new(), *await self._left()}):
+        """Start to serve pools when models name them; never returns."""
+        self._checked = None  # After a restart of this loop, a pool may have been missed.
+        for check in itertools.count():
+            for pool in self._new() if check % UNFINISHED_EVERY else sorted({*self._new(), *await self._unnamed()}):
                 await self._begin(pool)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
-    async def _left(self) -> set[str]:
+    async def _unnamed(self) -> set[str]:
         if self._only_own or self._unfinished is None:
             return set()
         try:
@@ -133,15 +133,15 @@ class Pools:
 
     def _new(self) -> list[str]:
         snapshot = self._catalog.snapshot
-        if self._only_own or snapshot is None or snapshot.models is self._looked_at:
+        if self._only_own or snapshot is None or snapshot.models is self._checked:
             return []
-        self._looked_at = snapshot.models
+        self._checked = snapshot.models
         return sorted(pools_to_serve(snapshot.models.values()) - {parts.config.pool for parts in self.all})
 
     async def _begin(self, pool: str) -> None:
-        log.info("pool served", pool=pool)
+        log.info("serving pool", pool=pool)
         parts = self._make(pool)
-        parts.direct.begin()
+        parts.direct.open()
         await parts.heartbeat.heartbeat()
         self._others[pool] = parts
         for name, loop in parts.loops().items():
@@ -149,7 +149,7 @@ class Pools:
             self._tasks.append(asyncio.create_task(run_forever, name=f"gateway {pool} {name}"))
 
     async def close(self) -> None:
-        """End the loops of the others, and close them."""
+        """End the background tasks of the other pools, and close them."""
         await end_all(self._tasks)
         for parts in self._others.values():
             await parts.close()

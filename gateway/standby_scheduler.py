@@ -1,7 +1,7 @@
-"""What a gateway does while no scheduler passes: the schedulers' work, in its own process, until one passes again.
+"""The work of schedulers in gateways while no scheduler is running.
 
-All of that work is scripts on Redis, of which any number of processes may run any number at a time: that a scheduler comes
-back before a gateway has noticed does no harm. Two gateways are enough, so at most two of all that beat do it.
+This work is scripts on Redis that any number of processes may run at the same time, so it is harmless if a scheduler
+returns before a gateway notices. Two gateways are sufficient, so at most two do it.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ from scheduler.errors import RedisUnavailable
 from scheduler.fault_log import log_fault
 from scheduler.protocol.pool_view import Observation
 
-MOST = 2
-BEATS_MS = 1000.0
-"""A gateway that was silent for so long is not counted on."""
+MAX_STANDBY = 2
+ALIVE_MS = 1000.0
+"""A gateway without a heartbeat for this time is not counted."""
 
-AGAIN_S = 2.0
-"""Until it is tried again where Redis did not answer, or did not allow it: its user may have less rights than a scheduler's."""
+RETRY_S = 2.0
+"""Until a retry if Redis did not respond, or denied the call: the gateway's Redis user may lack a scheduler's permissions."""
 
 Schedule = Callable[[str, asyncio.Event], Coroutine[Any, Any, None]]
-"""Does for a pool what a scheduler does, until the event is set."""
+"""Does the work of a scheduler for a pool until the event is set."""
 
 log = structlog.get_logger("gateway")
 
 
 class SchedulerSilence:
-    """For how many seconds no scheduler has passed while this gateway could see it. Pure: `now_s` is monotonic.
+    """For how long no scheduler has been active, as far as this gateway could observe. Pure; `now_s`: monotonic.
 
-    A look that failed begins anew: schedulers may not have reached Redis either.
+    A failed observation restarts the time: schedulers may not have reached Redis either.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class SchedulerSilence:
         self._since_s: float | None = None
 
     def after(self, seen: Observation | None, now_s: float) -> float:
-        """Take a look, None for one that failed."""
+        """Record an observation, None if it failed. Returns the seconds."""
         if seen is None:
             self._since_s = None
             return 0.0
@@ -53,13 +53,13 @@ class SchedulerSilence:
 
 
 def is_chosen(gateway_id: str, seen: Observation) -> bool:
-    """Whether this gateway is one of the few that are to stand in. Pure, and the same at every gateway."""
-    beating = sorted(name for name, age_ms in seen.gateway_ages_ms.items() if age_ms < BEATS_MS)
-    return gateway_id in beating[:MOST]
+    """Whether this gateway does the work. Pure, and the same at every gateway."""
+    alive = sorted(name for name, age_ms in seen.gateway_ages_ms.items() if age_ms < ALIVE_MS)
+    return gateway_id in alive[:MAX_STANDBY]
 
 
 class StandbyScheduler:
-    """One pool's. `allowed` makes a call that only schedulers make; it may raise RedisUnavailable."""
+    """The standby scheduler of one pool. `allowed`: makes a call that only schedulers need; may raise RedisUnavailable."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class StandbyScheduler:
         self._stop = asyncio.Event()
         self._refusal = ""
 
-    def looked(self, seen: Observation | None) -> None:
-        """A look at the pool, None for one that failed: then everything stays as it is."""
+    def observed(self, seen: Observation | None) -> None:
+        """Record an observation of the pool, None if it failed; then nothing changes."""
         silent = self._silence.after(seen, self._clock()) >= self._config.silent_s
         if seen is None:
             return
@@ -91,23 +91,23 @@ class StandbyScheduler:
             self._stop.set()
 
     async def run(self) -> None:
-        """Stand in whenever it is wanted, for ever."""
+        """Do the work of schedulers whenever it is needed; never returns."""
         while True:
             await self._wanted.wait()
             try:
                 await self._allowed()
                 self._refusal = ""
-                log.warning("no scheduler passes: this gateway stands in", pool=self._config.pool)
+                log.warning("no scheduler is running: this gateway schedules", pool=self._config.pool)
                 await self._schedule(self._config.pool, self._stop)
-                log.info("this gateway stands in no more", pool=self._config.pool)
+                log.info("this gateway no longer schedules", pool=self._config.pool)
                 continue
             except RedisUnavailable as error:
                 self._refused(str(error))
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("standing in for schedulers failed", error)
-            await asyncio.sleep(AGAIN_S)
+                log_fault("scheduling in a gateway failed", error)
+            await asyncio.sleep(RETRY_S)
 
     def _refused(self, reason: str) -> None:
         if reason != self._refusal:
-            log.warning("cannot stand in for schedulers", pool=self._config.pool, reason=reason)
+            log.warning("scheduling in this gateway is not possible", pool=self._config.pool, reason=reason)
         self._refusal = reason

@@ -164,7 +164,7 @@ def build_routes(parts: GatewayParts, models: Models, dashboard: Dashboard) -> R
     """All routes of a gateway. gateway/openapi/endpoints.py describes each of them; a test compares both."""
     routes = Router()
     pages, internal, jobs = Pages(), parts.internal, parts.jobs
-    cordons, letters = parts.actions.cordons, parts.actions.letters
+    cordons, letters = parts.actions.cordons, parts.actions.dead_letters
     for path, api_format in API_FORMATS.items():
         routes.add("POST", path, InferenceHandler(parts.inference, api_format))
     routes.add("POST", "/v1/inference", jobs.submit)

@@ -1,1 +1,1 @@
-"""The centre: a request's vocabulary and states, the queue protocol in Redis, batch policy, the reaper."""
+"""The vocabulary and states of a request, the queue protocol in Redis, batch policy, dispatcher and reaper."""

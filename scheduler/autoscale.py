@@ -1,15 +1,15 @@
-"""How many workers a pool should have: a pure policy from what was seen over time to a number and a reason in words.
+"""The autoscaling policy: a pure function of observations over time that returns a number of workers and the reason.
 
-Up at once, down slowly. A *need* is a figure: the workers that the demand takes at the target utilisation, or those
-that what waits takes to be gone within the target wait. It counts once it was seen for a while without a break. A
-*sign*, a long queue or busy workers, says only that there are too few, so it adds a step to the workers that are there.
-Down goes after a long calm only, by a small part of the pool, and never under the need.
+Scaling up is immediate, scaling down is slow. A *need* is a number of workers: those that the demand requires at the target
+utilization, or those that finish the backlog within the target wait. It applies after it has held for a while without
+interruption. A *sign* (a long queue, busy workers) shows only that there are too few workers, so it adds a step to those
+that are healthy. Scaling down requires a long calm period, removes a small part of the pool, and stays above the need.
 
-Steps have a cooldown between them, so that what one did is seen before the next; only a need, which counts from
-nothing, may raise again at once what was raised last. So the direction changes at most once in a cooldown.
+A cooldown separates steps, so that the effect of a step is observed before the next one. Only a need may raise the number
+again at once after a step up, since it does not depend on the present number. So the direction changes at most once per
+cooldown.
 
-Workers that died stay in the advice, for they are to be replaced; those that somebody else took away or added do not.
-Condition timers say for how long a condition has held, and keep the recent extremes of a figure.
+Workers that died stay in the advice, because they are to be replaced; workers that somebody else removed or added do not.
 """
 
 import math
@@ -20,27 +20,27 @@ from typing import Literal, NamedTuple
 
 
 class HeldFor:
-    """Since when a condition holds without a break. Times are seconds of one clock."""
+    """How long a condition has held without interruption. Times are seconds of one clock."""
 
     __slots__ = ("_since_s",)
 
     def __init__(self) -> None:
         self._since_s: float | None = None
 
-    def look(self, holds: bool, now_s: float) -> None:  # noqa: FBT001 - what is looked at is a truth
-        """It holds now, or it does not."""
+    def update(self, holds: bool, now_s: float) -> None:  # noqa: FBT001 - what is looked at is a truth
+        """Record whether the condition holds now."""
         if not holds:
             self._since_s = None
         elif self._since_s is None:
             self._since_s = now_s
 
     def lasted_s(self, now_s: float) -> float:
-        """For how long; -1 where it does not hold."""
+        """How long it has held, in seconds; -1 if it does not hold."""
         return -1.0 if self._since_s is None else now_s - self._since_s
 
 
 class Extremes:
-    """The lowest and the highest of a figure over the last `span_s` seconds."""
+    """The lowest and the highest value of the last `span_s` seconds."""
 
     __slots__ = ("_began_s", "_seen", "_span_s")
 
@@ -49,8 +49,8 @@ class Extremes:
         self._seen: deque[tuple[float, int]] = deque()
         self._began_s: float | None = None
 
-    def look(self, figure: int, now_s: float) -> None:
-        """Take a figure; forget those that are older than the span."""
+    def update(self, figure: int, now_s: float) -> None:
+        """Record a value; drop values that are older than the span."""
         if self._began_s is None:
             self._began_s = now_s
         self._seen.append((now_s, figure))
@@ -58,7 +58,7 @@ class Extremes:
             self._seen.popleft()
 
     def whole(self, now_s: float) -> bool:
-        """Whether it was looked at for the whole span already."""
+        """Whether values were recorded for the whole span."""
         return self._began_s is not None and now_s - self._began_s >= self._span_s
 
     @property
@@ -77,14 +77,14 @@ Direction = Literal["up", "down"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRules:
-    """The bounds, and when something is done. Times in seconds, shares 0..1."""
+    """The bounds and the conditions of steps. Times in seconds, shares 0..1."""
 
     least: int = 1
     most: int = 256
-    target_wait_s: float = 0.5  # What waits should be gone within so long.
-    need_s: float = 10.0  # So long a need must stand; a burst ends sooner.
-    deep: int = 500  # Ids that wait,
-    deep_s: float = 30.0  # for so long: three more workers.
+    target_wait_s: float = 0.5  # The backlog should be finished within this time.
+    need_s: float = 10.0  # How long a need must hold; bursts are shorter.
+    deep: int = 500  # This many queued requests
+    deep_s: float = 30.0  # for this long: three more workers.
     deep_step: int = 3
     long: int = 100
     long_s: float = 60.0
@@ -92,17 +92,17 @@ class ScaleRules:
     busy_s: float = 300.0
     calm: float = 0.40
     calm_s: float = 900.0
-    down_share: float = 0.2  # Of the fleet, at the most, in one step down; but one worker at least.
+    down_share: float = 0.2  # The largest share of the workers in one step down; at least one worker.
     cooldown_s: float = 60.0
-    settle_s: float = 10.0  # A worker that is missing for less was not taken away: Redis may have been.
-    gap_s: float = 5.0  # Nobody looked for longer: then nothing was seen to last.
+    settle_s: float = 10.0  # A worker that is missing for less was not removed: Redis may have been unavailable.
+    gap_s: float = 5.0  # After a longer gap between observations, conditions count as interrupted.
 
 
 class Sample(NamedTuple):
-    """One look. `known` are all workers, `healthy` those that can be given work; rates in requests/s.
+    """One observation. `known`: all workers; `healthy`: those that can receive work; rates in requests/s.
 
-    `worker_rps` is what one worker does, `target_utilization` the part of it that is given out, `utilization` the part
-    that is used, 0..1. `backlog` is what waits in each tier.
+    `worker_rps`: the rate of one worker; `target_utilization`: the share of it that is planned; `utilization`: the share
+    that is used, 0..1. `backlog`: queued requests by tier.
     """
 
     healthy: int
@@ -115,7 +115,7 @@ class Sample(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """What waits in all tiers: who comes last waits for all of it."""
+        """Queued requests of all tiers: the latest request waits for all of them."""
         return sum(self.backlog.values())
 
 
@@ -130,7 +130,7 @@ class ScaleStep(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What to do now. `recommended` stays until another step, whether or not the workers are there yet."""
+    """The recommendation. `recommended` changes only with the next step, whether or not the workers exist yet."""
 
     healthy: int
     recommended: int
@@ -139,7 +139,7 @@ class Advice(NamedTuple):
 
 
 class Need(NamedTuple):
-    """The workers that a look asks for, and why."""
+    """A number of workers, and the reason."""
 
     workers: int
     reason: str
@@ -147,24 +147,24 @@ class Need(NamedTuple):
 
 @dataclass(slots=True)
 class ScaleSignals:
-    """Since when each sign is seen."""
+    """How long each sign has held."""
 
     deep: HeldFor = field(default_factory=HeldFor)
     long: HeldFor = field(default_factory=HeldFor)
     busy: HeldFor = field(default_factory=HeldFor)
     calm: HeldFor = field(default_factory=HeldFor)
 
-    def look(self, seen: Sample, rules: ScaleRules, now_s: float) -> None:
-        """Take one look."""
+    def update(self, seen: Sample, rules: ScaleRules, now_s: float) -> None:
+        """Record one observation."""
         there = seen.healthy > 0
-        self.deep.look(seen.depth >= rules.deep, now_s)
-        self.long.look(seen.depth >= rules.long, now_s)
-        self.busy.look(there and seen.utilization > rules.busy, now_s)
-        self.calm.look(there and seen.utilization < rules.calm, now_s)
+        self.deep.update(seen.depth >= rules.deep, now_s)
+        self.long.update(seen.depth >= rules.long, now_s)
+        self.busy.update(there and seen.utilization > rules.busy, now_s)
+        self.calm.update(there and seen.utilization < rules.calm, now_s)
 
 
 class Autoscaler:
-    """The advice for one pool, from looks about once a second. Times are seconds of one monotonic clock."""
+    """The advice for one pool, from about one observation a second. Times are seconds of one monotonic clock."""
 
     def __init__(self, rules: ScaleRules) -> None:
         self._rules = rules
@@ -180,28 +180,28 @@ class Autoscaler:
         self._signs = ScaleSignals()
         self._needs, self._knowns = Extremes(self._rules.need_s), Extremes(self._rules.settle_s)
 
-    def look(self, seen: Sample, now_s: float) -> Advice:
-        """The advice after one more look."""
+    def update(self, seen: Sample, now_s: float) -> Advice:
+        """Record an observation. Returns the new advice."""
         rules, self._healthy = self._rules, seen.healthy
-        if seen.known == 0:  # Redis came back empty, or nothing was started yet: that is no reason for anything.
+        if seen.known == 0:  # Redis lost its data, or no worker was started yet: not a reason for a step.
             return self._advice("no worker is known")
         if now_s - self._looked_s > rules.gap_s:
             self._forget()
         self._looked_s = now_s
         need = needed(seen, rules)
-        self._signs.look(seen, rules, now_s)
-        self._needs.look(need.workers, now_s)
-        self._knowns.look(seen.known, now_s)
+        self._signs.update(seen, rules, now_s)
+        self._needs.update(need.workers, now_s)
+        self._knowns.update(seen.known, now_s)
         target = self._followed(seen, now_s)
         wanted, reason = self._wanted(seen, need, target, now_s)
         return self._step(seen, target, wanted, reason, now_s)
 
     def hold(self, why: str) -> Advice | None:
-        """Nothing could be seen: the last advice stands. None where there was none."""
-        return None if self._target is None else self._advice(f"{why}: the last advice stands")
+        """The last advice, because no observation was possible. None if there was none."""
+        return None if self._target is None else self._advice(f"{why}: the last advice is kept")
 
     def _followed(self, seen: Sample, now_s: float) -> int:
-        """The target, after what others have done: who adds workers is not asked to take them away again."""
+        """The target, adjusted to workers that others added or removed: they are not undone."""
         known = self._knowns.highest
         target = self._target if self._target is not None else seen.healthy
         going = self._last is not None and self._last.direction == "down" and not self._cool(now_s)
@@ -217,13 +217,13 @@ class Autoscaler:
         return self._last is None or now_s - self._last.at_s >= self._rules.cooldown_s
 
     def _wanted(self, seen: Sample, need: Need, target: int, now_s: float) -> tuple[int, str]:
-        """How many workers there should be, the bounds apart, and why."""
+        """The wanted number of workers, regardless of the bounds, and the reason."""
         rules, cool = self._rules, self._cool(now_s)
-        customer_limits = self._needs.lowest if self._needs.whole(now_s) else 0
+        sustained = self._needs.lowest if self._needs.whole(now_s) else 0
         raised = self._last is not None and self._last.direction == "up"
         wanted, reason = target, _quiet(seen, need, target)
-        if customer_limits > target and (cool or raised):
-            wanted, reason = customer_limits, f"{need.reason}: {customer_limits} or more for {rules.need_s:g} s"
+        if sustained > target and (cool or raised):
+            wanted, reason = sustained, f"{need.reason}: {sustained} or more for {rules.need_s:g} s"
         if cool and (sign := self._sign(seen, now_s)) is not None and sign.workers > wanted:
             return sign
         if cool and wanted == target and self._signs.calm.lasted_s(now_s) >= rules.calm_s:
@@ -231,7 +231,7 @@ class Autoscaler:
         return wanted, reason
 
     def _sign(self, seen: Sample, now_s: float) -> Need | None:
-        """More than there are, without saying how many it takes."""
+        """A step up for a sign, which does not say how many workers are needed."""
         rules, signs = self._rules, self._signs
         if signs.deep.lasted_s(now_s) >= rules.deep_s:
             return Need(seen.healthy + rules.deep_step, _waits(seen, rules.deep, rules.deep_s, rules.deep_step))
@@ -243,18 +243,21 @@ class Autoscaler:
         return None
 
     def _less(self, seen: Sample, target: int) -> tuple[int, str]:
-        """A step down from those that are there, not under what was needed lately."""
+        """A step down from the healthy workers, not below the recent need."""
         rules = self._rules
         step = max(1, int(seen.healthy * rules.down_share))
         wanted = min(target, max(seen.healthy - step, self._needs.highest, rules.least))
         share = f"{seen.utilization:.0%} used, under {rules.calm:.0%} for {rules.calm_s:g} s"
-        return wanted, f"{share}: {target - wanted} less" if wanted < target else f"{share}, and no fewer would do"
+        return (
+            wanted,
+            f"{share}: {target - wanted} fewer" if wanted < target else f"{share}, but fewer are not sufficient",
+        )
 
     def _step(self, seen: Sample, target: int, wanted: int, reason: str, now_s: float) -> Advice:
         least, most = self._rules.least, self._rules.most
         after = min(max(wanted, least), most)
         if after != wanted:
-            reason += f"; held at the {'least' if after == least else 'most'}, {after}"
+            reason += f"; limited to the {'minimum' if after == least else 'maximum'}, {after}"
         first = self._target is None
         self._target = after
         if after != target and not first:
@@ -264,31 +267,31 @@ class Autoscaler:
         return self._advice(reason)
 
     def _advice(self, reason: str) -> Advice:
-        """While a step is under way its reason is the reason."""
+        """The advice. Until a step is complete, its reason is kept."""
         recommended = self._target if self._target is not None else self._rules.least
         why = reason if self._reached or self._last is None else self._last.reason
         return Advice(self._healthy, recommended, why, self._last)
 
 
 def needed(seen: Sample, rules: ScaleRules) -> Need:
-    """The larger of what the demand takes and what the backlog takes; 0 where a worker's rate is not known."""
+    """The workers that the demand or the backlog requires, whichever is more; 0 if the rate of a worker is not known."""
     rate = seen.worker_rps
     if rate <= 0:
-        return Need(0, "a worker's rate is not known")
+        return Need(0, "the rate of a worker is not known")
     given = rate * seen.target_utilization
     by_demand = math.ceil(round(seen.demand_rps / given, 6)) if given > 0 else 0
     by_backlog = math.ceil(round(seen.depth / (rate * rules.target_wait_s), 6))
     if by_backlog > by_demand:
-        wait = f"{seen.depth} waiting, to be gone in {rules.target_wait_s:g} s at {rate:.0f}/s a worker"
-        return Need(by_backlog, f"{wait}, take {by_backlog}")
-    return Need(by_demand, f"a demand of {seen.demand_rps:.0f}/s takes {by_demand} at {given:.0f}/s a worker")
+        wait = f"{seen.depth} queued, to be finished in {rules.target_wait_s:g} s at {rate:.0f}/s per worker"
+        return Need(by_backlog, f"{wait}, require {by_backlog}")
+    return Need(by_demand, f"a demand of {seen.demand_rps:.0f}/s requires {by_demand} at {given:.0f}/s per worker")
 
 
 def _waits(seen: Sample, limit: int, for_s: float, step: int) -> str:
-    return f"{seen.depth} waiting, {limit} or more for {for_s:g} s: {step} more"
+    return f"{seen.depth} queued, {limit} or more for {for_s:g} s: {step} more"
 
 
 def _quiet(seen: Sample, need: Need, target: int) -> str:
     if seen.healthy < target:
-        return f"{target - seen.healthy} of {target} workers are not healthy, and are to be replaced"
-    return f"nothing asks for a change: {need.reason}, {seen.utilization:.0%} used, {seen.depth} waiting"
+        return f"{target - seen.healthy} of {target} workers are not healthy and are being replaced"
+    return f"no change needed: {need.reason}, {seen.utilization:.0%} used, {seen.depth} queued"

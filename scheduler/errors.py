@@ -1,11 +1,11 @@
-"""The error vocabulary: one base exception, and one table from error code to what HTTP says.
+"""Error codes, their HTTP status, type and message, and the exceptions of Tierlane.
 
     TierlaneError
-    |-- RequestError        a request cannot be served; carries an ErrorCode
-    |-- StartError          a role refuses to start, in one sentence
-    +-- RedisUnavailable    Redis did not answer in time or not at all; the outcome of the call is unknown
+    |-- RequestError        a request cannot be served; has an ErrorCode
+    |-- StartError          a role cannot start; the message says what to do
+    +-- RedisUnavailable    Redis did not respond in time; the outcome of the call is unknown
 
-Codes, statuses and types follow the contract's table; types are those that OpenAI's clients know.
+The types are those that OpenAI's clients know.
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class ErrorCode(StrEnum):
-    """Why a request was refused or failed; stored in the audit and sent as `error.code`."""
+    """Why a request was rejected or failed; stored in the audit and sent as `error.code`."""
 
     INVALID_REQUEST = "invalid_request"
     INVALID_API_KEY = "invalid_api_key"
@@ -50,7 +50,7 @@ class ErrorCode(StrEnum):
 
 
 class HttpError(NamedTuple):
-    """What HTTP says for one code. `retry` is None where the client's own rule for the status is right."""
+    """The HTTP response of one code. `retry`: None if the client's default for the status is right."""
 
     status: int
     type: str
@@ -70,8 +70,8 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.INVALID_API_KEY: HttpError(401, "authentication_error", "The API key is missing, unknown or not valid."),
     ErrorCode.CATALOG_UNAVAILABLE: HttpError(503, _BUSY, "This API key cannot be checked right now; try again soon."),
     ErrorCode.ACCOUNT_SUSPENDED: HttpError(403, "permission_error", "This account is suspended."),
-    ErrorCode.NOT_FOUND: HttpError(404, _INVALID, "There is nothing at this address."),
-    ErrorCode.METHOD_NOT_ALLOWED: HttpError(405, _INVALID, "This address does not take that method."),
+    ErrorCode.NOT_FOUND: HttpError(404, _INVALID, "There is no resource at this path."),
+    ErrorCode.METHOD_NOT_ALLOWED: HttpError(405, _INVALID, "This path does not accept this method."),
     ErrorCode.MODEL_NOT_FOUND: HttpError(404, _INVALID, "There is no such model."),
     ErrorCode.REQUEST_TIMEOUT: HttpError(408, _INVALID, "The request took too long to arrive.", retry=False),
     ErrorCode.REQUEST_TOO_LARGE: HttpError(413, _INVALID, "The request is too large."),
@@ -79,8 +79,8 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.RATE_LIMIT_EXCEEDED: HttpError(429, "rate_limit_error", "A rate limit of this account is reached."),
     ErrorCode.QUOTA_EXCEEDED: HttpError(429, "insufficient_quota", "The quota is used up.", retry=False),
     ErrorCode.BACKPRESSURE: HttpError(429, "rate_limit_error", "The system is short of memory for new requests."),
-    ErrorCode.REDUCED_CAPACITY: HttpError(503, _BUSY, "Limits are lowered because less capacity is available."),
-    ErrorCode.SHED_FOR_PRIORITY: HttpError(503, _BUSY, "The request was shed because too many requests wait."),
+    ErrorCode.REDUCED_CAPACITY: HttpError(503, _BUSY, "Limits are reduced because less capacity is available."),
+    ErrorCode.SHED_FOR_PRIORITY: HttpError(503, _BUSY, "The request was rejected because too many are queued."),
     ErrorCode.QUEUE_FULL: HttpError(503, _BUSY, "The queue of this tier is full."),
     ErrorCode.NO_CAPACITY: HttpError(503, _BUSY, "No capacity is available right now."),
     ErrorCode.DRAINING: HttpError(503, _BUSY, "This gateway is shutting down; try again."),
@@ -88,25 +88,25 @@ HTTP: dict[ErrorCode, HttpError] = {
     ErrorCode.DEADLINE_EXCEEDED: HttpError(504, _TIMEOUT, "The deadline of the request has passed.", retry=False),
     ErrorCode.GPU_TIMEOUT: HttpError(504, _TIMEOUT, "The model took too long.", retry=False),
     ErrorCode.POISON_REQUEST: HttpError(422, _INVALID, "The model cannot process this input.", retry=False),
-    ErrorCode.INVALID_OUTPUT: HttpError(502, _SERVER, "The model gave an answer that is not usable."),
+    ErrorCode.INVALID_OUTPUT: HttpError(502, _SERVER, "The model returned an invalid output."),
     ErrorCode.WORKER_LOST: HttpError(503, _SERVER, "The workers that ran this request were lost."),
     ErrorCode.GATEWAY_LOST: HttpError(503, _SERVER, "The gateway that held this request was lost."),
     ErrorCode.CANCELLED: HttpError(499, _INVALID, "The client closed the request."),
     ErrorCode.ABANDONED: HttpError(504, _TIMEOUT, "The request was never finished.", retry=False),
-    ErrorCode.INTERNAL_ERROR: HttpError(500, _SERVER, "The server failed."),
+    ErrorCode.INTERNAL_ERROR: HttpError(500, _SERVER, "An internal error occurred."),
     ErrorCode.IDEMPOTENCY_IN_PROGRESS: HttpError(
         409, "idempotency_error", "The first request with this Idempotency-Key is still running.", retry=True
     ),
     ErrorCode.IDEMPOTENCY_KEY_REUSED: HttpError(
         422, "idempotency_error", "This Idempotency-Key was used with another body.", retry=False
     ),
-    ErrorCode.CROSS_SITE: HttpError(403, "permission_error", "This was not sent by the page itself.", retry=False),
-    ErrorCode.CHANGED_MEANWHILE: HttpError(409, _INVALID, "It is not any more as it was confirmed.", retry=False),
+    ErrorCode.CROSS_SITE: HttpError(403, "permission_error", "Another page sent this request.", retry=False),
+    ErrorCode.CHANGED_MEANWHILE: HttpError(409, _INVALID, "The confirmed state has changed.", retry=False),
 }
 
 
 def http_status(error_code: str) -> int:
-    """The HTTP status of a stored error code: 200 for none, 500 for one that this version does not know."""
+    """The HTTP status of a stored error code: 200 for "", 500 for a code that this version does not have."""
     if not error_code:
         return 200
     try:
@@ -116,19 +116,19 @@ def http_status(error_code: str) -> int:
 
 
 class TierlaneError(Exception):
-    """The base of every error that Tierlane raises on purpose."""
+    """The base class of Tierlane's exceptions."""
 
 
 class StartError(TierlaneError):
-    """A role refuses to start; the message is one sentence that says what to do."""
+    """A role cannot start; the message is one sentence that says what to do."""
 
 
 class RedisUnavailable(TierlaneError):
-    """Redis did not answer in time or not at all; whether the call took effect is unknown."""
+    """Redis did not respond in time, or not at all; it is unknown whether the call took effect."""
 
 
 class RequestError(TierlaneError):
-    """A request cannot be served: `code` says why, `param` names the field at fault, `message` is for the client."""
+    """A request cannot be served. `code`: why; `param`: the invalid field; `message`: the text for the client."""
 
     def __init__(self, code: ErrorCode, message: str | None = None, param: str | None = None) -> None:
         super().__init__(message or HTTP[code].message)

@@ -1,6 +1,4 @@
-"""Logging a fault of ours: its kind and where it happened, never its message or locals, which may hold what a client
-sent or a secret.
-"""
+"""Logs internal errors with type and traceback, without message and locals, which may contain client data or secrets."""
 
 import traceback
 
@@ -10,6 +8,6 @@ log = structlog.get_logger("process")
 
 
 def log_fault(event: str, error: BaseException | None, **fields: str) -> None:
-    """One error line."""
+    """Write one error line."""
     where = "".join(traceback.format_tb(error.__traceback__)) if error else ""
     log.error(event, error=type(error).__name__, where=where, **fields)

@@ -1,8 +1,8 @@
 """The payload of a request, stored once in `request:<id>` and read once by its worker; its trace context; vectors.
 
-An encoded payload is an array; one element more, always the last, is the traceparent of a sampled request. Decoders
-skip it, and it is found without decoding. No payload ends like one by itself: its own last elements are numbers, and
-texts that no client writes. A vector is base64 of little-endian float32, the form in which OpenAI's clients ask for it.
+An encoded payload is an array. For a sampled request one more element follows, its traceparent, which is found without
+decoding and which decoders skip. Other payloads cannot end like one: their last elements are numbers, and texts that
+clients do not write. A vector is base64 of little-endian float32, the format that OpenAI's clients request.
 """
 
 import base64
@@ -18,19 +18,18 @@ from scheduler.tracing import Context, read_traceparent
 
 
 class Task(IntEnum):
-    """What is to be done with the input. Numbers, since every waiting request carries one."""
+    """What the model does with the input. Numbers, because every queued request contains one."""
 
-    COMPLETE = 0  # Go on from a text; what a plain function does is this, too.
-    CHAT = 1  # Answer a conversation: the input is JSON, a list of {"role", "content"}.
-    EMBED = 2  # Make a vector of a text: the output is base64 of little-endian float32.
+    COMPLETE = 0  # Continue a text; also the task of plain functions.
+    CHAT = 1  # Respond to a conversation: the input is JSON, a list of {"role", "content"}.
+    EMBED = 2  # Compute the vector of a text: the output is base64 of little-endian float32.
 
 
 class Payload(msgspec.Struct, array_like=True, frozen=True):
-    """The model's name, the input, and parameters that only the backend understands.
+    """The model's name, the input, and parameters that only the backend interprets.
 
-    `stream`: where the output is wanted piece by piece, as far as the backend makes pieces (`Address` of
-    scheduler/protocol/replies.py, written as one text); "" where it is not. `priority`: its tier's, 1 first, for servers that
-    have an order of their own; 0 where it is not told.
+    `stream`: the target of increments (`IncrementTarget` of scheduler/protocol/replies.py as text), or "" for none.
+    `priority`: of the tier, 1 first, for servers with their own scheduling; 0 if it is not known.
     """
 
     model: str
@@ -41,11 +40,11 @@ class Payload(msgspec.Struct, array_like=True, frozen=True):
     priority: int = 0
 
     def with_input(self, text: str) -> "Payload":
-        """The same of another input."""
+        """A copy with another input."""
         return Payload(self.model, text, self.parameters, self.task, self.stream, self.priority)
 
     def on_its_way(self, address: str, priority: int) -> "Payload":
-        """The same, wanted piece by piece at `address`, or whole (""), by a tier of this priority."""
+        """A copy with the target of increments ("" for none) and the priority of the tier."""
         return Payload(self.model, self.input, self.parameters, self.task, address, priority)
 
 
@@ -55,7 +54,7 @@ encode_payload = _encoder.encode
 
 
 def decode_payload(body: bytes) -> Payload:
-    """Raises ValueError for bytes that are not a payload."""
+    """Raises ValueError if the bytes are not a payload."""
     try:
         return _decoder.decode(body)
     except msgspec.MsgspecError as error:
@@ -78,21 +77,21 @@ def encode_messages(messages: list[PromptMessage]) -> str:
 
 
 def decode_messages(text: str) -> list[PromptMessage]:
-    """Raises ValueError for a text that is no conversation."""
+    """Raises ValueError if the text is not a conversation."""
     try:
         return _messages.decode(text)
     except msgspec.MsgspecError as error:
         raise ValueError(f"not a conversation: {error}") from error
 
 
-_ARRAYS = range(0x91, 0x9F)  # Of one to fourteen elements, which may get one more.
-_TEXT_OF_55 = b"\xd9\x37"  # A str of msgpack and its length.
+_ARRAYS = range(0x91, 0x9F)  # Arrays of one to fourteen elements, to which one can be added.
+_TEXT_OF_55 = b"\xd9\x37"  # The header of a msgpack str of 55 bytes.
 _LENGTH = 55
 _ADDED = len(_TEXT_OF_55) + _LENGTH
 
 
 def add_context(body: bytes, context: Context) -> bytes:
-    """The body with a context, in place of the one that it may have. One that is no payload stays what it is."""
+    """The body with this context, which replaces one that it has. Bytes that are not a payload are returned unchanged."""
     if not body or body[0] not in _ARRAYS:
         return body
     text = _TEXT_OF_55 + context.traceparent().encode()
@@ -102,14 +101,14 @@ def add_context(body: bytes, context: Context) -> bytes:
 
 
 def context_in(body: bytes) -> Context | None:
-    """The context of a stored body; None for a request that nobody traces."""
+    """The trace context of a stored body; None if the request is not sampled."""
     if body[-_ADDED:-_LENGTH] != _TEXT_OF_55:
         return None
     return read_traceparent(body[-_LENGTH:].decode("ascii", "replace"))
 
 
 def write_vector(values: Sequence[float]) -> str:
-    """The text. Raises OverflowError for a number that float32 has no room for, ValueError for one that is none, and for no numbers."""
+    """Encode a vector. Raises OverflowError for a number outside float32, ValueError for no, infinite or NaN numbers."""
     if not values:
         raise ValueError("not a vector: it is empty.")
     if not all(map(isfinite, values)):
@@ -118,8 +117,8 @@ def write_vector(values: Sequence[float]) -> str:
 
 
 def read_vector(text: str) -> list[float]:
-    """The numbers. Raises ValueError for what is no such text."""
+    """Decode a vector. Raises ValueError if the text is not a vector."""
     raw = base64.b64decode(text, validate=True)
     if len(raw) % 4:
-        raise ValueError("not a vector: its bytes are no whole number of float32.")
+        raise ValueError("not a vector: its length is not a multiple of 4 bytes.")
     return list(struct.unpack(f"<{len(raw) // 4}f", raw))

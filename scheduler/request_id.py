@@ -1,4 +1,4 @@
-"""Request ids: `req_` + UUIDv7 hex. The id carries its own creation time, which is the audit's partition key."""
+"""Request ids: `req_` + UUIDv7 hex. An id contains its creation time, which is the audit's partition key."""
 
 from datetime import UTC, datetime
 
@@ -9,14 +9,14 @@ _LENGTH = len(PREFIX) + 32
 
 
 def new_request_id() -> str:
-    """A fresh id; ids made later in one process sort after earlier ones."""
+    """A new id. Ids of one process sort in the order of their creation."""
     return PREFIX + uuid7().hex
 
 
 def created_ms(request_id: str) -> int:
-    """Milliseconds since the epoch at which the id was made, from its first 48 bits (RFC 9562, section 5.7).
+    """The creation time of an id, in milliseconds since the epoch (its first 48 bits; RFC 9562, section 5.7).
 
-    Raises ValueError for a text that is not one of our ids.
+    Raises ValueError for a text that is not a request id.
     """
     if len(request_id) != _LENGTH or not request_id.startswith(PREFIX):
         raise ValueError(f"{request_id!r} is not a request id")

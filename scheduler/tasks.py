@@ -1,10 +1,10 @@
-"""Endless tasks of one process: started again where they end, and cancelled until they have ended.
+"""Background tasks of one process: restarted when they end, and cancelled until they have ended.
 
-A loop guards itself against the faults that it knows. What it does not know would end it for good and in silence, so
-the tasks of a role are started here and nowhere else: one that ends all the same is logged, reported and started again.
+A loop handles the errors that it expects. An unexpected error would end it silently, so the tasks of a role are started
+here only: a task that ends is logged, reported and restarted.
 
-One `cancel` is not enough on Python 3.11: the Redis client awaits its writes with `asyncio.wait_for`, which loses a
-cancellation that comes as the write completes (one in eight was lost in a trial), and the loop would go on for ever.
+One `cancel` is not sufficient on Python 3.11: the Redis client awaits its writes with `asyncio.wait_for`, which loses a
+cancellation that arrives when the write completes (one in eight in a trial), and the loop would run for ever.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from scheduler.redis_client.pipeline import Backoff
 Loop: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 REPORTED_S = 60.0
-"""An end is reported for so long: longer than the longest pause between two starts, so one that ends again and again is
+"""An end is reported for this time. It exceeds the longest pause between two starts, so that a task that ends repeatedly is
 always reported."""
 
 LONGEST_PAUSE_S = 5.0
 
 
 class EndedTask(NamedTuple):
-    """A task that ended and was started again: its name, the type of the exception ("" where it returned), how often since
-    it was last reported as well, and when it ended last (monotonic seconds).
+    """A task that ended and was restarted: its name, the exception type ("" if it returned), the number of ends while it was
+    reported, and the time of the last end (monotonic seconds).
     """
 
     name: str
@@ -35,14 +35,14 @@ class EndedTask(NamedTuple):
     at: float
 
     def sentence(self) -> str:
-        """What it is called in health: the fault, without its words, which may hold a customer's data."""
+        """The clause for health. It omits the exception's message, which may contain a customer's data."""
         why = f"ended with {self.error}" if self.error else "returned"
         often = "" if self.times == 1 else f", {self.times} times"
         return f"the task {self.name!r} {why}{often}"
 
 
 class TaskRegistry:
-    """The endless tasks of one process. `clock` is monotonic seconds."""
+    """The background tasks of one process. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -50,13 +50,13 @@ class TaskRegistry:
 
     @property
     def ended(self) -> tuple[EndedTask, ...]:
-        """Those that ended within the last minute, the latest first."""
+        """Tasks that ended within the last minute, the latest first."""
         since = self._clock() - REPORTED_S
         self._ended = {name: each for name, each in self._ended.items() if each.at > since}
         return tuple(sorted(self._ended.values(), key=lambda each: each.at, reverse=True))
 
     async def run_forever(self, name: str, loop: Loop, until: asyncio.Event | None = None) -> None:
-        """Run `loop` and start it again whenever it ends, but for an end after `until` was set."""
+        """Run `loop`, and restart it whenever it ends, unless `until` is set."""
         backoff = Backoff(0.05, LONGEST_PAUSE_S)
         while True:
             began = self._clock()
@@ -66,8 +66,8 @@ class TaskRegistry:
             except asyncio.CancelledError as cancelled:
                 if _is_cancelled():
                     raise
-                error = cancelled  # Of something that it awaited: nobody wants this task to end.
-            except Exception as raised:  # noqa: BLE001 - whatever it is, the task goes on
+                error = cancelled  # Raised by an awaited object; this task itself was not cancelled.
+            except Exception as raised:  # noqa: BLE001 - after any error the task is restarted
                 error = raised
             if until is not None and until.is_set():
                 return
@@ -92,7 +92,7 @@ AGAIN_S = 0.05
 
 
 async def end_all(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel every task, again and again, until all have ended; what they raised is dropped."""
+    """Cancel every task repeatedly until all have ended; their exceptions are dropped."""
     pending = set(tasks)
     while pending:
         for task in pending:

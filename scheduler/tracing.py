@@ -1,6 +1,6 @@
-"""Traces: a request's context in the form of W3C, and spans as plain values for whoever exports them. Pure.
+"""Traces: the W3C trace context of a request, and spans as values for an exporter. Pure.
 
-Each process times its own spans by its monotonic clock; two wall clocks are never compared.
+Each process measures its own spans with its monotonic clock; wall clocks of two processes are never compared.
 """
 
 import random
@@ -14,19 +14,19 @@ _SAMPLED = 1
 
 
 class Context(NamedTuple):
-    """Of one span: 32 and 16 lower-case hexadecimal digits. `sampled`: its trace is recorded."""
+    """The context of one span: ids of 32 and 16 lower-case hexadecimal digits. `sampled`: the trace is recorded."""
 
     trace_id: str
     span_id: str
     sampled: bool = True
 
     def traceparent(self) -> str:
-        """Its 55 characters on the wire."""
+        """The header value, 55 characters."""
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
 
 def read_traceparent(text: str) -> Context | None:
-    """None for what W3C tells to ignore. Versions that are not known yet may say more than we read."""
+    """Parse a header value; None if W3C requires to ignore it. Later versions may contain more than is read here."""
     found = _FORM.fullmatch(text)
     if found is None:
         return None
@@ -37,17 +37,17 @@ def read_traceparent(text: str) -> Context | None:
 
 
 def new_trace_id() -> str:
-    """An id that no other trace has."""
+    """A random trace id."""
     return f"{random.getrandbits(128) or 1:032x}"
 
 
 def new_span_id() -> str:
-    """An id that no other span of its trace has."""
+    """A random span id."""
     return f"{random.getrandbits(64) or 1:016x}"
 
 
 class SpanRole(Enum):
-    """Who is at the other end of a span: nobody, who asked and waits, or who left work and went on."""
+    """The kind of a span in OpenTelemetry: internal, of a server, or of a consumer of a queue."""
 
     INTERNAL = "internal"
     SERVER = "server"
@@ -55,9 +55,9 @@ class SpanRole(Enum):
 
 
 class Span(NamedTuple):
-    """What was done from `began` to `ended`, in seconds of this process's `time.monotonic`.
+    """Work from `began` to `ended`, in seconds of this process's `time.monotonic`.
 
-    `remote`: the parent is a span of another process. `failed`: by a fault of ours, so not by one of the client's.
+    `remote`: the parent is a span of another process. `failed`: because of an internal error, not one of the client.
     """
 
     name: str

@@ -26,7 +26,7 @@ def id_of(number: int, turn: int = 0) -> str:
 
 
 @dataclass
-class Story:
+class RequestTimeline:
     """One run; two quiet requests of two gateways are in it from the beginning, so that the gateways have names."""
 
     events: list[Event] = field(default_factory=list)

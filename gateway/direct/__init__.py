@@ -1,1 +1,1 @@
-"""Direct mode: serving over the workers' direct endpoints while Redis is not available."""
+"""Direct mode: requests are served by the workers' direct endpoints while Redis is not available."""

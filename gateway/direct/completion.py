@@ -1,8 +1,8 @@
-"""The requests that went past Redis and have no answer yet: how each ends, what the audit says of it, who is told.
+"""The open requests of direct mode: how each is completed, recorded in the audit, and answered.
 
-No worker is called with a request before the audit's beginning of it is on the disk, and no client is answered before
-its pair is. A request that Redis accepted before, and that could not be served here, is not answered: it goes on
-waiting for Redis, or for its deadline.
+A request is sent to a worker after its accepted record is on disk, and its client gets the response after its ended record
+is. A request that Redis had accepted, and that cannot be served here, gets no response here: it waits for Redis or for its
+deadline.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from gateway.direct.spool_tasks import DirectAudit
 from gateway.direct.workers import END_MARGIN_S
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import Outcome, PendingRequest
-from gateway.inference.recovery import Pair, audit_pair, beginning
+from gateway.inference.recovery import Pair, accepted_record, audit_pair
 from gateway.limits.rejections import refusal
 from scheduler.errors import ErrorCode
 from scheduler.failpoints import failpoint
@@ -22,12 +22,12 @@ from scheduler.protocol.batches import Outcome as Ran
 from scheduler.protocol.replies import Reply
 from scheduler.states import State
 
-# What a worker says of itself and not of the input: somebody else might have done better.
-_NOT_THE_INPUT = frozenset({ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED})
+# Errors of the worker, not of the input: another worker may succeed.
+_WORKER_ERRORS = frozenset({ErrorCode.WORKER_LOST, ErrorCode.GPU_TIMEOUT, ErrorCode.DEADLINE_EXCEEDED})
 
 
 class DirectCompletion:
-    """From entry to answer. `clock` is monotonic seconds."""
+    """Tracks direct requests from entry to response. `clock`: monotonic seconds."""
 
     def __init__(
         self, gateway_id: str, audit: DirectAudit, cancellations: Cancellations, clock: Callable[[], float]
@@ -37,33 +37,35 @@ class DirectCompletion:
         self._cancellations = cancellations
         self._clock = clock
         self._open = OpenRequests()
-        self._noting = 0
-        self._owed: list[Pair] = []  # Ends that the disk did not take, of what it has the beginning of.
+        self._recording = 0
+        self._unwritten: list[
+            Pair
+        ] = []  # Ended records that could not be written, of requests with an accepted record.
         self.completed = 0
-        self.unsafe = 0  # Not answered with their output, because the audit could not be written.
+        self.unsafe = 0  # Requests that got an error instead of their output, because the audit could not be written.
 
     def __len__(self) -> int:
-        """Requests without an answer, those whose audit is on its way to the disk included."""
-        return len(self._open) + self._noting
+        """The number of requests without a response, including those whose audit is being written."""
+        return len(self._open) + self._recording
 
     def of_customer(self, customer_id: str) -> int:
-        """How many requests of one customer wait or run here."""
+        """The number of open requests of a customer."""
         return self._open.of_customer(customer_id)
 
-    def take(self, entry: DirectEntry) -> None:
-        """It is ours now."""
+    def add(self, entry: DirectEntry) -> None:
+        """Start to track a request."""
         entry.pending.direct = True
-        self._open.put(entry)
+        self._open.add(entry)
 
-    async def begin(self, batch: list[DirectEntry]) -> list[DirectEntry]:
-        """Put the beginnings on the disk that are not there yet; returns who may be sent to a worker now.
+    async def record_accepted(self, batch: list[DirectEntry]) -> list[DirectEntry]:
+        """Write the accepted records that are not on disk yet. Returns the requests that may be sent to a worker.
 
-        Where the disk does not take one, its request is refused: nothing runs that cannot be noted.
+        A request whose record cannot be written is rejected.
         """
-        unwritten = [entry.begun or self._note_beginning(entry) for entry in batch]
-        if not all(future.done() for future in unwritten):
-            await asyncio.wait(unwritten)
-        ready = [entry for entry in batch if entry.on_record and self.may_run(entry)]
+        pending = [entry.recorded or self._write_accepted(entry) for entry in batch]
+        if not all(future.done() for future in pending):
+            await asyncio.wait(pending)
+        ready = [entry for entry in batch if entry.is_recorded and self.may_run(entry)]
         if ready:
             failpoint("direct_unsent")
         return ready
@@ -73,89 +75,90 @@ class DirectCompletion:
         return entry.id in self._open and not entry.pending.done
 
     def ran(self, entry: DirectEntry, outcome: Ran, worker_id: str, batch_size: int) -> None:
-        """A worker said what became of it."""
+        """A worker returned the outcome of a request."""
         if entry.id not in self._open:
             return
-        if outcome.error_code in _NOT_THE_INPUT:
-            self.given_up(entry, ErrorCode(outcome.error_code))
+        if outcome.error_code in _WORKER_ERRORS:
+            self.give_up(entry, ErrorCode(outcome.error_code))
             return
         self.completed += not outcome.error_code
-        self._end(entry, _reply(entry, outcome, worker_id, batch_size))
+        self._finish(entry, _reply(entry, outcome, worker_id, batch_size))
 
-    def given_up(self, entry: DirectEntry, code: ErrorCode) -> None:
-        """It cannot be served here."""
+    def give_up(self, entry: DirectEntry, code: ErrorCode) -> None:
+        """A request cannot be served here."""
         if entry.id not in self._open:
             return
         if entry.pending.accepted:
-            self._leave_to_redis(entry)
+            self._return_to_redis(entry)
         else:
-            self._end(entry, code)
+            self._finish(entry, code)
 
-    def refuse(self, entry: DirectEntry, code: ErrorCode) -> None:
-        """It has to go: as if it had not come, unless it is on record already, since a worker was to run it."""
-        if entry.on_record and not entry.pending.accepted:
-            self._end(entry, code)
+    def reject(self, entry: DirectEntry, code: ErrorCode) -> None:
+        """Reject a request. It has no audit record, unless its accepted record is on disk."""
+        if entry.is_recorded and not entry.pending.accepted:
+            self._finish(entry, code)
             return
-        self._leave_to_redis(entry)
-        refuse(entry.pending, code, self._cancellations)
+        self._return_to_redis(entry)
+        reject(entry.pending, code, self._cancellations)
 
     def sweep(self, now: float) -> None:
-        """End those that nobody waits for any more, and those whose time is over."""
+        """Finish requests that are done elsewhere, past their deadline, or queued for too long."""
         for entry in self._open:
             pending = entry.pending
             if pending.done:
-                self._end(entry, None)
+                self._finish(entry, None)
             elif pending.deadline - now < END_MARGIN_S:
-                self.given_up(entry, ErrorCode.DEADLINE_EXCEEDED)
+                self.give_up(entry, ErrorCode.DEADLINE_EXCEEDED)
             elif entry.started_at is None and not entry.attempts and entry.waited_ms(now) > pending.submission.queue_ms:
-                self.given_up(entry, ErrorCode.QUEUE_TIMEOUT)
+                self.give_up(entry, ErrorCode.QUEUE_TIMEOUT)
 
-    def settle(self) -> None:
-        """Try again to note what the disk did not take, once it may take something again."""
-        if self._owed and not self._audit.writer.resting:
-            owed, self._owed = self._owed, []
-            for pair in owed:
-                self._note_owed(pair)
+    def retry_records(self) -> None:
+        """Write the records that could not be written before, once the disk may accept records again."""
+        if self._unwritten and not self._audit.writer.failed_recently:
+            unwritten, self._unwritten = self._unwritten, []
+            for pair in unwritten:
+                self._write_late(pair)
 
-    def _note_owed(self, pair: Pair) -> None:
-        self._audit.note(pair, lambda safe: None if safe else self._owed.append(pair))
+    def _write_late(self, pair: Pair) -> None:
+        self._audit.record(pair, lambda stored: None if stored else self._unwritten.append(pair))
 
-    def _note_beginning(self, entry: DirectEntry) -> "asyncio.Future[bool]":
-        entry.begun = begun = asyncio.get_running_loop().create_future()
-        self._audit.note((beginning(self._gateway_id, entry.pending), None), lambda safe: self._begun(entry, safe=safe))
-        return begun
+    def _write_accepted(self, entry: DirectEntry) -> "asyncio.Future[bool]":
+        entry.recorded = recorded = asyncio.get_running_loop().create_future()
+        record = accepted_record(self._gateway_id, entry.pending)
+        self._audit.record((record, None), lambda stored: self._accepted_written(entry, stored=stored))
+        return recorded
 
-    def _begun(self, entry: DirectEntry, *, safe: bool) -> None:
-        if entry.begun is not None:
-            entry.begun.set_result(safe)
-        if not safe:
+    def _accepted_written(self, entry: DirectEntry, *, stored: bool) -> None:
+        if entry.recorded is not None:
+            entry.recorded.set_result(stored)
+        if not stored:
             self.unsafe += 1
             if self._open.get(entry.id) is entry:
-                self.refuse(entry, ErrorCode.NO_CAPACITY)
-        elif not entry.pending.direct:  # It was left to Redis meanwhile.
+                self.reject(entry, ErrorCode.NO_CAPACITY)
+        elif not entry.pending.direct:  # It was returned to Redis meanwhile.
             self._audit.release(entry.id)
 
-    def _leave_to_redis(self, entry: DirectEntry) -> None:
-        self._open.take(entry.id)
+    def _return_to_redis(self, entry: DirectEntry) -> None:
+        self._open.remove(entry.id)
         entry.pending.direct = False
-        if entry.on_record:
+        if entry.is_recorded:
             self._audit.release(entry.id)
 
-    def _end(self, entry: DirectEntry, outcome: Outcome | None) -> None:
-        """Note it, then answer. Where somebody else answered already, that is what is noted."""
-        self._open.take(entry.id)
+    def _finish(self, entry: DirectEntry, outcome: Outcome | None) -> None:
+        """Write the ended record, then respond. If a response was sent already, its outcome is recorded."""
+        self._open.remove(entry.id)
         pending = entry.pending
         if pending.done:
-            if isinstance(pending.outcome, Verdict) and not entry.on_record:
-                return  # Refused after all: there is nothing to remember.
-            pair = self._pair_as_told(pending)
+            if isinstance(pending.outcome, Verdict) and not entry.is_recorded:
+                return  # It was rejected, so it has no audit record.
+            pair = self._delivered_pair(pending)
         else:
             pair = audit_pair(self._gateway_id, pending, outcome, self._clock(), "direct")
             pending.settled = True
-        self._noting += 1
-        self._audit.note(pair, lambda safe: self._noted(entry, outcome, safe=safe))
+        self._recording += 1
+        self._audit.record(pair, lambda stored: self._ended_written(entry, outcome, stored=stored))
 
-    def _pair_as_told(self, pending: PendingRequest) -> Pair:
+    def _delivered_pair(self, pending: PendingRequest) -> Pair:
         """The audit pair of the outcome that was already delivered."""
         outcome = pending.outcome
         if isinstance(outcome, Verdict):
@@ -163,30 +166,30 @@ class DirectCompletion:
         mode = "queue" if isinstance(outcome, Reply) else "direct"
         return audit_pair(self._gateway_id, pending, outcome, self._clock(), mode)
 
-    def _noted(self, entry: DirectEntry, outcome: Outcome | None, *, safe: bool) -> None:
-        self._noting -= 1
-        if not safe:
-            self._not_noted(entry)
+    def _ended_written(self, entry: DirectEntry, outcome: Outcome | None, *, stored: bool) -> None:
+        self._recording -= 1
+        if not stored:
+            self._ended_not_written(entry)
         elif outcome is not None:
             entry.pending.finish(outcome)
             sent = entry.pending.outcome
             if sent is not outcome and sent is ErrorCode.DEADLINE_EXCEEDED:  # The disk took longer than the grace.
-                self._note_owed(self._pair_as_told(entry.pending))
+                self._write_late(self._delivered_pair(entry.pending))
 
-    def _not_noted(self, entry: DirectEntry) -> None:
-        """The client does not get what the audit does not have. It is told so, and its end is owed to its beginning."""
+    def _ended_not_written(self, entry: DirectEntry) -> None:
+        """The client gets an error, since its output cannot be recorded; the ended record with that error is written later."""
         self.unsafe += 1
         pending = entry.pending
         pending.direct = pending.settled = False
-        refuse(pending, ErrorCode.NO_CAPACITY, self._cancellations)
-        if entry.on_record and pending.done:
-            self._owed.append(self._pair_as_told(pending))
-        elif entry.on_record:  # Redis accepted it, and ends it.
+        reject(pending, ErrorCode.NO_CAPACITY, self._cancellations)
+        if entry.is_recorded and pending.done:
+            self._unwritten.append(self._delivered_pair(pending))
+        elif entry.is_recorded:  # Redis accepted the request, and ends it.
             self._audit.release(entry.id)
 
 
-def refuse(pending: PendingRequest, code: ErrorCode, cancellations: Cancellations) -> None:
-    """Tell the client to try again. What Redis accepted is not refused; what it may have accepted is ended there."""
+def reject(pending: PendingRequest, code: ErrorCode, cancellations: Cancellations) -> None:
+    """Reject a request, unless Redis has accepted it; if Redis may have accepted it, cancel it there."""
     if pending.accepted:
         return
     if pending.sent:

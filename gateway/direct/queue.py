@@ -1,8 +1,8 @@
 """The queue of direct mode and the open direct requests, by id and by customer. No I/O.
 
-The queue is bounded, strictly in the order of the tiers, and served in small batches. When it is full, a request
-displaces the newest of the lowest tier, if that tier is below its own. How many a customer has is how many are open
-here: there is no counter to go wrong.
+The queue is bounded, strictly ordered by tier, and served in small batches. When it is full, a request displaces the
+newest one of the lowest tier, if that tier is below its own. The concurrency of a customer is the number of its open
+requests.
 """
 
 from asyncio import Future
@@ -13,33 +13,33 @@ from gateway.inference.pending import PendingRequest
 
 MAX_WAITING = 1024
 MAX_BATCH = 8
-"""Small, so that an enterprise request never stands behind a long run."""
+"""Small, so that an enterprise request never waits for a long batch."""
 
 
 class DirectEntry:
-    """One request that goes past Redis. Times are monotonic seconds."""
+    """One request in direct mode. Times are monotonic seconds."""
 
-    __slots__ = ("attempts", "begun", "entered_at", "pending", "priority", "started_at")
+    __slots__ = ("attempts", "entered_at", "pending", "priority", "recorded", "started_at")
 
     def __init__(self, pending: PendingRequest, priority: int, entered_at: float) -> None:
         self.pending = pending
         self.priority = priority  # Of its tier: 1 first.
         self.entered_at = entered_at
-        self.started_at: float | None = None  # When the worker that has it now was given it.
+        self.started_at: float | None = None  # When it was sent to its current worker.
         self.attempts = 0  # Calls that were lost with it.
-        self.begun: Future[bool] | None = None  # Whether the disk has its beginning; asked once, before it first runs.
+        self.recorded: Future[bool] | None = None  # Whether its accepted record is on disk; None before it is written.
 
     @property
     def id(self) -> str:
         return self.pending.id
 
     @property
-    def on_record(self) -> bool:
-        """Whether the disk has its beginning, or will soon: then an end belongs to it, whatever becomes of it."""
-        return self.begun is not None and not (self.begun.done() and not self.begun.result())
+    def is_recorded(self) -> bool:
+        """Whether its accepted record is on disk, or being written: then its ended record must follow."""
+        return self.recorded is not None and not (self.recorded.done() and not self.recorded.result())
 
     def waited_ms(self, now: float) -> float:
-        """How long it has been here."""
+        """Milliseconds since it entered the queue."""
         return (now - self.entered_at) * 1000
 
 
@@ -48,86 +48,86 @@ class DirectQueue:
 
     def __init__(self, max_waiting: int = MAX_WAITING) -> None:
         self._max_waiting = max_waiting
-        self._lines: dict[int, deque[DirectEntry]] = {}
+        self._queues: dict[int, deque[DirectEntry]] = {}
         self._waiting = 0
-        self._suspects_turn = False
+        self._suspect_next = False
 
     def __len__(self) -> int:
         return self._waiting
 
     def ahead_of(self, priority: int) -> int:
-        """How many stand before a newcomer of this priority."""
-        return sum(len(line) for other, line in self._lines.items() if other <= priority)
+        """Requests that are served before a new one of this priority."""
+        return sum(len(queue) for other, queue in self._queues.items() if other <= priority)
 
     def has_room(self, priority: int) -> bool:
-        """Whether a newcomer of this priority may wait, be it in the place of somebody below it."""
+        """Whether a new request of this priority can be queued, if necessary by displacing a lower tier's."""
         if self._waiting < self._max_waiting:
             return True
-        return any(line for other, line in self._lines.items() if other > priority)
+        return any(queue for other, queue in self._queues.items() if other > priority)
 
     def put(self, entry: DirectEntry) -> DirectEntry | None:
-        """Let it wait; returns who has to go instead, which is the newcomer itself where nobody is below its tier."""
+        """Queue a request. Returns the displaced request, which is the new one if no tier below its own is queued."""
         shed: DirectEntry | None = None
         if self._waiting >= self._max_waiting:
-            lowest = max((priority for priority, line in self._lines.items() if line), default=entry.priority)
+            lowest = max((priority for priority, queue in self._queues.items() if queue), default=entry.priority)
             if lowest <= entry.priority:
                 return entry
-            shed = self._lines[lowest].pop()
+            shed = self._queues[lowest].pop()
             self._waiting -= 1
-        self._line(entry).append(entry)
+        self._queue_of(entry).append(entry)
         self._waiting += 1
         return shed
 
     def put_back(self, entries: Iterable[DirectEntry]) -> None:
-        """Let those that a worker did not serve wait at the head again, in the order given; they are never refused."""
+        """Return requests that a worker did not serve to the head of the queue, in this order; they are never rejected."""
         for entry in reversed(list(entries)):
-            self._line(entry).appendleft(entry)
+            self._queue_of(entry).appendleft(entry)
             self._waiting += 1
 
     def pick(self, most: int = MAX_BATCH) -> list[DirectEntry]:
-        """Take out the next batch. What a worker was lost with goes alone, so that one bad input costs nobody else.
+        """Remove and return the next batch. A request whose call was lost runs alone, so that it does not affect others.
 
-        Alone it would never find its turn below a tier that always has somebody, so it has every other one.
+        Such a request gets every second batch, since it would never run below a tier that always has requests.
         """
-        lines = [self._lines[priority] for priority in sorted(self._lines) if self._lines[priority]]
-        suspect = next((line for line in lines if line[0].attempts), None)
-        if suspect is not None and (suspect is lines[0] or self._suspects_turn):
-            self._suspects_turn = False
+        queues = [self._queues[priority] for priority in sorted(self._queues) if self._queues[priority]]
+        suspect = next((queue for queue in queues if queue[0].attempts), None)
+        if suspect is not None and (suspect is queues[0] or self._suspect_next):
+            self._suspect_next = False
             return self._taken([suspect.popleft()])
-        self._suspects_turn = True
+        self._suspect_next = True
         batch: list[DirectEntry] = []
-        for line in lines:
-            held: list[DirectEntry] = []
-            while line and len(batch) < min(most, MAX_BATCH):
-                entry = line.popleft()
-                (held if entry.attempts else batch).append(entry)
-            line.extendleft(reversed(held))
+        for queue in queues:
+            suspects: list[DirectEntry] = []
+            while queue and len(batch) < min(most, MAX_BATCH):
+                entry = queue.popleft()
+                (suspects if entry.attempts else batch).append(entry)
+            queue.extendleft(reversed(suspects))
         return self._taken(batch)
 
-    def take_out(self, unwanted: Callable[[DirectEntry], bool]) -> list[DirectEntry]:
-        """Take out everyone of whom `unwanted` is true."""
+    def remove_if(self, condition: Callable[[DirectEntry], bool]) -> list[DirectEntry]:
+        """Remove and return all entries for which `condition` is true."""
         found: list[DirectEntry] = []
-        for priority, line in self._lines.items():
-            staying: deque[DirectEntry] = deque()
-            for entry in line:
-                (found if unwanted(entry) else staying).append(entry)
-            self._lines[priority] = staying
+        for priority, queue in self._queues.items():
+            remaining: deque[DirectEntry] = deque()
+            for entry in queue:
+                (found if condition(entry) else remaining).append(entry)
+            self._queues[priority] = remaining
         return self._taken(found)
 
     def _taken(self, entries: list[DirectEntry]) -> list[DirectEntry]:
         self._waiting -= len(entries)
         return entries
 
-    def _line(self, entry: DirectEntry) -> deque[DirectEntry]:
-        return self._lines.setdefault(entry.priority, deque())
+    def _queue_of(self, entry: DirectEntry) -> deque[DirectEntry]:
+        return self._queues.setdefault(entry.priority, deque())
 
 
 class OpenRequests:
-    """Put in once, taken out once, whatever its end was."""
+    """All open requests of direct mode. An entry is added once and removed once."""
 
     def __init__(self) -> None:
         self._entries: dict[str, DirectEntry] = {}
-        self._of: dict[str, set[str]] = {}
+        self._by_customer: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -136,28 +136,28 @@ class OpenRequests:
         return request_id in self._entries
 
     def __iter__(self) -> Iterator[DirectEntry]:
-        """Over those that are here now, whichever leave meanwhile."""
+        """Iterate over a copy, so that entries may be removed meanwhile."""
         return iter(list(self._entries.values()))
 
     def get(self, request_id: str) -> DirectEntry | None:
-        """The one with this id."""
+        """The entry with this id."""
         return self._entries.get(request_id)
 
     def of_customer(self, customer_id: str) -> int:
-        """How many one customer has here."""
-        return len(self._of.get(customer_id, ()))
+        """The number of open requests of a customer."""
+        return len(self._by_customer.get(customer_id, ()))
 
-    def put(self, entry: DirectEntry) -> None:
-        """It is under way."""
+    def add(self, entry: DirectEntry) -> None:
+        """Add an entry."""
         self._entries[entry.id] = entry
-        self._of.setdefault(entry.pending.submission.customer_id, set()).add(entry.id)
+        self._by_customer.setdefault(entry.pending.submission.customer_id, set()).add(entry.id)
 
-    def take(self, request_id: str) -> None:
-        """It is not under way any more; nothing happens where it was not."""
+    def remove(self, request_id: str) -> None:
+        """Remove an entry, if it exists."""
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return
         customer_id = entry.pending.submission.customer_id
-        self._of[customer_id].discard(request_id)
-        if not self._of[customer_id]:
-            del self._of[customer_id]
+        self._by_customer[customer_id].discard(request_id)
+        if not self._by_customer[customer_id]:
+            del self._by_customer[customer_id]

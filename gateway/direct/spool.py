@@ -1,14 +1,13 @@
-"""The audit of what was answered while Redis was away: files of checksummed lines that outlive this process. Blocking.
+"""The audit spool: records of requests that were served without Redis, in files of checksummed lines. Blocking.
 
-    <directory>/<owner>.log        what is appended to now; <owner> is the id of a gateway
-    <directory>/<owner>.log.<n>    closed, waiting to be merged; removed after that
-    <directory>/<owner>.bad        lines that could not be read, set aside
-    <directory>/<owner>.lock       locked while its gateway lives; without the lock its files are anybody's to merge
+    <directory>/<owner>.log        the current file; <owner> is the id of a gateway
+    <directory>/<owner>.log.<n>    closed; removed once it is merged into Redis
+    <directory>/<owner>.bad        lines that could not be read
+    <directory>/<owner>.lock       locked by the running gateway; if it is not locked, any gateway may merge the files
 
-A line is `1 <crc32> <base64 of msgpack [accepted, ended]>`: a version, a checksum over what follows it, and one note.
-`ended` is nil where the request was only about to be sent to a worker; its pair comes in a later line, be it in another
-file, or never, where the gateway died meanwhile.
-Nobody but the owner writes to its files, and only from one thread.
+A line is `1 <crc32> <base64 of msgpack [accepted, ended]>`: a version, a checksum of the rest, and one entry. `ended` is
+nil in the entry that is written before a request is sent to a worker. The complete pair follows in a later line, maybe in
+another file; if the gateway crashed, there is none. Only the owner writes to its files, from one thread.
 """
 
 import base64
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.inference.recovery import Note
+from gateway.inference.recovery import SpoolEntry
 from scheduler.errors import TierlaneError
 
 VERSION = b"1"
@@ -31,64 +30,64 @@ MAX_LINE_BYTES = 16_384
 FOLDER = "spool"
 
 _encode = msgspec.msgpack.Encoder().encode
-_note: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
+_decoder: msgspec.msgpack.Decoder[SpoolEntry] = msgspec.msgpack.Decoder(SpoolEntry)
 
 
 class SpoolError(TierlaneError):
-    """The spool cannot be written: it is full, or the disk refuses."""
+    """The spool cannot be written: it is full, or writing failed."""
 
 
 class SpoolFull(SpoolError):
-    """There is no room for these; others may still have theirs."""
+    """The entries do not fit; entries with reserved space may fit."""
 
 
 class Part(NamedTuple):
-    """Some lines of a file: the notes, the lines that could not be read, and where the next part begins."""
+    """A part of a file: its entries, its unreadable lines, and the offset of the next part."""
 
-    notes: list[Note]
+    entries: list[SpoolEntry]
     bad: list[bytes]
     next_offset: int
 
 
-def to_line(note: Note) -> bytes:
-    """One note as a line."""
-    text = base64.b64encode(_encode(note))
+def to_line(entry: SpoolEntry) -> bytes:
+    """Encode an entry as a line."""
+    text = base64.b64encode(_encode(entry))
     return b"%s %08x %s\n" % (VERSION, zlib.crc32(text), text)
 
 
-def from_line(line: bytes) -> Note | None:
-    """The note of a line, its newline included; None where the line is torn or damaged, or of another version."""
+def from_line(line: bytes) -> SpoolEntry | None:
+    """The entry of a line that ends with a newline; None if it is incomplete, damaged, or of another version."""
     version, _, rest = line.partition(b" ")
     checksum, _, text = rest.partition(b" ")
     if version != VERSION or not text.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text[:-1]):
         return None
     try:
-        return _note.decode(base64.b64decode(text[:-1], validate=True))
+        return _decoder.decode(base64.b64decode(text[:-1], validate=True))
     except (binascii.Error, msgspec.MsgspecError):
         return None
 
 
 class Spool:
-    """The files of one gateway, and of dead ones in the same directory."""
+    """The spool files of this gateway, and of stopped gateways in the same directory."""
 
     def __init__(self, directory: Path, owner: str, max_bytes: int) -> None:
         self._directory = directory
         self._owner = owner
         self._max_bytes = max_bytes
         self._file: int | None = None
-        self._size = 0  # Of the file that is appended to, up to its last whole line.
+        self._size = 0  # Of the current file, up to its last complete line.
         self._lock: int | None = None
-        self.bytes = 0  # In all files of ours.
-        self.kept_free = 0  # Bytes that only what was promised room may fill.
+        self.bytes = 0  # In all files of this gateway.
+        self.reserved = 0  # Bytes reserved for ended records.
         self.bad_lines = 0
 
     def open(self) -> None:
-        """Make the directory and lock our files. Raises SpoolError where another live gateway of this name has them."""
+        """Create the directory and lock the files. Raises SpoolError if another running gateway has the same name."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _locked(self._path("lock"))
             if self._lock is not None:
-                self.cut()  # What a process of this name left may end in the middle of a line.
+                self.rotate()  # The file of a previous process may end in the middle of a line.
         except OSError as error:
             raise SpoolError(f"The spool {self._directory} cannot be used: {_why(error)}.") from error
         if self._lock is None:
@@ -96,7 +95,7 @@ class Spool:
         self.bytes = sum(path.stat().st_size for path in self._files(self._owner))
 
     def close(self) -> None:
-        """Let whoever comes next have what is left; the lock goes with the last file."""
+        """Close the files and release the lock. Remaining files are left for the next gateway."""
         self._close_file()
         if self._lock is not None:
             if not self._files(self._owner):
@@ -106,33 +105,33 @@ class Spool:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for one more line."""
-        return self.bytes + self.kept_free + MAX_LINE_BYTES > self._max_bytes
+        """Whether one more line may not fit."""
+        return self.bytes + self.reserved + MAX_LINE_BYTES > self._max_bytes
 
-    def append(self, notes: Iterable[Note], keep_free: int = 0) -> None:
-        """Write these, with so many bytes left for others, and wait until the disk has them.
+    def append(self, entries: Iterable[SpoolEntry], reserve: int = 0) -> None:
+        """Write entries, leave `reserve` bytes free, and wait until the data is on disk.
 
-        Raises SpoolFull and other SpoolErrors; then none of them is there.
+        Raises SpoolFull and other SpoolErrors; then no entry is written.
         """
-        data = b"".join(to_line(note) for note in notes)
-        if self.bytes + len(data) + keep_free > self._max_bytes:
-            raise SpoolFull(self._full())
+        data = b"".join(to_line(entry) for entry in entries)
+        if self.bytes + len(data) + reserve > self._max_bytes:
+            raise SpoolFull(self._full_message())
         try:
             self._write(data)
         except OSError as error:
-            self._give_up()
+            self._discard_torn_line()
             raise SpoolError(f"The spool cannot be written: {_why(error)}.") from error
         self._size += len(data)
         self.bytes += len(data)
-        self.kept_free = keep_free
+        self.reserved = reserve
 
-    def try_out(self) -> None:
-        """See whether a line would be written. Raises SpoolFull and other SpoolErrors."""
+    def test_write(self) -> None:
+        """Check whether a line could be written. Raises SpoolFull and other SpoolErrors."""
         if self.full:
-            raise SpoolFull(self._full())
+            raise SpoolFull(self._full_message())
         path = self._path("try")
         try:
-            self._write(b"")  # Where the file itself is at fault.
+            self._write(b"")  # Fails if the current file is the problem.
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 os.write(handle, bytes(MAX_LINE_BYTES))
@@ -143,7 +142,7 @@ class Spool:
         except OSError as error:
             raise SpoolError(f"The spool cannot be written: {_why(error)}.") from error
 
-    def _full(self) -> str:
+    def _full_message(self) -> str:
         return f"The spool is full: {self.bytes} of {self._max_bytes} bytes wait for Redis."
 
     def _write(self, data: bytes) -> None:
@@ -156,16 +155,16 @@ class Spool:
             view = view[os.write(self._file, view) :]
         os.fsync(self._file)
 
-    def _give_up(self) -> None:
-        """Cut off what was half written, and go on in another file: nothing is appended to a torn line."""
+    def _discard_torn_line(self) -> None:
+        """Truncate an incomplete line and start another file, so that no line is appended to a damaged one."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
         with contextlib.suppress(OSError):
-            self.cut()
+            self.rotate()
 
-    def cut(self) -> None:
-        """Close the file that is appended to, so that it can be merged; the next line begins another. Raises OSError."""
+    def rotate(self) -> None:
+        """Close the current file, so that it can be merged; the next line starts another file. Raises OSError."""
         self._close_file()
         current = self._path("log")
         if current.exists() and not current.stat().st_size:
@@ -175,44 +174,44 @@ class Spool:
             current.rename(f"{current}.{max(numbers, default=0) + 1}")
 
     def to_merge(self) -> list[Path]:
-        """Our closed files, oldest first. Raises OSError."""
+        """The closed files of this gateway, the oldest first. Raises OSError."""
         return sorted((p for p in self._files(self._owner) if p.suffix != ".log"), key=lambda p: int(p.suffix[1:]))
 
     def dead_owners(self) -> list[str]:
-        """Other gateways that have files here; whether they live is found by `take_over`. Raises OSError."""
+        """Other gateways with files here, running or not; `take_over` distinguishes. Raises OSError."""
         owners = {path.name.partition(".log")[0] for path in self._directory.glob("*.log*")}
         return sorted(owners - {self._owner})
 
     def take_over(self, owner: str) -> tuple[int, list[Path]] | None:
-        """The lock and the files of a gateway that lives no more; None where it lives. Raises OSError."""
+        """Lock and return the files of a stopped gateway; None if it is running. Raises OSError."""
         lock = _locked(self._path("lock", owner))
         return None if lock is None else (lock, self._files(owner))
 
     def finish(self, owner: str, lock: int) -> None:
-        """Everything of that dead gateway is merged: forget it. Raises OSError."""
+        """Remove and release the lock of a stopped gateway whose files are merged. Raises OSError."""
         if not self._files(owner):
             self._path("lock", owner).unlink(missing_ok=True)
         os.close(lock)
 
     def read(self, path: Path, offset: int, most: int) -> Part:
-        """Up to `most` lines from `offset` on. Raises OSError."""
+        """Read up to `most` lines from `offset` on. Raises OSError."""
         part = Part([], [], offset)
         with path.open("rb") as file:
             file.seek(offset)
-            while len(part.notes) + len(part.bad) < most and (line := file.readline(MAX_LINE_BYTES)):
-                note = from_line(line)
-                part.bad.append(line) if note is None else part.notes.append(note)
+            while len(part.entries) + len(part.bad) < most and (line := file.readline(MAX_LINE_BYTES)):
+                entry = from_line(line)
+                part.bad.append(line) if entry is None else part.entries.append(entry)
             return part._replace(next_offset=file.tell())
 
     def set_aside(self, path: Path, lines: list[bytes]) -> None:
-        """Keep lines that cannot be read for whoever wants to look. Raises OSError."""
+        """Copy unreadable lines to the `.bad` file. Raises OSError."""
         self.bad_lines += len(lines)
         owner = path.name.partition(".log")[0]
         with self._path("bad", owner).open("ab") as file:
             file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in lines)
 
     def remove(self, path: Path) -> None:
-        """It is merged. Raises OSError."""
+        """Remove a merged file. Raises OSError."""
         size = path.stat().st_size
         path.unlink()
         if path.name.partition(".log")[0] == self._owner:
@@ -232,7 +231,7 @@ class Spool:
 
 
 def _locked(path: Path) -> int | None:
-    """Open and lock a file; None where somebody else has it locked."""
+    """Open and lock a file; None if another process has locked it."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +242,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _sync(directory: Path) -> None:
-    """Make the names in a directory durable, too."""
+    """Make new and removed files of a directory durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

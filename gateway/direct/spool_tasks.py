@@ -1,12 +1,13 @@
-"""Writing the audit spool in groups, and merging it into Redis.
+"""Writes the audit spool in groups, and merges it into Redis.
 
-Whatever was added while the last group was written goes to the disk together. The caller is called back when the disk
-has the note, or refuses it; only then is a worker called, or the client answered. Room for the end of a request is
-reserved with its beginning.
+All entries added while a group is written form the next group. The callback of an entry is called when it is on disk or
+could not be written; only then the worker is called, or the client gets its response. The accepted record of a request
+reserves space for its ended record.
 
-The merge starts as soon as Redis responds and pauses between calls. Every note is adopted there, then its file is
-removed; adopting one twice changes nothing. Files of gateways that are gone are taken over, at start and now and then.
-A beginning without an end in its file is sent alone: the end comes with a later file, or the auditor closes the row.
+The merge starts as soon as Redis responds, and pauses between calls. It adopts the entries of a file into Redis, which is
+idempotent, then removes the file. Files of stopped gateways are taken over at the start and every ten seconds. An accepted
+record without an ended record in its file is sent alone: the ended record is in a later file, or the auditor closes the
+row.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from typing import NamedTuple, TypeVar, TypeVarTuple
 import structlog
 
 from gateway.direct.spool import FOLDER, Spool, SpoolError, SpoolFull
-from gateway.inference.recovery import Note, Pair
+from gateway.inference.recovery import Pair, SpoolEntry
 from scheduler.errors import TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
@@ -27,21 +28,21 @@ from scheduler.protocol.admission import Adoption
 from scheduler.tasks import Loop
 
 MAX_GROUP = 256
-PAIR_ROOM = 2048
-"""Bytes promised to each end; a pair with names of ordinary length takes a third of it."""
+PAIR_BYTES = 2048
+"""Reserved bytes for each ended record; a pair with names of usual length needs a third of it."""
 RETRY_S = 1.0
-"""After the disk refused, requests are refused at the door; once in so long one group tries again."""
+"""After a failed write, requests are rejected; one group per interval tries again."""
 
 
 class Added(NamedTuple):
-    """One note, and who is told whether it is safe."""
+    """An entry, and a callback that receives whether it was stored."""
 
-    note: Note
-    then: Callable[[bool], None]
+    entry: SpoolEntry
+    callback: Callable[[bool], None]
 
 
 class SpoolWriter:
-    """The only one who appends. `thread` has one worker, and runs whatever touches the files."""
+    """Appends to the spool. `thread`: an executor with one thread, for all access to the files."""
 
     def __init__(self, spool: Spool, thread: ThreadPoolExecutor, clock: Callable[[], float] = time.monotonic) -> None:
         self._spool = spool
@@ -49,92 +50,92 @@ class SpoolWriter:
         self._clock = clock
         self._waiting: list[Added] = []
         self._writing: list[Added] = []
-        self._promised: set[str] = set()  # Whose beginning the disk has, and whose end is still to come.
+        self._reserved: set[str] = set()  # Requests with an accepted record on disk and no ended record yet.
         self._wake = asyncio.Event()
         self._retry_at = 0.0
         self.problem: str | None = None
         self.groups = 0
-        self.refused = 0  # Notes that the disk did not take.
+        self.rejected = 0  # Entries that could not be written.
 
     @property
-    def refusing(self) -> bool:
-        """Whether what is added now would be refused in all likelihood."""
-        return self._spool.full or self.resting
+    def rejecting(self) -> bool:
+        """Whether an entry that is added now would probably not be written."""
+        return self._spool.full or self.failed_recently
 
     @property
-    def resting(self) -> bool:
-        """Whether the disk refused a moment ago."""
+    def failed_recently(self) -> bool:
+        """Whether a write failed within the last RETRY_S."""
         return self.problem is not None and self._clock() < self._retry_at
 
-    def add(self, note: Note, then: Callable[[bool], None]) -> None:
-        """Write this note soon, and call `then` with whether it is safe."""
-        self._waiting.append(Added(note, then))
+    def add(self, entry: SpoolEntry, callback: Callable[[bool], None]) -> None:
+        """Queue an entry. `callback` receives whether it was stored."""
+        self._waiting.append(Added(entry, callback))
         self._wake.set()
 
     def release(self, request_id: str) -> None:
-        """Its end will not be written here."""
-        self._promised.discard(request_id)
-        self._spool.kept_free = PAIR_ROOM * len(self._promised)
+        """Release the space reserved for a request, whose ended record will not be written here."""
+        self._reserved.discard(request_id)
+        self._spool.reserved = PAIR_BYTES * len(self._reserved)
 
     async def run(self) -> None:
-        """Write whenever something was added; never ends by itself."""
+        """Write whenever entries were added; never returns."""
         while True:
             try:
-                # Nobody may write for hours after a problem: whether it is over has to be tried.
+                # After a problem no requests may arrive for hours, so the loop itself tests whether it persists.
                 async with asyncio.timeout(None if self.problem is None else RETRY_S):
                     await self._wake.wait()
             except TimeoutError:
-                await self._try_out()
+                await self._test_write()
                 continue
             self._wake.clear()
             await self.flush()
 
-    async def _try_out(self) -> None:
+    async def _test_write(self) -> None:
         problem = None
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._spool.try_out)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._spool.test_write)
         except SpoolError as error:
             problem = str(error)
         self.problem = problem
 
     async def flush(self) -> None:
-        """Write everything that was added. What a cancelled flush left is written again, which does no harm."""
+        """Write all added entries. A group whose flush was cancelled is written again, which is harmless."""
         while self._writing or self._waiting:
             if not self._writing:
                 self._writing, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
-            safe = await self._safe([added.note for added in self._writing])
-            if any(added.note[1] for added in self._writing):
+            stored = await self._write([added.entry for added in self._writing])
+            if any(added.entry[1] for added in self._writing):
                 failpoint("spool_unanswered")
             group, self._writing = self._writing, []
-            for added, is_safe in zip(group, safe, strict=True):
-                _tell(added.then, safe=is_safe)
+            for added, is_stored in zip(group, stored, strict=True):
+                _call(added.callback, stored=is_stored)
 
-    async def _safe(self, notes: Sequence[Note]) -> list[bool]:
-        """Write them; for each whether the disk has it. Where not all have room, those who were promised it have."""
+    async def _write(self, entries: Sequence[SpoolEntry]) -> list[bool]:
+        """Write entries. Returns for each whether it was stored. If not all fit, those with reserved space are written."""
         try:
-            if await self._append(notes):
-                return [True] * len(notes)
+            if await self._append(entries):
+                return [True] * len(entries)
         except SpoolFull as error:
-            promised = [note for note in notes if note[1] and note[0].id in self._promised]
-            ended = bool(promised) and await self._append_promised(promised)
-            self._refused(str(error), len(notes) - len(promised) * ended)
-            written = {id(note) for note in promised if ended}
-            return [id(note) in written for note in notes]
-        self._refused(self.problem or "", len(notes))
-        return [False] * len(notes)
+            reserved = [entry for entry in entries if entry[1] and entry[0].id in self._reserved]
+            ended = bool(reserved) and await self._append_reserved(reserved)
+            self._rejected(str(error), len(entries) - len(reserved) * ended)
+            written = {id(entry) for entry in reserved if ended}
+            return [id(entry) in written for entry in entries]
+        self._rejected(self.problem or "", len(entries))
+        return [False] * len(entries)
 
-    async def _append_promised(self, notes: Sequence[Note]) -> bool:
+    async def _append_reserved(self, entries: Sequence[SpoolEntry]) -> bool:
         try:
-            return await self._append(notes)
-        except SpoolFull:  # A smaller limit than the process before us had, or names longer than anybody has.
+            return await self._append(entries)
+        except SpoolFull:  # The size limit is smaller than that of the previous process, or names are unusually long.
             return False
 
-    async def _append(self, notes: Sequence[Note]) -> bool:
-        """Whether the disk has them all; else `problem` says why. Raises SpoolFull where there is no room for them."""
+    async def _append(self, entries: Sequence[SpoolEntry]) -> bool:
+        """Returns whether all entries are on disk; else sets `problem`. Raises SpoolFull if they do not fit."""
         self.groups += 1
-        keep_free = PAIR_ROOM * len(self._promised_after(notes))
+        reserve = PAIR_BYTES * len(self._reserved_after(entries))
         try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._spool.append, notes, keep_free)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._spool.append, entries, reserve)
         except SpoolFull:
             raise
         except SpoolError as error:
@@ -144,48 +145,48 @@ class SpoolWriter:
             log_fault("writing the spool failed", error)
             self.problem = "The spool cannot be written."
             return False
-        self._promised = self._promised_after(notes)  # Some may have been released meanwhile.
+        self._reserved = self._reserved_after(entries)  # Computed again: some may have been released meanwhile.
         self.problem = None
         return True
 
-    def _promised_after(self, notes: Sequence[Note]) -> set[str]:
-        promised = set(self._promised)
-        for accepted, ended in notes:
+    def _reserved_after(self, entries: Sequence[SpoolEntry]) -> set[str]:
+        reserved = set(self._reserved)
+        for accepted, ended in entries:
             if ended is None:
-                promised.add(accepted.id)
+                reserved.add(accepted.id)
             else:
-                promised.discard(accepted.id)
-        return promised
+                reserved.discard(accepted.id)
+        return reserved
 
-    def _refused(self, problem: str, notes: int) -> None:
+    def _rejected(self, problem: str, entries: int) -> None:
         self.problem = problem
-        self.refused += notes
+        self.rejected += entries
         self._retry_at = self._clock() + RETRY_S
 
 
-def _tell(then: Callable[[bool], None], *, safe: bool) -> None:
+def _call(callback: Callable[[bool], None], *, stored: bool) -> None:
     try:
-        then(safe)
-    except Exception as error:  # noqa: BLE001  # one callback's fault must not cost the others their answers
-        log_fault("answering after the spool failed", error)
+        callback(stored)
+    except Exception as error:  # noqa: BLE001  # an error in one callback must not affect the others
+        log_fault("spool callback failed", error)
 
 
 log = structlog.get_logger("gateway")
 
 CALL_SIZE = 256
-EVERY_S = 0.1
-BREATH_S = 0.005
+INTERVAL_S = 0.1
+PAUSE_S = 0.005
 DEAD_EVERY_S = 10.0
-LAST_S = 1.0
+STOP_TIMEOUT_S = 1.0
 
 T = TypeVar("T")
-Given = TypeVarTuple("Given")
+Args = TypeVarTuple("Args")
 
 
 class SpoolMerge:
-    """Merges while `may` says that Redis answers. `clock` is monotonic seconds.
+    """Merges spool files into Redis while `redis_available`. `clock`: monotonic seconds.
 
-    `remember` is given what Redis has been told, since it may die before the auditor has taken it.
+    `remember` receives the adopted pairs, since Redis may lose them before the auditor has written them.
     """
 
     def __init__(
@@ -194,46 +195,46 @@ class SpoolMerge:
         thread: ThreadPoolExecutor,
         adoption: Adoption,
         *,
-        may: Callable[[], bool],
+        redis_available: Callable[[], bool],
         remember: Callable[[Sequence[Pair]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spool = spool
         self._thread = thread
         self._adoption = adoption
-        self._may = may
+        self._redis_available = redis_available
         self._remember = remember
         self._clock = clock
-        self._dead_at = 0.0  # When to look for files of the dead again.
-        self._offsets: dict[Path, int] = {}  # How far files that could not be merged to their end have come.
+        self._dead_at = 0.0  # When to look for files of stopped gateways again.
+        self._offsets: dict[Path, int] = {}  # Merged bytes of files that are not completely merged.
         self.merged = 0
 
     async def run(self) -> None:
-        """Merge whenever there is something and Redis answers; never ends by itself."""
+        """Merge whenever there are files and Redis responds; never returns."""
         while True:
-            await asyncio.sleep(EVERY_S)
-            if not self._may():
+            await asyncio.sleep(INTERVAL_S)
+            if not self._redis_available():
                 continue
             try:
                 await self.merge()
             except TierlaneError:
-                continue  # Redis is away again.
+                continue  # Redis is unavailable again.
             except Exception as error:  # noqa: BLE001  # no fault may end this loop
                 log_fault("merging the spool failed", error)
                 await asyncio.sleep(RETRY_S)
 
-    async def last(self) -> None:
-        """Merge before the end, as far as that goes quickly; the next who has the directory does the rest."""
+    async def merge_last(self) -> None:
+        """Merge for at most STOP_TIMEOUT_S before the gateway stops; the next gateway merges the rest."""
         try:
-            async with asyncio.timeout(LAST_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self.merge()
         except (TierlaneError, OSError, TimeoutError) as error:
-            log.warning("the spool is left for the next gateway", reason=str(error))
+            log.warning("spool not merged before stop", reason=str(error))
 
     async def merge(self) -> None:
-        """Merge what there is now. Raises RedisUnavailable, and OSError where the files cannot be read."""
+        """Merge all files. Raises RedisUnavailable, and OSError if the files cannot be read."""
         if self._spool.bytes:
-            await self._in_thread(self._spool.cut)
+            await self._in_thread(self._spool.rotate)
             for path in await self._in_thread(self._spool.to_merge):
                 await self._merge_file(path)
         if self._clock() >= self._dead_at:
@@ -249,7 +250,7 @@ class SpoolMerge:
         try:
             for path in paths:
                 await self._merge_file(path)
-            log.info("merged the spool of a gateway that is gone", gateway=owner, files=len(paths))
+            log.info("merged the spool of a stopped gateway", gateway=owner, files=len(paths))
         finally:
             await self._in_thread(self._spool.finish, owner, lock)
 
@@ -257,36 +258,36 @@ class SpoolMerge:
         while True:
             offset = self._offsets.get(path, 0)
             part = await self._in_thread(self._spool.read, path, offset, CALL_SIZE)
-            if part.notes:
-                pairs = [(accepted, ended) for accepted, ended in part.notes if ended]
-                await self._adoption.adopt([*_unended(part.notes, pairs), *pairs])
+            if part.entries:
+                pairs = [(accepted, ended) for accepted, ended in part.entries if ended]
+                await self._adoption.adopt([*_unended(part.entries, pairs), *pairs])
                 self._remember(pairs)
-                self.merged += len(part.notes)
+                self.merged += len(part.entries)
             if part.bad:
-                log.error("unreadable lines in the spool are set aside", file=path.name, lines=len(part.bad))
+                log.error("unreadable lines in the spool", file=path.name, lines=len(part.bad))
                 await self._in_thread(self._spool.set_aside, path, part.bad)
             if part.next_offset == offset:
                 break
             self._offsets[path] = part.next_offset
-            await asyncio.sleep(BREATH_S)
+            await asyncio.sleep(PAUSE_S)
         failpoint("spool_unremoved")
         await self._in_thread(self._spool.remove, path)
         self._offsets.pop(path, None)
 
-    async def _in_thread(self, act: Callable[[*Given], T], *given: *Given) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, act, *given)
+    async def _in_thread(self, function: Callable[[*Args], T], *args: *Args) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
 
-def _unended(notes: Sequence[Note], pairs: Sequence[Pair]) -> list[Note]:
-    """The beginnings that no pair among them repeats."""
+def _unended(entries: Sequence[SpoolEntry], pairs: Sequence[Pair]) -> list[SpoolEntry]:
+    """The accepted records without a pair."""
     repeated = {ended.id for _, ended in pairs}
-    return [note for note in notes if note[0].id not in repeated]
+    return [entry for entry in entries if entry[0].id not in repeated]
 
 
 class DirectAudit:
-    """The audit of direct mode; without a `data_dir` it never begins.
+    """The audit of direct mode; without a `data_dir` it stays closed.
 
-    `may_merge` says whether Redis answers, `remember` is given what Redis has been told.
+    `redis_available`: whether to merge. `remember`: receives the adopted pairs.
     """
 
     def __init__(
@@ -296,59 +297,59 @@ class DirectAudit:
         max_bytes: int,
         adoption: Adoption,
         *,
-        may_merge: Callable[[], bool],
+        redis_available: Callable[[], bool],
         remember: Callable[[Sequence[Pair]], None],
     ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._data_dir = data_dir
         self.spool = Spool((data_dir or Path()) / FOLDER, gateway_id, max_bytes)
         self.writer = SpoolWriter(self.spool, self._thread)
-        self._merge = SpoolMerge(self.spool, self._thread, adoption, may=may_merge, remember=remember)
-        self._may_merge = may_merge
+        self._merge = SpoolMerge(self.spool, self._thread, adoption, redis_available=redis_available, remember=remember)
+        self._redis_available = redis_available
         self._problem: str | None = None
-        self.begun = False
+        self.opened = False
 
-    def begin(self) -> None:
-        """Lock the files. Where that is not possible the gateway goes without direct mode, and health says why."""
+    def open(self) -> None:
+        """Open and lock the files. If this fails, the gateway has no direct mode, and health reports the reason."""
         if self._data_dir is None:
             return
         try:
             self.spool.open()
         except SpoolError as error:
             self._problem = str(error)
-            log.warning("no direct mode", reason=str(error))
+            log.warning("direct mode is not available", reason=str(error))
         else:
-            self.begun = True
+            self.opened = True
 
     @property
-    def takes(self) -> bool:
-        """Whether what is answered now can be noted."""
-        return self.begun and not self.writer.refusing
+    def accepts(self) -> bool:
+        """Whether records can be written now."""
+        return self.opened and not self.writer.rejecting
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot be noted, in a sentence, or None."""
-        if self._problem is None and self.begun and self.spool.full:
+        """The reason why records cannot be written, in a sentence, or None."""
+        if self._problem is None and self.opened and self.spool.full:
             return f"The spool is full: {self.spool.bytes} bytes wait for Redis."
         return self._problem or self.writer.problem
 
     def loops(self) -> dict[str, Loop]:
-        """What runs for as long as the gateway does."""
-        return {"spool writer": self.writer.run, "spool merge": self._merge.run} if self.begun else {}
+        """The background tasks of the gateway for the spool."""
+        return {"spool writer": self.writer.run, "spool merge": self._merge.run} if self.opened else {}
 
-    def note(self, note: Note, then: Callable[[bool], None]) -> None:
-        """Have this on the disk, then be told whether it is."""
-        self.writer.add(note, then)
+    def record(self, entry: SpoolEntry, callback: Callable[[bool], None]) -> None:
+        """Write an entry. `callback` receives whether it was stored."""
+        self.writer.add(entry, callback)
 
     def release(self, request_id: str) -> None:
-        """Keep no room for its end any longer: it goes another way."""
+        """Release the space reserved for the ended record of a request."""
         self.writer.release(request_id)
 
     async def close(self) -> None:
-        """Write what is left, merge it where Redis answers, and let go of the files."""
-        if self.begun:
+        """Write queued entries, merge them if Redis responds, and close the files."""
+        if self.opened:
             await self.writer.flush()
-            if self._may_merge():
-                await self._merge.last()
+            if self._redis_available():
+                await self._merge.merge_last()
             self.spool.close()
         self._thread.shutdown(wait=False)

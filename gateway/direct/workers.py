@@ -1,13 +1,13 @@
 """Connections to the workers' direct endpoints: one batch at a time on each, and a probe while they are not needed.
 
-A connection begins with a hello (scheduler/protocol/direct.py has the wire format). A batch is sent once the audit has
-the beginning of each of its requests. A busy worker's batch goes back to the head of the queue, and that connection
-pauses for a moment. A lost call's batch does the same and goes on in single requests, and so does one whose model hung;
-after the third loss a request is given up.
+A connection starts with a hello (scheduler/protocol/direct.py has the wire format). A batch is sent once the accepted
+records of its requests are on disk. A busy worker's batch returns to the head of the queue, and the connection pauses
+briefly. The batch of a lost call also returns, and is then sent in single requests, as is a batch whose model hung. After
+the third loss a request fails.
 
-The probe finds an address that nobody can connect to, or a wrong token, before the outage that direct mode is for. One
-runs at a time, one a second, each worker's every half minute. A failed one is retried soon and reported from the second
-failure on.
+The probe detects an address that cannot be reached, or a wrong token, before direct mode needs the endpoint. One probe
+runs per second, and each worker is probed every 30 seconds. A failed probe is retried sooner, and reported after the
+second failure.
 """
 
 import asyncio
@@ -39,21 +39,21 @@ from scheduler.protocol.direct import (
 from scheduler.protocol.pool_view import WorkerView
 
 CONNECT_S = 0.25
-"""For the connection, and once more for the worker's welcome."""
+"""For the connection, and again for the worker's welcome."""
 
 
-REFUSED = (
-    "closed the connection without a welcome: its TIERLANE_DIRECT_TOKEN is not the one of this gateway, it is of an older version, "
-    "or it is shutting down."
+NO_WELCOME = (
+    "closed the connection without a welcome: its TIERLANE_DIRECT_TOKEN differs from this gateway's, it has an older "
+    "version, or it is shutting down."
 )
 
 
 class WorkerBusy(TierlaneError):
-    """The worker did not run the batch; another one may take it."""
+    """The worker did not run the batch; it may be sent to another worker."""
 
 
 class WorkerConnection:
-    """The connection and its breaker; what breaks a call closes the connection, and the next call makes another."""
+    """A connection and its circuit breaker. An error closes the connection, and the next call opens another."""
 
     def __init__(self, worker_id: str, address: str, hello: Hello) -> None:
         self.worker_id = worker_id
@@ -65,7 +65,7 @@ class WorkerConnection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def connect(self) -> None:
-        """Be connected and welcome. Raises DirectError."""
+        """Connect, and receive the welcome. Raises DirectError."""
         if self._streams is not None and not self._streams[0].at_eof():
             return
         self.close()
@@ -77,7 +77,7 @@ class WorkerConnection:
                 welcome = await self._exchange(self._hello)
         except asyncio.IncompleteReadError as error:
             self.close()
-            raise DirectError(f"The worker at {self.address} {REFUSED}") from error
+            raise DirectError(f"The worker at {self.address} {NO_WELCOME}") from error
         except (OSError, EOFError, TimeoutError, ValueError) as error:
             self.close()
             raise DirectError(f"The worker at {self.address} cannot be called: {type(error).__name__}.") from error
@@ -86,11 +86,11 @@ class WorkerConnection:
             raise
         if not isinstance(welcome, Welcome):
             self.close()
-            raise DirectError(f"The worker at {self.address} did not say welcome.")
+            raise DirectError(f"The worker at {self.address} sent no welcome.")
         self.max_batch = max(1, welcome.max_batch)
 
     async def call(self, items: Sequence[DirectItem], timeout_s: float) -> list[Outcome]:
-        """Run a batch. Raises WorkerBusy where it did not run, DirectError where what became of it is not known."""
+        """Run a batch. Raises WorkerBusy if it did not run, DirectError if its result is not known."""
         self._seq += 1
         try:
             async with asyncio.timeout(timeout_s):
@@ -98,18 +98,18 @@ class WorkerConnection:
         except (OSError, EOFError, TimeoutError) as error:
             self.close()
             raise DirectError(f"The worker at {self.address} was lost: {type(error).__name__}.") from error
-        except BaseException:  # A cancelled call, too, leaves a connection whose next answer is not ours.
+        except BaseException:  # After a cancelled call, the next response on this connection belongs to that call.
             self.close()
             raise
         if isinstance(answer, Welcome) or answer.seq != self._seq:
             self.close()
-            raise DirectError(f"The worker at {self.address} answered something that was not asked.")
+            raise DirectError(f"The worker at {self.address} sent a response to another request.")
         if isinstance(answer, DirectBusy):
             raise WorkerBusy(answer.reason)
         return answer.outcomes
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
@@ -124,128 +124,130 @@ class WorkerConnection:
         return read_by_gateway(await reader.readexactly(length))
 
 
-REST_S = 0.02
-END_MARGIN_S = LEAD_S + 0.075  # Before the deadline sweep steps in: for the audit's way to the disk.
-ANSWER_S = 0.05  # A worker answers for what is overdue, too; it may take so long to say it.
-LEAST_PATIENCE_S = 1.0
-RUNS_OF_PATIENCE = 8  # Before our batch a running one and four waiting ones may have their turn.
+PAUSE_S = 0.02
+END_MARGIN_S = LEAD_S + 0.075  # Before the deadline sweep: time to write the audit to disk.
+RESPONSE_MARGIN_S = 0.05  # After the deadline of a batch: time in which the worker reports that it is overdue.
+MIN_TIMEOUT_S = 1.0
+TIMEOUT_RUNS = 8  # Runs of p95 duration: one running batch and four queued ones may be served first.
 
 log = structlog.get_logger("gateway")
 
 
 class BatchEvents(Protocol):
-    """Who is told what became of the requests."""
+    """Receives the results of requests. A protocol, because `DirectCompletion` imports this module."""
 
     def may_run(self, entry: DirectEntry) -> bool: ...
 
-    async def begin(self, batch: list[DirectEntry]) -> list[DirectEntry]: ...
+    async def record_accepted(self, batch: list[DirectEntry]) -> list[DirectEntry]: ...
 
     def ran(self, entry: DirectEntry, outcome: Outcome, worker_id: str, batch_size: int) -> None: ...
 
-    def given_up(self, entry: DirectEntry, code: ErrorCode) -> None: ...
+    def give_up(self, entry: DirectEntry, code: ErrorCode) -> None: ...
 
 
 class WorkerConnections:
-    """One task for each worker while direct mode is on. `clock` is monotonic seconds."""
+    """The connections to all workers while direct mode is on, one task each. `clock`: monotonic seconds."""
 
-    def __init__(self, queue: DirectQueue, hello: Hello, ends: BatchEvents, clock: Callable[[], float]) -> None:
+    def __init__(self, queue: DirectQueue, hello: Hello, events: BatchEvents, clock: Callable[[], float]) -> None:
         self._queue = queue
         self._hello = hello
-        self._ends = ends
+        self._events = events
         self._clock = clock
-        self._lines: dict[str, tuple[WorkerConnection, asyncio.Task[None]]] = {}
+        self._connections: dict[str, tuple[WorkerConnection, asyncio.Task[None]]] = {}
         self._work = asyncio.Event()
-        self._patience_s: dict[str, float] = {}
+        self._timeouts_s: dict[str, float] = {}
         self.lost_calls = 0
         self.busy_answers = 0
 
     @property
-    def able(self) -> int:
-        """Workers that can be called as far as is known."""
-        return sum(line.breaker.state is BreakerState.CLOSED for line, _ in self._lines.values())
+    def available(self) -> int:
+        """The number of workers whose circuit breaker is closed."""
+        return sum(connection.breaker.state is BreakerState.CLOSED for connection, _ in self._connections.values())
 
     def breakers(self) -> dict[str, str]:
         """The state of each worker's breaker."""
-        return {line.worker_id: line.breaker.state.value for line, _ in self._lines.values()}
+        return {connection.worker_id: connection.breaker.state.value for connection, _ in self._connections.values()}
 
-    def follow(self, workers: Sequence[WorkerView]) -> None:
-        """Have a line to each worker with an endpoint. None is dropped: a Redis that came back may know fewer."""
+    def update(self, workers: Sequence[WorkerView]) -> None:
+        """Connect to each worker that has an endpoint. No connection is closed: a Redis that returned may list fewer workers."""
         for worker in workers:
-            if worker.direct and worker.direct not in self._lines:
-                self._patience_s[worker.direct] = max(LEAST_PATIENCE_S, RUNS_OF_PATIENCE * worker.service_p95_ms / 1000)
-                line = WorkerConnection(worker.id, worker.direct, self._hello)
-                task = asyncio.get_running_loop().create_task(self._run(line), name=f"direct line {worker.id}")
-                self._lines[worker.direct] = line, task
+            if worker.direct and worker.direct not in self._connections:
+                self._timeouts_s[worker.direct] = max(MIN_TIMEOUT_S, TIMEOUT_RUNS * worker.service_p95_ms / 1000)
+                connection = WorkerConnection(worker.id, worker.direct, self._hello)
+                task = asyncio.get_running_loop().create_task(
+                    self._run(connection), name=f"direct connection {worker.id}"
+                )
+                self._connections[worker.direct] = connection, task
 
     def wake(self) -> None:
-        """Somebody waits."""
+        """Requests are queued."""
         self._work.set()
 
-    def hang_up(self) -> list["asyncio.Task[None]"]:
-        """Let all lines go; returns their tasks, for who wants to see their end."""
-        tasks = [task for _, task in self._lines.values()]
-        self._lines.clear()
+    def close_all(self) -> list["asyncio.Task[None]"]:
+        """Cancel the tasks of all connections. Returns the tasks."""
+        tasks = [task for _, task in self._connections.values()]
+        self._connections.clear()
         for task in tasks:
             task.cancel()
         return tasks
 
-    async def _run(self, line: WorkerConnection) -> None:
+    async def _run(self, connection: WorkerConnection) -> None:
         try:
             while True:
                 await self._work.wait()
                 try:
-                    await self._turn(line)
+                    await self._step(connection)
                 except Exception as error:  # noqa: BLE001  # no fault may end this loop
                     log_fault("a direct call failed", error)
-                    await asyncio.sleep(REST_S)
+                    await asyncio.sleep(PAUSE_S)
         finally:
-            line.close()
+            connection.close()
 
-    async def _turn(self, line: WorkerConnection) -> None:
-        """Connect where that is to be done, take a batch, serve it."""
-        if not line.breaker.may_call(self._clock()):
-            await asyncio.sleep(REST_S)
+    async def _step(self, connection: WorkerConnection) -> None:
+        """Connect if necessary, then take a batch from the queue and serve it."""
+        if not connection.breaker.may_call(self._clock()):
+            await asyncio.sleep(PAUSE_S)
             return
         try:
-            await line.connect()
+            await connection.connect()
         except DirectError as error:
-            self._failed(line, str(error))
+            self._failed(connection, str(error))
             return
-        line.breaker.succeeded()
-        batch = [entry for entry in self._queue.pick(line.max_batch) if self._ends.may_run(entry)]
+        connection.breaker.succeeded()
+        batch = [entry for entry in self._queue.pick(connection.max_batch) if self._events.may_run(entry)]
         if batch:
-            await self._serve(line, batch)
+            await self._serve(connection, batch)
         elif not len(self._queue):
             self._work.clear()
 
-    async def _serve(self, line: WorkerConnection, batch: list[DirectEntry]) -> None:
+    async def _serve(self, connection: WorkerConnection, batch: list[DirectEntry]) -> None:
         try:
-            batch = await self._ends.begin(batch)
-            outcomes = await self._call(line, batch) if batch else []
+            batch = await self._events.record_accepted(batch)
+            outcomes = await self._call(connection, batch) if batch else []
         except WorkerBusy:
             self.busy_answers += 1
             self._return(batch)
-            await asyncio.sleep(REST_S)
+            await asyncio.sleep(PAUSE_S)
         except DirectError as error:
-            self._failed(line, str(error))
-            self._lost(batch)
-        except asyncio.CancelledError:  # The line is let go, the requests are not.
+            self._failed(connection, str(error))
+            self._retry_lost(batch)
+        except asyncio.CancelledError:  # The connection is closed; its requests stay open.
             self._return(batch)
             raise
         else:
-            self._ran(line, batch, outcomes)
+            self._ran(connection, batch, outcomes)
 
-    async def _call(self, line: WorkerConnection, batch: list[DirectEntry]) -> list[Outcome]:
+    async def _call(self, connection: WorkerConnection, batch: list[DirectEntry]) -> list[Outcome]:
         now = self._clock()
         for entry in batch:
             entry.started_at = now
         items = [_item(entry, now) for entry in batch]
-        longest_s = max(item.ms_left for item in items) / 1000 + ANSWER_S
-        return await line.call(items, min(longest_s, self._patience_s[line.address]))
+        longest_s = max(item.ms_left for item in items) / 1000 + RESPONSE_MARGIN_S
+        return await connection.call(items, min(longest_s, self._timeouts_s[connection.address]))
 
-    def _failed(self, line: WorkerConnection, reason: str) -> None:
-        line.breaker.failed(self._clock())
-        log.warning("direct call failed", worker=line.worker_id, reason=reason)
+    def _failed(self, connection: WorkerConnection, reason: str) -> None:
+        connection.breaker.failed(self._clock())
+        log.warning("direct call failed", worker=connection.worker_id, reason=reason)
 
     def _return(self, batch: list[DirectEntry]) -> None:
         for entry in batch:
@@ -253,35 +255,35 @@ class WorkerConnections:
         self._queue.put_back(batch)
         self._work.set()
 
-    def _lost(self, batch: list[DirectEntry]) -> None:
+    def _retry_lost(self, batch: list[DirectEntry]) -> None:
         self.lost_calls += 1
         for entry in batch:
             entry.attempts += 1
         self._return([entry for entry in batch if entry.attempts <= RETRY_BUDGET])
         for entry in batch:
             if entry.attempts > RETRY_BUDGET:
-                self._ends.given_up(entry, ErrorCode.WORKER_LOST)
+                self._events.give_up(entry, ErrorCode.WORKER_LOST)
 
-    def _ran(self, line: WorkerConnection, batch: list[DirectEntry], outcomes: list[Outcome]) -> None:
+    def _ran(self, connection: WorkerConnection, batch: list[DirectEntry], outcomes: list[Outcome]) -> None:
         by_id = {outcome.id: outcome for outcome in outcomes}
-        again: list[DirectEntry] = []
+        retried: list[DirectEntry] = []
         for entry in batch:
             outcome = by_id.get(entry.id)
             if outcome is None:
-                self._ends.given_up(entry, ErrorCode.INTERNAL_ERROR)
-            elif outcome.error_code == ErrorCode.GPU_TIMEOUT and self._again(entry):
-                again.append(entry)
+                self._events.give_up(entry, ErrorCode.INTERNAL_ERROR)
+            elif outcome.error_code == ErrorCode.GPU_TIMEOUT and self._may_retry(entry):
+                retried.append(entry)
             else:
-                self._ends.ran(entry, outcome, line.worker_id, len(batch))
-        if again:
+                self._events.ran(entry, outcome, connection.worker_id, len(batch))
+        if retried:
             self.lost_calls += 1
-            self._return(again)
+            self._return(retried)
 
-    def _again(self, entry: DirectEntry) -> bool:
-        """The model hung with it: whether it is run again, by another worker or the next model of this one, alone."""
+    def _may_retry(self, entry: DirectEntry) -> bool:
+        """Count a loss of a request whose model hung. Returns whether to run it again, alone."""
         entry.attempts += 1
-        in_time = entry.pending.deadline - self._clock() > END_MARGIN_S + REST_S
-        return entry.attempts <= RETRY_BUDGET and in_time and self._ends.may_run(entry)
+        in_time = entry.pending.deadline - self._clock() > END_MARGIN_S + PAUSE_S
+        return entry.attempts <= RETRY_BUDGET and in_time and self._events.may_run(entry)
 
 
 def _item(entry: DirectEntry, now: float) -> DirectItem:
@@ -289,14 +291,14 @@ def _item(entry: DirectEntry, now: float) -> DirectItem:
     return DirectItem(entry.id, max(1, int(left_s * 1000)), entry.pending.submission.body)
 
 
-FIRST_S = 5.0
-EVERY_S = 1.0
-WELL_S, ILL_S = 30.0, 5.0  # Until a worker is probed again.
-FAILURES = 2
+FIRST_PROBE_S = 5.0
+PROBE_INTERVAL_S = 1.0
+HEALTHY_INTERVAL_S, FAILED_INTERVAL_S = 30.0, 5.0  # Until the next probe of a worker.
+MIN_FAILURES = 2
 
 
 class Unreachable(NamedTuple):
-    """A worker whose direct endpoint cannot be used from here, and why in one sentence."""
+    """A worker whose direct endpoint this gateway cannot use, and the reason in one sentence."""
 
     worker_id: str
     address: str
@@ -310,51 +312,51 @@ class _Probed(NamedTuple):
 
 
 class DirectProbe:
-    """The loop. `workers` gives those that are known now, `wanted` whether to probe at all; `clock` is monotonic seconds."""
+    """Probes direct endpoints. `workers`: the known workers; `enabled`: whether to probe; `clock`: monotonic seconds."""
 
     def __init__(
         self,
         workers: Callable[[], Sequence[WorkerView]],
-        wanted: Callable[[], bool],
+        enabled: Callable[[], bool],
         hello: Hello,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers = workers
-        self._wanted = wanted
+        self._enabled = enabled
         self._hello = hello
         self._clock = clock
         self._probed: dict[tuple[str, str], _Probed] = {}
 
     @property
     def unreachable(self) -> tuple[Unreachable, ...]:
-        """Those that failed more than once in a row."""
-        return tuple(Unreachable(*key, each.why) for key, each in self._probed.items() if each.failures >= FAILURES)
+        """Workers whose last two probes or more failed."""
+        return tuple(Unreachable(*key, each.why) for key, each in self._probed.items() if each.failures >= MIN_FAILURES)
 
     async def run(self) -> None:
-        """Probe for ever."""
-        await asyncio.sleep(FIRST_S)
+        """Probe one worker a second; never returns."""
+        await asyncio.sleep(FIRST_PROBE_S)
         while True:
             try:
-                await self.look()
+                await self.probe_next()
             except Exception as error:  # noqa: BLE001  # no fault may end this loop
                 log_fault("probing direct endpoints failed", error)
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(PROBE_INTERVAL_S)
 
-    async def look(self) -> None:
-        """Probe the worker that is longest due, if any."""
+    async def probe_next(self) -> None:
+        """Probe the worker whose probe is due for the longest time, if any."""
         known = {(worker.id, worker.direct) for worker in self._workers() if worker.healthy and worker.direct}
         self._probed = {key: each for key, each in self._probed.items() if key in known}
         now = self._clock()
         due = {key: self._probed.get(key, _Probed(0.0)) for key in known}
         key = min(due, key=lambda each: due[each].due, default=None)
-        if key is None or due[key].due > now or not self._wanted():
+        if key is None or due[key].due > now or not self._enabled():
             return
-        before, line = due[key], WorkerConnection(*key, self._hello)
+        before, connection = due[key], WorkerConnection(*key, self._hello)
         try:
-            await line.connect()
+            await connection.connect()
         except DirectError as error:
-            self._probed[key] = _Probed(now + ILL_S, before.failures + 1, str(error))
+            self._probed[key] = _Probed(now + FAILED_INTERVAL_S, before.failures + 1, str(error))
         else:
-            self._probed[key] = _Probed(now + WELL_S)
+            self._probed[key] = _Probed(now + HEALTHY_INTERVAL_S)
         finally:
-            line.close()
+            connection.close()

@@ -1,1 +1,1 @@
-"""An inference request from its handler to its response: admission, waiting, streaming, recovery."""
+"""An inference request, from its handler to its response: admission, pending requests, streaming, recovery."""

@@ -2,9 +2,10 @@
 
 No timer and no added wait: an idle gateway calls for one request at once, a busy one for up to 256 requests, with up to
 2 MB of bodies and a share of that for each customer. A customer that Redis has just rejected for a limit of its own is
-rejected here until it may pass. A call whose result is unknown is repeated with the same ids, since admission is
-idempotent, until Redis counts as unavailable. Requests that direct mode has taken by then are left to it. The others of
-the call, and all that are queued behind it, are rejected; ids that may have been admitted are cancelled later.
+rejected here until the limit allows it again. A call whose result is unknown is repeated with the same ids, since
+admission is idempotent, until Redis counts as unavailable. Requests that direct mode has taken by then stay in direct
+mode. The others of the call, and all requests queued behind it, are rejected; ids that may have been admitted are
+cancelled later.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ ENTERED = (Admission.ACCEPTED, Admission.DUPLICATE)
 
 
 class AdmissionLimits(NamedTuple):
-    """The limits of the tiers that a call is judged by."""
+    """The tier limits that a call of admit.lua applies."""
 
     tiers: Sequence[TierLimit]
     capacity_rps: float
@@ -171,7 +172,7 @@ class AdmissionBatcher:
                 self._judged(pending, verdict)
 
     def _ask_again(self, judged: list[tuple[PendingRequest, Verdict]]) -> list[tuple[PendingRequest, Verdict]]:
-        """The verdicts that hold; requests that were wrongly judged too late come first in the next call."""
+        """The verdicts that hold; requests that were wrongly judged too late are first in the next call."""
         again = self._not_late(judged)
         if again:
             self._doubted = True
@@ -187,7 +188,7 @@ class AdmissionBatcher:
                 self.rejections.note(pending.submission, verdict, now)
 
     def _not_late(self, judged: list[tuple[PendingRequest, Verdict]]) -> Collection[PendingRequest]:
-        """Requests judged too late that are in time by the gateway's clock: the clock of Redis went forwards."""
+        """Requests judged too late that are in time by the gateway's clock: the clock of Redis moved forwards."""
         late = {pending for pending, verdict in judged if verdict.outcome is Admission.TOO_LATE}
         if not late:
             return ()

@@ -1,8 +1,8 @@
 """Deadlines and cancellations of pending requests: one loop over all of them, since timers would cost more.
 
 Just before its deadline a request is ended in Redis, and the reply that is stored then is the response: a result that
-was stored already wins over the timeout. If Redis does not respond in time, the client gets 504, and this is reported
-to Redis.
+was stored earlier takes precedence over the timeout. If Redis does not respond in time, the client gets 504, and the
+gateway reports this to Redis.
 
 Cancellations are collected into one call. While Redis is unavailable they are kept and retried, bounded in number and
 age. If one is lost, the scheduler ends the request at its deadline.
@@ -76,7 +76,7 @@ class Cancellations:
         try:
             return await self.flush()
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
-            log_fault("ending requests failed", error)
+            log_fault("cancelling requests failed", error)
             return False
 
     def _forget_old(self) -> None:
@@ -141,20 +141,17 @@ class DeadlineSweep:
         task.add_done_callback(self._tasks.discard)
 
     async def _settle(self, group: Sequence[PendingRequest], code: ErrorCode) -> None:
-        asked = [pending for pending in group if pending.sent]
         try:
             replies = await self._terminations.cancel(
-                [Cancellation(pending.id, code, used=pending.used) for pending in asked]
+                [Cancellation(pending.id, code, used=pending.used) for pending in group if pending.sent]
             )
             self._pending_requests.resolve_all(replies)
         except TierlaneError:
             pass  # The cancellation that `_answer` queues is sent when Redis is back.
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
-            log_fault("ending requests failed", error)
+            log_fault("cancelling requests failed", error)
         for pending in group:
-            if (
-                not pending.settled
-            ):  # Else its direct-mode outcome is being written to disk, and follows within the grace.
+            if not pending.settled:  # A direct-mode outcome that is being written to disk follows within the grace.
                 self._answer(pending, code)
 
     def _answer(self, pending: PendingRequest, code: ErrorCode) -> None:

@@ -1,9 +1,9 @@
-"""Result of each customer call, recorded once: in the counters, as SLO failure, as a log line.
+"""The result of each customer call, recorded once: in the counters, as SLO failure, and as a log line.
 
 This runs between building a response and writing it, so it only counts, and logs only if TIERLANE_REQUEST_LOG is set.
-The definition of an SLO failure is that of deploy/prometheus/rules.yaml. The fields of the log line are an explicit
-list. None is an input, an output, a secret or any other text of a client, but `model` (by then a row of the catalog) and
-the ids of its trace.
+The definition of an SLO failure is that of deploy/prometheus/rules.yaml. The log line has a fixed list of fields. None
+contains an input, an output, a secret or other text of the client, except `model` (by then a row of the catalog) and
+the trace id.
 """
 
 import time
@@ -21,7 +21,7 @@ from gateway.metrics.counters import ACCEPTED, COMPLETED, UNKNOWN, Counters
 from scheduler.errors import HTTP, ErrorCode, RequestError
 from scheduler.protocol.replies import Reply
 
-OUR_FAULT = frozenset(
+SLO_FAILURES = frozenset(
     {
         ErrorCode.SHED_FOR_PRIORITY,
         ErrorCode.QUEUE_FULL,
@@ -124,7 +124,7 @@ class RequestEvents:
         replies: Sequence[Reply],
         seconds: float,
     ) -> None:
-        """The response had the model's output."""
+        """The response contained the model's output."""
         tier, model = identity.tier, pending_requests[0].submission.model
         self._counters.completed(tier, endpoint, seconds)
         for reply in replies:
@@ -142,19 +142,19 @@ class RequestEvents:
     ) -> None:
         """The response was an error; `pending` if a pending request was built."""
         self._counters.failed(identity.tier, endpoint, error.code, pending.verdict if pending else None)
-        if error.code in OUR_FAULT:
+        if error.code in SLO_FAILURES:
             self._demand_meter.failed(identity.tier)
         if self._log is not None:
             self._log.failed(endpoint, request_id, identity, pending, error)
 
     def known(
-        self, identify: Callable[[HttpRequest], IdentityView], asking: HttpRequest, endpoint: str
+        self, identify: Callable[[HttpRequest], IdentityView], request: HttpRequest, endpoint: str
     ) -> IdentityView:
-        """The identity of the caller. Raises RequestError, recorded as of an unknown caller."""
+        """The identity of the caller. Records an authentication failure and raises it as RequestError."""
         try:
-            return identify(asking)
+            return identify(request)
         except RequestError as error:
-            self.unknown(endpoint, asking.request_id, error)
+            self.unknown(endpoint, request.request_id, error)
             raise
 
     def unknown(self, endpoint: str, request_id: str, error: Exception) -> None:
@@ -194,11 +194,11 @@ class RequestLog:
         self._write(
             200,
             COMPLETED,
-            **_asked(endpoint, first.id, identity, pending),
+            **_request_fields(endpoint, first.id, identity, pending),
             latency_ms=round(seconds * 1000, 2),
             inputs=len(replies),
             tokens_used=sum(reply.tokens_used for reply in replies),
-            **_run(first),
+            **_run_fields(first),
         )
 
     def failed(
@@ -215,23 +215,23 @@ class RequestLog:
         self._write(
             HTTP[error.code].status,
             error.code.value,
-            **_asked(endpoint, request_id, identity, pending),
+            **_request_fields(endpoint, request_id, identity, pending),
             latency_ms=round((self._clock() - pending.started) * 1000, 2) if pending else None,
             reason=verdict.outcome.value if verdict else None,
             retry_after_ms=error.retry_after_ms if isinstance(error, RejectionError) else None,
-            **(_run(outcome) if isinstance(outcome, Reply) else {}),
+            **(_run_fields(outcome) if isinstance(outcome, Reply) else {}),
         )
 
     def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
         """Logs a job; its result is in the audit."""
-        self._write(202, ACCEPTED, **_asked(endpoint, request_id, identity, pending))
+        self._write(202, ACCEPTED, **_request_fields(endpoint, request_id, identity, pending))
 
     def _write(self, status: int, outcome: str, **fields: Any) -> None:
-        told = {name: value for name, value in fields.items() if value is not None and value != ""}
-        _log.info("request", status=status, outcome=outcome, **told)
+        present = {name: value for name, value in fields.items() if value is not None and value != ""}
+        _log.info("request", status=status, outcome=outcome, **present)
 
 
-def _asked(
+def _request_fields(
     endpoint: str, request_id: str, identity: IdentityView | None, pending: PendingRequest | None
 ) -> dict[str, Any]:
     submission = pending.submission if pending else None
@@ -247,7 +247,7 @@ def _asked(
     }
 
 
-def _run(reply: Reply) -> dict[str, Any]:
+def _run_fields(reply: Reply) -> dict[str, Any]:
     """Durations of the run, its batch and its worker."""
     return {
         "attempt": reply.attempts,

@@ -96,18 +96,18 @@ class FastPathRequest(InferenceCall):
             self.authenticated = True
             check_media(self.headers, len(raw), pipeline.max_body_bytes)
             self.submit(raw)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a response
+        except Exception as error:  # noqa: BLE001  # the client gets a response to every error
             if self.pending is not None:
                 self.pipeline.pending_requests.remove(self.pending)
             self._write_error(error)
 
     def client_left(self) -> None:
-        """The connection was closed before the response: cancel what is pending and record it."""
+        """The connection was closed before the response: cancel the pending request and record it."""
         if self.authenticated:
             super().client_left()
 
     def sink(self) -> ResponseSink:
-        """The method that writes the response. The pending request drops it once it is done, so no reference ring stays."""
+        """The method that writes the response. The pending request drops it once it is done, to avoid a reference cycle."""
         return self._finish
 
     def _finish(self, outcome: Outcome) -> None:
@@ -119,14 +119,14 @@ class FastPathRequest(InferenceCall):
             pipeline.pending_requests.remove(pending)
             reply = pipeline.completed(self.identity, pending, outcome, INFERENCE)
             self._connection.write_response(self.respond((pending,), (reply,)))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets a response
+        except Exception as error:  # noqa: BLE001  # the client gets a response to every error
             self._write_error(error)
 
     def _write_error(self, error: Exception) -> None:
         try:
             self._connection.write_response(self.reject(error))
         except Exception as fault:  # noqa: BLE001  # no other response is possible
-            log_fault("answer not written", fault, request_id=self.request_id)
+            log_fault("response not written", fault, request_id=self.request_id)
 
     def reject(self, error: Exception) -> HttpResponse:
         """Record the error and build its response; without limit headers if the caller was not authenticated."""

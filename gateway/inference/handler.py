@@ -1,7 +1,7 @@
-"""READ FIRST. The handler of an inference request, top to bottom.
+"""The handler of an inference request. Read this module first.
 
-`serve` runs the stages of gateway/inference/pipeline.py for everything but the fast path: single requests, lists,
-streams (gateway/inference/streaming.py) and jobs (gateway/jobs/submit.py).
+`serve` runs the stages of gateway/inference/pipeline.py for all requests that are not on the fast path: single
+requests, lists, streams (gateway/inference/streaming.py) and jobs (gateway/jobs/submit.py).
 
 A list of inputs is one request per input. All of them are admitted or none. They have one response: if one fails, its
 error is the response, and the others are cancelled.
@@ -28,14 +28,14 @@ from scheduler.states import Admission
 
 
 class InferenceHandler:
-    """The handler of one endpoint, which is written in one API format."""
+    """The handler of one endpoint. Each endpoint has one API format."""
 
     def __init__(self, pipeline: InferencePipeline, api_format: ApiFormat) -> None:
         self._pipeline = pipeline
         self._api_format = api_format
 
     async def __call__(self, request: RoutedRequest) -> HttpResponse:
-        """Handle one request. Raises RequestError if the caller is unknown; other errors are responses with limits."""
+        """Handle one request. Raises RequestError if the caller is unknown; other errors become responses."""
         return await serve(AwaitedCall(self._pipeline, self._api_format, request), request)
 
 
@@ -74,7 +74,7 @@ class AwaitedCall(InferenceCall):
         return partial(_resolve, future)
 
     def build(self) -> PendingRequest:
-        """Build a pending request for each input, and the stream if one is wanted.
+        """Build a pending request for each input, and the stream if the client requested one.
 
         Raises RequestError if the model is unknown, or if the list has more inputs than can ever be admitted together.
         """
@@ -127,7 +127,7 @@ class AwaitedCall(InferenceCall):
 
     async def response(self) -> HttpResponse:
         """Build the response: 200 with the outputs, or the stream."""
-        stream, self._stream = self._stream, None  # It references this call: kept, it would form a ring.
+        stream, self._stream = self._stream, None  # The stream references this call: avoid a reference cycle.
         if stream is not None:
             return stream.response()
         response = self.respond(self._pending_requests, self._replies)
@@ -139,7 +139,7 @@ class AwaitedCall(InferenceCall):
         """Record the error and build its response, with the limit headers."""
         if self._stream is not None:
             self._stream.close()
-        self._drop_rings()
+        self._drop_cycles()
         return super().reject(error)
 
     def release(self) -> None:
@@ -149,35 +149,36 @@ class AwaitedCall(InferenceCall):
         else:
             for pending in self._pending_requests:
                 self.pipeline.leave(pending)
-        self._drop_rings()
+        self._drop_cycles()
 
-    def _drop_rings(self) -> None:
-        """Drop the references of list members to each other, and to the stream: only the garbage collector could free them."""
+    def _drop_cycles(self) -> None:
+        """Drop the references of list members to each other and to the stream, so that no garbage collection is needed."""
         self._stream = None
         for pending in self._pending_requests:
             pending.together = ()
 
 
 def _resolve(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
-    if not future.done():  # It is cancelled between the loss of the connection and the next turn of its task.
+    if not future.done():  # It is cancelled when the connection is lost, before its task runs again.
         future.set_result(outcome)
 
 
 def check_size(field: str, count: int, limits: EffectiveLimits) -> None:
     """Raises RequestError, naming `field`, if a list is longer than the base limits could ever admit at once."""
-    most = MAX_SUBMISSIONS
-    why = "of one call"
+    most, cause = MAX_SUBMISSIONS, "one request"
     burst = limits.key_requests.size
-    for limit, words in ((burst, "of this key's burst"), (limits.max_concurrency, "of its concurrency")):
+    for limit, name in ((burst, "the burst of this key"), (limits.max_concurrency, "its concurrency")):
         if 0 < limit < most:
-            most, why = int(limit), words
+            most, cause = int(limit), name
     if count > most:
-        raise invalid(field, f"`{field}` holds {count} texts, which enter together: {most} is the most {why}.")
+        raise invalid(
+            field, f"`{field}` contains {count} texts, which are admitted together; {cause} allows at most {most}."
+        )
 
 
 def member_key(key: str, index: int) -> str:
-    """The Idempotency-Key of a list member. The first has the client's own, which detects a changed body.
+    """The Idempotency-Key of a list member. The first member has the client's key, which detects a changed body.
 
-    No client can send the others: a key holds no space.
+    No client can send the keys of the other members, because a client's key contains no space.
     """
     return f"{key} {index}" if index else key

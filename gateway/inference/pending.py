@@ -1,4 +1,4 @@
-"""Pending requests: each owns its outcome; the registry of all of them, id -> pending request.
+"""Pending requests, and the registry that maps ids to them.
 
 A request is registered before it is sent to admission, so that no reply can arrive too early. A reply resolves a pending
 request only if id, customer and nonce match; all others are dropped and counted, so that no customer can receive the
@@ -14,7 +14,7 @@ from scheduler.protocol.replies import Increment, Reply
 from scheduler.tracing import Context
 
 Outcome = Reply | Verdict | ErrorCode
-"""How a request ends: with the stored reply, with admission's rejection, or with an error code of the gateway."""
+"""The outcome of a request: the stored reply, admission's rejection, or an error code of the gateway."""
 
 ResponseSink = Callable[[Outcome], None]
 """Receives the outcome, once. Must not raise: it is called in the loops that serve all requests."""
@@ -26,7 +26,7 @@ class IncrementReader(Protocol):
     def admitted(self) -> None:
         """Redis has stored the request."""
 
-    def hear(self, increment: Increment) -> None:
+    def receive(self, increment: Increment) -> None:
         """The output has grown by this increment."""
 
     @property
@@ -52,9 +52,8 @@ class RequestTrace:
 class PendingRequest:
     """One request and its outcome. The first outcome is final; `sink` receives it. Times are monotonic seconds."""
 
-    trace: RequestTrace | None = (
-        None  # A class attribute, which costs nothing: only TracedRequest has one per instance.
-    )
+    trace: RequestTrace | None = None
+    """A class attribute, so that untraced requests have no such slot; TracedRequest has one per instance."""
 
     __slots__ = (
         "accepted",
@@ -80,9 +79,7 @@ class PendingRequest:
         self.submission = submission
         self.started = started
         self.deadline = started + submission.total_ms / 1000
-        self.sink = (
-            sink  # None once it was called, or once the request was removed: kept, it could form a reference ring.
-        )
+        self.sink = sink  # None after its call or the request's removal, since it could form a reference cycle.
         self.outcome: Outcome | None = None
         self.cancelled = False  # The client left before there was an outcome; there will be none.
         self.verdict: Verdict | None = None
@@ -91,12 +88,11 @@ class PendingRequest:
         self.lost = False  # Redis may have lost it since, and has not confirmed it again.
         self.direct = False  # A worker runs it without Redis, and the audit is written on that path.
         self.settled = False  # Its direct-mode outcome is being written to disk: a reply from Redis no longer counts.
-        self.gone = False  # Removed: nobody waits for it.
+        self.gone = False  # Removed: its response is no longer needed.
         self.reader: IncrementReader | None = None  # Receives increments of the output.
-        self.streams = False  # A stream now or before: without a reader it need not run to its end.
-        self.together: Sequence[
-            PendingRequest
-        ] = ()  # All members of its list, itself included; () for a single request.
+        self.streams = False  # A stream now or before: it may be stopped while it runs if its client has left.
+        self.together: Sequence[PendingRequest] = ()
+        """All members of its list, itself included; () for a single request."""
         self.settling_since: float | None = None  # When the deadline sweep started to end it.
 
     @property
@@ -111,7 +107,7 @@ class PendingRequest:
 
     @property
     def done(self) -> bool:
-        """Whether it has an outcome, or never will have one because the client left."""
+        """Whether it has an outcome, or will have none because the client left."""
         return self.outcome is not None or self.cancelled
 
     @property
@@ -160,7 +156,7 @@ class PendingRequests:
         self._waiting[pending.id] = pending
 
     def remove(self, pending: PendingRequest) -> None:
-        """Remove a request that is done, or for which nobody waits. The caller of `add` calls this, whatever the outcome."""
+        """Remove a request, whether it is done or not. The caller of `add` must call this in every case."""
         pending.gone = True
         pending.sink = None
         self._waiting.pop(pending.id, None)
@@ -187,8 +183,8 @@ class PendingRequests:
             if reply is not None:
                 self.resolve(reply)
 
-    def hear_all(self, increments: Iterable[Increment]) -> None:
-        """Pass increments to the readers of their streams. Others are dropped: the stored reply has the whole output."""
+    def receive_all(self, increments: Iterable[Increment]) -> None:
+        """Pass increments to the readers of their streams; drop others, since the stored reply has the whole output."""
         for increment in increments:
             pending = self._waiting.get(increment.id)
             if pending is None or pending.reader is None:
@@ -196,7 +192,7 @@ class PendingRequests:
             if increment.nonce != pending.submission.nonce:
                 self.refused_replies += 1
                 continue
-            pending.reader.hear(increment)
+            pending.reader.receive(increment)
 
     def started_before(self, moment: float) -> list[PendingRequest]:
         """Requests that arrived before `moment` (monotonic seconds), oldest first."""

@@ -62,7 +62,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceParts:
-    """What a pipeline uses, by name. Built once per pool by gateway/pool.py."""
+    """The components that a pipeline uses. Built once per pool by gateway/pool.py."""
 
     config: GatewayConfig
     catalog: CatalogView
@@ -88,7 +88,7 @@ class InferenceParts:
 
 
 NO_GPU = "No GPU is ready to serve this request; try again soon."
-KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or leave it out."
+KEY_UNKNOWN = "An Idempotency-Key cannot be checked right now; try again soon, or send the request without it."
 
 
 class ReplayedFailure(RequestError):
@@ -100,7 +100,7 @@ class ReplayedFailure(RequestError):
 
 
 class InferencePipeline:
-    """The inference pipeline of one pool: what the stages do with requests of that pool."""
+    """The inference pipeline of one pool: the work of each stage."""
 
     def __init__(self, parts: InferenceParts) -> None:
         self._parts = parts
@@ -227,7 +227,7 @@ class InferencePipeline:
         self._parts.demand_meter.shed(tier)
 
     def leave(self, pending: PendingRequest) -> None:
-        """Remove a request that nobody waits for any more; cancel it if it has no outcome."""
+        """Remove a request whose response is no longer needed; cancel it if it has no outcome."""
         if pending.outcome is None:
             pending.cancel()
             if pending.verdict is not None and pending.verdict.outcome in ENTERED:
@@ -297,7 +297,7 @@ class InferencePipeline:
 class InferenceCall:
     """One call of an inference endpoint, and the stages of its handling, in this order.
 
-    authenticate, read: whose it is; its body. The fast path has both at once.
+    authenticate, read: identify the caller; read the body. The fast path has both at once.
     submit: check the body, tier and pool; build the pending request; admit it.
     respond or reject, or client_left: build the response of the outcome and record the result.
 
@@ -359,7 +359,7 @@ class InferenceCall:
         return self.api_format.read(raw, self.pipeline.max_input_bytes)
 
     def choose_pool(self) -> None:
-        """Go on with the pipeline of the pool that has the model. Raises RequestError while that pool is being started."""
+        """Continue with the pipeline of the pool that has the model. Raises RequestError while that pool is starting."""
         self.pipeline = self.pipeline.serving(self.body)
 
     def build(self) -> PendingRequest:
@@ -420,12 +420,12 @@ class InferenceCall:
         return pipeline.error_responses.answer(error, request_id, headers, problem=wants_problem(self.headers))
 
     def client_left(self) -> None:
-        """The connection was closed before the response: cancel what is pending and record it."""
+        """The connection was closed before the response: cancel the pending requests and record it."""
         self.release()
         self.pipeline.events.left(self.api_format.endpoint, self.request_id, self.identity, self.pending)
 
     def release(self) -> None:
-        """Remove what is pending; cancel what has no outcome."""
+        """Remove the pending request; cancel it if it has no outcome."""
         if self.pending is not None:
             self.pipeline.leave(self.pending)
 

@@ -1,8 +1,8 @@
-"""Recovery after a loss in Redis: pending requests are submitted again, recent audit records are sent again.
+"""Recovery after a loss in Redis: resubmit pending requests, and send recent audit records again.
 
-Loss is suspected, never proved: Redis has another epoch, or connections broke. A false alarm is cheap, since everything
-that is sent again is idempotent by id. One recovery runs at a time, at most one a second. A request with too little
-time left to be submitted again ends at its deadline; Redis does not know it, so its records are sent when it ends.
+A loss is only suspected: Redis has another epoch, or connections broke. A false alarm is cheap, since everything that is
+sent again is idempotent by id. One recovery runs at a time, at most one per second. A request with too little time left
+for a resubmission ends at its deadline; Redis has no record of it, so its audit records are sent when it ends.
 
 The audit records of recent requests are kept in a ring buffer of bounded length; old ones are dropped only while Redis
 is healthy. A pair is built once for each accepted request, without its body and output, in about a microsecond.
@@ -22,14 +22,14 @@ from gateway.inference.pending import Outcome, PendingRequest, PendingRequests
 from scheduler.errors import ErrorCode, TierlaneError
 from scheduler.failpoints import failpoint
 from scheduler.fault_log import log_fault
-from scheduler.protocol.admission import MAX_PAIRS, Admissions, Adoption, Submission, TierLimit, Verdict, calls_of
+from scheduler.protocol.admission import MAX_PAIRS, Admissions, Adoption, TierLimit, Verdict, calls_of
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.protocol.replies import Reply
 from scheduler.request_id import created_ms
 from scheduler.states import State
 
-OTHER_EPOCH = "it has another epoch"
-AWAY = "it was away"
+OTHER_EPOCH = "its epoch changed"
+UNAVAILABLE = "it was unavailable"
 
 
 class LossSigns:
@@ -45,7 +45,7 @@ class LossSigns:
         if self._epoch is not None and epoch_us != self._epoch:
             reason = OTHER_EPOCH
         elif self._missed:
-            reason = AWAY
+            reason = UNAVAILABLE
         self._epoch, self._missed = epoch_us, False
         return reason
 
@@ -55,17 +55,17 @@ class LossSigns:
 
 
 def candidates(waiting: Iterable[PendingRequest]) -> list[PendingRequest]:
-    """Requests that Redis may have had: also those of a call under way, which may have been executed before the loss.
+    """Requests that Redis may have lost, including those of a call in progress, which may have run before the loss.
 
     Requests in direct mode are included, since they may be returned to Redis.
     """
     return [pending for pending in waiting if pending.sent and not pending.done]
 
 
-def worth_again(
+def to_resubmit(
     waiting: Iterable[PendingRequest], tiers: Sequence[TierLimit], now: float, p95_ms: float
 ) -> list[PendingRequest]:
-    """Requests to submit again now: accepted, possibly lost, and with time left for a run of `p95_ms`.
+    """Requests to resubmit now: accepted, possibly lost, and with time left for a run of `p95_ms`.
 
     Highest tier first, in each tier the nearest deadline first. The others end at their deadline. `now`: monotonic
     seconds.
@@ -88,12 +88,12 @@ def worth_again(
 
 
 Pair = tuple[AcceptedRecord, EndedRecord]
-Note = tuple[AcceptedRecord, EndedRecord | None]
+SpoolEntry = tuple[AcceptedRecord, EndedRecord | None]
 """A pair, or the accepted record alone of a request that has not ended."""
 
 
 def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None, now: float, mode: str) -> Pair:
-    """The records of a request that ended with `outcome`; None: the client left, nothing was delivered.
+    """The records of a request that ended with `outcome`; None if the client left and no response was delivered.
 
     `now` is monotonic seconds, `mode` that of `EndedRecord`. A rejection (a Verdict) has no records.
     """
@@ -101,15 +101,15 @@ def audit_pair(gateway_id: str, pending: PendingRequest, outcome: Outcome | None
     # The time in the id plus the time elapsed on this host, since Redis TIME may not be available.
     ended_at_ms = created_ms(pending.id) + int(latency_ms)
     if isinstance(outcome, Reply):
-        return beginning(gateway_id, pending), _ended_record(outcome, ended_at_ms, latency_ms, mode)
+        return accepted_record(gateway_id, pending), _ended_record(outcome, ended_at_ms, latency_ms, mode)
     told = isinstance(outcome, ErrorCode)
     code = outcome if isinstance(outcome, ErrorCode) else ErrorCode.CANCELLED
     ended = EndedRecord(pending.id, State.FAILED, code, ended_at_ms, latency_ms, -1, -1, "", 0, "", 0, 0, 0, mode, told)
-    return beginning(gateway_id, pending), ended
+    return accepted_record(gateway_id, pending), ended
 
 
-def beginning(gateway_id: str, pending: PendingRequest) -> AcceptedRecord:
-    """The accepted record of a request."""
+def accepted_record(gateway_id: str, pending: PendingRequest) -> AcceptedRecord:
+    """The record of the acceptance of a request."""
     s = pending.submission
     return AcceptedRecord(s.id, s.customer_id, s.api_key_id, s.tier, s.model, gateway_id, s.input_bytes, s.trace_id)
 
@@ -120,8 +120,8 @@ def replayed_pair(gateway_id: str, pending: PendingRequest, reply: Reply) -> Pai
     Its end time is not stored; it is estimated from its queue and GPU time.
     """
     latency_ms = max(0.0, reply.queue_ms) + max(0.0, reply.gpu_ms)
-    began = msgspec.structs.replace(beginning(gateway_id, pending), id=reply.id)
-    return began, _ended_record(reply, created_ms(reply.id) + int(latency_ms), latency_ms, "queue")
+    accepted = msgspec.structs.replace(accepted_record(gateway_id, pending), id=reply.id)
+    return accepted, _ended_record(reply, created_ms(reply.id) + int(latency_ms), latency_ms, "queue")
 
 
 def _ended_record(reply: Reply, ended_at_ms: int, latency_ms: float, mode: str) -> EndedRecord:
@@ -165,7 +165,7 @@ class RecentOutcomes:
     def __len__(self) -> int:
         return len(self._ring)
 
-    def note(self, pending: PendingRequest) -> Pair:
+    def add(self, pending: PendingRequest) -> Pair:
         """Build and keep the records of an accepted request that ended."""
         pair = audit_pair(self._gateway_id, pending, pending.outcome, self._clock(), "queue")
         self.keep([pair])
@@ -180,7 +180,7 @@ class RecentOutcomes:
             self._ring.append((now, pair))
 
     def forget_old(self) -> None:
-        """Drop pairs older than KEEP_S; to be called while Redis is known to have them."""
+        """Drop pairs older than KEEP_S. To be called while Redis certainly has them."""
         before = self._clock() - KEEP_S
         while self._ring and self._ring[0][0] < before:
             self._ring.popleft()
@@ -198,7 +198,7 @@ RESEND_EVERY_S = 4.0  # Audit records under one epoch: an unstable Redis must no
 
 
 class LossRecovery:
-    """Detects a suspected loss and sends everything again. `clock`: monotonic seconds."""
+    """Detects a suspected loss, and resubmits requests and audit records. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -222,8 +222,8 @@ class LossRecovery:
         self._clock = clock
         self._signs = LossSigns()
         self._alarm = asyncio.Event()
-        self._suspected = ""  # The reason, until pending requests were marked.
-        self._resend = False  # The last records are to be sent again.
+        self._suspected = ""  # The reason, until pending requests are marked as lost.
+        self._resend = False  # Whether the kept records must be sent again.
         self._resend_after = 0.0
         self._unsent: deque[Pair] = deque(maxlen=ends.max_pairs)
         self.recoveries = 0
@@ -243,7 +243,7 @@ class LossRecovery:
         self._signs.missed()
 
     def suspect(self, reason: str, *, at_once: bool = False) -> None:
-        """Redis may have lost data; `at_once` if it certainly has."""
+        """Redis may have lost data. `at_once`: it certainly has, so audit records are sent without delay."""
         self._suspected, self._resend = reason, True
         if at_once:
             self._resend_after = 0.0
@@ -251,9 +251,9 @@ class LossRecovery:
 
     def ended(self, pending: PendingRequest) -> None:
         """An accepted request has ended at this gateway."""
-        pair = self._ends.note(pending)
+        pair = self._ends.add(pending)
         if pending.lost and not isinstance(pending.outcome, Reply):
-            self._unsent.append(pair)  # Redis does not know it, so no other process reports its end.
+            self._unsent.append(pair)  # Redis has no record of it, so no other process reports its end.
             self._alarm.set()
 
     async def run(self) -> None:
@@ -264,34 +264,34 @@ class LossRecovery:
             await asyncio.sleep(await self._recovered())
 
     async def _recovered(self) -> float:
-        """One recovery; repeated later if it was incomplete. Returns the pause after it in seconds."""
+        """Run one recovery, and schedule another if it was incomplete. Returns the pause after it in seconds."""
         try:
             if not await self.recover():
                 self._alarm.set()
             return PAUSE_S
         except TierlaneError as error:
-            log.info("redis cannot be told again yet", reason=str(error))
+            log.info("recovery after a loss in redis is delayed", reason=str(error))
         except Exception as error:  # noqa: BLE001  # no fault may end this loop
-            log_fault("telling Redis again failed", error)
+            log_fault("recovery after a loss in Redis failed", error)
         self._alarm.set()
         return RETRY_S
 
     async def recover(self) -> bool:
-        """One recovery. Returns False if requests remain to be submitted again. Raises RedisUnavailable."""
+        """Run one recovery. Returns False if requests remain to be resubmitted. Raises RedisUnavailable."""
         if self._suspected:
             log.warning("redis may have lost requests", reason=self._suspected, waiting=len(self._pending_requests))
             self._suspected = ""
             self.recoveries += 1
             for pending in candidates(self._pending_requests.all()):
                 pending.lost = True
-        await self._submit_again()
-        self._take_up_ends()
-        await self._send_ends()
+        await self._resubmit()
+        self._queue_records()
+        await self._send_records()
         return not any(pending.lost for pending in candidates(self._pending_requests.all()) if self._in_time(pending))
 
-    async def _submit_again(self) -> None:
+    async def _resubmit(self) -> None:
         limits = self._limits()
-        chosen = worth_again(self._pending_requests.all(), limits.tiers, self._clock(), self._p95_ms())
+        chosen = to_resubmit(self._pending_requests.all(), limits.tiers, self._clock(), self._p95_ms())
         start = 0
         for piece in calls_of([pending.submission for pending in chosen]):
             # Some may be done since the previous call.
@@ -300,14 +300,14 @@ class LossRecovery:
             if not group:
                 continue
             now = self._clock()
-            submissions = [_again(pending, now) for pending in group]
+            submissions = [msgspec.structs.replace(with_time_left(pending, now), again=True) for pending in group]
             failpoint("loss_seen")
             verdicts = await self._admissions.admit(*limits[:2], submissions, *limits[2:])
             for pending, verdict in zip(group, verdicts, strict=True):
                 self._judged(pending, verdict)
 
     def _judged(self, pending: PendingRequest, verdict: Verdict) -> None:
-        """Stored: it stays pending. Not stored for lack of memory: it stays lost, and is submitted again later."""
+        """If it is stored, it stays pending. If Redis had no memory, it stays lost, and is resubmitted later."""
         if verdict.outcome not in ENTERED:
             return
         pending.lost = False
@@ -316,8 +316,8 @@ class LossRecovery:
             code = pending.error_code
             self._cancellations.add(pending.id, code or ErrorCode.CANCELLED, told=code is not None)
 
-    def _take_up_ends(self) -> None:
-        """Queue the kept records to be sent, or schedule that."""
+    def _queue_records(self) -> None:
+        """Queue the kept records to be sent, or schedule this for later."""
         if not self._resend:
             return
         now = self._clock()
@@ -325,9 +325,9 @@ class LossRecovery:
             asyncio.get_running_loop().call_later(self._resend_after - now, self._alarm.set)
             return
         self._resend, self._resend_after = False, now + RESEND_EVERY_S
-        self._unsent = deque(self._ends.pairs(), maxlen=self._ends.max_pairs)  # What was owed is among them.
+        self._unsent = deque(self._ends.pairs(), maxlen=self._ends.max_pairs)  # Includes the unsent pairs.
 
-    async def _send_ends(self) -> None:
+    async def _send_records(self) -> None:
         while self._unsent:
             group = [self._unsent[index] for index in range(min(len(self._unsent), MAX_PAIRS))]
             await self._adoption.adopt(group)
@@ -338,7 +338,3 @@ class LossRecovery:
 
     def _in_time(self, pending: PendingRequest) -> bool:
         return pending.deadline >= self._clock() + self._p95_ms() / 1000
-
-
-def _again(pending: PendingRequest, now: float) -> Submission:
-    return msgspec.structs.replace(with_time_left(pending, now), again=True)

@@ -1,8 +1,8 @@
-"""The gateway's one subscription: replies come in on its channel and resolve those who wait.
+"""The gateway's single subscription: replies on its channel resolve pending requests.
 
-Pub/sub is the fast way only. Redis says nothing when it drops a subscriber, and a dead connection can look alive, so
-the reader pings once a second and gives the answer half a second; after every new subscription, and once a second for
-whoever has waited that long, the stored results are read. Nothing that comes in can end the loop.
+Pub/sub delivers replies quickly but not reliably: Redis drops a subscriber without notice, and a dead connection can
+seem alive. So the reader pings once a second, with a timeout of half a second. After each new subscription, and once a
+second for requests that are pending longer than that, the stored results are read. No message can end the loop.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from redis.asyncio.client import PubSub
 from gateway.inference.pending import PendingRequest
 from scheduler.errors import RedisUnavailable, TierlaneError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.replies import MARK, Increment, Reply, Results, decode_increments, decode_replies
+from scheduler.protocol.replies import INCREMENTS_MARK, Increment, Reply, Results, decode_increments, decode_replies
 from scheduler.redis_client.connections import translated
 from scheduler.redis_client.pipeline import Backoff
 
@@ -25,14 +25,14 @@ log = structlog.get_logger("gateway")
 
 PING_EVERY_S = 1.0
 PONG_WITHIN_S = 0.5
-LAST_LOOK_S = 0.02  # Once more after the deadline: if this process stood still, the answer is there unread.
+LAST_READ_S = 0.02  # A last read after the timeout: if this process was suspended, the pong may be unread.
 SUBSCRIBE_WITHIN_S = 0.5
 CATCH_UP_EVERY_S = 1.0
 FETCH_SIZE = 256
 
 
 class PendingReplies(Protocol):
-    """`Waiters`, as far as it is used here."""
+    """The part of `PendingRequests` that the subscriber uses; the jobs of a gateway have another implementation."""
 
     def started_before(self, moment: float) -> Sequence[PendingRequest]: ...
 
@@ -40,9 +40,10 @@ class PendingReplies(Protocol):
 
 
 class ResponseSubscriber:
-    """Keeps one channel subscribed. `anew` is told after a lost one was made again, `hear` of outputs that have grown.
+    """Keeps one channel subscribed.
 
-    `clock` is monotonic seconds.
+    `resubscribed` is called after a lost subscription was restored, `on_increments` with increments of streams.
+    `clock`: monotonic seconds.
     """
 
     def __init__(
@@ -52,24 +53,24 @@ class ResponseSubscriber:
         pending_requests: PendingReplies,
         results: Results,
         *,
-        anew: Callable[[], None] = lambda: None,
-        hear: Callable[[Iterable[Increment]], None] = lambda _: None,
+        resubscribed: Callable[[], None] = lambda: None,
+        on_increments: Callable[[Iterable[Increment]], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._channel = channel
         self._pending_requests = pending_requests
         self._results = results
-        self._anew = anew
-        self._hear = hear
+        self._resubscribed = resubscribed
+        self._on_increments = on_increments
         self._clock = clock
-        self.subscribed = asyncio.Event()  # Set while Redis has acknowledged the subscription and answers.
+        self.subscribed = asyncio.Event()  # Set while Redis has acknowledged the subscription and responds.
         self.was_subscribed = False
         self.malformed = 0
         self.reconnects = 0
 
     async def run(self) -> None:
-        """Subscribe, read, begin again when the connection is lost; never ends by itself."""
+        """Subscribe and read; subscribe again when the connection is lost; never returns."""
         backoff = Backoff()
         while True:
             try:
@@ -85,18 +86,18 @@ class ResponseSubscriber:
             await backoff.sleep()
 
     async def catch_up_forever(self) -> None:
-        """Read the stored results of whoever has waited for a second, once a second."""
+        """Once a second, read the stored results of requests that are pending for longer than that; never returns."""
         while True:
             await asyncio.sleep(CATCH_UP_EVERY_S)
             try:
                 await self.catch_up(self._clock() - CATCH_UP_EVERY_S)
             except TierlaneError:
-                continue  # The next round, or the deadline, will do.
+                continue  # The next round or the deadline sweep reads the result.
             except Exception as error:  # noqa: BLE001  # no fault may end this loop
                 log_fault("reading stored results failed", error)
 
     async def catch_up(self, started_before: float) -> None:
-        """Read the stored results of all who have waited since before that moment. Raises RedisUnavailable."""
+        """Read the stored results of requests that arrived before this time (monotonic). Raises RedisUnavailable."""
         ids = [
             pending.id
             for pending in self._pending_requests.started_before(started_before)
@@ -106,7 +107,7 @@ class ResponseSubscriber:
             self._pending_requests.resolve_all(await self._results.fetch(ids[start : start + FETCH_SIZE]))
 
     async def _session(self) -> None:
-        """One subscription from SUBSCRIBE to its loss. Raises RedisUnavailable when it is lost."""
+        """Run one subscription, from SUBSCRIBE until it is lost. Raises RedisUnavailable then."""
         pubsub: PubSub = self._client.pubsub()
         try:
             async with translated():
@@ -114,11 +115,11 @@ class ResponseSubscriber:
                     await pubsub.subscribe(self._channel)
                     while not _is(await pubsub.get_message(timeout=SUBSCRIBE_WITHIN_S), "subscribe"):
                         pass
-            anew, self.was_subscribed = self.was_subscribed, True
+            restored, self.was_subscribed = self.was_subscribed, True
             self.subscribed.set()
             await self.catch_up(self._clock())
-            if anew:
-                self._anew()
+            if restored:
+                self._resubscribed()
             async with translated():
                 await self._read(pubsub)
         finally:
@@ -133,28 +134,28 @@ class ResponseSubscriber:
                 async with asyncio.timeout(PING_EVERY_S):
                     await pubsub.ping()
                 pong_by = now + PONG_WITHIN_S
-            message = await pubsub.get_message(timeout=max(LAST_LOOK_S, (pong_by or ping_at) - now))
+            message = await pubsub.get_message(timeout=max(LAST_READ_S, (pong_by or ping_at) - now))
             if message is None and pong_by is not None and now >= pong_by:
-                raise RedisUnavailable(f"Redis did not answer a ping within {PONG_WITHIN_S} s.")
+                raise RedisUnavailable(f"Redis did not respond to a ping within {PONG_WITHIN_S} s.")
             if _is(message, "message"):
                 self.deliver(message["data"])
-                # Who was answered asks again: that should be on its way before the next message's answers are written.
+                # Clients that got a response send their next request: read those before the next message is handled.
                 await asyncio.sleep(0)
             elif _is(message, "pong"):
                 pong_by, ping_at = None, self._clock() + PING_EVERY_S
             elif _is(message, "subscribe"):
-                # The client library connected again behind our back: what was published meanwhile is lost.
+                # The client library reconnected by itself: messages published meanwhile are lost.
                 await self.catch_up(self._clock())
-                self._anew()
+                self._resubscribed()
 
     def deliver(self, message: bytes) -> None:
-        """Resolve those whose replies are in `message`, or let those read whose outputs have grown.
+        """Resolve pending requests with the replies in `message`, or pass on its increments.
 
-        One that cannot be read is counted and dropped.
+        A malformed message is counted and dropped.
         """
         try:
-            if message.startswith(MARK):
-                self._hear(decode_increments(message))
+            if message.startswith(INCREMENTS_MARK):
+                self._on_increments(decode_increments(message))
             else:
                 self._pending_requests.resolve_all(decode_replies(message))
         except ValueError:

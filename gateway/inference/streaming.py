@@ -1,10 +1,10 @@
 """A streamed response, from admission to its last event, and the assembly of its text from increments.
 
 Until a stream is admitted, an error is an ordinary response. Increments are written when the subscriber reads them,
-without a task or a timer in between. The end comes with the stored reply, as for any request, and fills the gaps.
+without a task or a timer in between. The stored reply ends the stream, as for any request, and fills the gaps.
 
-Increments may be lost, late, duplicated, or of a run that was lost. Text that was sent cannot be revoked: an overlap is
-cut, a gap waits for the stored reply. If text of a lost run was sent, the stream ends with an error.
+Increments may be lost, late, duplicated, or from a run that was lost. Text that was sent cannot be revoked: overlaps are
+cut, and gaps are filled from the stored reply. If text of a lost run was sent, the stream ends with an error.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from scheduler.states import Admission
 
 
 class StreamAssembly:
-    """The text of one output that was sent so far. `broken`: nothing more may be sent, the stream has to end."""
+    """The text of one output that was sent so far. `broken`: no more text may be sent; the stream must end."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -38,7 +38,7 @@ class StreamAssembly:
         return len(self._text)
 
     def take(self, attempt: int, offset: int, text: str) -> str:
-        """The text of an increment that is to be sent; "" for none."""
+        """The part of an increment to send; may be empty."""
         if self.broken or (self.length and attempt < self._attempt):
             return ""
         if self.length and (offset == LOST or attempt > self._attempt):
@@ -89,11 +89,11 @@ class StreamedResponse:
         """Redis has stored the request: the stream may start."""
         self._started.set()
 
-    def hear(self, increment: Increment) -> None:
+    def receive(self, increment: Increment) -> None:
         """Send an increment of the output. Never raises, because it is called in the loop that serves all requests."""
         stream = self._stream
         if stream is not None and stream.full and increment.offset != LOST:
-            return  # What a slow client misses is a gap like any other: the stored reply fills it.
+            return  # The client is slow. The stored reply fills the gap.
         try:
             self._send(stream, self._assembly.take(increment.attempt, increment.offset, increment.text))
         except Exception as error:  # noqa: BLE001  # the loop must go on
@@ -107,7 +107,7 @@ class StreamedResponse:
             self._reply = await self._completed(self._future.result())
 
     def response(self) -> EventStream:
-        """The stream, which is played after its headers were written."""
+        """The stream, which is written after its headers."""
         stream = EventStream(self._play)
         request_id = self._pending.id
         if self._reply is not None and self._reply.id != request_id:
@@ -178,7 +178,7 @@ class StreamedResponse:
         return math.ceil((self._pending.submission.input_bytes + sent) / BYTES_PER_TOKEN) if sent else 0
 
     def close(self) -> None:
-        """Remove the pending request; cancel it if it has no outcome. References that would form a ring are dropped."""
+        """Remove the pending request; cancel it if it has no outcome. Drop references that would form a cycle."""
         self._stream = None
         self._call.pipeline.leave(self._pending)
         self._pending.reader = None

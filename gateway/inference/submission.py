@@ -1,13 +1,13 @@
 """From a decoded request to its submission: limits, token estimate, deadline, trace, coalescing key, Idempotency-Key.
 
-Requests may share one run, or a cached result, where the model has `cache_ttl_s` and their parameters leave nothing to
-chance. The coalescing key is a hash of everything that the output depends on. It contains the customer, so that nobody
-learns from response times what another customer asks, unless the model's `cache_scope` is for all.
+Requests may share one run, or a cached result, if the model has `cache_ttl_s` and their parameters make the output
+deterministic. The coalescing key is a hash of everything that the output depends on. It contains the customer, so that
+response times do not reveal the requests of other customers, unless the model's `cache_scope` is `global`.
 
 An Idempotency-Key (draft-ietf-httpapi-idempotency-key-header) may be quoted or bare; both forms name the same key. Keys
-belong to a customer, and only hashes are stored, since clients put order numbers and worse into them. A replay names
-the stored request in body and `x-request-id`, by which support finds it; it was not accepted itself and has no audit
-row.
+belong to a customer. Only hashes are stored, because clients put order numbers and personal data into them. A replayed
+response has the id of the stored request in its body and `x-request-id`, so that support can find it. The replay itself
+was not accepted and has no audit row.
 """
 
 import math
@@ -30,17 +30,17 @@ from scheduler.protocol.pool_view import WorkerView
 from scheduler.protocol.replies import IncrementTarget, Reply, Results
 
 SAMPLING_BACKENDS = ("openai:",)
-"""Backends that sample where a request has no temperature: an endpoint's default is its own, often 0.7 or 1."""
+"""Backends that sample if a request has no temperature: the default of an endpoint is often 0.7 or 1."""
 _HASH_CHARACTERS = 32  # 128 bits.
 _canonical = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def deterministic(parameters: Mapping[str, Any], *, greedy: bool) -> bool:
-    """Whether equal inputs have equal outputs with these. `greedy`: as `greedy_by_default` says of the workers.
+    """Whether equal inputs have equal outputs with these parameters. `greedy`: the result of `greedy_by_default`.
 
-    Temperature 0 takes the likeliest token each time, and so does no temperature where the backend is greedy. Above, or
-    where the client asks for a drawn text (`do_sample`), the draw can only be had again with a seed, which endpoints
-    obey as well as they can and no better.
+    Temperature 0 selects the most likely token each time, as does an absent temperature if the backend is greedy. A
+    sampled output (higher temperature, or `do_sample`) is reproducible only with a seed, which endpoints honour only as
+    best effort.
     """
     if not greedy:
         temperature = parameters.get("temperature")
@@ -54,26 +54,26 @@ def deterministic(parameters: Mapping[str, Any], *, greedy: bool) -> bool:
 
 
 def one_version(workers: Sequence[WorkerView]) -> str:
-    """The version of the model that all healthy workers run; "" where there is not just one, or none is known."""
+    """The model version that all healthy workers run; "" if they run several versions or none is known."""
     versions = {worker.model_version for worker in workers if worker.healthy}
     return versions.pop() if len(versions) == 1 else ""
 
 
 def greedy_by_default(workers: Sequence[WorkerView]) -> bool:
-    """Whether no worker of the pool samples without a temperature; False where no worker is known."""
+    """Whether no worker of the pool samples without a temperature; False if no worker is known."""
     return bool(workers) and not any(worker.backend.startswith(SAMPLING_BACKENDS) for worker in workers)
 
 
 def same(customer_id: str, payload: Payload, version: str) -> str:
-    """What names this request and all that must have the same output; `customer_id` is "" where all customers share."""
+    """The coalescing key: equal for requests with the same output. `customer_id` is "" if all customers share."""
     asked = (customer_id, payload.model, version, payload.task, payload.input, payload.parameters)
     return sha256(_canonical(asked)).hexdigest()[:_HASH_CHARACTERS]
 
 
 def let_share(submission: Submission, payload: Payload, model: ModelRow, version: str, *, greedy: bool) -> None:
-    """Say in the submission with whom it shares, where it may. A stream does not: its pieces come from a run of its own.
+    """Set the coalescing key of the submission, if its output is deterministic and it is not a stream.
 
-    A vector is the same each time, whatever the parameters.
+    A stream needs its own run for its increments. A vector is deterministic with any parameters.
     """
     if payload.stream or not (payload.task is Task.EMBED or deterministic(payload.parameters, greedy=greedy)):
         return
@@ -87,11 +87,11 @@ HEADER = "Idempotency-Key"
 MAX_CHARACTERS = 255
 _QUOTED = re.compile(r'"((?:[!#-\[\]-~]|\\["\\])*)"')
 _BARE = re.compile(r"[!#-~][!-~]*")
-_ANYWHERE = ""  # Fingerprints are kept for a day, and those before had a field of where the answer is wanted.
+_ANYWHERE = ""  # Keeps fingerprints equal to those of earlier versions, which hashed one more field.
 
 
 class Idempotency(NamedTuple):
-    """What admission is told: the key's name over all customers, and what its body is known by. Empty: none was sent."""
+    """The key, unique over all customers, and the fingerprint of its body. Both are empty if no key was sent."""
 
     value: str = ""
     fingerprint: str = ""
@@ -114,20 +114,18 @@ def idempotency_key(headers: CIMultiDictProxy[str]) -> str | None:
 
 
 def idempotency(customer_id: str, key: str, payload: Payload) -> Idempotency:
-    """What `key` is called for this customer and this body. White space and the order of members do not matter, nor
-    whether the answer is wanted as a stream: it is the same answer.
-    """
+    """The stored key and the body's fingerprint. White space, member order and `stream` do not change the fingerprint."""
     asked = (payload.model, payload.input, payload.parameters, payload.task, _ANYWHERE)
     return Idempotency(f"{customer_id}:{_hash(key.encode())}", _hash(_canonical(asked)))
 
 
 def with_more(fingerprint: str, more: str) -> str:
-    """What a body is known by where `more` than the model's payload makes it another one."""
+    """The fingerprint of a body that differs by `more` than the model's payload."""
     return _hash(f"{fingerprint} {more}".encode())
 
 
 def _parsed(value: str) -> str:
-    """The characters of a key; "" where it is none."""
+    """The characters of a key; "" if it is not valid."""
     if quoted := _QUOTED.fullmatch(value):
         return re.sub(r"\\(.)", r"\1", quoted[1])
     return value if _BARE.fullmatch(value) else ""
@@ -144,21 +142,19 @@ def _invalid(message: str) -> RequestError:
 BYTES_PER_TOKEN = 4
 NONCE_BYTES = 8
 DEFAULT_OUTPUT_TOKENS = 16
-MOST_OUTPUT_TOKENS = 2**31  # Larger wishes would only lose digits in a bucket that is kept as a float.
+MOST_OUTPUT_TOKENS = 2**31  # Larger values would lose digits in a bucket that is stored as a float.
 _OUTPUT_FIELDS = ("max_tokens", "max_new_tokens")
 
 
 class Nonces:
-    """Random texts of 16 hexadecimal digits, many from one call to the system: a call for each costs as much as decoding
-    the request.
-    """
+    """Random texts of 16 hexadecimal digits. One system call draws many, because a call costs as much as decoding a request."""
 
     def __init__(self, a_call: int = 512) -> None:
         self._a_call = a_call
         self._drawn: list[str] = []
 
     def draw(self) -> str:
-        """One that was not drawn before."""
+        """A nonce that was not returned before."""
         if not self._drawn:
             digits = os.urandom(NONCE_BYTES * self._a_call).hex()
             self._drawn = [digits[i : i + 2 * NONCE_BYTES] for i in range(0, len(digits), 2 * NONCE_BYTES)]
@@ -179,10 +175,7 @@ def build_submission(
     trace: str = "",
     stream_to: str = "",
 ) -> Submission:
-    """What admission is asked for one request.
-
-    `key` is its Idempotency-Key, where it has one; `stream_to` the gateway that wants its output piece by piece, or "".
-    """
+    """The submission of one request. `key`: its Idempotency-Key; `stream_to`: the gateway that streams its output, or ""."""
     value, fingerprint = NONE if key is None else idempotency(identity.customer_id, key, payload)
     text = payload.input
     input_bytes = len(text) if text.isascii() else len(text.encode())
@@ -208,12 +201,12 @@ def build_submission(
 
 
 def token_estimate(payload: Payload, input_bytes: int) -> int:
-    """Tokens that the request is charged until it is known what it used: a quarter of its bytes, and all it may write."""
+    """Tokens charged until the usage is known: a quarter of the input's bytes, plus the maximum output."""
     return math.ceil(input_bytes / BYTES_PER_TOKEN) + _output_tokens(payload)
 
 
 def _charged(estimate: int, limits: EffectiveLimits) -> int:
-    """At most a whole minute: a request for all there is that is cancelled would block its customer for days."""
+    """At most one minute's limit: a larger charge, if the request is cancelled, would block its customer for days."""
     for bucket in limits.buckets:
         if bucket.kind.settled:
             return min(estimate, max(1, int(bucket.size)))
@@ -223,7 +216,7 @@ def _charged(estimate: int, limits: EffectiveLimits) -> int:
 def _output_tokens(payload: Payload) -> int:
     for name in _OUTPUT_FIELDS:
         wanted = payload.parameters.get(name)
-        # 500.0 is a whole number to JSON, and servers read "500" as one; True is an int to Python.
+        # 500.0 is an integer in JSON, and servers accept "500"; `type` excludes True, which is an int in Python.
         if type(wanted) is str and wanted.isascii() and wanted.isdigit():
             wanted = float(wanted)
         if type(wanted) is int or type(wanted) is float:
@@ -232,7 +225,7 @@ def _output_tokens(payload: Payload) -> int:
 
 
 def is_retry(headers: CIMultiDictProxy[str]) -> bool:
-    """Whether OpenAI's client says that it sent this before: `x-stainless-retry-count` over 0."""
+    """Whether OpenAI's client marks this as a retry: `x-stainless-retry-count` over 0."""
     count = headers.get("x-stainless-retry-count")
     return count is not None and count.isascii() and count.isdigit() and count.strip("0") != ""
 
@@ -241,9 +234,9 @@ REPLAYED = ("Idempotent-Replayed", "true")
 
 
 async def stored_reply(results: Results, request_id: str, customer_id: str) -> Reply:
-    """The stored reply. Raises RequestError `no_capacity` where it cannot be had now.
+    """The stored reply. Raises RequestError `no_capacity` if it cannot be read now.
 
-    The nonce is that of the first call, so only the customer can be compared; the key's name holds the customer too.
+    The nonce is that of the first call, so only the customer can be compared; the stored key contains the customer too.
     """
     try:
         (reply,) = await results.fetch([request_id])

@@ -1,8 +1,8 @@
-"""Spans of sampled requests, where TIERLANE_TRACES_ENDPOINT asks for traces, and the caller's `traceparent` (W3C).
+"""Spans of sampled requests, if TIERLANE_TRACES_ENDPOINT is set, and the caller's `traceparent` (W3C).
 
-A sampled request is a TracedRequest, which records when Redis stored it; its spans are built at the end. No attribute is
-an input, an output, a key, or any other text of a client but `model`. A `traceparent` that is malformed, or present
-twice, is ignored.
+A sampled request is a TracedRequest, which records when Redis stored it; its spans are built at the end. No attribute
+contains an input, an output, a key, or other text of the client, except `model`. A `traceparent` that is malformed, or
+present twice, is ignored.
 """
 
 import random
@@ -63,7 +63,7 @@ class TracedRequest(PendingRequest):
 
 
 class RequestTraces:
-    """Samples calls and exports their spans. `share`: of the calls, 0..1.
+    """Samples calls and exports their spans. `share`: the sampled share of the calls, 0..1.
 
     `trust_callers`: the sampled flag of a caller's valid traceparent decides instead. `clock`: monotonic seconds.
     """
@@ -110,7 +110,7 @@ class RequestTraces:
             first = replies[0]
             end = _RequestEnd(endpoint, first.id, 200, pending.started + seconds, first)
             more = {"tierlane.inputs": len(replies)} if len(replies) > 1 else {}
-            self._tell(identity, pending, pending.trace, end, more)
+            self._export(identity, pending, pending.trace, end, more)
 
     def failed(
         self,
@@ -125,16 +125,15 @@ class RequestTraces:
             return
         reply = pending.outcome if isinstance(pending.outcome, Reply) else None
         end = _RequestEnd(endpoint, request_id, HTTP[error.code].status, self._clock(), reply)
-        self._tell(identity, pending, pending.trace, end, {"error.type": error.code.value})
+        self._export(identity, pending, pending.trace, end, {"error.type": error.code.value})
 
     def accepted(self, endpoint: str, request_id: str, identity: IdentityView, pending: PendingRequest) -> None:
         """Export the span of a job's submission; its worker exports the run."""
         if pending.trace is not None:
-            self._tell(
-                identity, pending, pending.trace, _RequestEnd(endpoint, request_id, ACCEPTED, self._clock(), None), {}
-            )
+            end = _RequestEnd(endpoint, request_id, ACCEPTED, self._clock(), None)
+            self._export(identity, pending, pending.trace, end, {})
 
-    def _tell(
+    def _export(
         self, identity: IdentityView, pending: PendingRequest, trace: RequestTrace, end: "_RequestEnd", more: Attributes
     ) -> None:
         attributes: dict[str, str | int | float] = {
@@ -145,12 +144,12 @@ class RequestTraces:
             "tierlane.tier": identity.tier,
             "tierlane.model": pending.submission.model,
             **more,
-            **(_run(end.reply) if end.reply else {}),
+            **(_run_attributes(end.reply) if end.reply else {}),
         }
         began, ended, failed = pending.started, end.at, end.status >= 500
         caller, kind = trace.caller, SpanRole.SERVER
         request = Span("request", trace.context, caller, began, ended, attributes, kind, remote=True, failed=failed)
-        self._spans([request, *_waits(pending, trace, end)])
+        self._spans([request, *_wait_spans(pending, trace, end)])
 
 
 class _RequestEnd(NamedTuple):
@@ -163,27 +162,27 @@ class _RequestEnd(NamedTuple):
     reply: Reply | None
 
 
-def _waits(pending: PendingRequest, trace: RequestTrace, end: _RequestEnd) -> list[Span]:
+def _wait_spans(pending: PendingRequest, trace: RequestTrace, end: _RequestEnd) -> list[Span]:
     """Two spans: until Redis stored it, then its time in the tier queue as measured by Redis."""
     reply, entered = end.reply, trace.entered
-    spans = [] if entered is None else [_part("enqueue", trace, pending.started, min(entered, end.at))]
+    spans = [] if entered is None else [_child_span("enqueue", trace, pending.started, min(entered, end.at))]
     if reply is not None and reply.id == pending.id and reply.queue_ms >= 0:
         began = min(entered or pending.started, end.at)
-        spans.append(_part("queue wait", trace, began, min(began + reply.queue_ms / 1000, end.at)))
+        spans.append(_child_span("queue wait", trace, began, min(began + reply.queue_ms / 1000, end.at)))
     return spans
 
 
-def _part(name: str, trace: RequestTrace, began: float, ended: float) -> Span:
+def _child_span(name: str, trace: RequestTrace, began: float, ended: float) -> Span:
     return Span(name, Context(trace.context.trace_id, new_span_id()), trace.context, began, ended, {})
 
 
-def _run(reply: Reply) -> Attributes:
+def _run_attributes(reply: Reply) -> Attributes:
     """Attributes of the run. Encoding is most of the cost of a span, so attempts are included only if over 1."""
-    told: dict[str, str | int | float] = {}
+    attributes: dict[str, str | int | float] = {}
     if reply.attempts > 1:
-        told["tierlane.attempts"] = reply.attempts
+        attributes["tierlane.attempts"] = reply.attempts
     if reply.batch_id:
-        told |= {"tierlane.batch_id": reply.batch_id, "tierlane.batch_size": reply.batch_size}
+        attributes |= {"tierlane.batch_id": reply.batch_id, "tierlane.batch_size": reply.batch_size}
     if reply.served_from:
-        told["tierlane.served_from"] = reply.served_from
-    return told
+        attributes["tierlane.served_from"] = reply.served_from
+    return attributes

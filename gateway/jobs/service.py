@@ -118,6 +118,6 @@ class JobServing:
     def _companions(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The loops that run while this gateway's reconciler is active."""
         channel, inbox = self._keys.responses(JOBS_GATEWAY), self.inbox
-        subscriber = ResponseSubscriber(self.listener, channel, inbox, self._results, anew=inbox.missed)
+        subscriber = ResponseSubscriber(self.listener, channel, inbox, self._results, resubscribed=inbox.missed)
         run_forever = self._tasks.run_forever
         return (run_forever("job subscriber", subscriber.run), run_forever("callbacks", self.callbacks.run))

@@ -50,8 +50,8 @@ from gateway.operations.action_requests import (
     UncordonBody,
 )
 from gateway.operations.dashboard import ASSETS, CSS, ICON, SCRIPT, Session, html_headers
-from gateway.operations.endpoints import Story
-from gateway.operations.health_model import Alive, HealthNow, Readiness
+from gateway.operations.endpoints import RequestTimeline
+from gateway.operations.health_model import HealthNow, Liveness, Readiness
 from gateway.operations.state import DashboardState
 from ledger.dead_letters import LetterGroups
 from scheduler.errors import ErrorCode
@@ -173,7 +173,7 @@ OPERATIONS: tuple[ApiEndpoint, ...] = (
     operator_endpoint(
         "/internal/requests/{id}",
         "History of one request",
-        {200: ("Found.", Story)},
+        {200: ("Found.", RequestTimeline)},
         ErrorCode.NOT_FOUND,
         ErrorCode.CATALOG_UNAVAILABLE,
         parameters=(Parameter("id", "path", "The id of a request, from `x-request-id`.", NOT_EMPTY),),
@@ -322,7 +322,7 @@ ENDPOINTS: tuple[ApiEndpoint, ...] = (
     *OPERATIONS,
     *DASHBOARD,
     *ACTIONS,
-    probe_endpoint("/livez", "Liveness of the process", {200: ("The process is alive.", Alive)}),
+    probe_endpoint("/livez", "Liveness of the process", {200: ("The process is alive.", Liveness)}),
     probe_endpoint(
         "/readyz",
         "Readiness for traffic",

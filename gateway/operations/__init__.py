@@ -1,1 +1,1 @@
-"""Operating a running system: health, dashboard, actions and internal endpoints."""
+"""Operation of a running gateway: health, dashboard, dashboard actions, internal endpoints."""

@@ -1,8 +1,8 @@
-"""Requests for dashboard actions: bodies, the guard in front of every action, and the audited transaction.
+"""Requests for dashboard actions: their bodies, the guard that each action passes, and the audited transaction.
 
-Each body carries what the operator saw, so that what is done is what was confirmed. Few actions run at a time. Once
-begun, an action is completed though its client leaves. The change and its record are one transaction in PostgreSQL, on
-one short connection.
+Each body contains the state that the operator confirmed; an action is rejected if the state has changed. Few actions run
+at a time. An action that has started is completed even if its client leaves. The change and its record are one PostgreSQL
+transaction on a connection of its own.
 """
 
 import asyncio
@@ -25,28 +25,28 @@ from ledger.postgres import AWAY, Connection, reason
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.tasks import end_all
 
-MOST_LETTERS = 10_000
-"""That one action may be about."""
+MAX_DEAD_LETTERS = 10_000
+"""Of one action."""
 
-MOST_NUMBER = 2**63 - 1
+MAX_NUMBER = 2**63 - 1
 MAX_WORKER_CHARACTERS = 200
 MAX_REASON_CHARACTERS = 500
 
 PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*(?![\s\S])"
-"""Without control characters: PostgreSQL keeps no NUL, and its tables refuse the others. (`$` would let
-a line feed at the end pass.)
+"""Text without control characters: PostgreSQL does not store NUL, and constraints of the tables reject the others. `$`
+would accept a line feed at the end.
 """
 
 Worker = Annotated[str, Meta(min_length=1, max_length=MAX_WORKER_CHARACTERS, pattern=PLAIN)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARACTERS, pattern=PLAIN)]
 Healthy = Annotated[int, Meta(ge=0, le=1_000_000)]
-Count = Annotated[int, Meta(ge=1, le=MOST_LETTERS)]
-Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
+Count = Annotated[int, Meta(ge=1, le=MAX_DEAD_LETTERS)]
+Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 Name = Annotated[str, Meta(max_length=200, pattern=PLAIN)]
 
 
 class CordonBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """`healthy_left`: how many healthy workers the pool was said to be left with."""
+    """`healthy_left`: the number of healthy workers that remain in the pool, as the operator confirmed."""
 
     worker: Worker
     healthy_left: Healthy
@@ -54,13 +54,13 @@ class CordonBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class UncordonBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Which worker may claim again."""
+    """The worker that may claim batches again."""
 
     worker: Worker
 
 
 class Cordoned(msgspec.Struct, frozen=True):
-    """How it is now; `changed` is false where it was so before."""
+    """The new state. `changed` is false if it was the same before."""
 
     worker: str
     cordoned: bool
@@ -68,7 +68,7 @@ class Cordoned(msgspec.Struct, frozen=True):
 
 
 class PurgeBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """`count` letters up to number `up_to`, of one tier, model and cause each, or of any where it is left out."""
+    """`count` dead letters up to number `up_to`; only those of a tier, model or error code, if given."""
 
     count: Count
     up_to: Number
@@ -76,26 +76,26 @@ class PurgeBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     model: Name | None = None
     error_code: Name | None = None
 
-    def seen(self) -> LetterSelection:
-        """Which letters these are."""
+    def selection(self) -> LetterSelection:
+        """The selected dead letters."""
         return LetterSelection(self.tier, self.model, self.error_code, self.up_to)
 
 
 class RequeueBody(PurgeBody, forbid_unknown_fields=True, frozen=True):
-    """`count` letters that can be run again, with a number above `after`."""
+    """`count` dead letters that can be requeued, with a number above `after`."""
 
     after: Number = 0
 
 
 class Purged(msgspec.Struct, frozen=True):
-    """How many were deleted. `warning`: what could not be done besides, "" where all was."""
+    """The number of deleted dead letters. `warning`: a step that failed, or ""."""
 
     purged: int
     warning: str
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """A letter, the new request made of it, and its end: `completed`, an error code, or null where none was seen in time."""
+    """A dead letter, its new request, and the result: `completed`, an error code, or null if there was none in time."""
 
     request_id: str
     requeued_as: str
@@ -103,7 +103,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
 
 class Requeued(msgspec.Struct, frozen=True):
-    """At most 32 were begun, and are ended. `left` more are to come: ask again with this `count` and `after`."""
+    """At most 32 reruns with their results. `left` more remain: send another request with this `count` and `after`."""
 
     reruns: list[Rerun]
     left: int
@@ -113,27 +113,27 @@ class Requeued(msgspec.Struct, frozen=True):
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 4096
-AT_ONCE = 4
-LAST_S = 2.0
-"""A gateway that stops gives so long to what is under way."""
+MAX_RUNNING = 4
+STOP_TIMEOUT_S = 2.0
+"""Time that running actions have when the gateway stops."""
 
 
 class ActionGuard:
-    """One for all actions of a gateway."""
+    """Authenticates and reads the requests of all actions of a gateway, and limits how many run."""
 
     def __init__(self, session_auth: SessionAuth) -> None:
         self._session_auth = session_auth
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
     def check(self, call: RoutedRequest) -> None:
-        """Raises RequestError for who is not logged in."""
+        """Raises RequestError if the caller is not authenticated."""
         self._session_auth.check(call)
 
     async def read(self, call: RoutedRequest, decoder: "msgspec.json.Decoder[T]") -> T:
-        """What is to be done. Raises RequestError for who may not, and for what cannot be meant so."""
+        """The body of an action. Raises RequestError if the caller is not allowed, or if the body is not valid."""
         self._session_auth.check(call)
         check_same_site(call.headers)
-        if "Content-Type" not in call.headers:  # A form of another page could come without one, and without asking.
+        if "Content-Type" not in call.headers:  # A form of another page could be sent without one, and no preflight.
             message = "Content-Type must be application/json."
             raise RequestError(ErrorCode.UNSUPPORTED_ENCODING, message, "Content-Type")
         check_media(call.headers, int(call.headers.get("Content-Length", "0")), MAX_BODY_BYTES)
@@ -143,87 +143,87 @@ class ActionGuard:
         return body
 
     async def carry_out(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it to its end, whatever becomes of the caller. Raises what it raises, and RequestError where too many are at it."""
-        if len(self._under_way) >= AT_ONCE:
+        """Complete an action even if its caller leaves. Raises its errors, and RequestError if too many are running."""
+        if len(self._running) >= MAX_RUNNING:
             work.close()
-            raise RequestError(ErrorCode.NO_CAPACITY, "Too many actions are under way at this gateway; try again.")
+            raise RequestError(ErrorCode.NO_CAPACITY, "Too many actions are running at this gateway; try again.")
         task = asyncio.create_task(work)
-        self._under_way.add(task)
+        self._running.add(task)
         task.add_done_callback(self._ended)
         await asyncio.wait([task])
         return task.result()
 
     async def close(self) -> None:
-        """Let what is under way end, but not for long."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=LAST_S)
-        await end_all(self._under_way)
+        """Wait for running actions for STOP_TIMEOUT_S, then cancel them."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=STOP_TIMEOUT_S)
+        await end_all(self._running)
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        self._under_way.discard(task)
+        self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # Nobody may be there any more to be told.
+            task.exception()  # Marks it as retrieved: the caller may have left.
 
 
-def said(call: RoutedRequest, document: object) -> HttpResponse:
-    """An answer that nobody keeps."""
+def uncached(call: RoutedRequest, document: object) -> HttpResponse:
+    """A 200 response that must not be cached."""
     return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
 
 def actor(call: RoutedRequest) -> str:
-    """Whom `config_changes` names. Everybody has the same token, so the address is all that is known of them."""
+    """The actor in `config_changes`. All callers have the same token, so they differ only in their addresses."""
     return f"dashboard ({call.remote})" if call.remote else "dashboard"
 
 
 Connect = Callable[[], AbstractAsyncContextManager[Connection]]
-"""One connection to PostgreSQL. Raises what is in `ledger.postgres.AWAY`."""
+"""One connection to PostgreSQL. Raises the exceptions of `ledger.postgres.AWAY`."""
 
 NOTHING = "so nothing was changed"
 _BAD_VALUE = (DataError, IntegrityConstraintViolationError)
-"""What is the fault of what was sent, and says nothing against PostgreSQL."""
+"""Errors that the values of the request caused."""
 
-UNKNOWN = "and whether anything was changed is not known: look again"
+UNKNOWN = "and it is not known whether anything was changed: reload to check"
 
 
 class AuditedTransaction:
-    """Without `connect` there is no PostgreSQL here, and nothing can be done."""
+    """Transactions in PostgreSQL, with the actor of the change. `connect`: None if the gateway has no PostgreSQL."""
 
     def __init__(self, connect: Connect | None) -> None:
         self._connect = connect
 
     @asynccontextmanager
-    async def looking(self) -> AsyncIterator[Connection]:
-        """For a look. Raises RequestError `catalog_unavailable`, and `invalid_request` for what PostgreSQL does not take."""
+    async def read(self) -> AsyncIterator[Connection]:
+        """A connection for reading. Raises RequestError `catalog_unavailable`, or `invalid_request` for a rejected value."""
         try:
             async with self._connection() as connection:
                 yield connection
         except _BAD_VALUE as error:
             raise _bad_value(error) from error
         except AWAY as error:
-            raise _away(error, "so this is not known") from error
+            raise _unavailable(error, "so this cannot be read") from error
 
     @asynccontextmanager
-    async def acting(self, actor: str) -> AsyncIterator[Connection]:
-        """For a change by `actor`, committed at the end of the block. Raises RequestError as `looking` does."""
+    async def change(self, actor: str) -> AsyncIterator[Connection]:
+        """A transaction by `actor`, committed at the end of the block. Raises RequestError as `read` does."""
         outcome = NOTHING
         try:
             async with self._connection() as connection, as_actor(connection, actor):
                 yield connection
-                outcome = UNKNOWN  # From here on it is being committed.
+                outcome = UNKNOWN  # The commit follows.
         except _BAD_VALUE as error:
             raise _bad_value(error) from error
         except AWAY as error:
-            raise _away(error, outcome) from error
+            raise _unavailable(error, outcome) from error
 
     def _connection(self) -> AbstractAsyncContextManager[Connection]:
         if self._connect is None:
-            raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, f"This gateway has no PostgreSQL, {NOTHING}.")
+            raise RequestError(ErrorCode.CATALOG_UNAVAILABLE, f"This gateway does not use PostgreSQL, {NOTHING}.")
         return self._connect()
 
 
 def _bad_value(error: BaseException) -> RequestError:
-    return RequestError(ErrorCode.INVALID_REQUEST, f"PostgreSQL does not take this ({reason(error)}), {NOTHING}.")
+    return RequestError(ErrorCode.INVALID_REQUEST, f"PostgreSQL rejected a value ({reason(error)}), {NOTHING}.")
 
 
-def _away(error: BaseException, outcome: str) -> RejectionError:
-    return RejectionError(ErrorCode.CATALOG_UNAVAILABLE, f"PostgreSQL cannot be used ({reason(error)}), {outcome}.")
+def _unavailable(error: BaseException, outcome: str) -> RejectionError:
+    return RejectionError(ErrorCode.CATALOG_UNAVAILABLE, f"PostgreSQL is not available ({reason(error)}), {outcome}.")

@@ -1,7 +1,7 @@
-"""The actions of the dashboard: cordon and uncordon workers, purge and requeue the dead letters that the operator saw.
+"""The actions of the dashboard: cordon and uncordon workers, purge and requeue dead letters.
 
-They are few and rare, and built for safety rather than speed: authorisation first, then the origin of the request, then
-its exact content, and nothing is done that PostgreSQL does not record. Schedulers obey a cordon within a second.
+Each action checks authentication, then the origin of the request, then its exact content, and makes no change that
+PostgreSQL does not record. Schedulers apply a cordon within a second.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,9 @@ from gateway.operations.action_requests import (
     RequeueBody,
     UncordonBody,
     actor,
-    said,
+    uncached,
 )
-from gateway.operations.requeue import DeadLetterRequeue, differs
+from gateway.operations.requeue import DeadLetterRequeue, changed_meanwhile
 from gateway.operations.session import SessionAuth
 from gateway.pools import Pools
 from ledger.admin.transaction import cordon_worker, uncordon_worker
@@ -36,102 +36,102 @@ _uncordon = msgspec.json.Decoder(UncordonBody)
 
 
 class CordonActions:
-    """The handlers."""
+    """The handlers for workers."""
 
-    def __init__(self, door: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
-        self._door = door
+    def __init__(self, guard: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
+        self._guard = guard
         self._transaction = transaction
         self._pools = pools
 
     async def cordon(self, call: RoutedRequest) -> HttpResponse:
-        """No new work for a worker, as long as its pool is left with as many healthy ones as was confirmed."""
-        body = await self._door.read(call, _cordon)
-        check_left(body, list(self._looks()))
-        return said(call, await self._door.carry_out(self._cordoned(body, actor(call))))
+        """Cordon a worker if its pool keeps as many healthy workers as the operator confirmed."""
+        body = await self._guard.read(call, _cordon)
+        check_healthy_left(body, list(self._observations()))
+        return uncached(call, await self._guard.carry_out(self._cordoned(body, actor(call))))
 
     async def uncordon(self, call: RoutedRequest) -> HttpResponse:
-        """It may claim again."""
-        body = await self._door.read(call, _uncordon)
-        return said(call, await self._door.carry_out(self._uncordoned(body, actor(call))))
+        """Let a worker claim batches again."""
+        body = await self._guard.read(call, _uncordon)
+        return uncached(call, await self._guard.carry_out(self._uncordoned(body, actor(call))))
 
     async def _cordoned(self, body: CordonBody, by: str) -> Cordoned:
-        async with self._transaction.acting(by) as connection:
+        async with self._transaction.change(by) as connection:
             changed = await cordon_worker(connection, body.worker, body.reason)
         return Cordoned(body.worker, cordoned=True, changed=changed)
 
     async def _uncordoned(self, body: UncordonBody, by: str) -> Cordoned:
-        async with self._transaction.acting(by) as connection:
+        async with self._transaction.change(by) as connection:
             changed = await uncordon_worker(connection, body.worker)
         if not changed:
-            _pool_of(body.worker, list(self._looks()))
+            _pool_of(body.worker, list(self._observations()))
         return Cordoned(body.worker, cordoned=False, changed=changed)
 
-    def _looks(self) -> Iterator[Observation]:
+    def _observations(self) -> Iterator[Observation]:
         for parts in self._pools.all:
             if parts.heartbeat.observation is not None:
                 yield parts.heartbeat.observation
 
 
-def check_left(body: CordonBody, looks: list[Observation]) -> None:
-    """Raises RequestError for a worker that nobody knows, and where its pool would be left with fewer than was confirmed."""
-    look = _pool_of(body.worker, looks)
-    left = sum(other.healthy for other in look.workers if other.id != body.worker)
+def check_healthy_left(body: CordonBody, pools: list[Observation]) -> None:
+    """Raises RequestError if the worker is unknown, or its pool would keep fewer healthy workers than confirmed."""
+    pool = _pool_of(body.worker, pools)
+    left = sum(other.healthy for other in pool.workers if other.id != body.worker)
     if left < body.healthy_left:
         message = (
-            f"Its pool was to be left with {body.healthy_left} healthy, but would be with {left} now; nothing was changed. "
-            "Look again."
+            f"{body.healthy_left} healthy workers were to remain in the pool, but only {left} would; nothing was changed. "
+            "Reload and try again."
         )
         raise RequestError(ErrorCode.CHANGED_MEANWHILE, message, "healthy_left")
 
 
-def _pool_of(worker: str, looks: list[Observation]) -> Observation:
-    for look in looks:
-        if any(view.id == worker for view in look.workers):
-            return look
-    raise RequestError(ErrorCode.NOT_FOUND, "No worker of this id was seen in the last five minutes.", "worker")
+def _pool_of(worker: str, pools: list[Observation]) -> Observation:
+    for pool in pools:
+        if any(view.id == worker for view in pool.workers):
+            return pool
+    raise RequestError(ErrorCode.NOT_FOUND, "No worker with this id was seen in the last five minutes.", "worker")
 
 
 _purge = msgspec.json.Decoder(PurgeBody)
 _requeue = msgspec.json.Decoder(RequeueBody)
-STILL_COUNTED = "Redis does not answer, so health still counts them."
+STILL_COUNTED = "Redis is not responding, so health still counts them."
 
 
 class DeadLetterActions:
-    """The handlers."""
+    """The handlers for dead letters."""
 
-    def __init__(self, door: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
-        self._door = door
+    def __init__(self, guard: ActionGuard, transaction: AuditedTransaction, pools: Pools) -> None:
+        self._guard = guard
         self._transaction = transaction
         self._pools = pools
-        self._requeuing = DeadLetterRequeue(transaction, pools)
+        self._requeue = DeadLetterRequeue(transaction, pools)
 
     async def groups(self, call: RoutedRequest) -> HttpResponse:
-        """How many there are, by tier, model and cause."""
-        self._door.check(call)
-        async with self._transaction.looking() as connection:
+        """The number of dead letters by tier, model and error code."""
+        self._guard.check(call)
+        async with self._transaction.read() as connection:
             found = await letter_groups(connection, [parts.config.pool for parts in self._pools.all])
-        return said(call, found)
+        return uncached(call, found)
 
     async def purge(self, call: RoutedRequest) -> HttpResponse:
-        """Delete them for good, inputs included."""
-        body = await self._door.read(call, _purge)
-        return said(call, await self._door.carry_out(self._purged(body, actor(call))))
+        """Delete the confirmed dead letters with their inputs."""
+        body = await self._guard.read(call, _purge)
+        return uncached(call, await self._guard.carry_out(self._purged(body, actor(call))))
 
     async def requeue(self, call: RoutedRequest) -> HttpResponse:
-        """Run the oldest 32 of them again now, and tell how each ended."""
-        body = await self._door.read(call, _requeue)
-        return said(call, await self._door.carry_out(self._requeuing.requeue(body, actor(call))))
+        """Run the oldest 32 of the confirmed dead letters again, and return the result of each."""
+        body = await self._guard.read(call, _requeue)
+        return uncached(call, await self._guard.carry_out(self._requeue.run(body, actor(call))))
 
     async def _purged(self, body: PurgeBody, by: str) -> Purged:
-        async with self._transaction.acting(by) as connection:
+        async with self._transaction.change(by) as connection:
             try:
-                ids = await purge_seen(connection, body.seen(), body.count)
+                ids = await purge_seen(connection, body.selection(), body.count)
             except CountDiffers as error:
-                raise differs(body.count, error.found, "deleted") from error
-        return Purged(len(ids), await self._forget(ids))
+                raise changed_meanwhile(body.count, error.found, "deleted") from error
+        return Purged(len(ids), await self._remove_from_redis(ids))
 
-    async def _forget(self, ids: Sequence[str]) -> str:
-        """Take them off the lists in Redis, where health counts them; what is to be said where that cannot be done."""
+    async def _remove_from_redis(self, ids: Sequence[str]) -> str:
+        """Remove ids from the lists that health counts. Returns a warning if Redis is unavailable, else ""."""
         try:
             for parts in self._pools.all:
                 await parts.reruns.forget_dead(ids)
@@ -141,14 +141,14 @@ class DeadLetterActions:
 
 
 class Actions:
-    """Those of one gateway; without `connect` all are refused."""
+    """All actions of one gateway; rejected without `connect`."""
 
     def __init__(self, session_auth: SessionAuth, connect: Connect | None, pools: Pools) -> None:
-        self._door = ActionGuard(session_auth)
+        self._guard = ActionGuard(session_auth)
         transaction = AuditedTransaction(connect)
-        self.cordons = CordonActions(self._door, transaction, pools)
-        self.letters = DeadLetterActions(self._door, transaction, pools)
+        self.cordons = CordonActions(self._guard, transaction, pools)
+        self.dead_letters = DeadLetterActions(self._guard, transaction, pools)
 
     async def close(self) -> None:
-        """Let what is under way end, but not for long."""
-        await self._door.close()
+        """Wait briefly for running actions, then cancel them."""
+        await self._guard.close()

@@ -1,9 +1,8 @@
-"""The dashboard: its page, its files and the live document of state.
+"""The dashboard: its page, its files and its event stream.
 
-A browser logs in by `POST /internal/dashboard/session` with the service token, and has a cookie from then on; programs
-send the token with every request. The files lie in gateway/static/dashboard. Nothing is loaded from elsewhere and
-nothing is inline; charts are drawn by uPlot, which lies there with its licence. Without it the page shows figures
-alone.
+A browser logs in with `POST /internal/dashboard/session` and the service token, and gets a cookie; programs send the token
+with every request. The files are in gateway/static/dashboard. The page loads nothing from other hosts and has no inline
+scripts. Charts are drawn by uPlot, which is included with its licence; without it, the page shows figures only.
 """
 
 from importlib.resources import files
@@ -39,7 +38,7 @@ POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancesto
 
 
 def asset_pages() -> dict[str, StaticPage]:
-    """Every file by name, ready to be sent."""
+    """The files of the page, by name."""
     return {name: StaticPage(_content(name), kind) for name, kind in ASSETS.items() if _is_there(name)}
 
 
@@ -49,7 +48,7 @@ def html(name: str) -> bytes:
 
 
 def html_headers() -> Headers:
-    """Of a page that is for those alone who have logged in, or are about to."""
+    """The headers of the page and of the login page."""
     return [
         ("Cache-Control", "no-store"),
         ("X-Content-Type-Options", "nosniff"),
@@ -67,13 +66,13 @@ def _is_there(name: str) -> bool:
 
 
 class Session(TypedDict):
-    """For how many seconds this browser may look; 0: it has to log in."""
+    """Seconds until the session expires; 0: the browser must log in."""
 
     lasts_s: int
 
 
 class Dashboard:
-    """The handlers."""
+    """The handlers of the dashboard."""
 
     def __init__(self, session_auth: SessionAuth, snapshots: DashboardSnapshots) -> None:
         self._session_auth = session_auth
@@ -82,37 +81,37 @@ class Dashboard:
         self._assets = asset_pages()
 
     async def page(self, call: RoutedRequest) -> HttpResponse:
-        """The page; for a browser that has not logged in the one where it can, which is no failed attempt."""
+        """The page. A browser without a session gets the login page; this is not a failed authentication."""
         if "Authorization" not in call.headers and not self._session_auth.left_s(call) and _is_browser(call):
             return self._html(call, 401, self._login)
         self._session_auth.check(call)
         return self._html(call, 200, self._page)
 
     async def log_in(self, call: RoutedRequest) -> HttpResponse:
-        """A cookie for the service token. Wrong tokens have to wait as at every door."""
+        """Set the session cookie, for the service token. Failed attempts are throttled as in all authentication."""
         return self._session(call, self._session_auth.issue(call), LASTS_S)
 
     async def log_out(self, call: RoutedRequest) -> HttpResponse:
-        """The browser forgets its cookie."""
+        """Delete the session cookie."""
         self._session_auth.check(call)
         return self._session(call, "", 0)
 
     async def events(self, call: RoutedRequest) -> HttpResponse:
-        """The stream, for who accepts one; for others the latest document alone."""
+        """The event stream if the client accepts one, else the latest state."""
         lasts_s = self._session_auth.check(call)
         latest = await self._snapshots.current()
         if EVENTS not in call.headers.get("Accept", ""):
             return HttpResponse.of(
                 200, latest.state, [("x-request-id", call.request_id), ("Cache-Control", "no-store")]
             )
-        readers = self._snapshots.readers
-        readers.check_room()
-        stream = EventStream(lambda stream: readers.play(stream, self._snapshots.opening(), lasts_s))
+        subscribers = self._snapshots.subscribers
+        subscribers.check_limit()
+        stream = EventStream(lambda stream: subscribers.serve(stream, self._snapshots.opening(), lasts_s))
         stream.headers.append(("x-request-id", call.request_id))
         return stream
 
     async def asset(self, call: RoutedRequest) -> HttpResponse:
-        """A file of the page. They say nothing, and need no token. Raises RequestError `not_found`."""
+        """A file of the page. Files contain no data and need no token. Raises RequestError `not_found`."""
         found = self._assets.get(call.tail)
         if found is None:
             raise RequestError(ErrorCode.NOT_FOUND)

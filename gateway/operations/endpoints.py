@@ -1,7 +1,4 @@
-"""Endpoints of operators and load balancers: `/internal/*` with the service token, `/livez` and `/readyz` without one.
-
-A request's timeline shows its status, time taken, error, attempts, and what happened when.
-"""
+"""Endpoints for operators and load balancers: `/internal/*` with the service token, `/livez` and `/readyz` without one."""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -15,7 +12,7 @@ from gateway.catalog import CatalogView
 from gateway.http.errors import RejectionError
 from gateway.http.response import HttpResponse
 from gateway.http.router import DrainState, RoutedRequest
-from gateway.operations.health_model import Alive, HealthNow, Readiness
+from gateway.operations.health_model import HealthNow, Liveness, Readiness
 from gateway.operations.snapshots import DashboardSnapshots
 from gateway.pools import Pools
 from ledger.audit.queries import RequestRow
@@ -26,15 +23,15 @@ from scheduler.request_id import created_ms
 
 
 class Event(TypedDict):
-    """What happened, when (RFC 3339), and how long after the request was accepted."""
+    """An event, its time (RFC 3339), and milliseconds since the request was accepted."""
 
     event: str
     at: str
     after_ms: int
 
 
-class Story(TypedDict):
-    """The request so far; `latency_ms` is null while it is open, `error` where there is none."""
+class RequestTimeline(TypedDict):
+    """One request. `latency_ms` is null until it has ended, `error` if there is none."""
 
     status: str
     latency_ms: float | None
@@ -43,8 +40,8 @@ class Story(TypedDict):
     timeline: list[Event]
 
 
-def from_redis(detail: RequestDetail) -> Story:
-    """The document of a request that Redis still knows; times are Redis TIME."""
+def from_redis(detail: RequestDetail) -> RequestTimeline:
+    """The document of a request that Redis still stores; times are Redis TIME."""
     events = [("accepted", detail.accepted_ms), ("batched", detail.formed_ms), (detail.state, detail.ended_ms)]
     return _document(
         detail.state,
@@ -55,8 +52,8 @@ def from_redis(detail: RequestDetail) -> Story:
     )
 
 
-def from_audit(row: RequestRow) -> Story:
-    """The document of a request out of the audit; the moment of batching is known from the wait before it."""
+def from_audit(row: RequestRow) -> RequestTimeline:
+    """The document of a request in the audit; the time of batching is computed from its queue time."""
     start_ms = _ms(row.created_at)
     events = [_event("accepted", start_ms, start_ms)]
     if row.queue_ms is not None and row.queue_ms >= 0:
@@ -66,7 +63,9 @@ def from_audit(row: RequestRow) -> Story:
     return _document(row.status, row.latency_ms, row.error_code, row.attempts or 0, events)
 
 
-def _document(status: str, latency_ms: float | None, error: str | None, attempts: int, timeline: list[Event]) -> Story:
+def _document(
+    status: str, latency_ms: float | None, error: str | None, attempts: int, timeline: list[Event]
+) -> RequestTimeline:
     return {
         "status": status,
         "latency_ms": latency_ms,
@@ -91,7 +90,7 @@ FindStored = Callable[[str], Awaitable[RequestRow | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InternalParts:
-    """What these pages look at."""
+    """The components that the internal endpoints use."""
 
     service_token: str
     catalog: CatalogView
@@ -103,23 +102,26 @@ class InternalParts:
 
 
 class Internal:
-    """The handlers."""
+    """The handlers of the internal endpoints."""
 
     def __init__(self, parts: InternalParts) -> None:
         self._parts = parts
 
     async def livez(self, call: RoutedRequest) -> HttpResponse:
-        """The event loop turns; nothing else is asked."""
-        return HttpResponse.of(200, Alive(status="ok"), [("x-request-id", call.request_id)])
+        """`GET /livez`: succeeds while the event loop runs."""
+        return HttpResponse.of(200, Liveness(status="ok"), [("x-request-id", call.request_id)])
 
     async def readyz(self, call: RoutedRequest) -> HttpResponse:
-        """Whether to send traffic here. Losing Redis later keeps it ready: else it would take every gateway away."""
+        """`GET /readyz`: whether the gateway accepts traffic.
+
+        A later outage of Redis does not change it, because it would take all gateways out of service.
+        """
         missing = self.not_ready()
         body: Readiness = {"status": "not ready", "waiting_for": missing} if missing else {"status": "ready"}
         return HttpResponse.of(503 if missing else 200, body, [("x-request-id", call.request_id)])
 
     def not_ready(self) -> str | None:
-        """What is missing before traffic may come, or None."""
+        """What the gateway is waiting for before it accepts traffic, or None."""
         if self._parts.drain_state.leaving:
             return "restart"
         if self._parts.catalog.snapshot is None:
@@ -127,7 +129,7 @@ class Internal:
         return None if self._parts.pools.subscribed else "subscription"
 
     async def health(self, call: RoutedRequest) -> HttpResponse:
-        """`GET /internal/health`, from the snapshot of this second."""
+        """`GET /internal/health`, from the current snapshot."""
         self._parts.authenticator.check_service(call, self._parts.service_token)
         latest = await self._parts.snapshots.current()
         document: HealthNow = {**latest.health, "age_s": self._parts.snapshots.age_s(latest)}
@@ -142,14 +144,14 @@ class Internal:
         return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
     async def request(self, call: RoutedRequest) -> HttpResponse:
-        """`GET /internal/requests/{id}`: Redis while it still knows the request, the audit afterwards."""
+        """`GET /internal/requests/{id}`: from Redis while it stores the request, then from the audit."""
         self._parts.authenticator.check_service(call, self._parts.service_token)
         document = await self._document(call.tail)
         if document is None:
             raise RequestError(ErrorCode.NOT_FOUND, "There is no request with this id.")
         return HttpResponse.of(200, document, [("x-request-id", call.request_id), ("Cache-Control", "no-store")])
 
-    async def _document(self, request_id: str) -> Story | None:
+    async def _document(self, request_id: str) -> RequestTimeline | None:
         try:
             created_ms(request_id)
         except ValueError:
@@ -161,14 +163,12 @@ class Internal:
                     return from_redis(detail)
         return await self._stored(request_id)
 
-    async def _stored(self, request_id: str) -> Story | None:
+    async def _stored(self, request_id: str) -> RequestTimeline | None:
         if self._parts.find_stored is None:
             return None
         try:
             row = await self._parts.find_stored(request_id)
-        except Exception as error:  # asyncpg has no one base for all that can go wrong on the way.
-            log_fault("the audit cannot be read", error)
-            raise RejectionError(
-                ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read right now; try again."
-            ) from error
+        except Exception as error:  # asyncpg has no common base class of its errors.
+            log_fault("reading the audit failed", error)
+            raise RejectionError(ErrorCode.CATALOG_UNAVAILABLE, "The audit cannot be read now; try again.") from error
         return None if row is None else from_audit(row)

@@ -1,7 +1,7 @@
-"""The health of every pool as this gateway sees it: gathers the inputs of the judgement.
+"""Collects the inputs of the health checks for every pool, and merges the pools' documents into one.
 
-Several pools become one document. A single pool's document stays as it is; that of several has the figures of all
-together, and each pool's own beside them.
+With one pool, its document is returned unchanged. With several, the figures are those of all pools, and the document also
+contains the figures of each.
 """
 
 import time
@@ -13,7 +13,7 @@ from gateway.auth.authenticator import Authenticator
 from gateway.catalog import CatalogView
 from gateway.http.router import DrainState
 from gateway.operations.health_checks import HealthInputs, health
-from gateway.operations.health_losses import GatewayLosses, Losses, Restarts, scheduling_level, silent
+from gateway.operations.health_losses import GatewayLosses, Losses, Restarts, scheduling_level, silent_gateways
 from gateway.operations.health_model import (
     LEVELS,
     Check,
@@ -31,15 +31,15 @@ from scheduler.errors import RedisUnavailable
 
 
 class CollectedHealth(NamedTuple):
-    """One pool: what was known of it, the HTTP status and the document."""
+    """One pool: inputs of the checks, HTTP status and document."""
 
     inputs: HealthInputs
     status: int
     document: Health
 
 
-class Memory(NamedTuple):
-    """What is remembered of one pool, since a single look does not show it."""
+class PoolMemory(NamedTuple):
+    """State of one pool that a single observation does not show."""
 
     losses: Losses
     gateways: GatewayLosses
@@ -47,7 +47,7 @@ class Memory(NamedTuple):
 
 
 class HealthCollector:
-    """Gathers and judges. `wall` is seconds since the epoch."""
+    """Runs the health checks of every pool. `wall`: seconds since the epoch."""
 
     def __init__(
         self,
@@ -62,18 +62,18 @@ class HealthCollector:
         self._drain_state = drain_state
         self._authenticator = authenticator
         self._wall = wall
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, PoolMemory] = {}
 
-    async def judge(self) -> dict[str, CollectedHealth]:
-        """Every pool that a model names, by name; the gateway's own first."""
+    async def collect(self) -> dict[str, CollectedHealth]:
+        """Check every pool that a model names; the gateway's own is first."""
         found: dict[str, CollectedHealth] = {}
         for parts in self._pools.named:
             inputs = await self._inputs(parts)
             found[parts.config.pool] = CollectedHealth(inputs, *health(inputs))
         return found
 
-    def facts(self) -> object:
-        """What must be told at once when it changes: it compares equal as long as nothing of that did."""
+    def urgent_state(self) -> object:
+        """State whose changes are published at once; equal as long as nothing changed."""
         catalog = self._catalog
         return (
             [
@@ -96,19 +96,19 @@ class HealthCollector:
         snapshot = self._catalog.snapshot
         return [tier.name for tier in snapshot.tiers if tier.paused] if snapshot else ()
 
-    def _remembered(self, parts: PoolParts) -> Memory:
-        memory = self._memories.setdefault(parts.config.pool, Memory(Losses(), GatewayLosses(), Restarts()))
+    def _updated_memory(self, parts: PoolParts) -> PoolMemory:
+        memory = self._memories.setdefault(parts.config.pool, PoolMemory(Losses(), GatewayLosses(), Restarts()))
         seen = parts.heartbeat.observation
         if seen is not None and parts.heartbeat.redis_problem is None:
-            memory.losses.note(seen.workers, seen.now_ms)
-            memory.gateways.note(seen.gateway_ages_ms, seen.now_ms)
-            memory.restarts.note(seen.workers, seen.now_ms)
+            memory.losses.update(seen.workers, seen.now_ms)
+            memory.gateways.update(seen.gateway_ages_ms, seen.now_ms)
+            memory.restarts.update(seen.workers, seen.now_ms)
         return memory
 
     async def _inputs(self, parts: PoolParts) -> HealthInputs:
         catalog = self._catalog
         snapshot = catalog.snapshot
-        memory = self._remembered(parts)
+        memory = self._updated_memory(parts)
         return HealthInputs(
             observation=parts.heartbeat.observation,
             look_age_s=parts.heartbeat.age_s(),
@@ -141,7 +141,7 @@ class HealthCollector:
 
 
 async def audit_lag_ms(parts: PoolParts) -> int | None:
-    """How far the pool's audit is behind; None where it cannot be read."""
+    """Age of the oldest audit record of the pool that is not written yet; None if it cannot be read."""
     if parts.heartbeat.redis_problem is not None:
         return None
     try:
@@ -152,7 +152,7 @@ async def audit_lag_ms(parts: PoolParts) -> int | None:
 
 
 def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
-    """Who is, with which model process."""
+    """Ids of healthy workers, with the ids of their model processes."""
     seen = parts.heartbeat.observation
     return (
         frozenset((worker.id, worker.model_pid) for worker in seen.workers if worker.healthy) if seen else frozenset()
@@ -160,15 +160,15 @@ def _healthy(parts: PoolParts) -> frozenset[tuple[str, int]]:
 
 
 def _roles(parts: PoolParts) -> object:
-    """Whether schedulers pass, and which gateways are silent."""
+    """Level of the scheduler check, and silent gateways."""
     seen = parts.heartbeat.observation
-    return (scheduling_level(seen), silent(seen.gateway_ages_ms)) if seen else None
+    return (scheduling_level(seen), silent_gateways(seen.gateway_ages_ms)) if seen else None
 
 
-def together(found: Mapping[str, tuple[int, Health]]) -> tuple[int, Health]:
-    """The HTTP status and the document; the gateway's own pool comes first.
+def merge_pools(found: Mapping[str, tuple[int, Health]]) -> tuple[int, Health]:
+    """The HTTP status and the document of all pools; the gateway's own pool is first.
 
-    It is `down` only where no pool can serve: with one that can, taking this gateway away would help nobody.
+    `down` only if no pool can serve: the gateway must not be taken out of service while one pool can.
     """
     documents = list(found.values())
     if len(documents) == 1:
@@ -188,9 +188,9 @@ def together(found: Mapping[str, tuple[int, Health]]) -> tuple[int, Health]:
 
 
 def _reasons(found: Mapping[str, tuple[int, Health]]) -> list[str]:
-    """What several pools say alike is said once, for it is no pool's; else the pool is named."""
-    said = [reason for _, document in found.values() for reason in document["reasons"]]
-    common = list(dict.fromkeys(reason for reason in said if said.count(reason) == len(found)))
+    """A reason that all pools share appears once; other reasons are prefixed with their pool."""
+    reasons = [reason for _, document in found.values() for reason in document["reasons"]]
+    common = list(dict.fromkeys(reason for reason in reasons if reasons.count(reason) == len(found)))
     return common + [
         f"Pool {pool}: {reason}"
         for pool, (_, document) in found.items()
@@ -200,7 +200,7 @@ def _reasons(found: Mapping[str, tuple[int, Health]]) -> list[str]:
 
 
 def _checks(found: Mapping[str, tuple[int, Health]]) -> dict[str, list[Check]]:
-    """The own pool's by their names, those of the others with the pool's before it."""
+    """Checks by name; for pools other than the gateway's own, prefixed with the pool."""
     own, *others = found
     checks = dict(found[own][1]["checks"])
     for pool in others:
@@ -225,7 +225,7 @@ def _figures(documents: Sequence[Health]) -> HealthFigures:
         "capacity_rps": round(sum(each["capacity_rps"] for each in documents), 3),
         "capacity_evidence": max((each["capacity_evidence"] for each in documents), key=list(CapacityEvidence).index),
         "capacity_confidence": min(each["capacity_confidence"] for each in documents),
-        # Each was made at a moment of its own: a tier that came or went in between is not in all.
+        # The documents were made one after the other: a tier that was added or removed meanwhile is not in all.
         "tiers": {name: _tier([each["tiers"][name] for each in documents if name in each["tiers"]]) for name in names},
         "dlq": sum(each["dlq"] for each in documents),
         "audit_lag_ms": max(known) if len(known) == len(lags) else None,
@@ -233,7 +233,7 @@ def _figures(documents: Sequence[Health]) -> HealthFigures:
 
 
 def _tier(rows: Sequence[TierHealth]) -> TierHealth:
-    """Amounts are added up; of what cannot be, the worst pool's is told."""
+    """Sums, and the worst pool's value of figures that cannot be added."""
     return {
         "depth": sum(row["depth"] for row in rows),
         "oldest_ms": max(row["oldest_ms"] for row in rows),

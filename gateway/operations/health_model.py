@@ -27,7 +27,7 @@ class Check(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class HealthFinding:
-    """One check: its name in the health+json draft's form, how bad it is, what was seen, and why it is not healthy."""
+    """The result of one check: its name in the form of the health+json draft, level, observed value, and reason."""
 
     name: str
     kind: str
@@ -51,14 +51,14 @@ class HealthFinding:
         return check
 
 
-def first_of(names: Sequence[str], most: int) -> str:
-    """Return the names for a sentence: the first `most` of them, and how many more there are."""
+def shortened(names: Sequence[str], most: int) -> str:
+    """The first `most` names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-def clock(at_ms: int) -> str:
-    """Return a wall clock's milliseconds as its time of day, with the zone."""
+def time_of_day(at_ms: int) -> str:
+    """The time of day with its zone. `at_ms`: milliseconds since the epoch."""
     return f"{datetime.fromtimestamp(at_ms / 1000, tz=UTC):%H:%M:%S} UTC"
 
 
@@ -76,10 +76,9 @@ class TierHealth(TypedDict):
 
 
 class HealthFigures(TypedDict):
-    """What is counted. `gpu_utilization` and `padding_waste` are 0..1; `audit_lag_ms` is null where it cannot be read.
+    """Figures. `gpu_utilization` and `padding_waste` are 0..1; `audit_lag_ms` is null if it cannot be read.
 
-    `capacity_evidence` is what the capacity is derived from, `capacity_confidence` (0..1) how near to full the batches were
-    that were measured.
+    `capacity_evidence`: the source of the capacity. `capacity_confidence` (0..1): how full the measured batches were.
     """
 
     gpu_utilization: float
@@ -103,7 +102,7 @@ class PoolHealth(HealthFigures):
 
 
 class Health(HealthFigures):
-    """The judgement, why it is not better in sentences, the figures, and the checks of the health+json draft by name."""
+    """Status, one sentence for each problem, figures, and the checks of the health+json draft by name."""
 
     status: Status
     reasons: list[str]
@@ -111,25 +110,25 @@ class Health(HealthFigures):
 
 
 class HealthNow(Health):
-    """As it is answered; `age_s`: seconds since it was judged."""
+    """The response of `GET /internal/health`. `age_s`: seconds since the checks ran."""
 
     age_s: float
 
 
 class HealthOfPools(Health):
-    """With more than one pool the figures are of all together, and each pool's own stand in `pools`."""
+    """With several pools, the figures are those of all together; `pools` has those of each."""
 
     pools: dict[str, PoolHealth]
 
 
-class Alive(TypedDict):
-    """The event loop turns."""
+class Liveness(TypedDict):
+    """The event loop is running."""
 
     status: Literal["ok"]
 
 
 class Readiness(TypedDict):
-    """Whether traffic may come, and what is missing."""
+    """Whether the gateway accepts traffic, and what it is waiting for."""
 
     status: Literal["ready", "not ready"]
     waiting_for: NotRequired[str]

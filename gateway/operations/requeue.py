@@ -1,14 +1,14 @@
-"""Dead letters that a gateway runs again for an operator, at most 32 at a time: noted, queued, waited for.
+"""Requeue of dead letters by a gateway for an operator, at most 32 at a time: mark, queue, wait.
 
-The note in the letters and the record are committed first, so that of two operators one is told, and nothing runs that is not
-on record; the note is taken back where Redis had no memory for the new request.
+The marks in the dead letters and the change record are committed first: of two operators only one succeeds, and no request
+runs without a record. A mark is removed if Redis had no memory for the new request.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.dead_letter_rerun import AT_ONCE, Candidate, DeadLetterReruns, NotRerun, candidate, named
+from gateway.dead_letter_rerun import MAX_RERUNS, Candidate, DeadLetterReruns, NotRerun, candidate, new_ids
 from gateway.http.errors import RejectionError
 from gateway.operations.action_requests import AuditedTransaction, RequeueBody, Requeued, Rerun
 from gateway.pools import Pools
@@ -27,7 +27,7 @@ from scheduler.states import State
 
 
 class RequeueStarted(NamedTuple):
-    """What was noted: the candidates by pool, how many are left for the next time, and the number of the last one."""
+    """The marked dead letters by pool, how many remain for the next request, and the number of the last one."""
 
     by_pool: Mapping[str, Sequence[Candidate]]
     left: int
@@ -35,97 +35,99 @@ class RequeueStarted(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """What runs of one pool, and what is to be said of the rest."""
+    """The queued requests of one pool, and a warning about the others."""
 
     running: Sequence[Candidate]
     warning: str
 
 
 class DeadLetterRequeue:
-    """One for a gateway. All that is raised is RequestError."""
+    """Requeues the dead letters of all pools. Raises RequestError only."""
 
     def __init__(self, transaction: AuditedTransaction, pools: Pools) -> None:
         self._transaction = transaction
         self._pools = pools
 
-    async def requeue(self, body: RequeueBody, by: str) -> Requeued:
-        """The oldest of those that are meant, to their end."""
+    async def run(self, body: RequeueBody, by: str) -> Requeued:
+        """Requeue the oldest of the confirmed dead letters, and wait for their results."""
         reruns = {parts.config.pool: parts.reruns for parts in self._pools.all}
         totals = {parts.config.pool: parts.config.total_ms for parts in self._pools.all}
-        async with self._transaction.acting(by) as connection:
-            begun = await _begin(connection, body, totals, reruns)
-        queued = {pool: await self._queue(reruns[pool], each, body.seen(), by) for pool, each in begun.by_pool.items()}
+        async with self._transaction.change(by) as connection:
+            started = await _mark(connection, body, totals, reruns)
+        queued = {
+            pool: await self._queue(reruns[pool], each, body.selection(), by) for pool, each in started.by_pool.items()
+        }
         warning = " ".join(each.warning for each in queued.values() if each.warning)
         if not any(each.running for each in queued.values()):
             raise RejectionError(ErrorCode.NO_CAPACITY, warning)
-        ends = await asyncio.gather(*(_ends(reruns[pool], each.running) for pool, each in queued.items()))
-        return Requeued([rerun for several in ends for rerun in several], begun.left, begun.after, warning)
+        results = await asyncio.gather(*(_results(reruns[pool], each.running) for pool, each in queued.items()))
+        return Requeued([rerun for several in results for rerun in several], started.left, started.after, warning)
 
     async def _queue(
-        self, reruns: DeadLetterReruns, candidates: Sequence[Candidate], seen: LetterSelection, by: str
+        self, reruns: DeadLetterReruns, candidates: Sequence[Candidate], selection: LetterSelection, by: str
     ) -> Queued:
         try:
             entered = await reruns.submit([each.submission for each in candidates])
         except RedisUnavailable as error:
             return Queued(
-                [], f"{_away(error)}: whether these run is not known, but they are noted: {_ids(candidates)}."
+                [], f"{_unavailable(error)}: these are marked as requeued, but may not run: {_ids(candidates)}."
             )
         running = [each for each in candidates if each.submission.id in entered]
-        refused = [each for each in candidates if each.submission.id not in entered]
-        warning = await self._take_back(refused, seen, by) if refused else ""
+        rejected = [each for each in candidates if each.submission.id not in entered]
+        warning = await self._unmark(rejected, selection, by) if rejected else ""
         try:
             await reruns.forget_dead([each.letter.request_id for each in running])
-        except RedisUnavailable as error:  # They run all the same, and are waited for.
-            warning = f"{warning} {_away(error)}, so health still counts them.".lstrip()
+        except RedisUnavailable as error:  # They run nevertheless.
+            warning = f"{warning} {_unavailable(error)}, so health still counts them.".lstrip()
         return Queued(running, warning)
 
-    async def _take_back(self, refused: Sequence[Candidate], seen: LetterSelection, by: str) -> str:
-        """The note in letters for which Redis had no room; what is to be said of it."""
-        full = f"Redis has no memory left for {len(refused)} of them"
+    async def _unmark(self, rejected: Sequence[Candidate], selection: LetterSelection, by: str) -> str:
+        """Remove the marks of dead letters for which Redis had no memory. Returns a warning."""
+        full = f"Redis has no memory left for {len(rejected)} of them"
         try:
-            async with self._transaction.acting(by) as connection:
-                for each in refused:
+            async with self._transaction.change(by) as connection:
+                for each in rejected:
                     await unmark_requeued(connection, each.letter, each.submission.id)
-                await note(connection, seen.words(), {"requeued_as": named(refused)}, {"requeued_as": None})
+                await note(connection, selection.words(), {"requeued_as": new_ids(rejected)}, {"requeued_as": None})
         except RequestError:
-            return f"{full}, and PostgreSQL is away: they are noted as requeued, but do not run: {_ids(refused)}."
-        return f"{full}; these stay as they were."
+            return f"{full}, and PostgreSQL is not available: they are marked as requeued, but do not run: {_ids(rejected)}."
+        return f"{full}; these were not changed."
 
 
-def differs(count: int, found: int, done: str) -> RequestError:
-    """The refusal of what is not any more as it was confirmed."""
-    there = f"there are {found} now" if found <= count else "there are more now"
-    message = f"{count} dead letters were confirmed, but {there}; none was {done}. Look again."
+def changed_meanwhile(count: int, found: int, done: str) -> RequestError:
+    """The error if the number of dead letters is not the confirmed one. `done`: `deleted` or `requeued`."""
+    now = f"there are {found} now" if found <= count else "there are more now"
+    message = f"{count} dead letters were confirmed, but {now}; none was {done}. Reload and try again."
     return RequestError(ErrorCode.CHANGED_MEANWHILE, message, "count")
 
 
-async def _begin(
+async def _mark(
     connection: Connection, body: RequeueBody, totals: Mapping[str, int], reruns: Mapping[str, DeadLetterReruns]
 ) -> RequeueStarted:
-    """Choose and note them. Raises RequestError, which has to undo the transaction."""
+    """Choose and mark dead letters. Raises RequestError; then the transaction must be rolled back."""
     try:
-        rows = await seen_to_requeue(connection, body.seen(), body.count, list(totals), body.after)
+        rows = await seen_to_requeue(connection, body.selection(), body.count, list(totals), body.after)
     except CountDiffers as error:
-        raise differs(body.count, error.found, "requeued") from error
-    picked = rows[:AT_ONCE]
+        raise changed_meanwhile(body.count, error.found, "requeued") from error
+    picked = rows[:MAX_RERUNS]
     await _check_workers([reruns[pool] for pool in sorted({row.pool for row in picked})])
     by_pool: dict[str, list[Candidate]] = {}
-    for row in sorted(picked, key=lambda row: row.request_id):  # One order for all, or two could wait for each other.
-        by_pool.setdefault(row.pool, []).append(await _noted(connection, row, totals[row.pool]))
+    for row in sorted(picked, key=lambda row: row.request_id):  # The same order everywhere, to avoid deadlocks.
+        by_pool.setdefault(row.pool, []).append(await _marked(connection, row, totals[row.pool]))
     chosen = [each for several in by_pool.values() for each in several]
-    told = {"count": len(chosen), "requeued_as": named(chosen)}
-    await note(connection, body.seen().words(), {"count": len(chosen), "requeued_as": None}, told)
+    after = {"count": len(chosen), "requeued_as": new_ids(chosen)}
+    await note(connection, body.selection().words(), {"count": len(chosen), "requeued_as": None}, after)
     return RequeueStarted(by_pool, len(rows) - len(picked), picked[-1].number)
 
 
-async def _noted(connection: Connection, row: Requeueable, total_ms: int) -> Candidate:
+async def _marked(connection: Connection, row: Requeueable, total_ms: int) -> Candidate:
     try:
         found = await candidate(connection, row.request_id, row.pool, total_ms)
     except NotRerun as error:
-        message = f"{row.request_id} cannot be run again now; none was requeued. {error}"
+        message = f"{row.request_id} cannot be requeued now; none was requeued. {error}"
         raise RequestError(ErrorCode.CHANGED_MEANWHILE, message) from error
     if not await mark_requeued(connection, found.letter, found.submission.id):
-        message = f"Somebody else has just requeued or deleted {row.request_id}; none was requeued. Look again."
+        message = f"{row.request_id} was requeued or deleted meanwhile; none was requeued. Reload and try again."
         raise RequestError(ErrorCode.CHANGED_MEANWHILE, message)
     return found
 
@@ -136,21 +138,21 @@ async def _check_workers(several: Sequence[DeadLetterReruns]) -> None:
     except NotRerun as error:
         raise RejectionError(ErrorCode.NO_CAPACITY, str(error)) from error
     except RedisUnavailable as error:
-        raise RejectionError(ErrorCode.NO_CAPACITY, f"{_away(error)}, so nothing was requeued.") from error
+        raise RejectionError(ErrorCode.NO_CAPACITY, f"{_unavailable(error)}, so nothing was requeued.") from error
 
 
-async def _ends(reruns: DeadLetterReruns, running: Sequence[Candidate]) -> list[Rerun]:
+async def _results(reruns: DeadLetterReruns, running: Sequence[Candidate]) -> list[Rerun]:
     old = {each.submission.id: each.letter.request_id for each in running}
-    ends = []
+    results = []
     async for new_id, reply in reruns.replies(list(old)):
         ended = None if reply is None else "completed" if reply.state == State.COMPLETED else reply.error_code
-        ends.append(Rerun(old[new_id], new_id, ended))
-    return ends
+        results.append(Rerun(old[new_id], new_id, ended))
+    return results
 
 
 def _ids(candidates: Sequence[Candidate]) -> str:
     return ", ".join(each.letter.request_id for each in candidates)
 
 
-def _away(error: RedisUnavailable) -> str:
-    return f"Redis does not answer ({str(error).rstrip('.')})"
+def _unavailable(error: RedisUnavailable) -> str:
+    return f"Redis is not responding ({str(error).rstrip('.')})"

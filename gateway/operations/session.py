@@ -1,10 +1,10 @@
-"""The dashboard session: the signed cookie, who may use the dashboard, and the check against cross-site actions.
+"""The dashboard session: its signed cookie, its authentication, and the check against cross-site requests.
 
-The cookie says until when it is valid, signed with the service token, and contains nothing of it. Every gateway with
-the same token knows it, none stores it; another token ends all sessions.
+The cookie contains its expiry time and a signature made with the service token, not the token itself. Every gateway with
+the same token accepts it, and none stores it; a new token ends all sessions.
 
-The cookie is `SameSite=Strict`, and JSON cannot be sent across origins without a preflight; `Sec-Fetch-Site` and
-`Origin` are the third check, and the only one against other programs on the same host name. Programs send neither, so
+The cookie is `SameSite=Strict`, and JSON cannot be sent across origins without a preflight. `Sec-Fetch-Site` and `Origin`
+are the third check, and the only one against other services on the same host name. Programs send neither header, so
 they must send the service token.
 """
 
@@ -27,13 +27,13 @@ _PURPOSE = b"tierlane dashboard session 1"
 
 
 def issue(service_token: str, now: float) -> str:
-    """The value of a cookie that holds from now on; `now` is seconds since the epoch."""
+    """The value of a new cookie. `now`: seconds since the epoch."""
     until = str(int(now) + LASTS_S)
     return f"{until}.{_signature(service_token, until)}"
 
 
 def left_s(service_token: str, value: str, now: float) -> float:
-    """Seconds that a cookie holds still; 0 where it does not, or is none of ours."""
+    """Seconds until a cookie expires; 0 if it has expired or is not valid."""
     until, _, signature = value.partition(".")
     if not service_token or not (until.isascii() and until.isdigit() and len(until) <= 12):
         return 0.0
@@ -43,7 +43,7 @@ def left_s(service_token: str, value: str, now: float) -> float:
 
 
 def presented(cookies: str) -> str:
-    """Our cookie's value in a Cookie header, "" where it is not there."""
+    """The value of the session cookie in a Cookie header, "" if there is none."""
     for pair in cookies.split(";"):
         name, _, value = pair.strip().partition("=")
         if name == COOKIE:
@@ -52,7 +52,7 @@ def presented(cookies: str) -> str:
 
 
 def set_cookie(value: str, *, lasts_s: int, secure: bool) -> str:
-    """The Set-Cookie header's value. `secure`: the browser came by TLS, and must not send it any other way."""
+    """The value of the Set-Cookie header. `secure`: the browser must send the cookie only over TLS."""
     return f"{COOKIE}={value}; Path={PATH}; Max-Age={lasts_s}; HttpOnly; SameSite=Strict" + (
         "; Secure" if secure else ""
     )
@@ -64,7 +64,7 @@ def _signature(service_token: str, until: str) -> str:
 
 
 class SessionAuth:
-    """The check of one gateway. `wall` is seconds since the epoch."""
+    """Authenticates dashboard requests. `wall`: seconds since the epoch."""
 
     def __init__(self, service_token: str, authenticator: Authenticator, wall: Callable[[], float] = time.time) -> None:
         self._token = service_token
@@ -72,43 +72,40 @@ class SessionAuth:
         self._wall = wall
 
     def check(self, call: RoutedRequest) -> float:
-        """Seconds that the caller may look. Raises RequestError for who has neither cookie nor token."""
+        """Seconds for which the caller is authenticated. Raises RequestError without a valid cookie or token."""
         left = self.left_s(call)
         if not left:
             self._authenticator.check_service(call, self._token)
         return left or LASTS_S
 
     def issue(self, call: RoutedRequest) -> str:
-        """A cookie's value for who sends the token. Raises RequestError; wrong tokens have to wait as at every door."""
+        """The value of a new cookie. Raises RequestError for a wrong service token, which counts as failed authentication."""
         self._authenticator.check_service(call, self._token)
         return issue(self._token, self._wall())
 
     def left_s(self, call: RoutedRequest) -> float:
-        """Seconds that the caller's cookie holds still; 0 without one."""
+        """Seconds until the caller's cookie expires; 0 without a valid one."""
         return left_s(self._token, presented(call.headers.get("Cookie", "")), self._wall())
 
 
-OURS = ["same-origin"]
-
-
 def check_same_site(headers: CIMultiDictProxy[str]) -> None:
-    """Raises RequestError `cross_site` for what another page sent, or a browser that does not say which page did."""
-    if not _is_ours(headers):
+    """Raises RequestError `cross_site` for a request of another page, or of a browser that does not name the page."""
+    if not _is_same_site(headers):
         raise RequestError(ErrorCode.CROSS_SITE)
 
 
-def _is_ours(headers: CIMultiDictProxy[str]) -> bool:
-    fetched_from = headers.getall("Sec-Fetch-Site", [])
-    if fetched_from:
-        return fetched_from == OURS
+def _is_same_site(headers: CIMultiDictProxy[str]) -> bool:
+    fetch_sites = headers.getall("Sec-Fetch-Site", [])
+    if fetch_sites:
+        return fetch_sites == ["same-origin"]
     origins = headers.getall("Origin", [])
     if origins:
-        return len(origins) == 1 and _place(origins[0]) == headers.get("Host", "").lower()
+        return len(origins) == 1 and _host_and_port(origins[0]) == headers.get("Host", "").lower()
     return "Authorization" in headers
 
 
-def _place(origin: str) -> str | None:
-    """Host and port of an origin; None where it is none, such as `null`."""
+def _host_and_port(origin: str) -> str | None:
+    """Host and port of an origin; None if it has none, such as `null`."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:

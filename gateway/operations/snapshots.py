@@ -1,9 +1,9 @@
-"""One snapshot of the system a second, its history, and the browsers that watch it.
+"""Dashboard snapshots of the system, one per second, their history, and the browsers that subscribe to them.
 
-A snapshot is taken before its second is over where something changed that cannot wait: a worker is lost or back, Redis
-or the catalog goes or returns, the gateway leaves. The history is the last quarter of an hour, one point every two
-seconds, in memory and, where Redis responds, in its list, so that a new gateway shows the same. Watchers get one
-document a second, the same bytes for all; they are few and cannot block each other.
+Some changes cause a snapshot at once: a worker is lost or returns, Redis or the catalog becomes unavailable or available,
+the gateway shuts down. The history covers 15 minutes, one point every two seconds. It is kept in memory and, while Redis
+responds, in a Redis list, so that a new gateway shows the same. Subscribers get one document per second, the same bytes
+for all. Their number is limited, and a slow one does not delay the others.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ import msgspec
 from gateway.catalog import CatalogView
 from gateway.http.response import encode_json
 from gateway.http.sse import EventStream
-from gateway.operations.health_collector import HealthCollector, together
+from gateway.operations.health_collector import HealthCollector, merge_pools
 from gateway.operations.health_model import Health
 from gateway.operations.state import DashboardEvent, DashboardState, changes, state
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from scheduler.fault_log import log_fault
-from scheduler.protocol.history import MOMENTS, STEP_MS, HistoryStore
+from scheduler.protocol.history import MAX_POINTS, STEP_MS, HistoryStore
 
 
 class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
-    """One tier: as `TierState`."""
+    """One tier; the fields are those of `TierState`."""
 
     name: str
     depth: int
@@ -39,11 +39,11 @@ class TierHistoryPoint(msgspec.Struct, frozen=True, array_like=True):
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
-    failed_rps: float = 0.0  # Older gateways keep none.
+    failed_rps: float = 0.0  # Gateways of older versions do not write it.
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, array_like=True):
-    """What the charts draw, and what happened since the moment before."""
+    """The data of the charts at one time, and the events since the previous point."""
 
     at_ms: int
     status: str
@@ -57,8 +57,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(HistoryPoint).decode
 
 
-def moment(state: DashboardState, events: list[DashboardEvent]) -> HistoryPoint:
-    """What is kept of a document of state."""
+def history_point(state: DashboardState, events: list[DashboardEvent]) -> HistoryPoint:
+    """The part of a state that the history keeps."""
     tiers = [
         TierHistoryPoint(
             tier.name,
@@ -79,104 +79,103 @@ def moment(state: DashboardState, events: list[DashboardEvent]) -> HistoryPoint:
 
 
 class DashboardHistory:
-    """The ring. `note` is called with every new document."""
+    """The points of the last 15 minutes. `add` is called with every new state."""
 
     def __init__(self, history: HistoryStore) -> None:
         self._history = history
-        self._ring: deque[HistoryPoint] = deque(maxlen=MOMENTS)
-        self._since: list[DashboardEvent] = []
-        self._known = False  # What others kept was read.
+        self._ring: deque[HistoryPoint] = deque(maxlen=MAX_POINTS)
+        self._since: list[DashboardEvent] = []  # Events since the last point.
+        self._loaded = False  # Whether the points of other gateways were read.
 
     @property
     def all(self) -> list[HistoryPoint]:
-        """All of them, the oldest first."""
+        """All points, the oldest first."""
         return list(self._ring)
 
-    async def note(self, state: DashboardState) -> None:
-        """Keep a moment where the last one is two seconds old. Never raises for a Redis that is away."""
+    async def add(self, state: DashboardState) -> None:
+        """Add a point if the last one is two seconds old. Does not raise if Redis is unavailable."""
         self._since += state.events
         if self._has(state):
             return
         try:
-            await self._begin()
+            await self._load()
         except RedisUnavailable:
-            self._take(state)
+            self._append(state)
             return
-        if not self._has(state):  # As others may have told just now.
-            await self._write(self._take(state))
+        if not self._has(state):  # Another gateway may have written this point.
+            await self._write(self._append(state))
 
     def _has(self, state: DashboardState) -> bool:
         return bool(self._ring) and state.at_ms // STEP_MS <= self._ring[-1].at_ms // STEP_MS
 
-    def _take(self, state: DashboardState) -> HistoryPoint:
-        taken, self._since = moment(state, self._since), []
-        self._ring.append(taken)
-        return taken
+    def _append(self, state: DashboardState) -> HistoryPoint:
+        point, self._since = history_point(state, self._since), []
+        self._ring.append(point)
+        return point
 
-    async def _begin(self) -> None:
-        """Once: put what others kept before what this gateway has seen itself."""
-        if self._known:
+    async def _load(self) -> None:
+        """Once: insert the stored points of other gateways before this gateway's own."""
+        if self._loaded:
             return
-        kept = [each for each in map(_read, await self._history.read()) if each is not None]
+        stored = [each for each in map(_read, await self._history.read()) if each is not None]
         first_ms = self._ring[0].at_ms if self._ring else None
-        before = [each for each in kept if first_ms is None or each.at_ms < first_ms]
-        self._ring = deque([*before, *self._ring], maxlen=MOMENTS)
-        self._known = True
+        before = [each for each in stored if first_ms is None or each.at_ms < first_ms]
+        self._ring = deque([*before, *self._ring], maxlen=MAX_POINTS)
+        self._loaded = True
 
     async def _write(self, newest: HistoryPoint) -> None:
         try:
             if not await self._history.has_turn():
                 return
-            kept = await self._history.add(_encode(newest))
-            if kept == 1 and len(self._ring) > 1:
+            stored = await self._history.add(_encode(newest))
+            if stored == 1 and len(self._ring) > 1:
                 await self._history.add_older([_encode(each) for each in reversed(list(self._ring)[:-1])])
         except RedisUnavailable:
-            return  # It stays in memory, and the list has a gap.
+            return  # The point stays in memory; the list has a gap.
 
     async def close(self) -> None:
         """Let another gateway write."""
         try:
-            await self._history.give_up()
+            await self._history.release()
         except RedisUnavailable:
-            return  # The turn runs out by itself.
+            return  # The lock expires by itself.
 
 
 def _read(packed: bytes) -> HistoryPoint | None:
-    """None for what another version wrote in another form."""
+    """A stored point; None if another version wrote it in another format."""
     try:
         return _decode(packed)
     except msgspec.MsgspecError:
         return None
 
 
-MAX_READERS = 32
+MAX_SUBSCRIBERS = 32
 RETRY = b"retry: 2000\n\n"
-"""How long, in ms, a page waits before it comes again."""
+"""Milliseconds until a browser reconnects."""
 
 
 def message(kind: str, data: bytes) -> bytes:
-    """One event of a stream; `data` is one line."""
+    """One server-sent event; `data` is one line."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 class Subscribers:
-    """All open streams. `missed` counts documents that a reader was too slow for."""
+    """All open streams. `missed`: documents that were not sent because a client was too slow."""
 
-    def __init__(self, most: int = MAX_READERS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._open: dict[EventStream, asyncio.Future[None]] = {}
         self.missed = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def check_room(self) -> None:
-        """Raises RequestError `no_capacity` where there are too many."""
-        if len(self._open) >= self._most:
+    def check_limit(self) -> None:
+        """Raises RequestError `no_capacity` if too many streams are open."""
+        if len(self._open) >= MAX_SUBSCRIBERS:
             raise RequestError(ErrorCode.NO_CAPACITY, "Too many dashboards are open at this gateway.")
 
-    async def play(self, stream: EventStream, opening: bytes, lasts_s: float) -> None:
-        """Send `opening`, and then whatever is published, for so long. Raises ConnectionResetError for a client that is gone."""
+    async def serve(self, stream: EventStream, opening: bytes, lasts_s: float) -> None:
+        """Send `opening`, then all published events for `lasts_s`. Raises ConnectionResetError if the client left."""
         stream.start()
         stream.send(RETRY + opening)
         ended = self._open[stream] = asyncio.get_running_loop().create_future()
@@ -189,7 +188,7 @@ class Subscribers:
         stream.end()
 
     def publish(self, events: bytes) -> None:
-        """Send to all that keep up. What a slow one misses is gone; the edge drops it when it does not read at all."""
+        """Send to all streams but those with a full buffer. The server closes a connection whose client stops reading."""
         for stream in self._open:
             if stream.full:
                 self.missed += 1
@@ -197,54 +196,54 @@ class Subscribers:
                 stream.send(events)
 
     def end(self) -> None:
-        """The gateway leaves: pages go to another one."""
+        """End all streams, because the gateway shuts down: browsers reconnect to another gateway."""
         for ended in self._open.values():
             if not ended.done():
                 ended.set_result(None)
 
 
-EVERY_S = 1.0
-LOOK_S = 0.25
-EVENTS = 50
-"""The newest that a document brings along."""
+INTERVAL_S = 1.0
+POLL_S = 0.25
+MAX_EVENTS = 50
+"""Events per document; the oldest are dropped."""
 
 
 class DashboardSnapshot(NamedTuple):
-    """One picture. `at` is monotonic seconds; `state.events` are those since the picture before."""
+    """The system at one time. `at`: monotonic seconds."""
 
     at: float
-    facts: object
+    urgent_state: object
     status: int
     health: Health
     state: DashboardState
 
 
 class DashboardSnapshots:
-    """Takes them. `clock` is monotonic seconds, `wall` seconds since the epoch."""
+    """Takes and publishes snapshots. `clock`: monotonic seconds; `wall`: seconds since the epoch."""
 
     def __init__(
         self,
-        judging: HealthCollector,
+        collector: HealthCollector,
         catalog: CatalogView,
-        moments: DashboardHistory,
+        history: DashboardHistory,
         gateway_id: str,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._judging = judging
+        self._collector = collector
         self._catalog = catalog
         self._gateway_id = gateway_id
         self._clock = clock
         self._wall = wall
         self._latest: DashboardSnapshot | None = None
         self._taking = asyncio.Lock()
-        self._untold: deque[DashboardEvent] = deque(maxlen=EVENTS)
-        self.moments = moments
-        self.readers = Subscribers()
+        self._unpublished: deque[DashboardEvent] = deque(maxlen=MAX_EVENTS)
+        self.history = history
+        self.subscribers = Subscribers()
 
     async def current(self) -> DashboardSnapshot:
-        """The latest, which is at most a second old."""
+        """The latest snapshot, at most a second old."""
         async with self._taking:
             latest = self._latest
             if latest is None or self._is_old(latest):
@@ -256,47 +255,43 @@ class DashboardSnapshots:
         return round(max(0.0, self._clock() - snapshot.at), 3)
 
     async def run(self) -> None:
-        """Take, tell and keep, forever."""
-        told: DashboardSnapshot | None = None
+        """Take, publish and keep snapshots; never returns."""
+        published: DashboardSnapshot | None = None
         while True:
             try:
                 latest = await self.current()
-                if latest is not told:
-                    told = latest
-                    await self._tell(latest)
+                if latest is not published:
+                    published = latest
+                    await self._publish(latest)
             except Exception as error:  # noqa: BLE001  # no fault may end this loop
                 log_fault("the snapshot failed", error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def opening(self) -> bytes:
-        """What a page that has just come is told first: the last quarter of an hour, and the latest picture."""
-        told = message("history", encode_json(self.moments.all))
-        return told if self._latest is None else told + message("state", encode_json(self._latest.state))
+        """The first events of a new stream: the history, and the latest snapshot."""
+        events = message("history", encode_json(self.history.all))
+        return events if self._latest is None else events + message("state", encode_json(self._latest.state))
 
-    async def _tell(self, latest: DashboardSnapshot) -> None:
-        told = msgspec.structs.replace(latest.state, events=self._events())
-        self.readers.publish(message("state", encode_json(told)))
-        await self.moments.note(told)
-
-    def _events(self) -> list[DashboardEvent]:
-        """What nobody was told yet; a picture that was taken for health alone has its events told with the next one."""
-        told = list(self._untold)
-        self._untold.clear()
-        return told
+    async def _publish(self, latest: DashboardSnapshot) -> None:
+        # Events of snapshots that were taken for a health request are published with the next one.
+        state = msgspec.structs.replace(latest.state, events=list(self._unpublished))
+        self._unpublished.clear()
+        self.subscribers.publish(message("state", encode_json(state)))
+        await self.history.add(state)
 
     def _is_old(self, latest: DashboardSnapshot) -> bool:
-        return self._clock() - latest.at >= EVERY_S or self._judging.facts() != latest.facts
+        return self._clock() - latest.at >= INTERVAL_S or self._collector.urgent_state() != latest.urgent_state
 
     async def _take(self, before: DashboardSnapshot | None) -> DashboardSnapshot:
-        facts, at = self._judging.facts(), self._clock()
-        judged = await self._judging.judge()
-        status, document = together({pool: (each.status, each.document) for pool, each in judged.items()})
+        urgent_state, at = self._collector.urgent_state(), self._clock()
+        pools = await self._collector.collect()
+        status, document = merge_pools({pool: (each.status, each.document) for pool, each in pools.items()})
         catalog = self._catalog.snapshot
         rows, cordoned = (catalog.tiers, catalog.cordoned) if catalog else ((), frozenset[str]())
         known = [row for row in rows if row.name in document["tiers"]]
         at_ms = round(self._wall() * 1000)
-        now = state(judged, document, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned)
+        now = state(pools, document, known, at_ms=at_ms, gateway=self._gateway_id, cordoned=cordoned)
         if before is not None:
-            self._untold += changes(before.state, now)
-        self._latest = DashboardSnapshot(at, facts, status, document, now)
+            self._unpublished += changes(before.state, now)
+        self._latest = DashboardSnapshot(at, urgent_state, status, document, now)
         return self._latest

@@ -1,6 +1,6 @@
-"""The dashboard state: one document, made of the judged pools once a second, and its differences as events. Pure.
+"""The dashboard state: one document, made once a second from the health of the pools, and its changes as events.
 
-Rates are requests/s over all gateways, times milliseconds; what is not known is null, never 0.
+All functions are pure. Rates are requests/s over all gateways, times are milliseconds; unknown values are null, never 0.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,33 +9,34 @@ import msgspec
 
 from gateway.catalog import TierRow
 from gateway.operations.health_collector import CollectedHealth
-from gateway.operations.health_losses import ON_PURPOSE, SILENT
+from gateway.operations.health_losses import ACTIVE_STATUSES, INTENDED_STATUSES
 from gateway.operations.health_model import Health, Status
 from scheduler.protocol.pool_view import GatewayStats, GpuReading, TierStats, WorkerView
 
-SHOWN = 5
+MAX_CUSTOMERS = 5
 
 
 def batch_fill(gateways: Sequence[GatewayStats]) -> float | None:
-    """How full the batches of the last two seconds were, 0..1; None where there was none."""
+    """Fill of the batches of the last two seconds, 0..1; None if there were none."""
     batches = sum(each.batches_per_second for each in gateways)
     return round(min(1.0, sum(each.filled_per_second for each in gateways) / batches), 4) if batches else None
 
 
-def busiest(gateways: Sequence[GatewayStats]) -> list[tuple[str, str, float]]:
-    """(name, tier, requests/s) of those that ask most, the busiest first."""
+def top_customers(gateways: Sequence[GatewayStats]) -> list[tuple[str, str, float]]:
+    """(name, tier, requests/s) of the customers with the highest rates, the highest first."""
     rates: dict[tuple[str, str], float] = {}
     for each in gateways:
         for customer in each.busiest:
             key = (customer.name, customer.tier)
             rates[key] = rates.get(key, 0.0) + customer.rps
     ordered = sorted(rates.items(), key=lambda rate: (-rate[1], rate[0]))
-    return [(name, tier, round(rps, 1)) for (name, tier), rps in ordered[:SHOWN]]
+    return [(name, tier, round(rps, 1)) for (name, tier), rps in ordered[:MAX_CUSTOMERS]]
 
 
 class TierState(msgspec.Struct, frozen=True):
-    """One tier over all pools and gateways. `share` is its part of all answers, `limit_ratio` what of its limits holds,
-    `failed_rps` the calls that ended badly by our fault.
+    """One tier over all pools and gateways.
+
+    `share`: of all responses; `limit_ratio`: the share of its limits in force; `failed_rps`: SLO failures.
     """
 
     name: str
@@ -56,7 +57,7 @@ class TierState(msgspec.Struct, frozen=True):
 
 
 class GpuState(msgspec.Struct, frozen=True):
-    """What the driver says of a worker's GPU."""
+    """A worker's GPU as reported by its driver."""
 
     utilization: float
     memory_used_mb: int
@@ -67,7 +68,7 @@ class GpuState(msgspec.Struct, frozen=True):
 
 
 class CustomerState(msgspec.Struct, frozen=True):
-    """One of the customers that ask most now, over all pools and gateways."""
+    """One of the customers with the highest rates, over all pools and gateways."""
 
     name: str
     tier: str
@@ -75,9 +76,9 @@ class CustomerState(msgspec.Struct, frozen=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One worker; `age_ms` since its last heartbeat. `pausing`: not healthy for a moment, as it says itself.
+    """One worker. `age_ms`: since its last heartbeat. `pausing`: briefly not healthy, as the worker reported.
 
-    `capacity_rps` is its part of its pool's capacity; `cordoned`: PostgreSQL says that it is to claim nothing.
+    `capacity_rps`: its part of its pool's capacity. `cordoned`: according to PostgreSQL, it must not claim batches.
     """
 
     id: str
@@ -99,7 +100,7 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 
 class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):
-    """Something changed. `level`: `good`, `bad` or `news`."""
+    """A change of the state. `level`: `good`, `bad` or `news`."""
 
     at_ms: int
     level: str
@@ -107,8 +108,9 @@ class DashboardEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DashboardState(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole. `look_age_s`: how old what was seen in Redis is, null where nothing ever was. `batch_fill`: how full batches
-    are, 0..1, null where none ran.
+    """The document. `look_age_s`: age of the last observation of Redis, null before the first.
+
+    `batch_fill`: fill of the batches, 0..1, null if none ran.
     """
 
     at_ms: int
@@ -140,7 +142,7 @@ class DashboardState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state(
-    judged: Mapping[str, CollectedHealth],
+    pools: Mapping[str, CollectedHealth],
     whole: Health,
     rows: Sequence[TierRow],
     *,
@@ -148,20 +150,20 @@ def state(
     gateway: str,
     cordoned: Collection[str] = (),
 ) -> DashboardState:
-    """The document, without events. `whole` is the health of all pools together, `rows` the catalog's tiers."""
-    seen = {pool: each.inputs.observation for pool, each in judged.items()}
-    gateways = [gateway for look in seen.values() if look for gateway in look.gateways]
+    """The document, without events. `whole`: the merged health of all pools; `rows`: the catalog's tiers."""
+    observations = [each.inputs.observation for each in pools.values()]
+    gateways = [gateway for seen in observations if seen for gateway in seen.gateways]
     stats = {row.name: [gateway.tiers[row.name] for gateway in gateways if row.name in gateway.tiers] for row in rows}
     answered = sum(each.answered_rps for several in stats.values() for each in several)
     tiers = [_tier(row, stats[row.name], whole, answered) for row in rows]
-    problems = [each.inputs.redis_problem for each in judged.values() if each.inputs.redis_problem is not None]
+    problems = [each.inputs.redis_problem for each in pools.values() if each.inputs.redis_problem is not None]
     return DashboardState(
         at_ms=at_ms,
         gateway=gateway,
         status=whole["status"],
         reasons=whole["reasons"],
         redis_problem=problems[0] if problems else None,
-        look_age_s=_oldest_s([each.inputs.look_age_s for each in judged.values()]),
+        look_age_s=_oldest_s([each.inputs.look_age_s for each in pools.values()]),
         in_rps=_total(tier.in_rps for tier in tiers),
         out_rps=_total(tier.out_rps for tier in tiers),
         shed_rps=_total(tier.shed_rps for tier in tiers),
@@ -178,8 +180,8 @@ def state(
         dlq=whole["dlq"],
         audit_lag_ms=whole["audit_lag_ms"],
         tiers=tiers,
-        workers=[each for pool, one in judged.items() for each in _workers(pool, one, cordoned)],
-        customers=[CustomerState(*each) for each in busiest(gateways)],
+        workers=[worker for pool, each in pools.items() for worker in _workers(pool, each, cordoned)],
+        customers=[CustomerState(*each) for each in top_customers(gateways)],
         gateways=sorted({each.gateway_id for each in gateways}),
         events=[],
     )
@@ -209,7 +211,7 @@ def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps:
         allocated_rps=health["allocated_rps"],
         limit_ratio=health["effective_limit_ratio"],
         share=round(out_rps / answered_rps, 4) if answered_rps else 0.0,
-        # The slowest gateway's: percentiles cannot be added, and on-call wants the worst.
+        # The highest of all gateways: percentiles cannot be added.
         p50_ms=max((each.p50_ms for each in stats), default=0.0) or None,
         p95_ms=max((each.p95_ms for each in stats), default=0.0) or None,
         p99_ms=max((each.p99_ms for each in stats), default=0.0) or None,
@@ -217,15 +219,15 @@ def _tier(row: TierRow, stats: Sequence[TierStats], whole: Health, answered_rps:
     )
 
 
-def _workers(pool: str, judged: CollectedHealth, cordoned: Collection[str]) -> list[WorkerState]:
-    look = judged.inputs.observation
-    workers = sorted(look.workers, key=lambda worker: worker.id) if look else []
-    parts = parts_of(judged.inputs.capacity_rps, workers)
-    return [_worker(pool, each, parts.get(each.id, 0.0), cordoned) for each in workers]
+def _workers(pool: str, health: CollectedHealth, cordoned: Collection[str]) -> list[WorkerState]:
+    seen = health.inputs.observation
+    workers = sorted(seen.workers, key=lambda worker: worker.id) if seen else []
+    capacities = capacity_by_worker(health.inputs.capacity_rps, workers)
+    return [_worker(pool, each, capacities.get(each.id, 0.0), cordoned) for each in workers]
 
 
-def parts_of(capacity_rps: float, workers: Sequence[WorkerView]) -> dict[str, float]:
-    """What each healthy worker adds to the capacity, requests/s; one that is not measured counts as the mean of the others."""
+def capacity_by_worker(capacity_rps: float, workers: Sequence[WorkerView]) -> dict[str, float]:
+    """The part of each healthy worker in the capacity, requests/s. A worker without a measured rate counts as the mean."""
     rates = {worker.id: worker.rps for worker in workers if worker.healthy}
     measured = [rate for rate in rates.values() if rate > 0]
     assumed = sum(measured) / len(measured) if measured else 1.0
@@ -258,50 +260,51 @@ def _gpu(gpu: GpuReading) -> GpuState:
     return GpuState(gpu.utilization, gpu.memory_used_mb, gpu.memory_total_mb, gpu.temperature_c, gpu.fault, gpu.note)
 
 
-LEAST_STEP = 0.1  # A tier's limits move all the time under load: told is where they begin and end to be lowered.
+MIN_REDUCTION = 0.1  # Limits vary all the time under load: an event reports only where a reduction starts and ends.
 
 
 def changes(before: DashboardState, now: DashboardState) -> list[DashboardEvent]:
-    """The events, none where nothing is different. Workers and gateways are compared only where Redis told of both."""
-    events = [*_status(before, now), *_redis(before, now), *_limits(before, now), *_letters(before, now)]
+    """The events between two states. Workers and gateways are compared only if Redis responded both times."""
+    events = [*_status_events(before, now), *_redis_events(before, now), *_limit_events(before, now)]
+    events += _dead_letter_events(before, now)
     if before.redis_problem is None and now.redis_problem is None:
-        events += [*_worker_events(before, now), *_gateways(before, now)]
+        events += [*_worker_events(before, now), *_gateway_events(before, now)]
     return events
 
 
-def _status(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
+def _status_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     if before.status == now.status:
         return
-    why = f": {now.reasons[0]}" if now.reasons else "."
-    yield DashboardEvent(now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{why}")
+    reason = f": {now.reasons[0]}" if now.reasons else "."
+    yield DashboardEvent(now.at_ms, "good" if now.status == "healthy" else "bad", f"Status is {now.status}{reason}")
 
 
-def _redis(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
+def _redis_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     if before.redis_problem is None and now.redis_problem is not None:
-        yield DashboardEvent(now.at_ms, "bad", f"Redis is away: {now.redis_problem.rstrip('.')}.")
+        yield DashboardEvent(now.at_ms, "bad", f"Redis is not available: {now.redis_problem.rstrip('.')}.")
     elif before.redis_problem is not None and now.redis_problem is None:
-        yield DashboardEvent(now.at_ms, "good", "Redis is back.")
+        yield DashboardEvent(now.at_ms, "good", "Redis is available again.")
 
 
-def _limits(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
+def _limit_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     earlier = {tier.name: tier for tier in before.tiers}
     for tier in now.tiers:
         was = earlier.get(tier.name)
-        if was is not None and _is_lowered(was) != _is_lowered(tier):
-            lowered = _is_lowered(tier)
-            said = f"lowered to {tier.limit_ratio:.0%}" if lowered else "nearly whole again"
-            yield DashboardEvent(now.at_ms, "bad" if lowered else "good", f"Limits of {tier.name} are {said}.")
+        if was is not None and _is_reduced(was) != _is_reduced(tier):
+            reduced = _is_reduced(tier)
+            text = f"are reduced to {tier.limit_ratio:.0%}" if reduced else "are nearly restored"
+            yield DashboardEvent(now.at_ms, "bad" if reduced else "good", f"Limits of {tier.name} {text}.")
 
 
-def _is_lowered(tier: TierState) -> bool:
-    return tier.limit_ratio < 1 - LEAST_STEP
+def _is_reduced(tier: TierState) -> bool:
+    return tier.limit_ratio < 1 - MIN_REDUCTION
 
 
-def _letters(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
+def _dead_letter_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     if now.dlq > before.dlq:
-        yield DashboardEvent(now.at_ms, "bad", f"{now.dlq - before.dlq} more dead letters: {now.dlq} in all.")
+        yield DashboardEvent(now.at_ms, "bad", f"{now.dlq - before.dlq} new dead letters, {now.dlq} in total.")
     elif now.dlq < before.dlq:
-        yield DashboardEvent(now.at_ms, "news", f"{before.dlq - now.dlq} dead letters fewer: {now.dlq} are left.")
+        yield DashboardEvent(now.at_ms, "news", f"{before.dlq - now.dlq} dead letters removed, {now.dlq} remain.")
 
 
 def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
@@ -311,32 +314,32 @@ def _worker_events(before: DashboardState, now: DashboardState) -> Iterator[Dash
         yield from _events_of_worker(earlier.get(key), worker, now.at_ms)
     for key, worker in earlier.items():
         if key not in later:
-            yield DashboardEvent(now.at_ms, "news", f"{worker.id} {'left' if _serves(worker) else 'is forgotten'}.")
+            yield DashboardEvent(now.at_ms, "news", f"{worker.id} {'left' if _serves(worker) else 'was removed'}.")
 
 
 def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) -> Iterator[DashboardEvent]:
     if was is None:
-        yield DashboardEvent(at_ms, "news", f"{worker.id} is here: {worker.status}.")
-    elif _serves(was) and not _serves(worker) and worker.status in SILENT:
-        yield DashboardEvent(at_ms - worker.age_ms, "bad", f"{worker.id} was lost: its last heartbeat.")
+        yield DashboardEvent(at_ms, "news", f"{worker.id} joined: {worker.status}.")
+    elif _serves(was) and not _serves(worker) and worker.status in ACTIVE_STATUSES:
+        yield DashboardEvent(at_ms - worker.age_ms, "bad", f"{worker.id} was lost after this last heartbeat.")
     elif _serves(was) and not _serves(worker):
         fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
         yield DashboardEvent(
-            at_ms, "news" if worker.status in ON_PURPOSE else "bad", f"{worker.id} is {worker.status}{fault}."
+            at_ms, "news" if worker.status in INTENDED_STATUSES else "bad", f"{worker.id} is {worker.status}{fault}."
         )
     elif _serves(worker) and not _serves(was):
-        yield DashboardEvent(at_ms, "good", f"{worker.id} serves.")
+        yield DashboardEvent(at_ms, "good", f"{worker.id} is serving.")
     elif worker.healthy and was.model_pid and worker.model_pid not in (0, was.model_pid):
-        yield DashboardEvent(at_ms, "bad", f"{worker.id} has another model process: the one before was lost.")
+        yield DashboardEvent(at_ms, "bad", f"{worker.id}'s model process restarted.")
 
 
 def _serves(worker: WorkerState) -> bool:
-    """A pause of a moment is no news: an endpoint at its limit asks for several a minute."""
+    """A brief pause is not an event: an endpoint at its rate limit causes several a minute."""
     return worker.healthy or worker.pausing
 
 
-def _gateways(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
+def _gateway_events(before: DashboardState, now: DashboardState) -> Iterator[DashboardEvent]:
     for gateway in sorted(set(now.gateways) - set(before.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} is here.")
+        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} joined.")
     for gateway in sorted(set(before.gateways) - set(now.gateways)):
-        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} is gone.")
+        yield DashboardEvent(now.at_ms, "news", f"Gateway {gateway} left.")

@@ -1,9 +1,9 @@
-"""The dispatcher: sleeps on a wake token, asks the policy, forms batches. Two of them side by side are harmless.
+"""The dispatcher: waits for a wake token, applies the batch policy, forms batches. Several may run at the same time.
 
-The order in one turn: observe, decide, form, and decide again on what forming saw; then sleep until the window of a
-part batch ends or a wake token comes: an admission, a claim or a finish that the dispatcher wished to be woken for, or
-a worker whose status changed. The wish is kept in Redis from turn to turn; only a new one is sent. Service times are
-looked up once a second from what the workers measured.
+One turn observes the queues, decides, forms batches, and decides again with the queues that forming returned. Then the
+dispatcher sleeps until the window of a part batch ends, or until a wake token arrives: from an admission, claim or finish
+that meets its wake condition, or from a worker whose status changed. The wake condition is stored in Redis and sent only
+when it changes. Service times are read once a second from the heartbeats of the workers.
 """
 
 import asyncio
@@ -26,27 +26,27 @@ from scheduler.redis_client.connections import blocking_read
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Backoff
 
-IDLE_LOOK_S = 1.0
-"""The longest sleep without a look, should a wake token be lost with the scheduler that popped it."""
+MAX_SLEEP_S = 1.0
+"""The longest sleep, in case a wake token was lost with the scheduler that popped it."""
 
-REFUSED_LOOK_S = 0.02
+REFUSED_PAUSE_S = 0.02
 """The pause after a batch was refused: another dispatcher was first, or the look-ahead was reached meanwhile."""
 
-WAKE_HOLDS_MS = 2000
-"""How long a wish to be woken stands; without one, every admission, claim and finish wakes."""
+WAKE_VALID_MS = 2000
+"""How long a wake condition is valid; without one, every admission, claim and finish pushes a wake token."""
 
-WISH_ALIKE = 0.25
-"""A wish is left as it stands while the depth that is wanted now differs by no more: the rate of arrivals is never quite
-the same, and the window holds all the same."""
+SIMILAR_DEPTH = 0.25
+"""The stored wake condition is kept while the depth of the new one differs by no more than this share, since the arrival
+rate varies all the time and the window ends the sleep in any case."""
 
 log = structlog.get_logger("scheduler")
 
 
 class Waker:
-    """Turns wake tokens in Redis into an event here. The blocking read has a client of its own.
+    """Waits for wake tokens in Redis. The blocking read has a client of its own.
 
-    It reads only while somebody sleeps: a token that comes while the dispatcher works is for what it is about to see, and
-    the script that shows it takes the token away.
+    It reads only while the dispatcher sleeps: a token that arrives while the dispatcher works announces requests that its next
+    read of the queues returns, and the script of that read deletes the token.
     """
 
     def __init__(self, blocking: Redis, keys: Keys, block_s: float = 1.0) -> None:
@@ -57,7 +57,7 @@ class Waker:
         self._asleep = asyncio.Event()
 
     async def run(self) -> None:
-        """Read tokens for ever; Redis being away makes it slower, never end."""
+        """Read tokens; never returns. While Redis is unavailable, it retries with backoff."""
         backoff = Backoff()
         while True:
             await self._asleep.wait()
@@ -73,7 +73,7 @@ class Waker:
                 self._event.set()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return on the next token, at the latest after `timeout_s`."""
+        """Wait for the next token, at most `timeout_s`."""
         self._asleep.set()
         try:
             async with asyncio.timeout(timeout_s):
@@ -85,7 +85,7 @@ class Waker:
 
 
 class Dispatcher:
-    """Forms batches of one pool by the policy; `service` says what a batch takes there."""
+    """Forms batches of one pool by the policy. `service`: the duration of its batches."""
 
     def __init__(
         self,
@@ -106,13 +106,13 @@ class Dispatcher:
         self._depth_left = 0
         self._workers = 0
         self._ready_limit = 1
-        self._told: tuple[WakeCondition, float] | None = None
+        self._wake_condition: tuple[WakeCondition, float] | None = None
         self._due_s = -math.inf
-        self._looked_s = 0.0
+        self._observed_s = 0.0
         self.formed = 0
 
     async def run(self) -> None:
-        """Turn for ever."""
+        """Form batches; never returns."""
         backoff = Backoff()
         while True:
             try:
@@ -129,10 +129,10 @@ class Dispatcher:
             await self._waker.wait(wait_s)
 
     async def turn(self) -> float:
-        """Form every batch that should leave now; returns after how many seconds to look again, unless woken."""
+        """Form all batches that should leave now. Returns the seconds until the next turn, unless woken."""
         policy = self._policy()
         names = [tier.name for tier in sorted(policy.tiers, key=lambda tier: tier.priority)]
-        queues = await self._begin(policy, names)
+        queues = await self._read_queues(policy, names)
         while True:
             decisions = self._decide(queues, policy)
             decision = decisions[0]
@@ -142,25 +142,25 @@ class Dispatcher:
                 queues, formed = await self._form_all(decisions, policy, names)
                 if not formed and queues.depth >= before:
                     return await self._refused(decision, names)
-            elif self._stands(decision.wish):
-                return IDLE_LOOK_S if decision.wait_ms is None else decision.wait_ms / 1000
+            elif self._is_current(decision.wish):
+                return MAX_SLEEP_S if decision.wait_ms is None else decision.wait_ms / 1000
             else:
-                queues = await self._tell(decision.wish, names)
+                queues = await self._set_wake_condition(decision.wish, names)
 
-    async def _begin(self, policy: BatchPolicy, names: list[str]) -> Queues:
-        """The first look. Most often we wake because so many wait as we wished for: then they leave in the same call."""
-        if self._told is None or self._told[0].ready >= 0 or not self._told[0].depth:
+    async def _read_queues(self, policy: BatchPolicy, names: list[str]) -> Queues:
+        """Read the queues. If the wake condition was a depth, also form a batch in the same call if the depth is reached."""
+        if self._wake_condition is None or self._wake_condition[0].ready >= 0 or not self._wake_condition[0].depth:
             return await self._batches.look(names)
         everything = [(name, policy.max_batch_size) for name in names]
-        return (await self._form(everything, policy, names, fewest=self._told[0].depth)).queues
+        return (await self._form(everything, policy, names, fewest=self._wake_condition[0].depth)).queues
 
     async def _form_all(
         self, decisions: Sequence[Decision], policy: BatchPolicy, names: list[str]
     ) -> tuple[Queues, int]:
-        """All of them, sent in one go: what waits after the last, and how many requests are in batches now."""
+        """Form several batches at the same time. Returns the queues after the last, and the number of requests in batches."""
         formed = await asyncio.gather(*(self._form(decision.picks, policy, names) for decision in decisions))
         self._credit = decisions[-1].credit
-        self._due_s = self._looked_s - decisions[-1].since_ms / 1000
+        self._due_s = self._observed_s - decisions[-1].since_ms / 1000
         return formed[-1].queues, sum(each.size for each in formed)
 
     async def _form(
@@ -183,30 +183,30 @@ class Dispatcher:
         return formed
 
     async def _refused(self, decision: Decision, names: list[str]) -> float:
-        """More stand ready than we knew of: look again when a worker has taken one, or soon."""
-        await self._tell(WakeCondition(0, decision.ready_limit - 1), names)
-        return REFUSED_LOOK_S
+        """More batches are ready than were observed: try again when a worker has claimed one, or soon."""
+        await self._set_wake_condition(WakeCondition(0, decision.ready_limit - 1), names)
+        return REFUSED_PAUSE_S
 
-    def _stands(self, wish: WakeCondition) -> bool:
-        """Whether what we were told to be woken for last will do, and for long enough."""
-        if self._told is None or self._clock_s() - self._told[1] > WAKE_HOLDS_MS / 2000:
+    def _is_current(self, wish: WakeCondition) -> bool:
+        """Whether the stored wake condition is close enough to `wish`, and valid for long enough."""
+        if self._wake_condition is None or self._clock_s() - self._wake_condition[1] > WAKE_VALID_MS / 2000:
             return False
-        told = self._told[0]
-        # To be woken once nothing runs any more, though nothing waits, is one wake-up too many, and cheaper than telling.
-        alike = told.ready == wish.ready or (told.ready, wish.ready) == (-1, -2)
-        return alike and abs(told.depth - wish.depth) <= WISH_ALIKE * min(told.depth, wish.depth)
+        stored = self._wake_condition[0]
+        # An unnecessary wake-up once no batch runs costs less than sending a new condition.
+        similar = stored.ready == wish.ready or (stored.ready, wish.ready) == (-1, -2)
+        return similar and abs(stored.depth - wish.depth) <= SIMILAR_DEPTH * min(stored.depth, wish.depth)
 
-    async def _tell(self, wish: WakeCondition, names: list[str]) -> Queues:
-        """Ask to be woken for this; what has come meanwhile is in the reply, since nobody pushes a token for it now."""
-        queues = await self._batches.look(names, self._id, wish, WAKE_HOLDS_MS)
-        self._told = wish, self._clock_s()
+    async def _set_wake_condition(self, wish: WakeCondition, names: list[str]) -> Queues:
+        """Store the wake condition. Returns the queues: requests that arrived meanwhile push no token any more."""
+        queues = await self._batches.look(names, self._id, wish, WAKE_VALID_MS)
+        self._wake_condition = wish, self._clock_s()
         return queues
 
     def _decide(self, queues: Queues, policy: BatchPolicy) -> list[Decision]:
-        self._looked_s = now_s = self._clock_s()
+        self._observed_s = now_s = self._clock_s()
         self._arrivals.record(max(0, queues.depth - self._depth_left), now_s)
         self._depth_left = queues.depth
-        if queues.healthy_gpus >= 0:  # Nobody counted yet in a Redis that came back empty; the next pass will.
+        if queues.healthy_gpus >= 0:  # -1 if Redis lost the count; the next pass of a reaper restores it.
             self._workers = queues.healthy_gpus
         snapshot = PoolSnapshot(
             tiers={tier.name: TierQueue(tier.depth, tier.oldest_ms) for tier in queues.tiers},
@@ -224,7 +224,7 @@ PAUSE_S = 1.0
 
 
 class ServiceWatch:
-    """Holds the last that was learnt; while Redis is away that stands."""
+    """Keeps the last known service times, also while Redis is unavailable."""
 
     def __init__(self, presence: Presence, tiers: Callable[[], Sequence[str]]) -> None:
         self._presence = presence
@@ -232,17 +232,17 @@ class ServiceWatch:
         self.service = UNKNOWN
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Update once a second; never returns."""
         while True:
-            await self.look()
+            await self.update()
             await asyncio.sleep(PAUSE_S)
 
-    async def look(self) -> None:
-        """Look once; a pool in which nobody has measured anything keeps what is known."""
+    async def update(self) -> None:
+        """Update once; keeps the known times if no worker has measured any."""
         try:
             observation = await self._presence.observe(self._tiers())
             self.service = pool_service(observation.workers, self.service)
         except RedisUnavailable:
             return
         except Exception as error:  # noqa: BLE001 - no fault may end this loop
-            log_fault("looking up service times failed", error)
+            log_fault("reading service times failed", error)

@@ -1,11 +1,11 @@
-"""When a batch leaves and who is in it: a pure function of a snapshot. No Redis, no clock, no await.
+"""When a batch leaves, and with which requests: a pure function of a snapshot, without Redis, clock or await.
 
-Late binding: nothing is formed beyond what the workers need ready, so that whatever waits can still be overtaken.
-Full or due: a full batch leaves at once; a part batch only for an idle worker, when it has the size that the load asks
-for (`timing`), when its window is over, or when waiting would bring it less than one more request. Order: strict by priority, with two guards that bound the wait of every
-admitted request: a guaranteed share per tier (kept as credit from batch to batch), and ageing (while a tier's oldest request
-has waited for `ageing_ms`, its share is at least a twentieth). More would turn the order around when it matters most:
-after a loss of GPUs every lower tier is late, and a higher one must not wait for their backlog.
+Late binding: no more batches are formed than the workers need ready, so that queued requests can still be overtaken. A full
+batch leaves at once. A part batch leaves only for an idle worker: when it has the size that the load requires (`timing`),
+when its window is over, or when waiting would add less than one request. The order is strictly by priority, with two
+guards that bound the wait of every admitted request: a guaranteed share for each tier (kept as credit from batch to batch),
+and ageing (while a tier's oldest request has waited for `ageing_ms`, its share is at least a twentieth). A larger share
+would invert the order after a loss of GPUs, when all lower tiers are late and the highest must not wait for their backlog.
 """
 
 import math
@@ -15,19 +15,16 @@ from dataclasses import dataclass, replace
 from scheduler.batching.timing import UNKNOWN, Service, distance_ms, since_due_ms, target_size, window_ms
 
 AGED_SHARE = 0.05
-"""The share of every batch that an aged tier has at the least, ahead of the strict order."""
+"""The minimum share of every batch for an aged tier, before the strict order."""
 
 
 MOST_AT_ONCE = 8
-"""Batches that are planned in one look; what comes meanwhile may be more urgent than the rest."""
+"""Batches planned from one snapshot; requests that arrive meanwhile may be more urgent than the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierPolicy:
-    """What the order needs to know of a tier; priority 1 goes first, the share is 0..1 of every batch.
-
-    A paused one is no part of the order: nothing is formed of it.
-    """
+    """The order of a tier: priority 1 is first; the share is 0..1 of every batch. A paused tier gets no batches."""
 
     name: str
     priority: int
@@ -37,9 +34,9 @@ class TierPolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """What the model's row and the settings say. Times in ms, sizes in requests, tokens of the input (0: no limit).
+    """The policy from the model's row and the settings. Times in ms, sizes in requests, input tokens (0: no limit).
 
-    `headroom`: the part (0..1) of its workers' time that a saturated pool keeps free (`timing`).
+    `headroom`: the share (0..1) of its workers' time that a saturated pool keeps free (`timing`).
     """
 
     max_batch_size: int
@@ -53,7 +50,7 @@ class BatchPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TierQueue:
-    """A tier queue: its length, and how long its oldest member has waited."""
+    """A tier queue: its length, and the wait of its oldest request."""
 
     depth: int
     oldest_ms: float
@@ -61,9 +58,9 @@ class TierQueue:
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """One look at the pool. A leased batch is ready or running; `workers` counts the healthy ones.
+    """The pool at one time. A leased batch is ready or running; `workers`: the number of healthy ones.
 
-    `since_ms`: how long ago the last batch was due to leave.
+    `since_ms`: time since the last batch was due to leave.
     """
 
     tiers: Mapping[str, TierQueue]
@@ -81,21 +78,21 @@ class PoolSnapshot:
 
     @property
     def idle(self) -> int:
-        """Workers for which there is no batch."""
+        """Workers without a batch."""
         return max(0, self.workers - self.leased_batches)
 
     @property
     def oldest_ms(self) -> float:
-        """How long the oldest request of all has waited; 0 where none waits."""
+        """The wait of the oldest request of all tiers; 0 if none is queued."""
         return max((tier.oldest_ms for tier in self.tiers.values() if tier.depth), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class WakeCondition:
-    """What is worth waking a dispatcher for.
+    """The condition that wakes a dispatcher.
 
-    `depth` waiting requests (0: however many, they change nothing), or a worker that took or ended a batch with at most
-    `ready` batches standing ready (-1: only once nothing runs any more; -2: whatever workers do changes nothing).
+    `depth` queued requests (0: arrivals do not wake), or a worker that claimed or ended a batch while at most `ready` batches
+    are ready (-1: only when no batch runs any more; -2: workers do not wake).
     """
 
     depth: int
@@ -107,10 +104,10 @@ NEVER = WakeCondition(0)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Form a batch of `picks` now; or, with no picks, look again after `wait_ms` or when `wish` says so (None: only then).
+    """Form a batch of `picks` now; without picks, decide again after `wait_ms` or on `wish` (None: only then).
 
-    `ready_limit` is repeated to `form_batch`, which refuses above it, `credit` is what the guarantee owes from now on, and
-    `since_ms` how long ago the batch was due.
+    `ready_limit`: passed to `form_batch`, which refuses above it. `credit`: the guaranteed places that are still owed.
+    `since_ms`: time since the batch was due.
     """
 
     picks: Sequence[tuple[str, int]]
@@ -122,17 +119,17 @@ class Decision:
 
 
 def ready_limit(workers: int, per_workers: int) -> int:
-    """How many batches may stand ready: one for each `per_workers` workers, and at least one.
+    """The number of batches that may be ready: one for each `per_workers` workers, and at least one.
 
-    Idle workers need no more: each of them takes what is made ready at once, so that it does not stand there.
+    Idle workers need no more, because each claims a ready batch at once.
     """
     return max(1, math.ceil(workers / per_workers))
 
 
 def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> Decision:
-    """Whether a batch should leave now, and with whom.
+    """Decide whether a batch should leave now, and with which requests.
 
-    `credit` is what the guarantee still owes each tier from earlier batches; the decision carries the new one.
+    `credit`: the guaranteed places that earlier batches still owe to each tier; the decision has the new values.
     """
     limit = ready_limit(snapshot.workers, policy.lookahead_workers)
     distance = distance_ms(snapshot.workers, snapshot.service, policy.max_batch_size, policy.headroom)
@@ -140,14 +137,14 @@ def decide(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, flo
     if waits is not None:
         return Decision((), waits[0], waits[1], limit, credit, snapshot.since_ms)
     picks, owed = choose(snapshot.tiers, policy, credit)
-    # An idle worker may be on its way to the line: one more may stand there for it.
+    # An idle worker may be about to claim the ready batch: allow one more for it.
     return Decision(picks, None, NEVER, limit + bool(snapshot.idle), owed, since_due_ms(snapshot.since_ms, distance))
 
 
 def plan(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float]) -> list[Decision]:
-    """The decision for now, and where a batch leaves those behind it that would be made next, if nothing else changed.
+    """The decision for now and, if a batch leaves, the next decisions as long as they form batches too.
 
-    Requests come in bursts: made one after another, with a call each, the last batch of a burst would wait for all others.
+    Requests arrive in bursts. With one call after another, the last batch of a burst would wait for all the others.
     """
     decisions = [decide(snapshot, policy, credit)]
     while decisions[-1].picks and len(decisions) < MOST_AT_ONCE:
@@ -160,7 +157,7 @@ def plan(snapshot: PoolSnapshot, policy: BatchPolicy, credit: Mapping[str, float
 
 
 def _after(snapshot: PoolSnapshot, decision: Decision) -> PoolSnapshot:
-    """What is there once the batch is formed. Who waits longest is not known then, and taken to be as old as before."""
+    """The snapshot after the batch is formed. The age of the oldest request is not known then, and taken as unchanged."""
     taken = dict(decision.picks)
     tiers = {name: TierQueue(tier.depth - taken.get(name, 0), tier.oldest_ms) for name, tier in snapshot.tiers.items()}
     ready, leased = snapshot.ready_batches + 1, snapshot.leased_batches + 1
@@ -171,7 +168,7 @@ def _after(snapshot: PoolSnapshot, decision: Decision) -> PoolSnapshot:
 def _waits(
     snapshot: PoolSnapshot, policy: BatchPolicy, limit: int, distance: float
 ) -> tuple[float | None, WakeCondition] | None:
-    """None where a batch leaves now; else after how many ms to look again, and what would change that."""
+    """None if a batch leaves now; else the delay in ms and the wake condition."""
     if snapshot.waiting and not snapshot.workers:
         return None, NEVER
     if snapshot.waiting and snapshot.ready_batches >= limit + snapshot.idle:
@@ -187,14 +184,14 @@ def _waits(
 
 
 def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> tuple[float | None, WakeCondition] | None:
-    """The same, for a worker that is idle and less than a full batch."""
+    """As `_waits`, for an idle worker and less than a full batch."""
     rate = snapshot.arrivals_per_s
     target = target_size(rate, snapshot.workers, snapshot.service, policy.max_batch_size)
     longest_ms = window_ms(target, rate, policy.max_wait_ms)
     if not snapshot.waiting:
         return longest_ms or None, WakeCondition(target)
     left_ms = longest_ms - snapshot.oldest_ms
-    nothing_runs = not snapshot.leased_batches  # Whoever asks again only once it is answered is here already.
+    nothing_runs = not snapshot.leased_batches  # No response is pending that would cause another request.
     if nothing_runs or snapshot.waiting >= target or left_ms <= 0 or rate * left_ms < 1000:
         return None
     return left_ms, WakeCondition(target, -1)
@@ -203,10 +200,10 @@ def _gathers(snapshot: PoolSnapshot, policy: BatchPolicy) -> tuple[float | None,
 def choose(
     tiers: Mapping[str, TierQueue], policy: BatchPolicy, credit: Mapping[str, float]
 ) -> tuple[list[tuple[str, int]], dict[str, float]]:
-    """Fill one batch: (tier, places) in priority order, and the credit that the tiers carry on.
+    """Fill one batch. Returns (tier, places) in priority order, and the new credit.
 
-    Places go to guarantees first, aged tiers' among them, then strictly by priority. A tier's credit grows by its share
-    of each batch while it has something waiting, falls by what it was given, and never exceeds one batch.
+    Guaranteed places come first, including those of aged tiers, then the strict order of priority. A tier's credit grows by
+    its share of each batch while requests are queued in it, falls by the places it got, and never exceeds one batch.
     """
     size = policy.max_batch_size
     order = sorted(policy.tiers, key=lambda t: t.priority)

@@ -1,7 +1,6 @@
-"""The caretaker: each pass reaps lost leases, expires what waited too long, and counts the healthy GPUs. Now and then it
-looks whether an index has to be repaired.
+"""The reaper: each pass reaps expired leases, ends overdue requests, and counts healthy GPUs; some passes repair indexes.
 
-Every step is one script on Redis TIME, so any number of caretakers may run; a failed step never skips the others.
+Every step is one script on Redis TIME, so any number of reapers may run. A failed step does not skip the others.
 """
 
 import asyncio
@@ -21,16 +20,17 @@ log = structlog.get_logger("scheduler")
 
 
 REPAIR_EVERY_S = 0.5
-TOLD_S = 60.0
-"""Health tells of a repair for so long."""
+NOTICE_S = 60.0
+"""How long health reports a repair."""
 
 EMPTY_PASS_S = 0.3
-"""Between two passes over a pool in which no worker is known: nothing runs there that could be lost."""
+"""The interval of passes over a pool without workers: no batch can be lost there."""
 
 
 class Reaper:
-    """Looks after one pool every `pass_ms`; without `repair` no index is repaired. `notices`: what health is to say of this
-    process, in sentences. `standing_in`: in a gateway, since no scheduler does.
+    """The reaper of one pool, every `pass_ms`. Without `repair`, no index is repaired.
+
+    `notices`: problems of this process for health, in sentences. `standing_in`: it runs in a gateway, without schedulers.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class Reaper:
         self._index_repair = repair
         self._clock = clock
         self._repair_due = 0.0
-        self._repaired: dict[str, float] = {}  # Sentences, and until when they are told.
+        self._repaired: dict[str, float] = {}  # Sentences, and until when they are reported.
         self.healthy = 0
         self._known = 0
         self._damaged = 0
 
     async def run(self) -> None:
-        """Pass for ever."""
+        """Run passes; never returns."""
         while True:
-            await self.look_after()
+            await self.run_once()
             await asyncio.sleep(self._pass_s if self._known else max(self._pass_s, EMPTY_PASS_S))
 
-    async def look_after(self) -> None:
-        """One pass."""
+    async def run_once(self) -> None:
+        """Run one pass."""
         for step in (self._repair, self._reap, self._expire, self._count):
             await self._guarded(step)
 
@@ -78,7 +78,7 @@ class Reaper:
         except RedisUnavailable as error:
             log.warning("redis_away", error=str(error))
         except Exception as error:  # noqa: BLE001 - no fault may end this loop
-            log_fault("looking after the pool failed", error)
+            log_fault("a step of the reaper failed", error)
 
     async def _repair(self) -> None:
         now = self._clock()
@@ -86,10 +86,10 @@ class Reaper:
             return
         self._repair_due = now + REPAIR_EVERY_S
         for sentence in await self._index_repair.repair(self._tiers()):
-            self._repaired[sentence] = now + TOLD_S
+            self._repaired[sentence] = now + NOTICE_S
 
-    def _told(self) -> list[str]:
-        """What health is to say of this process."""
+    def _all_notices(self) -> list[str]:
+        """The problems of this process, and recent repairs."""
         now = self._clock()
         self._repaired = {sentence: until for sentence, until in self._repaired.items() if until > now}
         return [*self._notices(), *self._repaired]
@@ -111,7 +111,7 @@ class Reaper:
             log.info("expired", ended=ended)
 
     async def _count(self) -> None:
-        healthy, known = await self._presence.census(self._told())
+        healthy, known = await self._presence.census(self._all_notices())
         if healthy != self.healthy:
             log.info("healthy_gpus", healthy=healthy, known=known)
         self.healthy, self._known = healthy, known

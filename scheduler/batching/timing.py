@@ -1,16 +1,16 @@
-"""When a batch should leave: the size worth waiting for, the window, even distances, the arrival rate. Pure.
+"""When a batch should leave: its target size, the window, even distances, the arrival rate. Pure.
 
-Waiting pays only where it spares work. Two things make it pay, and the larger one rules: the workers bear an arrival
-rate only with batches of a certain size, since every batch costs its `base_ms` again; and a batch costs every process
-of the system some CPU. Where one request a batch would do for both, nobody waits. The window is the time in which the
-batch should have reached its size, doubled: requests that were expected and did not come (a closed loop, whose every
-client waits already) are not waited for.
+Waiting is useful only if it saves work, for two reasons; the larger size applies. Every batch costs its `base_ms`, so the
+workers can serve an arrival rate only with batches of a certain size. And every batch costs CPU in all processes. If one
+request per batch is sufficient for both, batches do not wait. The window is twice the time in which the batch should reach
+its size: requests that were expected and did not arrive (for example because every client waits for a response) are not
+waited for.
 
-Batches leave a saturated pool at even distances. Workers that began together end together where every batch takes the
-same time, and do so for ever: then nobody is free for most of a run, and a new request waits for it, of whatever tier.
-At even distances, with a little of their time left free (the headroom), a worker is nearly always free. Only where more
-waits than the idle workers take, and where several workers have runs of about the same time. A late batch may be
-followed by an early one: a virtual clock, as in the virtual scheduling algorithm of ITU-T I.371.
+Batches leave a saturated pool at even distances. Workers that start together and have equal batches also end together, and
+continue so: then for most of a run no worker is free, and new requests of all tiers wait. At even distances, with a small
+part of their time kept free (the headroom), a worker is nearly always free. This applies only if more requests are queued
+than the idle workers take, and if several workers have runs of similar duration. A late batch may be followed by an early
+one: a virtual clock, as in the virtual scheduling algorithm of ITU-T I.371.
 """
 
 import math
@@ -21,24 +21,23 @@ from typing import NamedTuple
 from scheduler.protocol.pool_view import WorkerView
 
 BUSY_SHARE = 0.9
-"""Of their time, which workers may be busy with batches of the size that is aimed at. Less would make requests wait for
-others where a worker is free for each of them; more leaves nothing for what comes at once (`bench/batch_windows.py`)."""
+"""The share of their time for which workers may be busy with batches of the target size. A smaller share would delay requests
+while workers are free; a larger one leaves no time for bursts (`bench/batch_windows.py`)."""
 
 GATHER_S = 0.008
-"""A batch costs all processes together about 1 ms of CPU: while batches are not full, one is aimed at for each 8 ms."""
+"""A batch costs all processes together about 1 ms of CPU: while batches are not full, the target is one per 8 ms."""
 
 STEADY = 1.25
-"""By which factor the longest runs (p95) may differ from what the largest batch should take, and the workers from each
-other, and still be steady."""
-
+"""Runs are steady if the longest (p95) and the expected duration of the largest batch, and the durations of the workers,
+differ by at most this factor."""
 PATIENCE = 2.0
-"""The window, in times in which the batch is expected to have reached its size."""
+"""The window, as a multiple of the time in which the batch is expected to reach its size."""
 
 
 class Service(NamedTuple):
-    """What a batch of n takes on one worker, as measured: `base_ms` + n x `item_ms`; zeros until something was measured.
+    """The measured duration of a batch of n on one worker: `base_ms` + n x `item_ms`; zeros before the first measurement.
 
-    `seen_batch`: up to which size it was measured everywhere. `steady`: runs take about what this says on all workers.
+    `seen_batch`: the largest size that all workers measured. `steady`: the runs of all workers take about this duration.
     """
 
     base_ms: float = 0.0
@@ -51,7 +50,7 @@ UNKNOWN = Service()
 
 
 def pool_service(workers: Iterable[WorkerView], known: Service) -> Service:
-    """The mean of the healthy workers that have measured anything; what is known already where none has."""
+    """The mean of the healthy workers with measurements; `known` if there are none."""
     measured = [worker for worker in workers if worker.healthy and worker.seen_batch > 0]
     if not measured:
         return known
@@ -64,7 +63,7 @@ def pool_service(workers: Iterable[WorkerView], known: Service) -> Service:
 
 
 def _steady(workers: Sequence[WorkerView]) -> bool:
-    """Whether each takes what was measured, and all of them about the same: of unlike ones the mean says too little."""
+    """Whether each worker has its expected duration, and all workers have similar ones."""
     size = min(worker.seen_batch for worker in workers)
     runs_ms = [worker.base_ms + size * worker.item_ms for worker in workers]
     return max(runs_ms) <= STEADY * min(runs_ms) and all(_as_expected(worker) for worker in workers)
@@ -76,35 +75,35 @@ def _as_expected(worker: WorkerView) -> bool:
 
 
 def target_size(arrivals_per_s: float, workers: int, service: Service, max_batch_size: int) -> int:
-    """The size at which a part batch should leave; 1: there is nothing to wait for."""
+    """The size at which a part batch should leave; 1: it should not wait."""
     spare_ms = BUSY_SHARE * 1000 * workers - arrivals_per_s * service.item_ms
     base_ms = arrivals_per_s * service.base_ms
-    if base_ms and base_ms >= spare_ms * max_batch_size:  # Even full batches are more than they bear well.
+    if base_ms and base_ms >= spare_ms * max_batch_size:  # Even full batches exceed the target utilization.
         return max_batch_size
     gathered = min(max_batch_size, int(arrivals_per_s * GATHER_S))
     return max(1, int(base_ms / spare_ms) if base_ms else 0, gathered)
 
 
 def window_ms(target: int, arrivals_per_s: float, max_wait_ms: float) -> float:
-    """How long the first member of a part batch may wait for the others; never over the model's own window."""
+    """How long the first request of a part batch may wait for others; at most the model's own window."""
     if target <= 1 or arrivals_per_s <= 0:
         return 0.0
     return min(max_wait_ms, 1000 * PATIENCE * target / arrivals_per_s)
 
 
 WHOLE_HEADROOM_WORKERS = 8
-"""Fewer workers keep a smaller part of their time free: each is a larger part of the capacity, and less is enough.
+"""Fewer workers keep a smaller part of their time free, because each is a larger part of the capacity and less is sufficient.
 
-In a simulation of runs of 50 ms, enterprise a fifth of the capacity, the p99 of four workers falls from 100 to 65 ms for
-1.5 % of what they serve, that of two from 105 to 79 ms for 0.2 %.
+In a simulation with runs of 50 ms, and a fifth of the capacity for enterprise, the p99 of four workers falls from 100 to
+65 ms for 1.5 % of their throughput, that of two from 105 to 79 ms for 0.2 %.
 """
 
 SLACK_MS = 5.0
-"""How late a batch may be, for timers and busy processors, without the ones behind it being late as well."""
+"""How late a batch may be, because of timers and busy processors, without delaying the next ones."""
 
 
 def distance_ms(workers: int, service: Service, batch_size: int, headroom: float) -> float:
-    """The distance between two full batches; 0: as they come. `headroom`: 0..1 of the workers' time; 0 turns it off."""
+    """Milliseconds between two full batches; 0: no distance. `headroom`: 0..1 of the workers' time; 0 disables it."""
     known = service.steady and 2 * service.seen_batch >= batch_size
     if not headroom or not known or workers < 2:
         return 0.0
@@ -113,12 +112,12 @@ def distance_ms(workers: int, service: Service, batch_size: int, headroom: float
 
 
 def since_due_ms(since_ms: float, distance: float) -> float:
-    """How long ago a batch that leaves now was due, where the one before it was due `since_ms` ago."""
+    """Time since a batch that leaves now was due, if the previous one was due `since_ms` ago."""
     return max(0.0, min(since_ms - distance, SLACK_MS))
 
 
 class ArrivalRate:
-    """An EWMA over irregular intervals: old news fades with `half_life_s`."""
+    """An exponentially weighted moving average over irregular intervals."""
 
     def __init__(self, half_life_s: float = 0.25) -> None:
         self._decay = math.log(2) / half_life_s
@@ -140,7 +139,7 @@ class ArrivalRate:
         self._seen_at, self._pending = now_s, 0
 
     def per_second(self, now_s: float) -> float:
-        """The average as of now: silence since the last record counts as no arrivals."""
+        """The average at `now_s`: the time since the last record counts as without arrivals."""
         if self._seen_at is None:
             return 0.0
         return self._rate * math.exp(-self._decay * max(0.0, now_s - self._seen_at))

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- adopt: a gateway tells again what it told its clients lately, of which Redis may have lost the end, or all.
--- What is still open here ends as the client was told, without a message; there is no stored answer then. What ended otherwise
--- than its client was told is revoked.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, told}...}, 3 their audit records, an outbox element as it is.
+-- adopt: a gateway sends again the results that it delivered recently, because Redis may have lost them.
+-- A request that is still open ends with the delivered result, without a message and without a stored reply. A request that
+-- ended with another result than its client got is revoked.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, state, code, told}...}, 3 their audit records, as one outbox entry.
 -- Returns how many of them were still open.
 -- include: prelude, row, repaying, revoking, ending, batch, retry_budget, same, followers
 local count = 0

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- audit_drop: forget taken entries that are committed, and keep aside those that nobody can write.
--- The oldest of them is named by its hash: a call that arrives late, after others were taken, drops nothing.
--- KEYS[1] leases. ARGV: 1 prefix, 2 auditor id, 3 entries to drop, 4 SHA-1 of the oldest, 5 cap of the bad list, 6... bad.
--- Returns 1, or 0 where the oldest entry is another one.
+-- audit_drop: remove taken entries that are committed, and store separately those that cannot be written.
+-- The oldest of them is named by its hash, so that a late call, after other entries were taken, removes nothing.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 auditor id, 3 entries to remove, 4 SHA-1 of the oldest, 5 cap of the bad list, 6... bad.
+-- Returns 1, or 0 if the oldest entry is another one.
 -- include: prelude
 local own = P .. 'outbox:' .. ARGV[2]
 local oldest = redis.call('LINDEX', own, -1)

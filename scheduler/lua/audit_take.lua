@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
--- audit_take: what the auditor does not hold yet: move the oldest outbox entries into its own list, and adopt what other
--- auditors left behind. Only the auditor that holds the lock in PostgreSQL calls this: any other list is a dead one's.
--- Entries that it names as held are not sent again, however many they are. Where the list is another one than it thinks,
--- nothing changes, so that whoever does not hear of it is told again.
--- KEYS[1] leases. ARGV: 1 prefix, 2 auditor id, 3 limit of entries, 4 bytes with which it ends early: dead letters carry
---   bodies, and an answer too large for the call's time would never be had. 5 entries held, the oldest of the own list,
---   6 SHA-1 of the newest of them, 7 ms for which health may know that these wait on purpose.
--- Returns how many of the held entries are there, all or 0, then the entries behind them, oldest first.
+-- audit_take: move the oldest outbox entries into the auditor's own list, after entries that other auditors left, and return
+-- those that it does not hold yet. Only the auditor that holds the lock in PostgreSQL calls this: any other list belongs to a
+-- dead auditor. Entries that it names as held are not returned again. If its list is not the one that it expects, nothing
+-- changes, so that a repeated call returns the same.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 auditor id, 3 limit of entries, 4 bytes after which it ends early, because dead letters
+--   contain bodies and the call has a timeout, 5 entries held, the oldest of the own list, 6 SHA-1 of the newest of them,
+--   7 ms for which these do not count as audit lag.
+-- Returns how many of the held entries are there, all or 0, then the entries after them, oldest first.
 -- include: prelude
 local own, mark = P .. 'outbox:' .. ARGV[2], P .. 'audit_held:' .. ARGV[2]
 local room, bytes, held = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -17,7 +17,7 @@ local out = {held}
 
 local function add(entry) out[#out + 1], room, bytes = entry, room - 1, bytes - #entry end
 
--- Taken before, by a call whose answer was lost or by one that was forgotten. Some at a time, for they may be large.
+-- Taken before by a call whose reply was lost. In several calls, since they may be large.
 local last = held
 repeat
   local some = call('LRANGE', own, -last - 16, -last - 1)

@@ -1,7 +1,7 @@
 #!lua flags=no-writes
--- bodies: what `claim` had no room for.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {request id...}, 3 bytes with which the answer ends.
--- Returns the bodies of the first of them, at least one, in order; '' where a request has ended meanwhile.
+-- bodies: return the bodies that did not fit into the reply of `claim`.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {request id...}, 3 bytes after which the reply ends.
+-- Returns the bodies of the first of them, at least one, in order; '' for a request that has ended meanwhile.
 -- include: prelude
 local out, room = {}, tonumber(ARGV[3])
 for i, id in ipairs(cmsgpack.unpack(ARGV[2])) do

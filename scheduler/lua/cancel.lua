@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- cancel: a gateway ends requests of its own: the client left, or the deadline passed. First writer wins. Who rides on the
--- run of one that ends so goes on without it.
+-- cancel: a gateway ends its own requests, because the client left or the deadline passed. The first writer wins. Followers of
+-- a cancelled request continue without it.
 -- A queued id stays in its tier list as a dead entry, which form_batch and expire skip: removing it would be O(length).
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code, running, told, used}...}; `running`: it ends in the middle of its run
---   as well, and its worker hears of that when it renews. Any code but cancelled does so. `told`: its client has this code
---   for an answer, so that an end that was noted meanwhile is revoked. `used`: tokens of a stream that were delivered, else 0.
--- Returns one bulk an id: the reply that stands, or '' where it was left running (cancelled) or is not known.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{id, code, running, told, used}...}; `running`: end it also while it runs; its
+--   worker receives this with the next renewal. All codes but cancelled do so. `told`: the client got this code as response,
+--   so that another end is revoked. `used`: tokens of a stream that were delivered, else 0.
+-- Returns one bulk per id: the stored reply, or '' if it was left running (cancelled) or is unknown.
 -- include: prelude, row, repaying, revoking, ending, batch, retry_budget, same, followers
 local out = {}
 for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
@@ -22,13 +22,13 @@ for i, request in ipairs(cmsgpack.unpack(ARGV[2])) do
     revoked = revoke(id, row, code, used)
     if revoked then call('LPUSH', P .. 'outbox', cmsgpack.pack({revoked})) end
   elseif not row[STATE] and code ~= 'cancelled' then
-    -- An admission that is still under way must find this one ended: its client has been answered.
+    -- A pending admission call must find this request ended, because its client has a response.
     redis.call('HSET', P .. 'request:' .. id, 'state', 'failed', 'code', code)
     redis.call('PEXPIRE', P .. 'request:' .. id, 10000)
   end
   out[i] = redis.call('HGET', P .. 'request:' .. id, 'reply') or ''
 end
 repay_all()
-mail = {} -- the caller is the one who waits: it has its answers in hand
+mail = {} -- not published: the caller gets the replies in this call
 flush()
 return out

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- census: count the healthy GPUs into `healthy_gpu_count`, which ages out by itself when nobody counts.
--- A Redis that came back empty knows no worker until each has beaten again: until then the last count stands.
--- KEYS[1] leases. ARGV: 1 prefix, 2 ms of silence after which a worker is gone, 3 ms that the count holds, 4 the last
---   count, 5 the epoch in which it was made ('': there is none, or it is too old), 6 ms that notices are kept,
---   7... what this scheduler says of itself, for health: none while all is well.
+-- census: count the healthy GPUs into `healthy_gpu_count`, which expires if no scheduler updates it.
+-- After a loss of its data, Redis knows no worker until its next heartbeat: until then the last count is valid.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 ms without a heartbeat after which a worker is lost, 3 ms that the count is valid, 4 the
+--   last count, 5 the epoch in which it was made ('': none, or too old), 6 ms that notices are kept, 7... problems that this
+--   scheduler reports for health.
 -- Returns {healthy, known, epoch}.
 -- include: prelude, protocol, epoch, wake, workers
 if other_protocol() then return other_protocol() end

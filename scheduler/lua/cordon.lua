@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- cordon: which workers are to claim nothing, as PostgreSQL has it; told again and again, since Redis may be emptied.
+-- cordon: store which workers must not claim batches, as in PostgreSQL; called again and again, because Redis may lose it.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {worker id...}.
--- Returns how many were added or taken out. The member '' says that somebody has told this Redis: worker_beat knows by it
---   whether a worker that is not named is free, or was forgotten.
+-- Returns how many were added or removed. The member '' marks that the list was stored: without it, worker_beat cannot
+--   distinguish a worker that is not cordoned from a lost list.
 -- include: prelude
 local key, wanted, changed = P .. 'cordoned', {['']= true}, 0
 for _, id in ipairs(cmsgpack.unpack(ARGV[2])) do wanted[id] = true end

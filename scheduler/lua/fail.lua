@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- fail: the supervisor gives up a running batch that its model process lost (killed, crashed or hung).
--- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 cause (error code), 5 retry budget, 6 least ms left for a retry,
+-- fail: the supervisor of a worker reports that its model process lost a running batch (killed, crashed or hung).
+-- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 cause (error code), 5 retry budget, 6 minimum ms left for a retry,
 --   7 lease ms, 8 ms that a batch is kept.
--- Returns the number of members that go to the head of the line, or -1 where the token does not own the batch.
+-- Returns the number of requests that are retried at the head of batch_queue, or -1 if the token does not own the batch.
 -- include: prelude, wake, row, repaying, ending, batch, retry_budget, retry, same, followers
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return -1 end

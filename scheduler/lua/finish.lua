@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- finish: the owner of a running batch ends its members, each once, and closes the batch.
+-- finish: the owner of a running batch ends its requests, each once, and closes the batch.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 packed outcomes, one flat list of {id, code, gpu_ms, tokens,
---   bytes, length}, where an empty code means completed, 5 the ends of their replies, one after another, each of its
---   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, 6 '1' where more outcomes follow in
---   another call: the batch is not closed yet.
--- Returns {outcomes that came too late (stale): all of them where the token does not own the batch, 1 where `share` has
---   something to do, else 0}.
+--   bytes, length}, where an empty code means completed, 5 the last fields of their replies, concatenated, each of its
+--   length: packed gpu_ms, tokens, model version, output, output tokens, finish reason, 6 '1' if more outcomes follow in
+--   another call: then the batch is not closed yet.
+-- Returns {outcomes that were too late (stale): all of them if the token does not own the batch, 1 if `share` has more to
+--   do, else 0}.
 -- include: prelude, wake, row, repaying, ending, batch, retry_budget, same, followers
 local outcomes, SIZE = cmsgpack.unpack(ARGV[4]), 6
 local batch = load_batch(ARGV[2])
@@ -20,7 +20,7 @@ each_member(batch, function(id, row)
   local o = place[id]
   if not o and ARGV[6] == '1' then return end
   if not o then
-    close(id, row, 'failed', 'invalid_output', batch, NO_RUN) -- the worker said nothing of it: this is a bug there
+    close(id, row, 'failed', 'invalid_output', batch, NO_RUN) -- the worker sent no outcome for it, which is a bug
     return
   end
   local code = outcomes[o + 2]
@@ -33,7 +33,7 @@ if ARGV[6] == '1' then
   flush()
   return {stale, owing and 1 or 0}
 end
-flush() -- first: should an index be broken, the ends are told, and the batch is still there to be dropped later
+flush() -- first: if an index is broken, the replies are sent, and the batch can be dropped later
 drop_batch(batch)
-if call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- else this worker takes that one, and its claim wakes
+if call('LLEN', P .. 'batch_queue') == 0 then wake_free() end -- otherwise this worker claims the next batch, and the claim wakes
 return {stale, owing and 1 or 0}

@@ -1,18 +1,19 @@
 #!lua flags=allow-oom
 -- form_batch: move the picked ids of the tier queues into one new batch and make it ready, all or nothing.
--- Refuses while enough batches stand ready (late binding). Ids that must not run any more end here instead.
+-- Refuses while enough batches are ready (late binding). Ids that must not run any more end here instead.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 packed picks {{tier, count}...} in order of priority, 4 look-ahead in
---   batches, 5 lease ms, 6 packed tier names, 7 ms that a batch is kept, 8 ms of silence after which a gateway is gone,
---   9 tokens that a batch may cost (0: no limit), 10 ms of waiting from which nobody is passed over for its length,
---   11 0, or how many must wait in all for everything to leave, if it fits the first pick and a worker is idle; else none.
--- Returns packed {size, dropped, queues}: members of the new batch, ids that ended or are damaged, and what waits now.
+--   batches, 5 lease ms, 6 packed tier names, 7 ms that a batch is kept, 8 ms without a heartbeat after which a gateway is
+--   lost, 9 maximum tokens of a batch (0: no limit), 10 ms of waiting after which a request is not skipped for its length,
+--   11 minimum number of queued requests for all of them to leave, if they fit the first pick and a worker is idle, else
+--   none leaves; 0: no condition.
+-- Returns packed {size, dropped, queues}: requests in the new batch, ids that ended or are damaged, and the queues afterwards.
 -- include: prelude, protocol, row, repaying, ending, owners, queues, grouping, batch, retry_budget, same, followers
 if other_protocol() then return other_protocol() end
 local id, keep_ms, budget = ARGV[2], tonumber(ARGV[7]), tonumber(ARGV[9])
 local size, used = 0, {}
 
--- seat(tier, ids): these are members now, oldest first, as if each had been moved by RPOPLPUSH.
-local function seat(tier, ids)
+-- add_to_batch(tier, ids): adds ids to the batch, oldest first, as if each had been moved by RPOPLPUSH.
+local function add_to_batch(tier, ids)
   if #ids == 0 then return end
   for _, member in ipairs(ids) do
     call('HSET', P .. 'request:' .. member, 'state', 'processing', 'batch', id)
@@ -22,7 +23,7 @@ local function seat(tier, ids)
   used[#used + 1], size = tier, size + #ids
 end
 
--- all_may_leave(picks, fewest): so many wait that they should leave, in one batch, and a worker is idle.
+-- all_may_leave(picks, fewest): whether at least so many requests are queued, fit one batch, and a worker is idle.
 local function all_may_leave(picks, fewest)
   local waiting = 0
   for _, pick in ipairs(picks) do waiting = waiting + call('LLEN', P .. 'queue:' .. pick[1]) end
@@ -33,14 +34,14 @@ end
 local picks, fewest = cmsgpack.unpack(ARGV[3]), tonumber(ARGV[11])
 if call('LLEN', P .. 'batch_queue') < tonumber(ARGV[4]) and (fewest == 0 or all_may_leave(picks, fewest)) then
   local chosen = budget > 0 and grouped(picks, budget, tonumber(ARGV[10])) or oldest(picks)
-  for i, pick in ipairs(picks) do seat(pick[1], chosen[i]) end
+  for i, pick in ipairs(picks) do add_to_batch(pick[1], chosen[i]) end
 end
 if size > 0 then
   call('HSET', P .. 'batch:' .. id, 'state', 'formed', 'size', size, 'tiers', table.concat(used, ' '), 'at', formed_at)
   keep({id = id, tiers = used, last = latest, fresh = true}, keep_ms)
   call('ZADD', P .. 'leases', now + ARGV[5], id)
-  call('RPUSH', P .. 'batch_queue', id) -- the tail: a retried batch stands at the head
+  call('RPUSH', P .. 'batch_queue', id) -- the tail: retried batches are at the head
 end
-call('DEL', P .. 'wake') -- whatever it was pushed for is in the reply
+call('DEL', P .. 'wake') -- its requests are in the reply
 flush()
 return cmsgpack.pack({size, dropped, queues(cmsgpack.unpack(ARGV[6]))})

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- gateway_beat: a gateway says that it lives; without this key its queued work is dropped before the GPU.
--- KEYS[1] leases. ARGV: 1 prefix, 2 gateway id, 3 packed stats, 4 ms that the beat holds, 5 refusals that are kept of
---   this gateway, 6 ms that they are kept, 7... packed refusals since its last beat, oldest first.
--- Returns {epoch in microseconds, share of maxmemory in use, maxmemory-policy}: another epoch than before means that Redis may have
--- lost something (see epoch), and a share near 1 that admission will be refused soon. The share is 0 where no limit is set.
+-- gateway_beat: the heartbeat of a gateway; without this key its queued requests end before they reach a GPU.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 gateway id, 3 packed stats, 4 ms that the heartbeat is valid, 5 number of rejections kept
+--   for this gateway, 6 ms that they are kept, 7... packed rejections since its last heartbeat, oldest first.
+-- Returns {epoch in microseconds, used share of maxmemory, maxmemory-policy}. If the epoch changed, Redis may have lost data
+-- (see epoch); a share near 1 means that admission will soon be rejected. The share is 0 without a memory limit.
 -- include: prelude, protocol, epoch
 if other_protocol() then return other_protocol() end
 note_protocol()
@@ -16,7 +16,7 @@ local memory = redis.call('INFO', 'memory')
 local used, limit = string.match(memory, 'used_memory:(%d+)'), string.match(memory, 'maxmemory:(%d+)')
 local share = tonumber(limit or 0) > 0 and used / limit or 0
 
--- The list outlives the gateway, so an index of its own names it. The last memory is not for telling why.
+-- The list outlives the gateway, so a separate index names it. It is not written when memory is short.
 if #ARGV > 6 and share < 0.9 then
   local refusals, lists, keep_ms = P .. 'refusals:' .. ARGV[2], P .. 'refusal_lists', tonumber(ARGV[6])
   redis.call('LPUSH', refusals, unpack(ARGV, 7))

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- history_add: keep one more moment, the newest; sent twice it is kept once.
--- KEYS[1] leases. ARGV: 1 prefix, 2 the moment, 3 most moments, 4 ms that they are kept without another.
--- Returns how many there are.
+-- history_add: add the newest point of the dashboard history; a repeated call adds it once.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 the point, 3 maximum number of points, 4 ms that they are kept without a new one.
+-- Returns the number of points.
 -- include: prelude
 local key = P .. 'history'
 if call('LINDEX', key, 0) ~= ARGV[2] then call('LPUSH', key, ARGV[2]) end

@@ -1,8 +1,8 @@
 #!lua
--- quota_restore: what the audit says was spent of quotas, for a Redis that may have lost it. Only ever raises a count.
+-- quota_restore: restore the usage of quotas from the audit, after Redis may have lost it. Only ever raises a count.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 packed {{customer id, period, ms when its window began, spent}...}, 3 the epoch of the
---   Redis that has been told all with this, '' while there is more: one that was emptied meanwhile wants all of it again.
--- Returns how many were raised. A count of another window than the present one says nothing and is not taken.
+--   Redis that has all counts with this call, '' while more follow: after another loss all are needed again.
+-- Returns how many were raised. A count of another window than the present one is ignored.
 -- include: prelude, ratelimit/quota
 local raised = 0
 for _, q in ipairs(cmsgpack.unpack(ARGV[2])) do

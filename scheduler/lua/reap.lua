@@ -1,25 +1,26 @@
 #!lua flags=allow-oom
--- reap: batches whose lease ran out. Never claimed: renewed, with the time that its keys live, while it stands in line, pushed again when it was popped
--- and lost, neither costs an attempt. Claimed: its worker is lost, and its members are retried or ended.
--- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 least ms left for a retry, 5 lease ms,
---   6 ms between passes, 7 ms that a batch is kept, 8 1: by a gateway that stands in for schedulers, 0: by a scheduler.
--- Returns {renewed, pushed again, retried, batches without a trace}.
+-- reap: process batches whose lease expired. Not claimed: the lease and the lifetime of its keys are renewed while it is in
+-- batch_queue; if its pop was lost, it is pushed again; neither costs an attempt. Claimed: its worker is lost, and its
+-- requests are retried or ended.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 limit, 3 retry budget, 4 minimum ms left for a retry, 5 lease ms, 6 ms between passes,
+--   7 ms that a batch is kept, 8 '1' if a gateway calls it in place of schedulers, '0' if a scheduler does.
+-- Returns {renewed, pushed again, retried, unknown batches}.
 -- include: prelude, protocol, wake, row, repaying, ending, batch, retry_budget, retry, same, followers
 if other_protocol() then return other_protocol() end
 local rule = {seen = false, budget = tonumber(ARGV[3]), min_left_ms = tonumber(ARGV[4]), lease_ms = tonumber(ARGV[5]),
   keep_ms = tonumber(ARGV[7])}
 local renewed, pushed, retried, unknown = 0, 0, 0, 0
--- A pass that is late by half a lease: Redis or the schedulers stood still, and workers may not have been able to renew.
+-- A pass that is late by half a lease: Redis or the schedulers were suspended, and workers may have failed to renew.
 local last = tonumber(redis.call('GET', P .. 'reaped_at') or now)
 local stood_still = now - last > tonumber(ARGV[6]) + rule.lease_ms / 2
 redis.call('SET', P .. 'reaped_at', now, 'PX', 60000)
-if stood_still then redis.call('SET', P .. 'resumed_at', now, 'PX', 1000) end -- gateways beat every 250 ms
--- When a scheduler last passed, -1 if none is known: a gateway's pass must not look like one, or it would stop at once.
--- By pcall: a user whose rules are older than this key goes on without it.
+if stood_still then redis.call('SET', P .. 'resumed_at', now, 'PX', 1000) end -- gateways send heartbeats every 250 ms
+-- The last pass of a scheduler, -1 if unknown. A gateway's pass must not count, or the gateway would stop at once.
+-- By pcall, because a Redis user with older ACL rules has no access to this key.
 if ARGV[8] == '0' then redis.pcall('SET', P .. 'scheduled_at', now, 'PX', 60000)
 elseif redis.pcall('PEXPIRE', P .. 'scheduled_at', 60000) == 0 then redis.call('SET', P .. 'scheduled_at', -1, 'PX', 60000) end
 
--- still_wanted(batch): ends the members whose time is up; false where none is left, and the batch is dropped.
+-- still_wanted(batch): ends overdue requests; returns false, and drops the batch, if none is left.
 local function still_wanted(batch)
   local left = 0
   each_member(batch, function(id, row, list)
@@ -31,7 +32,7 @@ local function still_wanted(batch)
   return left > 0
 end
 
--- A lease that is longer than any was written before TIME went back: a worker that was lost since would be noticed as late.
+-- A lease beyond the maximum was written before TIME was set back: shorten it, or a lost worker would be noticed late.
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '(' .. now + rule.lease_ms, '+inf', 'LIMIT', 0, ARGV[2])) do
   redis.call('ZADD', P .. 'leases', now + rule.lease_ms, id)
 end

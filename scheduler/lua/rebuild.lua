@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- rebuild: put back into an index what of these stands in it by its own row.
+-- rebuild: add ids to an index if their rows say that they belong there.
 -- KEYS[1] leases. ARGV: 1 prefix, 2 'leases' or 'queue:<tier>', 3 packed ids: of batches, or of requests, the newest first,
---   4 lease ms, 5 ms: only requests that were accepted by then, as later ones have entered the new queue.
--- Returns how many. A batch gets a whole lease: a worker that has it renews it, and of the others the reaper takes care.
+--   4 lease ms, 5 ms: only requests accepted until then, since later ones are in the new queue.
+-- Returns how many. A batch gets a full lease: the worker that runs it renews it, and the reaper processes the others.
 -- include: prelude, row, repaying, ending, batch, retry_budget, same, followers
 local ids, tier, count = cmsgpack.unpack(ARGV[3]), string.match(ARGV[2], '^queue:(.*)$'), 0
 for _, id in ipairs(ids) do

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- renew: the owner of a running batch moves its lease on, and hears who has left it: ended, so that nobody waits any more.
--- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 lease ms, 5 ms that a batch is kept, 6 members that the owner
---   knows of (0: it does not ask).
--- Returns 1, or 0 where the token no longer owns the batch: its work must be dropped. Where there are fewer members than
---   the owner knows of: the ids of those that are left.
+-- renew: the owner of a running batch renews its lease, and gets the ids that are left if some requests have ended.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 batch id, 3 token, 4 lease ms, 5 ms that a batch is kept, 6 number of requests that the
+--   owner knows of (0: do not return ids).
+-- Returns 1, or 0 if the token no longer owns the batch: its work must be dropped. If there are fewer requests than the owner
+--   knows of: the ids that are left.
 -- include: prelude, row, repaying, ending, batch
 local batch = load_batch(ARGV[2])
 if not batch or batch.state ~= 'running' or batch.token ~= ARGV[3] then return 0 end

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- repair: set aside every index of this pool that has another type than ours: any command on it fails for as long as it
--- stands. What is to be built again is noted, so that whoever is killed meanwhile leaves it to the next.
--- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 ms that what was set aside is kept, 4 ms that the note is kept.
--- Returns {names set aside now, names that are to be built again, now in ms}.
+-- repair: rename every index of this pool that has a wrong type, because every command on it fails. Indexes to rebuild are
+-- recorded, so that the next process continues if this one is killed.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 packed tier names, 3 ms that a renamed key is kept, 4 ms that the record is kept.
+-- Returns {names renamed now, names to rebuild, now in ms}.
 -- include: prelude
 local types = {batch_queue = 'list', leases = 'zset', outbox = 'list', outbox_bad = 'list', dlq = 'list', auditors = 'set',
   retry_budget = 'hash', wake = 'list', wake_at = 'hash', reaped_at = 'string', resumed_at = 'string', epoch = 'string',
@@ -20,9 +20,9 @@ local function check(name, wanted)
   call('SADD', P .. 'repairs', name)
   call('PEXPIRE', P .. 'repairs', tonumber(ARGV[4]))
   found[#found + 1] = name
-  -- Another epoch: gateways tell again what they know to wait, and what ended lately, as to a Redis that came back empty.
+  -- A new epoch makes gateways resubmit pending requests and send recent audit records, as after a loss of data.
   if name == 'outbox' then call('DEL', P .. 'epoch') end
 end
-check('repairs', 'set') -- first: the others are noted there
+check('repairs', 'set') -- first, because the others are recorded in it
 for name, wanted in pairs(types) do check(name, wanted) end
 return {found, call('SMEMBERS', P .. 'repairs'), now}

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- share: tell riders of runs that have ended, where there are more of them than the end itself could tell; a few a call.
+-- share: end followers of runs that have ended, if there are more than the end of the run processed; a few per call.
 -- KEYS[1] leases. ARGV: 1 prefix.
--- Returns 1 where more are left, else 0.
+-- Returns 1 if more are left, else 0.
 -- include: prelude, row, repaying, ending, batch, retry_budget, same, followers
 for _, leader in ipairs(call('ZRANGE', P .. 'sharing', 0, 15)) do
   local known = redis.pcall('HMGET', P .. 'request:' .. leader, 'told', 'same', 'losses')

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- stored: the ends of these jobs are in PostgreSQL, where their results are read; so their rows need not live on for as long as
--- PostgreSQL might have been away. Sent twice it does no harm.
--- KEYS[1] leases. ARGV: 1 prefix, 2 ms that such a row still lives, 3 packed ids.
--- Returns how many have ended. A row that answers an Idempotency-Key lives on, but once it is evicted no longer than any other.
+-- stored: the results of these jobs are in PostgreSQL, so their rows need not be kept for the case that PostgreSQL is
+-- unavailable. A repeated call is harmless.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 ms that such a row is still kept, 3 packed ids.
+-- Returns how many have ended. A row of an Idempotency-Key is kept, but once it is evicted no longer than other rows.
 -- include: prelude
 local ms, count = tonumber(ARGV[2]), 0
 for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- worker_beat: a worker says that it lives, and how it is.
--- KEYS[1] leases. ARGV: 1 prefix, 2 worker id; where it is not as it was also: 3 status, 4 utilization 0..1, 5 requests in
---   flight, 6 packed beat, 7 ms kept.
--- Returns -1 where the rest must be said since it is not known, else whether it may claim: 0 yes, 1 no, it is cordoned,
---   2 as before, for nobody has told this Redis who is cordoned. A scheduler is woken where the status changed.
+-- worker_beat: the heartbeat of a worker.
+-- KEYS[1] leases. ARGV: 1 prefix, 2 worker id; in a complete heartbeat also: 3 status, 4 utilization 0..1, 5 requests in
+--   flight, 6 packed heartbeat, 7 ms kept.
+-- Returns -1 if a complete heartbeat is needed, else whether the worker may claim: 0 yes, 1 no, it is cordoned, 2 as before,
+--   because Redis has lost the list of cordons. A scheduler is woken if the status changed.
 -- include: prelude, protocol, wake
 if other_protocol() then return other_protocol() end
 local key = P .. 'gpu:' .. ARGV[2]

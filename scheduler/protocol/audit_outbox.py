@@ -1,12 +1,12 @@
-"""The audit outbox in Redis: its records, its entries until PostgreSQL has them, and its lag.
+"""The audit outbox in Redis: its records, its entries until they are in PostgreSQL, and its lag.
 
-An `outbox` element is a msgpack array of records, written by one script. Lua has no None inside an array, so an absent
-text is "" and an absent number is 0 or -1; the ledger turns them into NULL. Each record is an array whose first element
-is its tag, in the order of the fields below. What scripts write of many requests at once says in one record what they
-have in common: `Entered` and `Closed`, which readers never see.
+An `outbox` entry is a msgpack array of records, written by one script. Lua has no None inside an array, so an absent text is
+"" and an absent number is 0 or -1; the ledger converts them into NULL. Each record is an array whose first element is its
+tag, followed by the fields below. Scripts combine the records of many requests with common fields into one (`Entered`,
+`Closed`), which is expanded here.
 
-The ledger's auditor is the only reader. The lag is the age of the oldest entry that is not in PostgreSQL yet; entries
-that the auditor has read and keeps for the ends of what has only begun in them do not count.
+Only the ledger's auditor reads entries. The lag is the age of the oldest entry that is not in PostgreSQL yet. Entries that
+the auditor holds until requests have ended do not count.
 """
 
 from collections.abc import Sequence
@@ -43,23 +43,22 @@ class EndedRecord(msgspec.Struct, array_like=True, frozen=True, tag="e"):
     error_code: str
     ended_at_ms: int
     latency_ms: float
-    queue_ms: float  # -1: it never left its tier queue
-    gpu_ms: float  # -1: it never ran to an end
+    queue_ms: float  # -1: it never left its tier queue.
+    gpu_ms: float  # -1: no run of it ended.
     batch_id: str
     batch_size: int
     worker_id: str
     attempts: int
     tokens_used: int
     output_bytes: int
-    mode: str = "queue"  # Or "direct": a worker was called past Redis.
-    delivered: bool = False  # Written by a gateway for what it told its client, which outweighs a failure noted later.
-    served_from: str = (
-        ""  # `cache`, or `collapsed` into the run of an equal request; "": it had a run of its own, or none.
-    )
+    mode: str = "queue"  # Or "direct": a worker was called without Redis.
+    delivered: bool = False  # Written by a gateway for the response that it sent; it overrides a later failure.
+    served_from: str = ""
+    """`cache`, `collapsed` (the run of an equal request), or "" for its own run or none."""
 
 
 class DeadLetterRecord(msgspec.Struct, array_like=True, frozen=True, tag="d"):
-    """A request was given up for good. `body` is its packed payload as Lua packs a string; see packed.inner."""
+    """A request became a dead letter. `body`: its packed payload, as a string in Lua's msgpack; see `inner` in scripts.py."""
 
     id: str
     customer_id: str
@@ -71,14 +70,14 @@ class DeadLetterRecord(msgspec.Struct, array_like=True, frozen=True, tag="d"):
 
 
 class Entered(msgspec.Struct, array_like=True, frozen=True, tag="c"):
-    """All that one call of `admit` accepted."""
+    """All requests that one call of `admit` accepted."""
 
     gateway_id: str
     groups: list[tuple[str, str, str, str, Any, Any, Any]]  # Tier, customer, key, model; then limits.
     each: list[Any]  # Flat: id, number of its group, input bytes, trace.
 
     def records(self) -> list["Record"]:
-        """One for each request. Raises TypeError, ValueError or IndexError."""
+        """A record for each request. Raises TypeError, ValueError or IndexError."""
         found: list[Record] = []
         each = iter(self.each)
         for request_id, number, size, trace in zip(each, each, each, each, strict=True):
@@ -88,7 +87,7 @@ class Entered(msgspec.Struct, array_like=True, frozen=True, tag="c"):
 
 
 class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
-    """Members of one batch that ended in one way at one time, or requests that never were in one."""
+    """Requests of one batch, or of none, that ended in the same way at the same time."""
 
     state: str
     error_code: str
@@ -101,7 +100,7 @@ class Closed(msgspec.Struct, array_like=True, frozen=True, tag="f"):
     served_from: str = ""
 
     def records(self) -> list["Record"]:
-        """One for each request. Raises ValueError."""
+        """A record for each request. Raises ValueError."""
         state, code, at_ms, attempts = self.state, self.error_code, self.ended_at_ms, self.attempts
         batch = self.batch_id, self.batch_size, self.worker_id
         each = iter(self.each)
@@ -122,9 +121,9 @@ encode_records = msgspec.msgpack.Encoder().encode
 
 
 def decode_entry(entry: bytes) -> tuple[list[Record], list[bytes]]:
-    """Decode one outbox element into its records and the raw bytes of those that cannot be read.
+    """Decode one outbox entry. Returns its records, and the raw bytes of unreadable ones.
 
-    One bad record never costs its neighbours: it is returned apart, to be counted and set aside.
+    An unreadable record does not affect the others.
     """
     try:
         return [record for known in _all.decode(entry) for record in _records(known)], []
@@ -155,31 +154,31 @@ def _read_apart(entry: bytes) -> tuple[list[Record], list[bytes]]:
 
 
 BAD_CAP = 1000
-"""Entries that could not be written are kept for a look, at most so many."""
+"""The maximum number of stored entries that could not be written to PostgreSQL."""
 
 TAKE_BYTES = 8 << 20
-"""A take ends with the entry that fills this: dead letters carry bodies, and the answer must come in a call's time."""
+"""A take ends with the entry that reaches this size: dead letters contain bodies, and the call has a timeout."""
 
 
 HELD_MS = 10_000
-"""So long health may take it from the last take that entries wait on purpose; an auditor takes twice a second."""
+"""How long after a take its held entries do not count as lag; an auditor takes twice a second."""
 
 
 class Taken(NamedTuple):
-    """What a take came to."""
+    """The result of a take."""
 
-    held: int  # How many entries the caller holds that are there: those that it named, or 0 where that is not true.
-    entries: list[bytes]  # What comes behind them, oldest first.
-    more: bool  # Whether more is likely to wait.
+    held: int  # The number of held entries that Redis confirms: all that the caller named, or 0.
+    entries: list[bytes]  # The entries after those, the oldest first.
+    more: bool  # Whether there are probably more.
 
 
 def name_of(entry: bytes) -> str:
-    """Its hash, by which auditor and Redis tell whether they speak of the same entry."""
+    """The hash of an entry, by which the auditor names it to Redis."""
     return sha1(entry, usedforsecurity=False).hexdigest()
 
 
 class Outbox:
-    """One auditor's hands on the outbox: take, then drop what is committed. All raise RedisUnavailable."""
+    """One auditor's access to the outbox: take entries, then drop committed ones. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, auditor_id: str) -> None:
         self._client = client
@@ -190,26 +189,26 @@ class Outbox:
         self._drop = Script("audit_drop", client, keys)
 
     async def take(self, limit: int, held: int = 0, newest: str = "") -> Taken:
-        """Move up to `limit` entries into the own list, dead auditors' first.
+        """Move up to `limit` entries into the auditor's own list, those of dead auditors first.
 
-        `held`: so many of the oldest in that list are known to the caller, and `newest` is the name of the last of them;
-        they are not returned again, unlike others that were taken before and not dropped. Where that is not so, Redis
-        was lost or set back: nothing is taken, and all that is there counts as not held. A take ends early behind the
-        entry with which it comes to TAKE_BYTES. Only the auditor that holds the lock may call this.
+        `held`: the caller already has this many of the oldest entries in that list, and `newest` is the name of the last of
+        them. They are not returned again, unlike others that were taken before and not dropped. If Redis does not confirm them,
+        it lost data or was set back: then nothing is taken, and the result has `held` 0. A take ends early with the entry that
+        reaches TAKE_BYTES. Only the auditor that holds the lock may call this.
         """
         there, *entries = await self._take(self._auditor_id, limit, TAKE_BYTES, held, newest, HELD_MS)
         full = len(entries) >= limit or sum(map(len, entries)) >= TAKE_BYTES
         return Taken(there, entries, full or there != held)
 
     async def drop(self, count: int, oldest: str, bad: Sequence[bytes] = ()) -> None:
-        """Forget the `count` oldest entries of the own list: they are committed, but for `bad`, kept for a look.
+        """Remove the `count` oldest entries of the own list, because they are committed; `bad` ones are stored separately.
 
-        `oldest`: the name of the first of them; where another one stands there, nothing is dropped.
+        `oldest`: the name of the first of them. If the list starts with another entry, nothing is removed.
         """
         await self._drop(self._auditor_id, count, oldest, BAD_CAP, *bad)
 
     async def depth(self) -> int:
-        """Entries that wait, the taken ones included."""
+        """The number of entries, including taken ones."""
         async with bounded():
             pipeline = self._client.pipeline(transaction=False)
             pipeline.llen(self._keys.outbox)
@@ -219,14 +218,14 @@ class Outbox:
 
 
 class AuditLag:
-    """Looks at the tail of the outbox and of each auditor's own list; asked only when health is."""
+    """Reads the oldest entries of the outbox and of the auditors' lists. Called only for health requests."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client
         self._keys = keys
 
     async def oldest_ms(self) -> int | None:
-        """When the oldest waiting entry was written, ms since the epoch; None when nothing waits.
+        """When the oldest entry was written, in ms since the epoch; None if there is none.
 
         Raises RedisUnavailable.
         """
@@ -246,7 +245,7 @@ class AuditLag:
 
 
 def written_ms(entry: bytes) -> int | None:
-    """When an outbox entry was written, by its first record; None for one that cannot be read."""
+    """When an entry was written, according to its first record; None if it cannot be read."""
     for record in decode_entry(entry)[0]:
         if isinstance(record, EndedRecord):
             return record.ended_at_ms

@@ -1,8 +1,8 @@
-"""The life of a batch: formed, claimed, renewed, finished, failed or released; and the notification of its followers.
+"""Scripts for batches: form, claim, renew, finish, fail, release; and `share`, which ends the followers of requests.
 
-`share` tells requests that follow an equal one that its run has ended, a few in each call. The end of a run tells the
-first of them itself, the worker goes on with the others; should it die or lose Redis, the reaper does. Two at once do
-no harm: each follower is taken and ended in one script.
+A follower waits for the run of an equal request. When that run ends, `finish` ends the first of its followers; the worker
+ends the others with `share`, a few per call, or the reaper does if the worker is lost. Concurrent calls are harmless,
+because each follower is removed and ended in one script.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,49 +15,49 @@ from scheduler.batching.policy import WakeCondition
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.failpoints import failpoint
 from scheduler.protocol.pool_view import Queues
-from scheduler.redis_client.connections import blocking_read, bounded, line_of
+from scheduler.redis_client.connections import blocking_read, bounded, pipelined
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import MAX_CALL_BYTES, Script
 
 MOST_CALLS = 64
-"""What one may do in a row: four thousand riders. The rest is the caretaker's, which comes again soon."""
+"""Calls in a row, for four thousand followers. The reaper ends the rest soon."""
 
 
 class Followers:
-    """The share script on one pool."""
+    """The script `share` of one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._script = Script("share", client, keys)
 
     async def share(self) -> bool:
-        """Tell a few; whether more are left. Raises RedisUnavailable."""
+        """End a few followers. Returns whether more are left. Raises RedisUnavailable."""
         return bool(await self._script())
 
     async def share_all(self) -> None:
-        """Tell all, as far as Redis answers and MOST_CALLS allow."""
+        """End all followers, unless Redis is unavailable or MOST_CALLS is reached."""
         try:
             for _ in range(MOST_CALLS):
                 if not await self.share():
                     return
         except RedisUnavailable:
-            return  # Nothing is lost: `sharing` names whose riders wait.
+            return  # The key `sharing` names the runs whose followers have not ended.
 
 
 LEASE_MS = 600
-"""A lease; the worker renews it every 150 ms while its model makes progress."""
+"""The duration of a lease. The worker renews it every 150 ms while its model makes progress."""
 
 RETRY_BUDGET = 2
-"""Lost workers that one request may survive; the third loss ends it and makes it a dead letter."""
+"""Losses of workers that a request may survive; the third ends it and makes it a dead letter."""
 
 GATEWAY_GONE_MS = 2000
-"""A gateway that was silent for so long is dead: its queued work is dropped before the GPU."""
+"""A gateway without heartbeats for this time is lost: its queued requests end before they reach a GPU."""
 
 BATCH_KEEP_MS = 60_000
-"""How long the keys of a batch outlive its last renewal, should everybody who cares for it be gone."""
+"""The lifetime of a batch's keys after its last renewal, in case no process ends it."""
 
 
 class ClaimedRequest(NamedTuple):
-    """A member of a claimed batch: what is left of its deadline, which attempt this is, and its encoded payload."""
+    """A request of a claimed batch: remaining time until its deadline, number of the attempt, encoded payload."""
 
     id: str
     ms_left: int
@@ -66,7 +66,7 @@ class ClaimedRequest(NamedTuple):
 
 
 class ClaimedBatch(NamedTuple):
-    """A batch that this worker owns by `token`; without requests it is closed already."""
+    """A batch that this worker owns by `token`. Without requests it is already closed."""
 
     batch_id: str
     token: str
@@ -74,9 +74,9 @@ class ClaimedBatch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the model made of one request. With an error code, `output` is a sentence for the client, or empty.
+    """The result of one request. With an error code, `output` is a sentence for the client, or empty.
 
-    `tokens_used` counts those read and written, `output_tokens` the latter; `finish_reason` is `stop` or `length`.
+    `tokens_used`: input and output tokens; `output_tokens`: output tokens; `finish_reason`: `stop` or `length`.
     """
 
     id: str
@@ -90,7 +90,7 @@ class Outcome(NamedTuple):
 
 
 class Formed(NamedTuple):
-    """What `form_batch` did: members of the new batch (0: refused or nothing fit), ids ended or damaged, what waits now."""
+    """The result of `form_batch`: size of the batch (0: none), ids that ended or are damaged, and the queues afterwards."""
 
     size: int
     dropped: int
@@ -104,7 +104,7 @@ _claimed = msgspec.msgpack.Decoder(tuple[int, list[ClaimedRequest]])
 
 
 class Batches:
-    """Every verb on a batch, on one pool. All raise RedisUnavailable."""
+    """The scripts for batches of one pool. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
         self._lease_ms = lease_ms
@@ -122,10 +122,10 @@ class Batches:
     async def look(
         self, tiers: Sequence[str], sleeper: str = "", wish: WakeCondition | None = None, hold_ms: int = 0
     ) -> Queues:
-        """What waits in these tiers, and what runs.
+        """Read the queues of these tiers, and the numbers of batches.
 
-        With a wish, dispatcher `sleeper` is woken for that, for `hold_ms`, from here on: what the reply shows already
-        wakes nobody. Each dispatcher has a wish of its own.
+        With `wish`, the dispatcher `sleeper` is woken on that condition for `hold_ms`. Requests in the returned queues do not
+        wake it any more. Each dispatcher has its own condition.
         """
         if wish is None:
             return _queues.decode(await self._look(_encode(tiers)))
@@ -142,11 +142,11 @@ class Batches:
         aged_ms: float = 1000.0,
         fewest: int = 0,
     ) -> Formed:
-        """Move up to `picks` ids a tier into one ready batch, unless `lookahead` batches stand ready already.
+        """Move up to `picks` ids per tier into one ready batch, unless `lookahead` batches are ready already.
 
-        With `max_tokens` those of similar length go together, no batch costs more, and who has waited for `aged_ms` is
-        not passed over for its length. With `fewest` it is all or nothing: all that waits leaves, if it is so many, no more
-        than the first pick, and a worker is idle.
+        With `max_tokens`, requests of similar length are grouped, no batch exceeds it, and requests that have waited for
+        `aged_ms` are not skipped because of their length. With `fewest`, either all queued requests leave or none: they leave if
+        there are at least `fewest`, at most the first pick, and a worker is idle.
         """
         packed = await self._form(
             batch_id,
@@ -163,73 +163,76 @@ class Batches:
         return Formed(*_formed.decode(packed))
 
     async def claim(self, batch_id: str, worker_id: str, token: str) -> ClaimedBatch | None:
-        """Take a ready batch; None where somebody else has it or it is gone. Many large bodies come in several calls."""
+        """Claim a ready batch; None if it is claimed or gone. Large bodies are read in several calls."""
         packed = await self._claim(batch_id, worker_id, token, self._lease_ms, GATEWAY_GONE_MS, MAX_CALL_BYTES)
         if packed is None:
             return None
         absent, members = _claimed.decode(packed)
         if absent:
-            late = members[-absent:]
-            bodies = await self._fetched(batch_id, token, [member.id for member in late])
+            without_body = members[-absent:]
+            bodies = await self._fetched(batch_id, token, [member.id for member in without_body])
             if bodies is None:
                 return None
             # A request without a body has ended meanwhile.
-            members[-absent:] = [member._replace(body=bodies[member.id]) for member in late if bodies[member.id]]
+            members[-absent:] = [
+                member._replace(body=bodies[member.id]) for member in without_body if bodies[member.id]
+            ]
         return ClaimedBatch(batch_id, token, members)
 
     async def _fetched(self, batch_id: str, token: str, ids: Sequence[str]) -> dict[str, bytes] | None:
-        """Bodies in as many calls as it takes; None where the batch was lost meanwhile. Calls may be slow, so each renews."""
+        """Read bodies in several calls; None if the batch was lost meanwhile. Each call renews the lease, since it may be slow."""
         found: dict[str, bytes] = {}
         while len(found) < len(ids):
-            asked = ids[len(found) :]
-            found |= zip(asked, await self._bodies(_encode(asked), MAX_CALL_BYTES), strict=False)
+            missing = ids[len(found) :]
+            found |= zip(missing, await self._bodies(_encode(missing), MAX_CALL_BYTES), strict=False)
             if not await self.renew(batch_id, token):
                 return None
         return found
 
     async def renew(self, batch_id: str, token: str, known: int = 0) -> bool | frozenset[str]:
-        """Move the lease on; False where the batch is lost and its work must be dropped.
+        """Renew the lease. Returns False if the batch is lost; then its work must be dropped.
 
-        With `known` members: the ids of those that are left, where they are fewer by now. Nobody waits for the others.
+        With `known` members: returns the ids of the remaining ones if there are fewer by now. The others have ended.
         """
         found = await self._renew(batch_id, token, self._lease_ms, BATCH_KEEP_MS, known)
         return frozenset(each.decode() for each in found) if isinstance(found, list) else bool(found)
 
     async def finish(self, batch_id: str, token: str, outcomes: Sequence[Outcome]) -> int:
-        """End the members of a batch and close it; returns how many outcomes came too late (stale).
+        """End the requests of a batch and close it. Returns the number of outcomes that were too late (stale).
 
-        Large outputs go in several calls, of which the last closes the batch: sent again, those before are stale.
+        Large outputs are sent in several calls, the last of which closes the batch. If they are sent again, the earlier ones
+        are stale.
         """
-        heads, tails = _told(outcomes)
-        stale, riders_left = 0, 0
+        heads, tails = _split_outcomes(outcomes)
+        stale, followers_left = 0, 0
         for start, end in _pieces(tails):
             piece = _encode(heads[start * _HEAD : end * _HEAD]), b"".join(tails[start:end])
-            late, untold = await self._finish(batch_id, token, *piece, int(end < len(tails)))
-            stale, riders_left = stale + late, riders_left + untold
-        if riders_left:
+            stale_here, remaining = await self._finish(batch_id, token, *piece, int(end < len(tails)))
+            stale, followers_left = stale + stale_here, followers_left + remaining
+        if followers_left:
             failpoint("riders_untold")
             await self._followers.share_all()
         return int(stale)
 
     async def fail(self, batch_id: str, token: str, cause: ErrorCode, min_left_ms: int) -> bool:
-        """The model process was lost with this batch; False where it is not ours.
+        """The model process was lost with this batch. Returns False if this worker does not own it.
 
-        What has budget and time is run again in smaller batches, so that one bad member ends alone.
+        Requests with retry budget and time left are retried in smaller batches, so that a bad one fails alone.
         """
         kept = await self._fail(batch_id, token, cause, RETRY_BUDGET, min_left_ms, self._lease_ms, BATCH_KEEP_MS)
         return bool(kept >= 0)
 
     async def release(self, batch_id: str, token: str) -> bool:
-        """Hand a claimed batch back on a graceful stop: nothing is counted; False where it is not ours."""
+        """Return a claimed batch on a graceful stop, without counting an attempt. Returns False if this worker does not own it."""
         return bool(await self._release(batch_id, token, self._lease_ms, BATCH_KEEP_MS) >= 0)
 
     async def push_back(self, batch_id: str) -> None:
-        """Return a batch that was popped and will not be claimed to the head of the line."""
+        """Return a popped batch that will not be claimed to the head of `batch_queue`."""
         await self._push_back(batch_id)
 
 
 def _pieces(tails: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Where each call's outcomes begin and end; one call where there are none."""
+    """The start and end of each call's outcomes; one call if there are none."""
     if sum(map(len, tails)) <= MAX_CALL_BYTES:
         yield 0, len(tails)
         return
@@ -242,13 +245,13 @@ def _pieces(tails: Sequence[bytes]) -> Iterator[tuple[int, int]]:
     yield start, len(tails)
 
 
-_HEAD = 6  # What the script itself reads of an outcome.
+_HEAD = 6  # Fields of an outcome that the script reads.
 
 
-def _told(outcomes: Sequence[Outcome]) -> tuple[list[str | float], list[bytes]]:
-    """What the script itself reads of them, and the last six fields of their replies.
+def _split_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str | float], list[bytes]]:
+    """The fields that the script reads, and the last six fields of each reply.
 
-    Those are packed here, so that Lua only moves their bytes; [1:] cuts the array header.
+    The latter are packed here, so that Lua only copies bytes; [1:] removes the array header.
     """
     heads: list[str | float] = []
     tails: list[bytes] = []
@@ -264,8 +267,8 @@ def _told(outcomes: Sequence[Outcome]) -> tuple[list[str | float], list[bytes]]:
 class ReadyBatches:
     """The blocking read of `batch_queue`.
 
-    What it pops is an id only: the batch stands in inflight under a lease, so a pop that is lost with its worker costs
-    a lease, never a request.
+    It pops only an id: the batch is in `inflight` under a lease, so a pop that is lost with its worker costs the time of a
+    lease, and no request.
     """
 
     def __init__(self, blocking: Redis, keys: Keys, block_s: float = 1.0) -> None:
@@ -274,17 +277,17 @@ class ReadyBatches:
         self._block_s = block_s
 
     async def pop(self) -> str | None:
-        """The next ready batch, or None after `block_s`. Raises RedisUnavailable, at the latest a second after that."""
+        """The next ready batch, or None after `block_s`. Raises RedisUnavailable, at the latest one second after that."""
         found: Any = await blocking_read(self._client, b"BLPOP", self._key, self._block_s, block_s=self._block_s)
         return str(found[1].decode()) if found else None
 
     async def let_go(self) -> None:
-        """Have Redis end a `pop` that waits; it returns what it has, or None. Raises RedisUnavailable."""
-        client_id = line_of(self._client).client_id
+        """Unblock a waiting `pop` at the server; it returns what it has, or None. Raises RedisUnavailable."""
+        client_id = pipelined(self._client).client_id
         if client_id is not None:
             async with bounded():
                 await self._client.client_unblock(client_id)
 
     def hang_up(self) -> None:
-        """End a `pop` that waits at a Redis which is away: it raises RedisUnavailable now."""
-        line_of(self._client).close()
+        """Close the connection of a waiting `pop` while Redis is unavailable: it raises RedisUnavailable."""
+        pipelined(self._client).close()

@@ -1,7 +1,7 @@
-"""Ends that no worker writes: cancelled, expired and reaped requests; and the list of dead letters.
+"""Requests that end without a worker: cancelled, expired and reaped ones; and the list of dead letters.
 
-Health counts dead letters by the list in Redis; the dead letters themselves are rows in PostgreSQL. Rows of jobs are
-released here once PostgreSQL has their ends.
+Health counts dead letters by the list in Redis; the dead letters themselves are rows in PostgreSQL. The stored rows of jobs
+are released here once their results are in PostgreSQL.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
 
 REAP_LIMIT = 100
-"""Batches a call, so that a mass expiry (a clock jump, say) never holds the server."""
+"""Batches per call, so that many expired leases (after a clock jump, for example) do not block Redis."""
 
 EXPIRE_LIMIT = 256
-"""Ids a tier and call."""
+"""Ids per tier and call."""
 
 STORED_KEEP_MS = 30_000
-"""Of a job's row whose end is in PostgreSQL: as long as other rows are kept past their deadline."""
+"""Lifetime of a job's row once its result is in PostgreSQL; the same as of other rows after their deadline."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Cancellation(NamedTuple):
-    """An id and the code that it ends with.
+    """A request to cancel, and its error code.
 
-    `running`: CANCELLED ends it even while it runs, and its worker then stops. `told`: the client has this code for an
-    answer, which decides over whatever end was noted meanwhile. `used`: tokens of its stream that were delivered.
+    `running`: with CANCELLED, end it even while it runs; its worker then stops. `told`: the client already got this code as
+    response, which overrides another end. `used`: delivered tokens of its stream.
     """
 
     id: str
@@ -47,7 +47,7 @@ Cancelled = Cancellation | tuple[str, ErrorCode] | tuple[str, ErrorCode, bool]
 
 
 class Reaped(NamedTuple):
-    """What one reaper pass found among the leases that ran out."""
+    """The numbers of batches that one reaper pass processed."""
 
     renewed: int
     pushed_again: int
@@ -56,7 +56,7 @@ class Reaped(NamedTuple):
 
 
 class Terminations:
-    """cancel, expire and reap on one pool."""
+    """The scripts cancel, expire and reap of one pool."""
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
         self._cancel = Script("cancel", client, keys)
@@ -65,13 +65,15 @@ class Terminations:
         self._stored = Script("stored", client, keys)
         self._followers = Followers(client, keys)
         self._lease_ms = lease_ms
-        self.damaged = 0  # Rows that no script could read, as `expire` last saw them noted: the newest 1,000.
+        self.damaged = (
+            0  # Recorded rows that scripts could not read, as of the last `expire`; at most the newest 1,000.
+        )
 
     async def cancel(self, requests: Sequence[Cancelled]) -> list[Reply | None]:
         """End each request as failed with its code, unless it has ended already.
 
-        Returns the reply that stands, ours or the earlier one; None where it is unknown, or was left running because
-        the code is CANCELLED (a running batch is finished and its answer discarded).
+        Returns the stored reply, new or earlier; None if the request is unknown, or was left running because the code is
+        CANCELLED (the batch is finished and its result discarded).
         """
         if not requests:
             return []
@@ -79,23 +81,23 @@ class Terminations:
         return [readable(reply) for reply in stored]
 
     async def stored(self, ids: Sequence[str], keep_ms: int = STORED_KEEP_MS) -> int:
-        """The ends of these jobs are in PostgreSQL: Redis keeps their rows for `keep_ms` more, or as long as they answer
-        an Idempotency-Key. Returns how many of them have ended in Redis. Raises RedisUnavailable.
+        """The results of these jobs are in PostgreSQL: keep their rows for `keep_ms`, or as long as an Idempotency-Key refers
+        to them. Returns how many of them have ended in Redis. Raises RedisUnavailable.
         """
         return int(await self._stored(keep_ms, _encode(ids))) if ids else 0
 
     async def expire(self, tiers: Sequence[str]) -> tuple[int, int]:
-        """End what waited longer than its queue age: (ended, dead entries swept). Riders left untold are told on the way."""
-        ended, swept, riders_left, self.damaged = await self._expire(_encode(tiers), EXPIRE_LIMIT)
-        if riders_left:
+        """End requests over their queue timeout. Returns (ended requests, removed dead entries). Also ends remaining followers."""
+        ended, swept, followers_left, self.damaged = await self._expire(_encode(tiers), EXPIRE_LIMIT)
+        if followers_left:
             await self._followers.share_all()
         return ended, swept
 
     async def reap(self, min_left_ms: int, pass_ms: int = 100, *, standing_in: bool = False) -> Reaped:
-        """Look after every batch whose lease ran out; members with less time left than `min_left_ms` end.
+        """Retry or end every batch whose lease expired; requests with less time left than `min_left_ms` end.
 
-        `pass_ms` is how often this is done: where it is late by half a lease, running batches get one more lease.
-        `standing_in`: a gateway does it because no scheduler does.
+        `pass_ms`: the interval of passes. If a pass is late by half a lease, running batches get one more lease.
+        `standing_in`: called by a gateway, because no scheduler is running.
         """
         found = await self._reap(
             REAP_LIMIT, RETRY_BUDGET, min_left_ms, self._lease_ms, pass_ms, BATCH_KEEP_MS, int(standing_in)
@@ -104,18 +106,18 @@ class Terminations:
 
 
 IDS_A_CALL = 20
-"""Each costs a walk over a list of up to ten thousand, a quarter of a millisecond in which Redis serves nobody else."""
+"""Each id costs a search of a list of up to ten thousand, 0.25 ms in which Redis serves no other call."""
 
 
 class DeadLetterList:
-    """The list of one pool."""
+    """The list of dead letters of one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client
         self._keys = keys
 
     async def remove(self, ids: Sequence[str]) -> None:
-        """Take these ids out, wherever they stand. Raises RedisUnavailable."""
+        """Remove ids. Raises RedisUnavailable."""
         for at in range(0, len(ids), IDS_A_CALL):
             async with bounded():
                 pipeline = self._client.pipeline(transaction=False)

@@ -1,10 +1,10 @@
-"""The wire of direct mode: what gateways and workers say to each other past Redis, while Redis is away.
+"""The wire format of direct mode, in which gateways call workers while Redis is unavailable.
 
     gateway -> worker    Hello once, then DirectBatch, one at a time
-    worker -> gateway    Welcome once, then for each batch DirectResults, or DirectBusy where it is not taken
+    worker -> gateway    Welcome once, then for each batch DirectResults, or DirectBusy if it was not run
 
-Messages are msgpack behind a four-byte length, schemas are closed and sizes capped. A connection whose Hello is wrong
-is closed without a word. Values and codec only: no I/O.
+Messages are msgpack after a four-byte length, with fixed schemas and a size limit. The worker closes a connection with a
+wrong Hello without a response. Values and codec only: no I/O.
 """
 
 import hmac
@@ -24,34 +24,34 @@ _PURPOSE = b"tierlane direct 1"
 
 
 def direct_token(service_token: str) -> str:
-    """The token of direct calls that follows from the service token; the way back is not known.
+    """The token of direct calls, derived from the service token, which cannot be derived from it.
 
-    Workers hold this one alone, since they run code of others beside it. As HMAC-SHA256 (RFC 2104), in hexadecimal digits:
+    Workers have only this token, because they also run user code. It is an HMAC-SHA256 (RFC 2104) in hexadecimal digits:
     `printf 'tierlane direct 1' | openssl dgst -sha256 -hmac "$SERVICE_TOKEN" -r | cut -d ' ' -f 1` prints the same.
     """
     return hmac.digest(service_token.encode(), _PURPOSE, "sha256").hex() if service_token else ""
 
 
 class DirectError(TierlaneError):
-    """A direct call did not go as the protocol says; the connection is of no more use, and what became of it unknown."""
+    """A direct call failed: the connection must be closed, and the results of its batch are unknown."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag="hello"):
-    """Who calls, and the token that lets it: that of direct calls; gateways of an older version send the service token."""
+    """The calling gateway and its token, that of direct calls; older gateways send the service token."""
 
     gateway_id: str
     token: str
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag="welcome"):
-    """The worker takes calls; no batch may be larger than `max_batch`."""
+    """The worker accepts calls. `max_batch`: the largest batch."""
 
     worker_id: str
     max_batch: int
 
 
 class DirectItem(msgspec.Struct, array_like=True, frozen=True):
-    """One request: what is left of its deadline in ms, and its encoded payload (scheduler.payload)."""
+    """One request: milliseconds until its deadline, and its encoded payload (scheduler.payload)."""
 
     id: str
     ms_left: int
@@ -59,21 +59,21 @@ class DirectItem(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DirectBatch(msgspec.Struct, array_like=True, frozen=True, tag="batch"):
-    """Run these now; at most MAX_ITEMS."""
+    """A batch to run now, of at most MAX_ITEMS."""
 
     seq: int
     items: list[DirectItem]
 
 
 class DirectResults(msgspec.Struct, array_like=True, frozen=True, tag="results"):
-    """The batch `seq` ran: one outcome for each item, in any order."""
+    """The results of batch `seq`: one outcome for each item, in any order."""
 
     seq: int
     outcomes: list[Outcome]
 
 
 class DirectBusy(msgspec.Struct, array_like=True, frozen=True, tag="busy"):
-    """The batch `seq` was not run, and why in one sentence; another worker may take it."""
+    """Batch `seq` was not run, with the reason in one sentence; it may be sent to another worker."""
 
     seq: int
     reason: str
@@ -88,7 +88,7 @@ _to_gateway: msgspec.msgpack.Decoder[ToGateway] = msgspec.msgpack.Decoder(ToGate
 
 
 def pack(message: ToWorker | ToGateway) -> bytes:
-    """A whole frame. Raises DirectError for one over the size limit."""
+    """Encode a frame. Raises DirectError if it exceeds the size limit."""
     body = _encoder.encode(message)
     if len(body) > MAX_BODY_BYTES:
         raise DirectError(f"A direct message of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}.")
@@ -96,7 +96,7 @@ def pack(message: ToWorker | ToGateway) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """The length of the body that follows. Raises DirectError for one over the limit."""
+    """The length of the body. Raises DirectError if it exceeds the size limit."""
     (length,) = HEADER.unpack(header)
     if length > MAX_BODY_BYTES:
         raise DirectError(f"A direct message announces {length} bytes, over the limit of {MAX_BODY_BYTES}.")
@@ -104,7 +104,7 @@ def body_length(header: bytes) -> int:
 
 
 def read_by_worker(body: bytes) -> ToWorker:
-    """Decode what a gateway sent. Raises DirectError."""
+    """Decode a message of a gateway. Raises DirectError."""
     try:
         return _to_worker.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -112,7 +112,7 @@ def read_by_worker(body: bytes) -> ToWorker:
 
 
 def read_by_gateway(body: bytes) -> ToGateway:
-    """Decode what a worker sent. Raises DirectError."""
+    """Decode a message of a worker. Raises DirectError."""
     try:
         return _to_gateway.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""The last quarter of an hour as gateways saw it, one packed moment every two seconds; who opens a page later sees it too.
+"""The dashboard history in Redis: the last 15 minutes, one packed point every two seconds.
 
-One gateway writes at a time: it holds the turn for as long as it renews it. Two that both believe so for a moment write two
-moments where one would do, and nothing worse. What is in a moment is its writer's business.
+One gateway writes at a time, while it renews a lock. If two gateways hold it for a short time, the history has extra
+points. The content of a point is opaque here.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from scheduler.redis_client.scripts import Script
 
 STEP_MS = 2000
 KEEP_MS = 15 * 60_000
-MOMENTS = KEEP_MS // STEP_MS
+MAX_POINTS = KEEP_MS // STEP_MS
 TURN_MS = 5000
 
 
 class HistoryStore:
-    """The history of one pool's Redis. All raise RedisUnavailable."""
+    """The history of one pool. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, gateway_id: str) -> None:
         self._client = client
@@ -30,7 +30,7 @@ class HistoryStore:
         self._refill = Script("history_refill", client, keys)
 
     async def has_turn(self) -> bool:
-        """Whether this gateway is the one that writes; the turn is taken or renewed."""
+        """Acquire or renew the lock. Returns whether this gateway holds it."""
         key = self._keys.history_turn
         async with bounded():
             if await self._client.set(key, self._gateway_id, nx=True, px=TURN_MS):
@@ -40,22 +40,22 @@ class HistoryStore:
             await self._client.pexpire(key, TURN_MS)
             return True
 
-    async def add(self, moment: bytes) -> int:
-        """Keep one more, the newest; how many there are."""
-        return int(await self._add(moment, MOMENTS, KEEP_MS))
+    async def add(self, point: bytes) -> int:
+        """Add the newest point. Returns the number of points."""
+        return int(await self._add(point, MAX_POINTS, KEEP_MS))
 
-    async def add_older(self, moments: Sequence[bytes]) -> None:
-        """After Redis came back empty: what came before, the newest first."""
-        await self._refill(KEEP_MS, *moments[: MOMENTS - 1])
+    async def add_older(self, points: Sequence[bytes]) -> None:
+        """After Redis lost its data: add the previous points, the newest first."""
+        await self._refill(KEEP_MS, *points[: MAX_POINTS - 1])
 
     async def read(self) -> list[bytes]:
-        """All that is kept, the oldest first."""
+        """All points, the oldest first."""
         async with bounded():
-            kept = cast("list[bytes]", await self._client.lrange(self._keys.history, 0, MOMENTS - 1))
-        return kept[::-1]
+            points = cast("list[bytes]", await self._client.lrange(self._keys.history, 0, MAX_POINTS - 1))
+        return points[::-1]
 
-    async def give_up(self) -> None:
-        """Let another gateway write at once."""
+    async def release(self) -> None:
+        """Release the lock, so that another gateway can write at once."""
         key = self._keys.history_turn
         async with bounded():
             if await self._client.get(key) == self._gateway_id.encode():

@@ -1,7 +1,7 @@
-"""Repair of the indexes in Redis: a key of another type than ours, whoever wrote it, makes every command on it fail for good.
+"""Repair of the indexes in Redis: a key with a wrong type, written by another client, makes all its commands fail.
 
-It is set aside, and what stands in it is found again in the rows of batches and requests, so that no request is lost. Other
-indexes fill themselves: with the next heartbeats, or with what gateways tell again.
+Such a key is renamed, and its content is rebuilt from the rows of batches and requests, so that no request is lost. Other
+indexes are restored by the next heartbeats, or by what gateways send again.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +17,7 @@ from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.scripts import Script
 
 REPAIRED = "Redis key "
-"""What the sentences for health begin with."""
+"""The start of the notices for health."""
 
 KEPT_MS = 7 * 24 * 3_600_000
 NOTE_MS = 24 * 3_600_000
@@ -28,7 +28,7 @@ log = structlog.get_logger("scheduler")
 
 
 class IndexRepair:
-    """Of one pool. Raises RedisUnavailable."""
+    """The index repair of one pool. Raises RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys, *, lease_ms: int = LEASE_MS) -> None:
         self._client = client
@@ -39,8 +39,9 @@ class IndexRepair:
         self._lease_ms = lease_ms
 
     async def repair(self, tiers: Sequence[str]) -> list[str]:
-        """Look once; sentences about what was repaired. Two at the same time do no harm: an id that stands in a queue twice
-        is served once.
+        """Check and repair all indexes. Returns a notice for each recent repair.
+
+        Concurrent calls are harmless: an id that is in a queue twice is served once.
         """
         found, wanted, now_ms = await self._repair(_encode(tiers), KEPT_MS, NOTE_MS)
         for name in (raw.decode() for raw in wanted):
@@ -51,7 +52,7 @@ class IndexRepair:
         return [_sentence(self._prefix, raw.decode(), int(now_ms)) for raw in found]
 
     async def _built_again(self, name: str, now_ms: int) -> int:
-        if name in ("leases", "batch_queue"):  # What should stand ready is pushed again when its lease is over.
+        if name in ("leases", "batch_queue"):  # Ready batches are pushed again when their lease expires.
             ids, name = [each async for each in self._ids("batch:")], "leases"
         elif name.startswith("queue:"):
             ids = sorted([each async for each in self._ids("request:")], reverse=True)  # Ids are in order of time.
@@ -76,9 +77,9 @@ class IndexRepair:
 
 
 def _literal(text: str) -> str:
-    """For a pattern of Redis: pools have no other letters that mean something there."""
+    """Escape for a Redis pattern: names of pools contain no other special characters."""
     return text.replace("{", "[{]").replace("}", "[}]")
 
 
 def _sentence(prefix: str, name: str, now_ms: int) -> str:
-    return f"{REPAIRED}{prefix}{name} had another type: it was set aside as {prefix}bad:{name}:{now_ms} and built again"
+    return f"{REPAIRED}{prefix}{name} had a wrong type: it was renamed to {prefix}bad:{name}:{now_ms} and rebuilt"

@@ -1,8 +1,8 @@
-"""What is seen of pools: the values of an observation, and the pools with unfinished work.
+"""Values of the observation of a pool, and the set of pools with unfinished requests.
 
-`presence` and `batches` fetch observations. Pools in which something may still wait are a set in Redis, for processes
-that start when no model names the pool any more. It lives where the queues live, so it is lost only together with them.
-Schedulers write it, gateways read it.
+`presence` and `batches` read observations. The set names pools in which requests may still be queued or running, for
+processes that start when no model names the pool any more. Schedulers write it, gateways read it. It is in the same Redis
+as the queues, so it is lost only together with them.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from scheduler.redis_client.keys import Keys, is_pool_name
 
 
 class TierDepth(msgspec.Struct, array_like=True, frozen=True):
-    """A tier queue: how many ids it holds and how long the oldest has waited (ms)."""
+    """A tier queue: its length, and the age of its oldest request (ms)."""
 
     name: str
     depth: int
@@ -24,7 +24,7 @@ class TierDepth(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Queues(msgspec.Struct, array_like=True, frozen=True):
-    """What waits and what runs. `leased_batches` counts ready and running ones; `healthy_gpus` is -1 where not counted."""
+    """Queues and batches. `leased_batches`: ready and running ones; `healthy_gpus`: -1 if not counted."""
 
     now_ms: int
     tiers: list[TierDepth]
@@ -39,10 +39,10 @@ class Queues(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GpuReading(msgspec.Struct, array_like=True, frozen=True):
-    """What the driver says of a worker's GPU: `utilization` 0..1, memory in MiB, temperature in degrees Celsius.
+    """A worker's GPU as reported by its driver: `utilization` 0..1, memory in MiB, temperature in degrees Celsius.
 
-    `ecc_uncorrected` counts errors of its memory since the driver was loaded. `fault` is why it must get no more work, "" where
-    it may; `note` what whoever looks after the machine should know of its memory, though it works.
+    `ecc_uncorrected`: memory errors since the driver was loaded. `fault`: why it must not get requests, or "". `note`: a
+    memory problem that the operator should know, although the GPU works.
     """
 
     utilization: float
@@ -55,9 +55,9 @@ class GpuReading(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
-    """What a worker says of itself. `rps` is its measured rate at the largest batch it takes (0: not measured yet).
+    """The heartbeat of a worker. `rps`: its measured rate with the largest batches (0: not measured yet).
 
-    A batch of n takes about `base_ms` + n x `item_ms`, which was measured up to batches of `seen_batch` (0: not at all).
+    A batch of n takes about `base_ms` + n x `item_ms`, measured with batches up to `seen_batch` (0: not measured).
     """
 
     id: str
@@ -68,22 +68,22 @@ class WorkerReport(msgspec.Struct, array_like=True, frozen=True):
     service_p95_ms: float
     backend: str
     model_version: str
-    direct: str = ""  # host:port of its direct endpoint; "": it has none.
+    direct: str = ""  # host:port of its direct endpoint; "": none.
     base_ms: float = 0.0
     item_ms: float = 0.0
     seen_batch: float = 0.0
-    gpu: GpuReading | None = None  # None: on no GPU, or on one that nothing is known of.
-    padding_waste: float = 0.0  # Share of what its late batches computed that was padding.
-    model_pid: int = 0  # Of its model process on its host; 0: there is none now.
-    width: int = 1  # Batches that run at a time.
-    fresh_batch: float = 0.0  # The largest batches that ran lately.
-    served_rps: float = 0.0  # Requests/s over its last completed runs.
+    gpu: GpuReading | None = None  # None: no GPU, or no information about it.
+    padding_waste: float = 0.0  # Share of padding in the computation of recent batches.
+    model_pid: int = 0  # Process id of its model process; 0: none.
+    width: int = 1  # Concurrent batches.
+    fresh_batch: float = 0.0  # The largest recent batches.
+    served_rps: float = 0.0  # Requests/s of its recent runs.
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker as others see it: its last beat, how old that is, and whether it counts as healthy.
+    """A worker: its last heartbeat, the age of that, and whether it is healthy.
 
-    `pausing`: it takes nothing for a moment, and says so. It has no capacity now, and nobody needs to be called for it.
+    `pausing`: it accepts no batches for a short time, as it reported. It has no capacity meanwhile, but is not a problem.
     """
 
     id: str
@@ -110,12 +110,12 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class TierStats(msgspec.Struct, array_like=True, frozen=True):
-    """One tier as one gateway sees it: offered and shed requests/s, and percentiles of the answer time in ms (0: none).
+    """One tier at one gateway: offered and rejected requests/s, and percentiles of the response time in ms (0: none).
 
-    `factor` (0..1) is the part of its base limits that each customer of the tier has at this gateway, `allocated_rps` the
-    tier's part of the capacity. `answered_rps` is the measured drain, `retries_rps` how many of the offered requests said
-    that they were tried before, `shadowed_rps` what would have been refused were the tier's limits in force. `failed_rps` are
-    calls that ended badly by our fault, refusals for want of capacity among them.
+    `factor` (0..1): the share of base limits that each customer of the tier has at this gateway. `allocated_rps`: the tier's
+    part of the capacity. `answered_rps`: the measured rate of responses. `retries_rps`: offered requests that are marked as
+    retries. `shadowed_rps`: requests that a shadow tier would have rejected. `failed_rps`: SLO failures, including rejections
+    for lack of capacity.
     """
 
     demand_rps: float
@@ -133,7 +133,7 @@ class TierStats(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CustomerRate(msgspec.Struct, array_like=True, frozen=True):
-    """One of the customers that ask most at a gateway, by name, and its valid requests/s."""
+    """One of the customers with the highest rates at a gateway: name, tier, and valid requests/s."""
 
     name: str
     tier: str
@@ -141,29 +141,29 @@ class CustomerRate(msgspec.Struct, array_like=True, frozen=True):
 
 
 class GatewayStats(msgspec.Struct, array_like=True, frozen=True):
-    """What a gateway says of itself with every beat. Batches are those that it had answers of, `filled_per_second` how many
-    full ones they come to: one that is half full is half a batch.
+    """The heartbeat of a gateway. Batches are those of which it received replies. `filled_per_second`: their sum in units of full
+    batches; a half full one counts as 0.5.
     """
 
     gateway_id: str
     requests_per_second: float
     tiers: dict[str, TierStats]
-    capacity_rps: float = 0.0  # What it shares out now.
+    capacity_rps: float = 0.0  # The capacity that it allocates now.
     batches_per_second: float = 0.0
     filled_per_second: float = 0.0
     busiest: list[CustomerRate] = []
-    capacity_evidence: str = (
-        ""  # What the capacity is derived from: fixed, measured, probing, prior; "" where not said.
-    )
-    capacity_confidence: float = 0.0  # 0..1: how near to full the measured batches are.
-    capacity_correction: float = 1.0  # Times the rates that the workers report.
-    ended_tasks: list[str] = []  # Endless tasks of its process that ended, in sentences.
+    capacity_evidence: str = ""
+    """The source of the capacity: fixed, measured, probing, prior; "" if not reported."""
+    capacity_confidence: float = 0.0  # 0..1: how full the measured batches are.
+    capacity_correction: float = 1.0  # Factor of the rates that workers report.
+    ended_tasks: list[str] = []  # Background tasks of its process that ended, in sentences.
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """One atomic look at a pool. Ages: of each gateway's last heartbeat, and of the last pass of any scheduler, and of the last
-    pass at all, which may be that of a gateway that stands in for them (None: unknown). `notices`: what schedulers say of
-    themselves lately, where something is wrong.
+    """A pool at one time, read atomically.
+
+    Ages: of each gateway's last heartbeat, of the last pass of a scheduler, and of the last pass of any process, which may be
+    a gateway that replaces the schedulers (None: unknown). `notices`: recent problems that schedulers report.
     """
 
     now_ms: int
@@ -189,20 +189,20 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Unfinished:
-    """All raise RedisUnavailable."""
+    """The pools with unfinished requests. All methods raise RedisUnavailable."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
         self._key = Keys().pools
 
     async def pools(self) -> set[str]:
-        """The pools that somebody should serve, named by a model or not."""
+        """The pools that must be served, whether or not a model names them."""
         async with bounded():
             members: Any = await self._client.smembers(self._key)
         return {name for name in (member.decode("utf-8", "replace") for member in members) if is_pool_name(name)}
 
     async def note(self, kept: Collection[str], over: Collection[str]) -> None:
-        """Add some, and take others out."""
+        """Add and remove pools."""
         async with bounded():
             pipeline = self._client.pipeline(transaction=True)
             if kept:
@@ -212,7 +212,7 @@ class Unfinished:
             await pipeline.execute()
 
     async def is_empty(self, keys: Keys, tiers: Collection[str]) -> bool:
-        """Whether in this pool nothing waits, runs, or is still to be written into the audit."""
+        """Whether the pool has no queued or running requests, and no records to be written to the audit."""
         async with bounded():
             pipeline = self._client.pipeline(transaction=True)
             for name in (*map(keys.queue, tiers), keys.batch_queue, keys.outbox):

@@ -1,11 +1,10 @@
-"""Heartbeats of workers and gateways, the census of healthy GPUs, observations of a pool, and cordons.
+"""Heartbeats of workers and gateways, the count of healthy GPUs, observations of a pool, and cordons.
 
-A worker's heartbeat can be sent without waiting: one write, no task, no future, no timer, and its reply is read when it
-comes. Idle workers do little else, so an unchanged one only says so.
+A worker's heartbeat can be sent without waiting: one write, without task, future or timer; its reply is processed when it
+arrives. Heartbeats are most of the work of an idle worker, so an unchanged one contains only the id.
 
-Cordoned workers finish what they run and claim nothing more. PostgreSQL holds who is cordoned, so that neither a
-restart of the worker nor the loss of Redis lifts it. Schedulers tell Redis, which tells each worker in the reply to its
-heartbeat.
+Cordoned workers finish their batches and claim no more. The cordons are stored in PostgreSQL, so that a restart of the worker
+or a loss in Redis does not lift them. Schedulers copy them to Redis, whose reply to a heartbeat contains the worker's.
 """
 
 import asyncio
@@ -26,44 +25,44 @@ from scheduler.protocol.batches import GATEWAY_GONE_MS
 from scheduler.protocol.limits import KEEP_MS as KEEP_REFUSALS_MS
 from scheduler.protocol.limits import KEPT_A_GATEWAY, MAX_A_BEAT, RejectionRecord
 from scheduler.protocol.pool_view import GatewayStats, Observation, Queues, WorkerReport, WorkerView
-from scheduler.redis_client.connections import bounded, line_of
+from scheduler.redis_client.connections import bounded, pipelined
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Argument
 from scheduler.redis_client.scripts import Script, inner
 
-LOOK_S = 0.1
-"""Between two looks at the catalog, which cost nothing."""
+CHECK_S = 0.1
+"""Interval of checks of the catalog in memory."""
 
-AGAIN_S = 1.0
-"""After so long Redis is told again, should it have been emptied."""
+REWRITE_S = 1.0
+"""Interval of writes to Redis, in case it lost its data."""
 
 log = structlog.get_logger("scheduler")
 
 
 class CordonStatus(IntEnum):
-    """What Redis says of a worker in the answer to its heartbeat (`worker_beat.lua`)."""
+    """The cordon of a worker in the reply to its heartbeat (`worker_beat.lua`)."""
 
     FREE = 0
     CORDONED = 1
     UNKNOWN = 2
-    """Nobody has told this Redis who is cordoned: it was emptied a moment ago. What was said before holds."""
+    """Redis has lost its data, and has no list of cordons yet: the worker keeps its previous state."""
 
 
 class Cordons:
-    """The cordon script on one pool. Raises RedisUnavailable."""
+    """The script `cordon` of one pool. Raises RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._script = Script("cordon", client, keys)
 
-    async def tell(self, workers: Collection[str]) -> int:
-        """These are cordoned and no others; how many that changes."""
+    async def write(self, workers: Collection[str]) -> int:
+        """Cordon exactly these workers. Returns the number of changes."""
         return int(await self._script(msgspec.msgpack.encode(sorted(workers))))
 
 
 class CordonSync:
-    """Tells Redis when `wanted` gives another answer than before, and each second; None is for not knowing.
+    """Writes cordons to Redis when they change, and once a second. `wanted`: the cordons, None if not known.
 
-    `clock_s` is monotonic seconds.
+    `clock_s`: monotonic seconds.
     """
 
     def __init__(
@@ -72,42 +71,42 @@ class CordonSync:
         self._cordons = cordons
         self._wanted = wanted
         self._clock_s = clock_s
-        self._told: frozenset[str] | None = None
-        self._told_at = -math.inf
+        self._written: frozenset[str] | None = None
+        self._written_at = -math.inf
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Write cordons; never returns."""
         while True:
             try:
-                await self.look()
+                await self.sync()
             except RedisUnavailable:
-                pass  # It is told again soon.
+                pass  # It is retried after REWRITE_S at the latest.
             except Exception as error:  # noqa: BLE001 - no fault may end this loop
-                log_fault("telling of cordons failed", error)
-            await asyncio.sleep(LOOK_S)
+                log_fault("writing cordons failed", error)
+            await asyncio.sleep(CHECK_S)
 
-    async def look(self) -> None:
-        """One look. Raises RedisUnavailable."""
+    async def sync(self) -> None:
+        """Write the cordons if they changed or REWRITE_S has passed. Raises RedisUnavailable."""
         wanted, now = self._wanted(), self._clock_s()
-        if wanted is None or (wanted == self._told and now - self._told_at < AGAIN_S):
+        if wanted is None or (wanted == self._written and now - self._written_at < REWRITE_S):
             return
-        changed = await self._cordons.tell(wanted)
+        changed = await self._cordons.write(wanted)
         if changed:
-            log.info("cordons_told", cordoned=len(wanted), changed=changed)
-        self._told, self._told_at = wanted, now
+            log.info("cordons_written", cordoned=len(wanted), changed=changed)
+        self._written, self._written_at = wanted, now
 
 
-WHOLE_EVERY_S = 10.0
-"""After so long all is said again: a worker's row gets a new TTL with that only."""
+COMPLETE_EVERY_S = 10.0
+"""Interval of complete heartbeats, which renew the lifetime of the worker's row."""
 
-_KEEP_MS = 310_000  # Five minutes from the last beat, which may be ten seconds younger than the last whole one.
+_KEEP_MS = 310_000  # Five minutes after the last heartbeat, which may be ten seconds after the last complete one.
 _UNKNOWN = -1
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def beat_words(heartbeat: WorkerReport) -> tuple[Argument, ...]:
-    """What the script `worker_beat` is told of a worker."""
+def heartbeat_arguments(heartbeat: WorkerReport) -> tuple[Argument, ...]:
+    """The arguments of `worker_beat` for a complete heartbeat."""
     return (
         heartbeat.id,
         heartbeat.status,
@@ -119,7 +118,7 @@ def beat_words(heartbeat: WorkerReport) -> tuple[Argument, ...]:
 
 
 class _HeartbeatReply:
-    """The answer to one pulse, in a future's place on the line."""
+    """Receives the reply to one heartbeat, in place of a future."""
 
     __slots__ = ("_stands", "_wrong", "pending")
 
@@ -129,27 +128,27 @@ class _HeartbeatReply:
         self.pending = False
 
     def done(self) -> bool:
-        """Whether nobody cares any more."""
+        """Whether the reply is not needed any more."""
         return not self.pending
 
     def set_result(self, reply: Any, /) -> None:
-        """It arrived."""
+        """The reply arrived."""
         self.pending = False
         if reply == _UNKNOWN:
             self._wrong()
         else:
             self._stands(reply)
 
-    def set_exception(self, error: RedisError, /) -> None:  # noqa: ARG002 - whatever it is, a call that is awaited tells
-        """It did not arrive, or the script is not known."""
+    def set_exception(self, error: RedisError, /) -> None:  # noqa: ARG002 - an awaited call reports the error
+        """The call failed, or Redis does not have the script."""
         self.pending = False
         self._wrong()
 
 
 class AsyncHeartbeat:
-    """The pulses of one worker. `wrong` is called when one came to nothing: a beat that is awaited must follow.
+    """Heartbeats of one worker without waiting. `wrong` is called after a failure: then an awaited heartbeat must follow.
 
-    `clock` is monotonic seconds. `stands` is told what the answer says of the worker.
+    `clock`: monotonic seconds. `stands` receives the worker's cordon.
     """
 
     def __init__(
@@ -160,63 +159,63 @@ class AsyncHeartbeat:
         clock: Callable[[], float] = time.monotonic,
         stands: Callable[[CordonStatus], None] = lambda _: None,
     ) -> None:
-        self._line = line_of(client)
+        self._pipelined = pipelined(client)
         self._script = Script("worker_beat", client, keys)
         self._wrong = wrong
         self._clock = clock
         self._stands = stands
-        self._heard = _HeartbeatReply(wrong, stands)
-        self._said: WorkerReport | None = None
-        self._as_before = b""
-        self._whole_at = 0.0
+        self._reply = _HeartbeatReply(wrong, stands)
+        self._sent: WorkerReport | None = None
+        self._unchanged = b""
+        self._completed_at = 0.0
 
     @property
     def pending(self) -> bool:
-        """Whether the answer to the last one is not here yet."""
-        return self._heard.pending
+        """Whether the reply to the last heartbeat has not arrived yet."""
+        return self._reply.pending
 
     def send(self, heartbeat: WorkerReport) -> bool:
-        """Send one; the same object again says that nothing has changed. False without a connection, or while one is
-        pending.
+        """Send a heartbeat; if `heartbeat` is the same object as before, without its content. Returns False without a connection
+        or while a reply is pending.
         """
-        heard = self._heard
-        if heard.pending or not self._line.tell(self._command(heartbeat), heard):
+        reply_sink = self._reply
+        if reply_sink.pending or not self._pipelined.send_now(self._command(heartbeat), reply_sink):
             return False
-        heard.pending = True
+        reply_sink.pending = True
         return True
 
     def forget(self) -> None:
-        """Say all the next time: what Redis knows is not certain."""
-        self._said = None
+        """Send a complete heartbeat next time, because Redis may have lost the last one."""
+        self._sent = None
 
     def give_up(self) -> None:
-        """Wait no more for the answer: the connection is taken for dead."""
-        self._heard.pending = False
-        self._heard = _HeartbeatReply(
+        """Stop waiting for the reply, and retire the connection."""
+        self._reply.pending = False
+        self._reply = _HeartbeatReply(
             self._wrong, self._stands
         )  # The old one may still have its place in the order of the old connection.
-        self._line.retire()
+        self._pipelined.retire()
 
     def _command(self, heartbeat: WorkerReport) -> bytes:
         now = self._clock()
-        if heartbeat is self._said and now - self._whole_at < WHOLE_EVERY_S:
-            return self._as_before
-        if self._said is None or heartbeat.id != self._said.id:
-            self._as_before = self._script.packed(heartbeat.id)
-        self._said, self._whole_at = heartbeat, now
-        return self._script.packed(*beat_words(heartbeat))
+        if heartbeat is self._sent and now - self._completed_at < COMPLETE_EVERY_S:
+            return self._unchanged
+        if self._sent is None or heartbeat.id != self._sent.id:
+            self._unchanged = self._script.packed(heartbeat.id)
+        self._sent, self._completed_at = heartbeat, now
+        return self._script.packed(*heartbeat_arguments(heartbeat))
 
 
 GONE_MS = 1000
-"""A worker that was silent for so long does not count."""
+"""A worker without a heartbeat for this time is not healthy."""
 
 _COUNT_HOLDS_MS = 3000
 
 NOTICE_MS = 5000
-"""How long what a scheduler says of itself is repeated: it says it with each of its ten passes a second."""
+"""How long a notice of a scheduler is kept; it is sent with each of its ten passes per second."""
 
-COUNT_OUTLIVES_S = 10.0
-"""How long the count that was made before Redis went away is believed when Redis comes back empty."""
+COUNT_VALID_S = 10.0
+"""How long the last count is used after Redis lost its data."""
 
 _beat = msgspec.msgpack.Decoder(WorkerReport)
 _stats = msgspec.msgpack.Decoder(GatewayStats)
@@ -235,10 +234,10 @@ _observed = msgspec.msgpack.Decoder(
 
 
 class BeatReply(NamedTuple):
-    """What Redis says to a gateway that beats.
+    """The reply to a gateway's heartbeat.
 
-    `epoch_us` is when this Redis was first used: another one than before means that it may have lost what it was told.
-    `memory_share` of its limit is in use, 0.0 where it has none. `policy` is its maxmemory-policy, "" where it does not tell.
+    `epoch_us`: when this Redis was first used; if it changes, Redis may have lost data. `memory_share`: the used share of its
+    memory limit, 0.0 without a limit. `policy`: its maxmemory-policy, "" if not known.
     """
 
     epoch_us: int
@@ -247,16 +246,16 @@ class BeatReply(NamedTuple):
 
 
 class _Census(NamedTuple):
-    """The last count made of heartbeats alone, in which epoch, and until when it stands (seconds of the clock)."""
+    """The last count of healthy workers, its epoch, and until when it is valid (seconds of the clock)."""
 
     healthy: int
     epoch: bytes
     until_s: float
 
-    def later(self, now_s: float, epoch: bytes, healthy: int, gone_s: float) -> "_Census":
-        """After another count: in a new epoch this one stands until every worker that lives must have beaten."""
+    def updated(self, now_s: float, epoch: bytes, healthy: int, gone_s: float) -> "_Census":
+        """The state after another count. In a new epoch, the old count is valid until all workers have sent a heartbeat."""
         if epoch == self.epoch or now_s >= self.until_s:
-            return _Census(healthy, epoch, now_s + COUNT_OUTLIVES_S)
+            return _Census(healthy, epoch, now_s + COUNT_VALID_S)
         return self._replace(until_s=min(self.until_s, now_s + gone_s))
 
 
@@ -264,7 +263,7 @@ _NEVER_COUNTED = _Census(0, b"", -math.inf)
 
 
 class Presence:
-    """Heartbeats and observation on one pool. All raise RedisUnavailable."""
+    """Heartbeats and observations of one pool. All methods raise RedisUnavailable."""
 
     def __init__(
         self, client: Redis, keys: Keys, *, gone_ms: int = GONE_MS, clock_s: Callable[[], float] = time.monotonic
@@ -280,25 +279,25 @@ class Presence:
         self._observe = Script("observe", client, keys)
 
     async def worker_beat(self, heartbeat: WorkerReport) -> CordonStatus:
-        """Register or refresh a worker; must come before its first claim, which the answer may forbid."""
-        return CordonStatus(await self._worker_beat(*beat_words(heartbeat)))
+        """Register or refresh a worker. Required before its first claim, which the reply may forbid."""
+        return CordonStatus(await self._worker_beat(*heartbeat_arguments(heartbeat)))
 
     def pulse(
         self, wrong: Callable[[], None], stands: Callable[[CordonStatus], None] = lambda _: None
     ) -> AsyncHeartbeat:
-        """For a worker that beats again and again, once it has registered."""
+        """Heartbeats without waiting, for a registered worker."""
         return AsyncHeartbeat(self._client, self._keys, wrong, stands=stands)
 
     def local_host(self) -> str:
-        """The address of this machine from which Redis is reached; "" where there is no connection over TCP."""
-        return line_of(self._client).local_host
+        """The local address of the connection to Redis; "" without a TCP connection."""
+        return pipelined(self._client).local_host
 
     async def worker_gone(self, worker_id: str) -> None:
-        """A graceful leave: the worker is forgotten, not counted as lost."""
+        """Remove a worker that stops; it does not count as lost."""
         await self._forget(self._keys.gpus, worker_id, self._keys.gpu(worker_id))
 
     async def gateway_beat(self, stats: GatewayStats, refusals: Sequence[RejectionRecord] = ()) -> BeatReply:
-        """Register or refresh a gateway, and keep what it refused since its last beat: the oldest 256, oldest first."""
+        """Register or refresh a gateway, and store the oldest 256 rejections since its last heartbeat, the oldest first."""
         refused = [_encode(refusal) for refusal in refusals[:MAX_A_BEAT]]
         epoch_us, share, policy = await self._gateway_beat(
             stats.gateway_id, _encode(stats), GATEWAY_GONE_MS, KEPT_A_GATEWAY, KEEP_REFUSALS_MS, *refused
@@ -306,7 +305,7 @@ class Presence:
         return BeatReply(int(epoch_us), float(share), policy.decode())
 
     async def gateway_gone(self, gateway_id: str) -> None:
-        """A graceful leave, once nothing waits there any more."""
+        """Remove a gateway that stops, once it has no pending requests."""
         await self._forget(self._keys.gateways, gateway_id, self._keys.gateway(gateway_id))
 
     async def _forget(self, index: str, member: str, key: str) -> None:
@@ -317,38 +316,38 @@ class Presence:
             await pipeline.execute()
 
     async def census(self, notices: Sequence[str] = ()) -> tuple[int, int]:
-        """Count into `healthy_gpu_count`: (healthy, known). `notices` are kept for health.
+        """Update `healthy_gpu_count`. Returns (healthy, known) workers. `notices`: problems for health.
 
-        Redis forgets its workers when it comes back empty. What was counted before stands for as long as a silent worker
-        does, or nothing would be formed, and free be shed, until each has beaten again.
+        After a loss of its data, Redis has no workers until they send heartbeats. The previous count is valid meanwhile, or no
+        batches would be formed and requests be rejected.
         """
         last, now_s = self._counted, self._clock_s()
         held = last.epoch if now_s < last.until_s else b""
         healthy, known, epoch = await self._census(
             self._gone_ms, _COUNT_HOLDS_MS, last.healthy, held, NOTICE_MS, *notices
         )
-        self._counted = last.later(now_s, epoch, healthy, self._gone_ms / 1000)
+        self._counted = last.updated(now_s, epoch, healthy, self._gone_ms / 1000)
         return healthy, known
 
     async def observe(self, tiers: Sequence[str]) -> Observation:
-        """One atomic look at the pool."""
+        """Read the state of the pool atomically."""
         return decode_observation(await self._observe(_encode(tiers), self._gone_ms))
 
 
 def decode_observation(packed: bytes) -> Observation:
-    """From the observe script's reply. A beat that cannot be read leaves its worker unhealthy, never the look undone."""
+    """Decode the reply of `observe`. A worker with an unreadable heartbeat is not healthy; the others are not affected."""
     queues, workers, gateways, outbox, dlq, passed_ms, worked_ms, notices = _observed.decode(packed)
-    told = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
+    reports = [(age_ms, stats) for age_ms, stats in ((age_ms, _gateway(raw)) for age_ms, raw in gateways) if stats]
     return Observation(
         now_ms=queues.now_ms,
         tiers={tier.name: tier for tier in queues.tiers},
         workers=[_view(row) for row in workers],
-        gateways=[stats for _, stats in told],
+        gateways=[stats for _, stats in reports],
         ready_batches=queues.ready_batches,
         leased_batches=queues.leased_batches,
         outbox=outbox,
         dlq=dlq,
-        gateway_ages_ms={stats.gateway_id: age_ms for age_ms, stats in told},
+        gateway_ages_ms={stats.gateway_id: age_ms for age_ms, stats in reports},
         scheduler_age_ms=passed_ms if passed_ms >= 0 else None,
         pass_age_ms=worked_ms if worked_ms >= 0 else None,
         notices=notices,
@@ -394,7 +393,7 @@ _T = TypeVar("_T")
 
 
 def _unpacked(decoder: msgspec.msgpack.Decoder[_T], raw: msgspec.Raw) -> _T | None:
-    """Lua packs a nested msgpack text as a string: cut its header, then decode what is inside."""
+    """Lua packs nested msgpack as a string: remove its header, then decode the content."""
     try:
         return decoder.decode(inner(bytes(raw)))
     except (msgspec.MsgspecError, ValueError):

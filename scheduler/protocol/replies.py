@@ -1,9 +1,9 @@
 """Replies, increments of streams, and the states of requests.
 
-The stored reply is the truth; messages are the fast way to it. Increments share the gateway's channel with replies,
-told apart by the first byte. Nothing waits for them and nothing is kept: each says where in the output its text
-belongs, so that a lost, late or doubled one is noticed, and the stored reply has all of it. The lookup of states is for
-jobs, which no connection waits for.
+The stored reply is authoritative; messages only deliver it faster. Increments are sent on the gateway's channel like
+replies, and differ in the first byte. They are not acknowledged or stored: each contains its offset in the output, so that
+lost, late and duplicate ones are detected, and the stored reply has the complete output. States are read for jobs, which
+have no open connection.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ import msgspec
 import structlog
 from redis.asyncio import Redis
 
-from scheduler.redis_client.connections import FAULTS, bounded, line_of, unavailable
+from scheduler.redis_client.connections import FAULTS, bounded, pipelined, unavailable
 from scheduler.redis_client.keys import Keys
 from scheduler.states import State
 
 
 class Reply(msgspec.Struct, array_like=True, frozen=True):
-    """How one request ended. The gateway answers only where id, customer and nonce are those of the waiting request."""
+    """The result of one request. A gateway uses it only if id, customer and nonce match a pending request."""
 
     id: str
     customer_id: str
@@ -27,21 +27,21 @@ class Reply(msgspec.Struct, array_like=True, frozen=True):
     state: str
     error_code: str  # "" for a completed request
     attempts: int
-    queue_ms: float  # -1: it never left its tier queue
+    queue_ms: float  # -1: it never left its tier queue.
     batch_id: str
     batch_size: int
     worker_id: str
-    gpu_ms: float  # -1: it never ran to an end
+    gpu_ms: float  # -1: no run of it ended.
     tokens_used: int
     model_version: str
     output: str  # with an error code: a sentence for the client, or ""
     output_tokens: int = 0
     finish_reason: str = "stop"  # or length
-    served_from: str = ""  # `cache`: an answer that was kept; `collapsed`: the run of an equal request; "": its own run
+    served_from: str = ""  # `cache`: a stored result; `collapsed`: the run of an equal request; "": its own run.
 
 
 class RequestDetail(msgspec.Struct, frozen=True):
-    """What Redis still knows of a request; times are Redis TIME in ms, None where it did not happen yet."""
+    """A request that Redis still stores; times are Redis TIME in ms, None if they have not happened yet."""
 
     state: str
     tier: str
@@ -54,7 +54,7 @@ class RequestDetail(msgspec.Struct, frozen=True):
 
 
 RIDING = b"riding"
-"""A row's state while its request waits for the run of an equal one. To others it is queued: it is in no batch."""
+"""The state of a row while its request waits for the run of an equal one. It is reported as queued."""
 
 log = structlog.get_logger("scheduler")
 
@@ -64,7 +64,7 @@ _many = msgspec.msgpack.Decoder(list[Reply])
 
 
 def decode_reply(stored: bytes) -> Reply:
-    """Raises ValueError."""
+    """Decode a stored reply. Raises ValueError."""
     try:
         return _one.decode(stored)
     except msgspec.MsgspecError as error:
@@ -72,7 +72,7 @@ def decode_reply(stored: bytes) -> Reply:
 
 
 def readable(stored: bytes | None) -> Reply | None:
-    """The stored reply, or None where there is none that can be read: one bad reply must not cost its neighbours."""
+    """The stored reply; None if there is none or it cannot be read, so that others are not affected."""
     try:
         return decode_reply(stored) if stored else None
     except ValueError:
@@ -89,14 +89,14 @@ def decode_replies(message: bytes) -> list[Reply]:
 
 
 class Results:
-    """Reads what is stored."""
+    """Reads stored replies of one pool."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client
         self._keys = keys
 
     async def fetch(self, ids: Sequence[str]) -> list[Reply | None]:
-        """The stored reply of each id; None where it has not ended, or is not known. Raises RedisUnavailable."""
+        """The stored reply of each id; None if the request has not ended or is unknown. Raises RedisUnavailable."""
         if not ids:
             return []
         async with bounded():
@@ -107,7 +107,7 @@ class Results:
         return [readable(reply) for reply in stored]
 
     async def request_detail(self, request_id: str) -> RequestDetail | None:
-        """Where a request stands, or None where Redis does not (or no longer) know it. Raises RedisUnavailable."""
+        """The state of a request; None if Redis does not store it. Raises RedisUnavailable."""
         async with bounded():
             found: list[Any] = await self._client.hmget(self._keys.request(request_id), _DETAIL)
             state, batch, env, who, code, ended, stored = found
@@ -135,13 +135,13 @@ class Results:
         )
 
 
-LOOK_SIZE = 512
+STATES_SIZE = 512
 REPLIES_SIZE = 32
-"""A call: outputs may be large, and an answer too large for the call's time would never be had."""
+"""Replies per call: outputs may be large, and the call has a timeout."""
 
 
 class RequestStatus(NamedTuple):
-    """What Redis knows of one request; an empty `state` is that it knows nothing of it."""
+    """The state of one request; `state` is "" if Redis does not store it."""
 
     state: str
     error_code: str = ""
@@ -154,22 +154,22 @@ class RequestStatus(NamedTuple):
 
 
 class RequestStatuses:
-    """Looks on one pool. Raises RedisUnavailable."""
+    """Reads states of requests of one pool. Raises RedisUnavailable."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client = client
         self._keys = keys
 
     async def epoch(self) -> bytes:
-        """What tells this Redis from one that came back empty; b"" where nobody has used it yet."""
+        """The epoch of this Redis, which changes when it loses its data; b"" before its first use."""
         async with bounded():
             return cast("bytes | None", await self._client.get(self._keys.epoch)) or b""
 
     async def fetch(self, ids: Sequence[str]) -> list[RequestStatus]:
-        """Each request's, in order."""
+        """The state of each request, in order."""
         found: list[RequestStatus] = []
-        for start in range(0, len(ids), LOOK_SIZE):
-            found += await self._look(ids[start : start + LOOK_SIZE])
+        for start in range(0, len(ids), STATES_SIZE):
+            found += await self._states(ids[start : start + STATES_SIZE])
         ended = [at for at, stand in enumerate(found) if stand.ended]
         for start in range(0, len(ended), REPLIES_SIZE):
             some = ended[start : start + REPLIES_SIZE]
@@ -178,29 +178,29 @@ class RequestStatuses:
                 found[at] = found[at]._replace(reply=readable(reply))
         return found
 
-    async def _look(self, ids: Sequence[str]) -> list[RequestStatus]:
+    async def _states(self, ids: Sequence[str]) -> list[RequestStatus]:
         rows = await self._pipelined([(self._keys.request(request_id), "state", "code") for request_id in ids])
         return [RequestStatus((state or b"").decode(), (code or b"").decode()) for state, code in rows]
 
-    async def _pipelined(self, asked: Sequence[tuple[str, ...]]) -> list[Any]:
+    async def _pipelined(self, reads: Sequence[tuple[str, ...]]) -> list[Any]:
         async with bounded():
             pipeline = self._client.pipeline(transaction=False)
-            for key, *fields in asked:
+            for key, *fields in reads:
                 pipeline.hmget(key, fields)
             return await pipeline.execute()
 
 
-MARK = b"+"
-"""Before the msgpack array. No list of replies begins with it: to msgpack it is a number."""
+INCREMENTS_MARK = b"+"
+"""The first byte of a message with increments. A message with replies cannot start with it."""
 
 LOST = -1
-"""In the place of an offset: the run that wrote what came before is lost, and with it what it would have written."""
+"""The offset of an increment that reports the loss of the run, whose text will not continue."""
 
 
 class Increment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A piece of one output. A gateway takes it only where id and nonce are those of a request that waits there.
+    """A part of one output. A gateway uses it only if id and nonce match a pending request.
 
-    `attempt` counts runs from 1; `offset` is where `text` begins, in characters of the output.
+    `attempt`: the number of the run, from 1; `offset`: the position of `text` in the output, in characters.
     """
 
     id: str
@@ -211,18 +211,18 @@ class Increment(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class IncrementTarget(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where the increments of one request go, and by which nonce they are known there."""
+    """The gateway that receives the increments of a request, and the nonce of the request."""
 
     gateway_id: str
     nonce: str
 
     def written(self) -> str:
-        """As `Payload.stream` carries it."""
+        """The text for `Payload.stream`."""
         return f"{self.gateway_id} {self.nonce}"
 
 
 def read_address(text: str) -> IncrementTarget | None:
-    """What `written` wrote; None for anything else."""
+    """Parse the text of `written`; None if it is not valid."""
     gateway_id, space, nonce = text.partition(" ")
     return IncrementTarget(gateway_id, nonce) if gateway_id and space and nonce else None
 
@@ -232,12 +232,12 @@ _decoder = msgspec.msgpack.Decoder(list[Increment])
 
 
 def encode_increments(increments: Sequence[Increment]) -> bytes:
-    """One message."""
-    return MARK + _encode(increments)
+    """Encode a message."""
+    return INCREMENTS_MARK + _encode(increments)
 
 
 def decode_increments(message: bytes) -> list[Increment]:
-    """What follows the mark. Raises ValueError."""
+    """Decode a message after its first byte. Raises ValueError."""
     try:
         return _decoder.decode(memoryview(message)[1:])
     except msgspec.MsgspecError as error:
@@ -245,16 +245,16 @@ def decode_increments(message: bytes) -> list[Increment]:
 
 
 class IncrementChannel:
-    """Publishes on the channels of gateways."""
+    """Publishes increments to gateways."""
 
     def __init__(self, client: Redis, keys: Keys) -> None:
-        self._line = line_of(client)
+        self._pipelined = pipelined(client)
         self._keys = keys
 
     async def publish(self, gateway_id: str, increments: Sequence[Increment]) -> None:
-        """One message. Raises RedisUnavailable; then nobody knows whether it arrived, and nobody has to."""
+        """Publish one message. Raises RedisUnavailable if it may not have been delivered; no retry is needed."""
         message = (b"PUBLISH", self._keys.responses(gateway_id), encode_increments(increments))
         try:
-            await self._line.call(message)
+            await self._pipelined.call(message)
         except FAULTS as error:
             raise unavailable(error) from error

@@ -1,14 +1,13 @@
-"""Redis clients: every timeout is named, nothing is retried, and each kind of use has a client of its own.
+"""Redis clients: explicit timeouts, no retries, and a separate client for each kind of use.
 
-redis-py's defaults would break the deadline (10 retries, 5 s socket timeout: one GET on a stopped Redis blocked 59 s)
-and exactly-once (a re-sent LPUSH runs twice). So commands give up after 0.25 s with the outcome unknown, and what is
-not idempotent is never sent twice.
+The defaults of redis-py would violate deadlines (10 retries, 5 s socket timeout: one GET on a stopped Redis blocked for 59 s)
+and exactly-once semantics (a repeated LPUSH runs twice). So commands time out after 0.25 s with an unknown outcome, and
+commands that are not idempotent are never repeated.
 
-The timeouts are ours, around each call, not redis-py's `socket_timeout`: that one sends through `asyncio.wait_for`,
-which on Python 3.11 starts a task for every command and can swallow a cancel (CPython gh-86296), after which a role
-would not stop.
+The timeouts are applied around each call, not by redis-py's `socket_timeout`: that one uses `asyncio.wait_for`, which on
+Python 3.11 starts a task for every command and can lose a cancellation (CPython gh-86296), so that a role would not stop.
 
-Beside redis-py's commands each client has a `PipelinedClient`, for scripts and blocking reads: what is called many times a second.
+Each client also has a `PipelinedClient` for frequent calls: scripts and blocking reads.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ from scheduler.redis_client.sentinel import SCHEMES, PrimaryPool, SharedSSLConne
 COMMAND_TIMEOUT_S = 0.25
 MINIMUM_VERSION = (7, 0)
 FAULTS = (RedisError, OSError, TimeoutError)
-"""Every way in which Redis can be away."""
+"""Exceptions that mean that Redis is unavailable."""
 
 CLUSTER_MODE = "Redis runs in cluster mode"
 NO_CLUSTER = (
@@ -42,29 +41,29 @@ _POOL_SIZE = 16
 
 
 class PipelinedRedis(Redis):
-    """A client of redis-py, and a line that makes its connections as this client's pool does."""
+    """A client of redis-py with a `PipelinedClient` whose connections are made by the client's pool."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.line = PipelinedClient(self.connection_pool.make_connection, COMMAND_TIMEOUT_S)
+        self.pipelined = PipelinedClient(self.connection_pool.make_connection, COMMAND_TIMEOUT_S)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: FBT001 - redis-py's signature
-        """Close the line, too."""
-        self.line.close()
+        """Close the pipelined client too."""
+        self.pipelined.close()
         await super().aclose(close_connection_pool)
 
 
-def line_of(client: Redis) -> PipelinedClient:
-    """The line of a client that was made here."""
+def pipelined(client: Redis) -> PipelinedClient:
+    """The pipelined client of a client of this module."""
     if not isinstance(client, PipelinedRedis):
         raise TypeError("Scripts and blocking reads need a client of scheduler.redis_client.connections.")
-    return client.line
+    return client.pipelined
 
 
 async def blocking_read(client: Redis, *command: Argument, block_s: float) -> Any:
-    """A read that Redis answers after `block_s` at the latest; a second later it counts as away. RedisUnavailable."""
+    """A read that blocks for at most `block_s`. Raises RedisUnavailable, at the latest one second after that."""
     async with translated():
-        return await line_of(client).blocking_call(command, block_s + 1.0)
+        return await pipelined(client).blocking_call(command, block_s + 1.0)
 
 
 def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
@@ -75,7 +74,7 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
-        "driver_info": None,  # Else it sends CLIENT SETINFO, which Redis 7.0 does not know and our ACL does not allow.
+        "driver_info": None,  # Without it redis-py sends CLIENT SETINFO, which Redis 7.0 and our ACL reject.
     }
     if url.startswith(SCHEMES):
         client = PipelinedRedis.from_pool(PrimaryPool(parse(url), **options))
@@ -84,36 +83,36 @@ def _client(url: str, size: int, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
         if pool.connection_class is SSLConnection:
             pool.connection_class = SharedSSLConnection
         client = PipelinedRedis.from_pool(pool)
-    line_of(client).timeout_s = timeout_s
+    pipelined(client).timeout_s = timeout_s
     prepare(client.connection_pool.make_connection())  # type: ignore[no-untyped-call]
     return client
 
 
 def command_client(url: str, timeout_s: float = COMMAND_TIMEOUT_S) -> Redis:
-    """For scripts, each over within `timeout_s`, and for commands, each inside `bounded()`."""
+    """A client for scripts, each with timeout `timeout_s`, and for commands inside `bounded()`."""
     return _client(url, _POOL_SIZE, timeout_s)
 
 
 def blocking_client(url: str) -> Redis:
-    """For one blocking read at a time, inside `bounded(block + 1 s)`."""
+    """A client for one blocking read at a time."""
     return _client(url, 1)
 
 
 def subscriber_client(url: str) -> Redis:
-    """For one subscription; its reader sets deadlines of its own, since silence is normal on a channel."""
+    """A client for one subscription. Its reader sets its own timeouts, because a channel may be idle."""
     return _client(url, 1)
 
 
 @asynccontextmanager
 async def bounded(timeout_s: float = COMMAND_TIMEOUT_S) -> AsyncIterator[None]:
-    """A call on Redis ends within `timeout_s`. Raises RedisUnavailable."""
+    """Limit a call to `timeout_s`. Raises RedisUnavailable."""
     async with translated(), asyncio.timeout(timeout_s):
         yield
 
 
 @asynccontextmanager
 async def translated() -> AsyncIterator[None]:
-    """Every way in which Redis can be away becomes RedisUnavailable; the caller sets deadlines of its own."""
+    """Convert FAULTS into RedisUnavailable; without a timeout."""
     try:
         yield
     except FAULTS as error:
@@ -121,14 +120,14 @@ async def translated() -> AsyncIterator[None]:
 
 
 def unavailable(error: BaseException) -> RedisUnavailable:
-    """One of FAULTS in the words that every caller knows."""
-    return RedisUnavailable(f"Redis did not answer: {type(error).__name__}: {error}")
+    """The RedisUnavailable for one of FAULTS."""
+    return RedisUnavailable(f"Redis did not respond: {type(error).__name__}: {error}")
 
 
 async def check_protocol(client: Redis) -> None:
-    """Refuse a Redis whose data is of another protocol. Raises StartError, or RedisUnavailable where nobody answers.
+    """Reject a Redis with data of another protocol version. Raises StartError, or RedisUnavailable if it does not respond.
 
-    Scripts refuse as well, should it change later.
+    Scripts check the version as well, in case it changes later.
     """
     async with bounded():
         try:
@@ -137,18 +136,18 @@ async def check_protocol(client: Redis) -> None:
             if not str(error).startswith("WRONGTYPE"):
                 raise
             raise StartError(
-                "Redis has a key `protocol` that is not of Tierlane: give Tierlane a database of its own, or delete the key."
+                "Redis has a key `protocol` that Tierlane did not write: use a database of its own, or delete the key."
             ) from error
     if stored is not None and stored.split(b".")[0] != PROTOCOL.split(".")[0].encode():
         found = stored[:16].decode("ascii", "replace")
         raise StartError(
-            f"Redis holds data of protocol {found}, and this version of Tierlane speaks {PROTOCOL}: let the roles of the "
-            "version that wrote it end what waits, stop them, and delete the key `protocol`."
+            f"Redis contains data of protocol {found}, but this version of Tierlane uses {PROTOCOL}: let the roles of the "
+            "previous version finish all requests, stop them, and delete the key `protocol`."
         )
 
 
 async def check_server(client: Redis) -> None:
-    """Refuse a server that could lose the queue, or on which no script runs. Raises StartError, or RedisUnavailable where nobody answers."""
+    """Reject a server that could lose requests or cannot run the scripts. Raises StartError, or RedisUnavailable."""
     async with bounded():
         info = await client.info()
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
@@ -158,5 +157,5 @@ async def check_server(client: Redis) -> None:
         raise StartError(f"{CLUSTER_MODE}: {NO_CLUSTER}")
     policy = info.get("maxmemory_policy")
     if policy != "noeviction":
-        raise StartError(f"Redis has maxmemory-policy {policy}, which can evict queued work: set it to noeviction.")
+        raise StartError(f"Redis has maxmemory-policy {policy}, which can evict queued requests: set it to noeviction.")
     await check_protocol(client)

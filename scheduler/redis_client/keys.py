@@ -1,17 +1,17 @@
-"""The keyspace: every Redis name has its one owner here. The table with types and lifetimes is in docs/redis-keys.md.
+"""The names of all keys in Redis. Their types and lifetimes are in docs/redis-keys.md.
 
-The default pool has no prefix. Any other pool has `{<pool>}:`. Redis Cluster is not supported, since
-customers' limits hold across pools. Lua builds the same names from the prefix.
+The default pool has no prefix; other pools have `{<pool>}:`. Redis Cluster is not supported, because customers' limits
+apply across pools. Lua builds the same names from the prefix.
 """
 
 from collections.abc import Iterable
 from typing import Protocol
 
 JOBS_GATEWAY = "jobs"
-"""Whose requests jobs are. No process has this name, and it never counts as gone (owners.lua): nobody waits for a job."""
+"""The gateway id of jobs. No process has this id, and it never counts as lost (owners.lua): jobs have no waiting client."""
 
 PROTOCOL = "1.0"
-"""The version of all that is stored in Redis, as `protocol.lua` has it: another major is of rows that this code cannot read."""
+"""The version of the stored data, the same as in `protocol.lua`. This code cannot read rows of another major version."""
 
 PERMANENT = frozenset(
     {
@@ -33,17 +33,17 @@ PERMANENT = frozenset(
         "damaged",
     }
 )
-"""Keys that may stand without a TTL: each is a short list, an index that is swept, or durable work. Beside them only
-`queue:<tier>` and `outbox:<auditor>` have none."""
+"""Keys that may have no TTL: short lists, indexes that are cleaned up, or durable queues. Only `queue:<tier>` and
+`outbox:<auditor>` have none either."""
 
 
 def is_pool_name(pool: str) -> bool:
-    """Whether a pool may be called so: letters, digits, - and _."""
+    """Whether a name is valid for a pool: letters, digits, - and _."""
     return bool(pool) and all(c.isalnum() or c in "-_" for c in pool)
 
 
 class Placed(Protocol):
-    """A model, as far as its place is concerned."""
+    """A model with its pool."""
 
     @property
     def pool(self) -> str: ...
@@ -57,16 +57,16 @@ def pools_of(models: Iterable[Placed]) -> set[str]:
 
 
 def pools_to_serve(models: Iterable[Placed]) -> set[str]:
-    """Those, and the pools of models that are switched off: what was accepted there may still wait for its end."""
+    """The pools that models name, including disabled models, because their accepted requests must still end."""
     return {model.pool for model in models if is_pool_name(model.pool)}
 
 
 class Keys:
-    """The names of one pool."""
+    """The keys of one pool."""
 
     def __init__(self, pool: str = "default") -> None:
         if not is_pool_name(pool):
-            raise ValueError(f"pool {pool!r} must be made of letters, digits, - and _")
+            raise ValueError(f"pool {pool!r} must consist of letters, digits, - and _")
         self.pool = pool
         self.prefix = "" if pool == "default" else f"{{{pool}}}:"
         self.batch_queue = self.prefix + "batch_queue"
@@ -90,8 +90,8 @@ class Keys:
         self.refusal_lists = self.prefix + "refusal_lists"
         self.sharing = self.prefix + "sharing"
         self.same_kept = self.prefix + "same_kept"
-        self.pools = "pools"  # One for all pools, like customers' limits.
-        self.protocol = "protocol"  # The same.
+        self.pools = "pools"  # Shared by all pools, like customers' limits.
+        self.protocol = "protocol"  # Shared by all pools.
         self.damaged = self.prefix + "damaged"
         self.history = self.prefix + "history"
         self.history_turn = self.prefix + "history_turn"
@@ -112,19 +112,19 @@ class Keys:
         return f"{self.prefix}request:{request_id}"
 
     def idempotency(self, value: str) -> str:
-        """Whose request holds a client's Idempotency-Key; `value` is what `Submission.idempotency` says."""
+        """The request of a client's Idempotency-Key; `value`: `Submission.idempotency`."""
         return f"{self.prefix}idem:{value}"
 
     def replays(self, customer_id: str) -> str:
-        """Which answers are kept for a customer's Idempotency-Keys, oldest first."""
+        """The stored replies of a customer's Idempotency-Keys, oldest first."""
         return f"{self.prefix}replays:{customer_id}"
 
     def same(self, value: str) -> str:
-        """Which request runs for all that are equal to it, or its answer; `value` is what `Submission.same` says."""
+        """The running request, or the cached reply, of a coalescing key; `value`: `Submission.same`."""
         return f"{self.prefix}same:{value}"
 
     def followers(self, request_id: str) -> str:
-        """Who waits for the run of this request."""
+        """The requests that wait for the run of this one."""
         return f"{self.prefix}riders:{request_id}"
 
     def gpu(self, worker_id: str) -> str:
@@ -134,7 +134,7 @@ class Keys:
         return f"{self.prefix}gateway:{gateway_id}"
 
     def refusals(self, gateway_id: str) -> str:
-        """What a gateway refused in the last minutes; `refusal_lists` names the gateways that have such a list."""
+        """Recent rejections of a gateway; `refusal_lists` names the gateways with such a list."""
         return f"{self.prefix}refusals:{gateway_id}"
 
     def responses(self, gateway_id: str) -> str:
@@ -145,7 +145,7 @@ class Keys:
         return f"{self.prefix}outbox:{auditor_id}"
 
     def auditor_held(self, auditor_id: str) -> str:
-        """How many of the oldest entries in an auditor's own list wait on purpose, for the ends of requests."""
+        """The number of the oldest entries in an auditor's list that it holds until requests have ended."""
         return f"{self.prefix}audit_held:{auditor_id}"
 
     def is_permanent(self, key: str) -> bool:

@@ -1,13 +1,12 @@
 """A pipelined Redis client for frequent calls, with reconnect backoff.
 
-Calls are sent at once and answered in the order of sending. redis-py makes the connection (address, TLS, login,
-Sentinel); from then on its socket is read and written here, because `execute_command` costs several times what a script
-call needs: the pool, hooks, retries, metrics, a task's timer.
+Calls are sent at once, and replies arrive in the same order. redis-py opens the connection (address, TLS, login,
+Sentinel); then its socket is read and written here, because `execute_command` costs several times as much as a script call
+needs: pool, hooks, retries, metrics, the timer of a task.
 
-A call that nobody waits for any more keeps its place in the order, so that its reply never reaches the next caller.
-After a call without a reply in time the connection gets no new ones, and is closed once the others have theirs. One
-connection attempt runs at a time: all waiting calls share its failure, and the next attempt follows after a pause with
-full jitter.
+A call that was abandoned keeps its place in the order, so that its reply does not reach the next caller. After a timeout,
+a connection gets no new calls, and is closed once the others have their replies. One connection attempt runs at a time: all
+waiting calls share its failure, and the next attempt follows after a pause with full jitter.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ from redis.exceptions import (
 
 
 class Backoff:
-    """Delays drawn from 0..ceiling, the ceiling doubling from `first_s` to `most_s` until reset."""
+    """Random delays between 0 and a ceiling, which doubles from `first_s` to `most_s` until reset."""
 
     def __init__(
         self, first_s: float = 0.05, most_s: float = 1.0, draw: Callable[[float, float], float] = random.uniform
@@ -43,7 +42,7 @@ class Backoff:
         self._ceiling_s = first_s
 
     def next_s(self) -> float:
-        """The next delay in seconds; never under a tenth of the first, so that a loop always yields for real."""
+        """The next delay in seconds; at least a tenth of the first, so that a loop always yields."""
         delay = max(self._first_s / 10, self._draw(0.0, self._ceiling_s))
         self._ceiling_s = min(self._most_s, self._ceiling_s * 2)
         return delay
@@ -59,7 +58,7 @@ Argument = str | bytes | float
 
 pack: Callable[[tuple[Argument, ...]], bytes] = cast("Any", hiredis.pack_command)
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.01, 0.1
-"""The bounds of the pause after a failed attempt to connect. A call ends in 0.25 s, so that each has a try or two."""
+"""The pause after a failed attempt to connect. A call ends in 0.25 s, so that it gets one or two attempts."""
 _NOTHING = object()
 _ERRORS: dict[str, type[RedisError]] = {
     "NOSCRIPT": NoScriptError,
@@ -67,11 +66,11 @@ _ERRORS: dict[str, type[RedisError]] = {
     "READONLY": ReadOnlyError,
     "LOADING": BusyLoadingError,
 }
-_WRONG_SERVER = (ReadOnlyError, BusyLoadingError)  # A new connection may find a better one.
+_WRONG_SERVER = (ReadOnlyError, BusyLoadingError)  # A new connection may reach another server.
 
 
 class ReplySink(Protocol):
-    """Who is told of the one answer to a call: a future, or something lighter. `done`: it is not waited for any more."""
+    """Receives the reply of a call: a future, or a lighter object. `done`: the reply is not needed any more."""
 
     def done(self) -> bool: ...
 
@@ -87,13 +86,13 @@ def _error(text: str) -> RedisError:
 
 
 class PipelinedConnection(asyncio.Protocol):
-    """One connection, from its login to its end, which Redis knows as `client_id`. `usable`: it takes new calls."""
+    """One connection after its login; `client_id` at the server. `usable`: it accepts new calls."""
 
     def __init__(self, connection: AbstractConnection, client_id: int) -> None:
         writer = connection._writer  # noqa: SLF001 - redis-py has no other way to its socket
         if writer is None:
             raise ConnectionError("The connection ended at once.")
-        self._hang_up: Callable[[], None] = connection._close  # noqa: SLF001 - the only close that is no coroutine
+        self._close_redis: Callable[[], None] = connection._close  # noqa: SLF001 - the only close that is not a coroutine
         self._transport: Any = writer.transport
         self._answers: deque[ReplySink] = deque()
         self._unsent: list[bytes] = []
@@ -105,16 +104,16 @@ class PipelinedConnection(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def send(self, command: bytes) -> "asyncio.Future[Any]":
-        """Send one command; its answer, or a RedisError."""
+        """Queue one command. The future receives its reply, or a RedisError."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._answers.append(answer)
         self._unsent.append(command)
         if len(self._unsent) == 1:
-            self._loop.call_soon(self._flush)  # What is called in the same turn of the loop goes out in one write.
+            self._loop.call_soon(self._flush)  # Calls of the same loop iteration are sent in one write.
         return answer
 
-    def tell(self, command: bytes, answer: ReplySink) -> None:
-        """Send one command now; `answer` is told."""
+    def send_now(self, command: bytes, answer: ReplySink) -> None:
+        """Send one command at once; `answer` receives its reply."""
         if self._unsent:
             self._flush()
         self._answers.append(answer)
@@ -129,38 +128,38 @@ class PipelinedConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.write(data)
 
-    def overdue(self, answer: "asyncio.Future[Any]") -> None:
-        """Fail a call whose answer was not there in time, and send no other one here."""
+    def time_out(self, answer: "asyncio.Future[Any]") -> None:
+        """Fail a call without a reply in time, and send no others on this connection."""
         if not answer.done():
             answer.set_exception(TimeoutError("Timeout reading from the server."))
             self.retire()
 
     def retire(self) -> None:
-        """Take no new call, and close as soon as nobody waits here."""
+        """Accept no new calls, and close once no reply is awaited."""
         self.usable = False
         if all(answer.done() for answer in self._answers):
             self.close()
 
     def close(self) -> None:
-        """End it now; whoever waits is told."""
+        """Close now; awaited calls fail."""
         self.usable = False
-        self._hang_up()
+        self._close_redis()
         self._fail(ConnectionError("The connection was closed."))
 
     def data_received(self, data: bytes) -> None:
-        """Hand out what came, in the order of the calls."""
+        """Pass replies to the calls, in their order."""
         reader = self._reader
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not _NOTHING:
                 if not isinstance(reply, hiredis.PushNotification):
-                    self._hand_out(reply)
-        except (hiredis.ProtocolError, IndexError):  # IndexError: more answers than calls.
+                    self._deliver(reply)
+        except (hiredis.ProtocolError, IndexError):  # IndexError: more replies than calls.
             self.close()
         if not self.usable:
             self.retire()
 
-    def _hand_out(self, reply: Any) -> None:
+    def _deliver(self, reply: Any) -> None:
         answer = self._answers.popleft()
         if isinstance(reply, _WRONG_SERVER):
             self.usable = False
@@ -172,9 +171,9 @@ class PipelinedConnection(asyncio.Protocol):
             answer.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server went, or the network."""
+        """The connection was closed by the server or the network."""
         self.usable = False
-        self._hang_up()
+        self._close_redis()
         self._fail(ConnectionError(f"Connection closed by server: {exc}" if exc else "Connection closed by server."))
 
     def _fail(self, error: RedisError) -> None:
@@ -185,49 +184,49 @@ class PipelinedConnection(asyncio.Protocol):
 
 
 class PipelinedClient:
-    """The calls of one client. `make` gives connections that are not connected yet; a call may take `timeout_s`."""
+    """The calls of one client. `make`: returns unconnected connections; `timeout_s`: of a call."""
 
     def __init__(self, make: Callable[[], AbstractConnection], timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._make = make
         self._wire: PipelinedConnection | None = None
-        self._turn = asyncio.Lock()
-        self._failures = 0  # Attempts to connect that failed, in all.
-        self._failure = ""  # What the last one said; empty after a success.
-        self._next_at = 0.0  # When the next one may begin, in the loop's time.
+        self._connecting = asyncio.Lock()
+        self._failures = 0  # The number of failed attempts to connect.
+        self._failure = ""  # The error of the last attempt; "" after a success.
+        self._next_at = 0.0  # When the next attempt may start, in the loop's time.
         self._backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
 
     async def call(self, command: tuple[Argument, ...], timeout_s: float | None = None) -> Any:
-        """The answer to one command. Raises RedisError, OSError or TimeoutError; its outcome is then not known."""
+        """Send a command and return its reply. Raises RedisError, OSError or TimeoutError; then its outcome is unknown."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         wire = self._wire
         if wire is None or not wire.usable:
             async with asyncio.timeout(timeout_s):
                 wire = await self._connected()
         answer = wire.send(pack(command))
-        timer = asyncio.get_running_loop().call_later(timeout_s, wire.overdue, answer)
+        timer = asyncio.get_running_loop().call_later(timeout_s, wire.time_out, answer)
         try:
             return await answer
         finally:
             timer.cancel()
 
-    def tell(self, packed: bytes, answer: ReplySink) -> bool:
-        """Send a command that nobody awaits: no task, no timer. False where there is no connection to send it on.
+    def send_now(self, packed: bytes, answer: ReplySink) -> bool:
+        """Send a command without a task or timer. Returns False without a connection.
 
-        Whoever told sees to it that the answer comes in time, and else has the line `retire` its connection.
+        The caller must check that the reply arrives in time, and `retire` the connection otherwise.
         """
         if self._wire is None or not self._wire.usable:
             return False
-        self._wire.tell(packed, answer)
+        self._wire.send_now(packed, answer)
         return True
 
     def retire(self) -> None:
-        """The connection does not answer: it gets no new calls, and is closed once the others have their answers."""
+        """Send no new calls on the connection, because it does not respond; it is closed once the others have replies."""
         if self._wire is not None:
             self._wire.retire()
 
     async def blocking_call(self, command: tuple[Argument, ...], timeout_s: float) -> Any:
-        """The same for a read that blocks: once nobody waits for it, the server must not either."""
+        """Call a command that blocks. If the call is abandoned, the connection is closed, so that the server stops too."""
         try:
             return await self.call(command, timeout_s)
         except BaseException:
@@ -236,26 +235,26 @@ class PipelinedClient:
 
     @property
     def client_id(self) -> int | None:
-        """As which client Redis knows the connection; None where there is none."""
+        """The id of the connection at the server; None without a connection."""
         return None if self._wire is None else self._wire.client_id
 
     @property
     def local_host(self) -> str:
-        """Our end of the connection, as an IP address; "" where there is none, or not over TCP."""
+        """The local IP address of the connection; "" without one, or if it is not TCP."""
         return "" if self._wire is None else self._wire.local_host
 
     def close(self) -> None:
-        """End the connection; the next call makes another one."""
+        """Close the connection; the next call opens another."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
 
     async def _connected(self) -> PipelinedConnection:
         failures = self._failures
-        async with self._turn:
+        async with self._connecting:
             if self._wire is not None and self._wire.usable:
                 return self._wire
-            if self._failure and self._failures > failures:  # An attempt that this call waited for failed.
+            if self._failure and self._failures > failures:  # The attempt that this call waited for failed.
                 raise ConnectionError(self._failure)
             await self._attempt()
             return cast("PipelinedConnection", self._wire)
@@ -268,7 +267,9 @@ class PipelinedClient:
             self._wire = await _connect(self._make())
         except BaseException as error:
             self._next_at = loop.time() + self._backoff.next_s()
-            if isinstance(error, RedisError | OSError):  # Else the call was given up, which says nothing to the others.
+            if isinstance(
+                error, RedisError | OSError
+            ):  # Otherwise the call was cancelled, which does not concern others.
                 self._failures += 1
                 self._failure = str(error) or type(error).__name__
             raise
@@ -289,6 +290,6 @@ async def _connect(connection: AbstractConnection) -> PipelinedConnection:
 
 
 def _host_of(sockname: object) -> str:
-    """The IP address of a socket's name; "" for one that is not of the Internet, or that holds in one link only."""
+    """The IP address of a socket; "" if it is not an Internet socket, or the address is link-local."""
     host = str(sockname[0]) if isinstance(sockname, tuple) and sockname else ""
     return "" if "%" in host else host.removeprefix("::ffff:")

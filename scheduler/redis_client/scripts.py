@@ -1,8 +1,8 @@
-"""The Lua scripts: read, assembled with what they include, called by their hash; and strings in Lua's msgpack.
+"""Lua scripts: read with their includes, called by their hash; and strings in Lua's msgpack.
 
-A script names the parts it builds on in a line `-- include: prelude, wake, ratelimit/bucket`; parts are put in front of
-its own text in that order. One that Redis has forgotten (restart, failover, SCRIPT FLUSH) is sent again whole. Lua's
-msgpack has no bin type, so packed bytes inside a packed array come as a str of any bytes.
+A script names its includes in a line `-- include: prelude, wake, ratelimit/bucket`; they are inserted before its own text
+in that order. A script that Redis does not have (restart, failover, SCRIPT FLUSH) is sent in full. Lua's msgpack has no bin
+type, so packed bytes inside a packed array are a str of any bytes.
 """
 
 import re
@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from scheduler.errors import TierlaneError
-from scheduler.redis_client.connections import FAULTS, line_of, unavailable
+from scheduler.redis_client.connections import FAULTS, pipelined, unavailable
 from scheduler.redis_client.keys import Keys
 from scheduler.redis_client.pipeline import Argument, pack
 
@@ -23,8 +23,7 @@ _INCLUDE = re.compile(r"^-- include: (.+)$", re.MULTILINE)
 
 
 MAX_CALL_BYTES = 2 << 20
-"""Of bodies or outputs in one call: 33 MB of them took Redis 150 to 200 ms, and everybody else had to wait. One that is
-larger goes alone."""
+"""The maximum size of bodies or outputs in one call: 33 MB blocked Redis for 150 to 200 ms. A larger one is sent alone."""
 
 
 class RedisFull(TierlaneError):
@@ -33,15 +32,15 @@ class RedisFull(TierlaneError):
 
 @cache
 def source(name: str) -> str:
-    """The whole text of a script, shebang first."""
+    """The complete text of a script with its includes, shebang first."""
     text = files("scheduler").joinpath("lua", f"{name}.lua").read_text("utf-8")
     shebang, body = text.split("\n", 1)
     if not shebang.startswith("#!lua"):
         raise ValueError(f"{name}.lua must begin with #!lua")
     included = _INCLUDE.search(body)
     parts = [_part(part.strip()) for part in included.group(1).split(",")] if included else []
-    # Each capture of a local walks the list of all that are captured already, and those of the prelude, which nearly every
-    # function captures, stand at its end. Out of an enclosing function they are captured in one step.
+    # Capturing a local takes time in proportion to those captured before, and locals of the prelude, which nearly every
+    # function captures, are at the end. Captured from an enclosing function, they take one step.
     return "\n".join([shebang, *parts[:1], "return (function()", *parts[1:], body, "end)()"])
 
 
@@ -52,40 +51,40 @@ def _part(name: str) -> str:
 
 
 class Script:
-    """One script on one pool; KEYS[1] and ARGV[1] are the same for all of them, and are added here."""
+    """One script of one pool. KEYS[1] and ARGV[1] are the same for all scripts, and are added here."""
 
     def __init__(self, name: str, client: Redis, keys: Keys) -> None:
         text = source(name)
         head = (1, keys.leases, keys.prefix)
         self._by_hash = (b"EVALSHA", sha1(text.encode(), usedforsecurity=False).hexdigest(), *head)
         self._whole = (b"EVAL", text, *head)
-        self._line = line_of(client)
+        self._pipelined = pipelined(client)
 
     async def __call__(self, *args: Argument) -> Any:
-        """Run it. Raises RedisFull, or RedisUnavailable where the outcome is not known."""
+        """Run the script. Raises RedisFull, or RedisUnavailable if the outcome is unknown."""
         try:
             return await self._send(args)
         except OutOfMemoryError as error:
-            raise RedisFull("Redis is at its memory limit; raise maxmemory or drain the queues.") from error
+            raise RedisFull("Redis has reached its memory limit: raise maxmemory, or drain the queues.") from error
         except FAULTS as error:
             raise unavailable(error) from error
 
     def packed(self, *args: Argument) -> bytes:
-        """A call as it goes over the line, for `Line.tell`. Redis must know the script: it is named by its hash."""
+        """The bytes of a call, for `PipelinedClient.send_now`. Redis must have the script, which is named by its hash."""
         return pack(self._by_hash + args)
 
     async def _send(self, args: tuple[Argument, ...]) -> Any:
         try:
-            return await self._line.call(self._by_hash + args)
+            return await self._pipelined.call(self._by_hash + args)
         except NoScriptError:
-            return await self._line.call(self._whole + args)
+            return await self._pipelined.call(self._whole + args)
 
 
 _HEADERS = {0xD9: 2, 0xDA: 3, 0xDB: 5, 0xC4: 2, 0xC5: 3, 0xC6: 5}
 
 
 def inner(packed: bytes) -> bytes:
-    """The content of a msgpack str or bin, whatever its bytes. Raises ValueError for anything else."""
+    """The content of a msgpack str or bin. Raises ValueError for other types."""
     head = packed[0] if packed else 0
     if 0xA0 <= head <= 0xBF:
         return packed[1:]

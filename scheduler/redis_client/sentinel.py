@@ -1,14 +1,13 @@
-"""Redis behind Sentinel, and TLS connections that share one SSL context in a process.
+"""Redis with Sentinel, and TLS connections that share one SSL context per process.
 
     redis+sentinel://[user:password@]host:port[,host:port...]/service[/db]
 
-With TLS rediss+sentinel://, and as in redis-py's URLs ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE. Sentinels
-are asked in the clear even so, unless &sentinel_tls=on says that they speak TLS, too. Connections always go to the
-present primary. A failover may lose what the old primary had acknowledged last: the gateways that hold the requests
-submit them again.
+With TLS rediss+sentinel://, and as in redis-py's URLs ?ssl_ca_certs=FILE&ssl_certfile=FILE&ssl_keyfile=FILE. Connections
+to the Sentinels use TLS only with &sentinel_tls=on. Connections always go to the current primary. A failover may lose the
+last writes that the old primary had acknowledged: the gateways resubmit their pending requests.
 
-An SSL context costs about 20 ms of CPU, and redis-py makes one for each connection; here it is shared. The files that a
-URL names are read again when they change, so that a renewed certificate is used by the next connection.
+An SSL context costs about 20 ms of CPU, and redis-py makes one for each connection; here it is shared. The files of a URL
+are read again when they change, so that the next connection uses a renewed certificate.
 """
 
 import os
@@ -29,9 +28,9 @@ _made: dict[str, tuple[tuple[Any, ...], RedisSSLContext]] = {}
 
 
 def shared(wanted: RedisSSLContext) -> RedisSSLContext:
-    """The context of this process that has the options of `wanted`. Raises OSError where a file is not there.
+    """The context of this process with the options of `wanted`. Raises OSError if a file does not exist.
 
-    There are as many of them as there are different Redis URLs.
+    There is one for each different Redis URL.
     """
     options = repr([getattr(wanted, name) for name in RedisSSLContext.__slots__ if name not in _NOT_OPTIONS])
     files = tuple(_version(getattr(wanted, name)) for name in _FILES)
@@ -49,9 +48,9 @@ def _version(path: str | None) -> tuple[int, ...]:
 
 
 def prepare(connection: object) -> None:
-    """Make the context now, where this connection has one: the time of a first call may be too short for it.
+    """Create the context of this connection, if it uses TLS, because the first call may have too little time for it.
 
-    A fault of its files is reported by each connection.
+    Errors of its files are reported by each connection.
     """
     if isinstance(connection, SSLConnection):
         with suppress(OSError):
@@ -59,7 +58,7 @@ def prepare(connection: object) -> None:
 
 
 class SharedSSLConnection(SSLConnection):
-    """One to a server that is named by its address."""
+    """A connection to a server with a fixed address."""
 
     def _connection_arguments(self) -> Any:
         self.ssl_context = shared(self.ssl_context)
@@ -67,7 +66,7 @@ class SharedSSLConnection(SSLConnection):
 
 
 class SharedSentinelSSLConnection(SentinelManagedSSLConnection):
-    """One to the primary that Sentinel names."""
+    """A connection to the primary that Sentinel names."""
 
     def _connection_arguments(self) -> Any:
         self.ssl_context = shared(self.ssl_context)
@@ -77,15 +76,15 @@ class SharedSentinelSSLConnection(SentinelManagedSSLConnection):
 SCHEMES = ("redis+sentinel://", "rediss+sentinel://")
 DEFAULT_PORT = 26379
 TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-"""Parameters of a URL: the authorities to believe, and the certificate to show."""
+"""Parameters of a URL: trusted authorities, client certificate and key."""
 ASK_TIMEOUT_S = 0.08
-"""For each Sentinel asked: two that hang must leave time for the third within one command's 0.25 s."""
+"""Timeout of each Sentinel: two that hang must leave time for the third within a command's 0.25 s."""
 
 
 class SentinelUrl(NamedTuple):
-    """A Sentinel URL taken apart; `credentials` are for the servers, not for the Sentinels.
+    """A parsed Sentinel URL. `credentials`: for the servers, not for the Sentinels.
 
-    `tls_files`: of TLS_FILES, those that it names. `sentinel_tls`: the Sentinels speak TLS, too.
+    `tls_files`: the TLS_FILES that it names. `sentinel_tls`: connections to the Sentinels use TLS.
     """
 
     nodes: list[tuple[str, int]]
@@ -98,8 +97,8 @@ class SentinelUrl(NamedTuple):
 
 
 def parse(url: str) -> SentinelUrl:
-    """Raises StartError, which names the part at fault."""
-    # By hand: newer versions of urllib refuse a list of hosts in which one is an IPv6 address.
+    """Parse a Sentinel URL. Raises StartError, which names the invalid part."""
+    # Not with urllib: its newer versions reject a list of hosts with an IPv6 address.
     scheme, _, rest = url.partition("://")
     netloc, _, tail = rest.partition("/")
     user, at, hosts = netloc.rpartition("@")
@@ -107,9 +106,11 @@ def parse(url: str) -> SentinelUrl:
     path = [part for part in tail.split("/") if part]
     options = _options(query, tls=scheme.startswith("rediss"))
     if not path or len(path) > 2:
-        raise StartError("The Redis URL must end in the name of the service that Sentinel watches, as in .../primary.")
+        raise StartError(
+            "The Redis URL must end with the name of the service that Sentinel monitors, as in .../primary."
+        )
     if len(path) == 2 and not path[1].isdigit():
-        raise StartError(f"The Redis URL must name its database by number, not {path[1]!r}.")
+        raise StartError(f"The Redis URL must contain the number of the database, not {path[1]!r}.")
     return SentinelUrl(
         nodes=[_node(host) for host in hosts.split(",")],
         service=unquote(path[0]),
@@ -126,9 +127,9 @@ def _options(query: str, *, tls: bool) -> dict[str, str]:
     known = (*TLS_FILES, "sentinel_tls") if tls else ()
     for name, value in options.items():
         if name not in known:
-            raise StartError(f"The Redis URL has a parameter {name!r} that nothing reads.")
+            raise StartError(f"The Redis URL has an unknown parameter {name!r}.")
         if name == "sentinel_tls" and value not in ("on", "off"):
-            raise StartError(f"The Redis URL must say on or off with sentinel_tls, not {value!r}.")
+            raise StartError(f"The Redis URL must set sentinel_tls to on or off, not {value!r}.")
     return options
 
 
@@ -137,7 +138,7 @@ def _node(text: str) -> tuple[str, int]:
     if not colon or text.endswith("]"):
         host, port = text, str(DEFAULT_PORT)
     if not host or not port.isdigit():
-        raise StartError(f"The Redis URL names {text!r} as a Sentinel, which is not host:port.")
+        raise StartError(f"The Redis URL names the Sentinel {text!r}, which is not host:port.")
     return host.strip("[]"), int(port)
 
 
@@ -148,12 +149,12 @@ def _credentials(text: str) -> dict[str, str]:
 
 
 class PrimaryPool(BlockingConnectionPool):
-    """Connections to the primary; who that is is asked of Sentinel for each new connection.
+    """Connections to the primary, whose address each new connection requests from Sentinel.
 
-    redis-py's own Sentinel pool raises at once when all connections are in use, where this one waits.
+    redis-py's own Sentinel pool raises at once if all connections are in use; this one waits.
     """
 
-    # What SentinelManagedConnection looks for in its pool.
+    # Attributes that SentinelManagedConnection requires.
     is_master = True
     check_connection = False
 
@@ -175,14 +176,14 @@ class PrimaryPool(BlockingConnectionPool):
         self._primary: tuple[str, int] | None = None
 
     async def get_master_address(self) -> tuple[str, int]:
-        """Called by each new connection. Raises MasterNotFoundError, a ConnectionError, where no Sentinel knows one."""
+        """Called by each new connection. Raises MasterNotFoundError, a ConnectionError, if no Sentinel knows the primary."""
         found: tuple[str, int] = await self._sentinel.discover_master(self._service)
         if found != self._primary:
             self._primary = found
-            await self.disconnect(inuse_connections=False)  # Idle ones lead to the old primary.
+            await self.disconnect(inuse_connections=False)  # Idle connections are to the old primary.
         return found
 
     async def aclose(self) -> None:
-        """Close the connections to the Sentinels, too."""
+        """Close the connections to the Sentinels too."""
         await super().aclose()
         await self._sentinel.aclose()

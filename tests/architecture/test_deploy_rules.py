@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy_files import DASHBOARDS, DEPLOY, documents, text_of
-from gateway.inference.events import OUR_FAULT
+from gateway.inference.events import SLO_FAILURES
 from scheduler.errors import ErrorCode
 
 ROOT = DEPLOY.parent
@@ -108,7 +108,7 @@ def test_the_page_for_on_call_counts_the_same_failures() -> None:
     rates = [e for e in expressions() if "tierlane_requests_total{outcome=~" in e]
     named = {frozenset(part.split("|")) for e in rates for part in re.findall(r'outcome=~"([^"]+)"', e)}
 
-    assert {code.value for code in OUR_FAULT} in named
+    assert {code.value for code in SLO_FAILURES} in named
 
 
 def test_both_kinds_of_prometheus_get_the_same_rules() -> None:

@@ -93,7 +93,7 @@ async def test_with_redis_away_the_last_picture_stays_and_says_its_age(tmp_path:
             async with chromium(tmp_path, f"{stack.url}/internal/dashboard") as tab:
                 await log_in(tab)
                 await tab.until("document.querySelectorAll('.worker').length === 1", "the worker")
-                await eventually(lambda: stack.gateway.snapshots.moments.all, "a first moment")
+                await eventually(lambda: stack.gateway.snapshots.history.all, "a first point")
                 await server.stop()
                 await tab.until(AWAY, "the outage is told", 3.0)
                 await tab.value("window.before = true; location.reload(); true")

@@ -7,7 +7,7 @@ import pytest
 from eventually import eventually
 from pool import Pool
 from scheduler.protocol.pool_view import WorkerReport
-from scheduler.protocol.presence import AGAIN_S, Cordons, CordonStatus, CordonSync
+from scheduler.protocol.presence import REWRITE_S, Cordons, CordonStatus, CordonSync
 
 
 def heartbeat(worker: str = "w1", status: str = "ready") -> WorkerReport:
@@ -21,15 +21,15 @@ async def cordons(pool: Pool) -> Cordons:
 
 async def test_a_worker_hears_it_in_the_answer_to_its_beat(pool: Pool, cordons: Cordons) -> None:
     """Whoever is named is cordoned, nobody else; the last word holds."""
-    assert await cordons.tell(["w1", "w3"]) == 2
+    assert await cordons.write(["w1", "w3"]) == 2
     assert await pool.presence.worker_beat(heartbeat("w1")) is CordonStatus.CORDONED
     assert await pool.presence.worker_beat(heartbeat("w2")) is CordonStatus.FREE
 
-    assert await cordons.tell(["w2", "w3"]) == 2
+    assert await cordons.write(["w2", "w3"]) == 2
     assert await pool.presence.worker_beat(heartbeat("w1")) is CordonStatus.FREE
     assert await pool.presence.worker_beat(heartbeat("w2")) is CordonStatus.CORDONED
 
-    assert await cordons.tell(["w2", "w3"]) == 0
+    assert await cordons.write(["w2", "w3"]) == 0
 
 
 async def test_a_pulse_hears_it_too(pool: Pool, cordons: Cordons) -> None:
@@ -39,7 +39,7 @@ async def test_a_pulse_hears_it_too(pool: Pool, cordons: Cordons) -> None:
     pulse = pool.presence.pulse(lambda: None, heard.append)
 
     for named in (["w1"], []):
-        await cordons.tell(named)
+        await cordons.write(named)
         assert pulse.send(heartbeat())
         await eventually(lambda: not pulse.pending, "it is answered")
 
@@ -48,11 +48,11 @@ async def test_a_pulse_hears_it_too(pool: Pool, cordons: Cordons) -> None:
 
 async def test_an_emptied_redis_frees_nobody(pool: Pool, cordons: Cordons) -> None:
     """Until somebody has told it, it says that it does not know; that nobody is cordoned must be said, too."""
-    await cordons.tell(["w1"])
+    await cordons.write(["w1"])
     await pool.client.flushall()
 
     assert await pool.presence.worker_beat(heartbeat()) is CordonStatus.UNKNOWN
-    await cordons.tell([])
+    await cordons.write([])
     assert await pool.presence.worker_beat(heartbeat()) is CordonStatus.FREE
 
 
@@ -76,7 +76,7 @@ class Told(Cordons):
     def __init__(self) -> None:
         self.told: list[list[str]] = []
 
-    async def tell(self, workers: Sequence[str]) -> int:  # type: ignore[override]
+    async def write(self, workers: Sequence[str]) -> int:  # type: ignore[override]
         self.told.append(sorted(workers))
         return 0
 
@@ -87,16 +87,16 @@ async def test_the_keeper_tells_changes_at_once_and_all_again_each_second() -> N
     supervisor = CordonSync(told, lambda: wanted[0], lambda: now[0])
     table: list[tuple[float, frozenset[str] | None, list[list[str]]]] = [
         (0.0, frozenset({"w1"}), [["w1"]]),
-        (AGAIN_S / 2, frozenset({"w1"}), []),
-        (AGAIN_S / 2, frozenset({"w1", "w2"}), [["w1", "w2"]]),
-        (AGAIN_S, frozenset({"w1", "w2"}), []),
-        (AGAIN_S * 1.5, frozenset({"w1", "w2"}), [["w1", "w2"]]),
-        (AGAIN_S * 9, None, []),
-        (AGAIN_S * 9, frozenset(), [[]]),
+        (REWRITE_S / 2, frozenset({"w1"}), []),
+        (REWRITE_S / 2, frozenset({"w1", "w2"}), [["w1", "w2"]]),
+        (REWRITE_S, frozenset({"w1", "w2"}), []),
+        (REWRITE_S * 1.5, frozenset({"w1", "w2"}), [["w1", "w2"]]),
+        (REWRITE_S * 9, None, []),
+        (REWRITE_S * 9, frozenset(), [[]]),
     ]
 
     for at, known, expected in table:
         told.told.clear()
         now[0], wanted[0] = at, known  # type: ignore[assignment]
-        await supervisor.look()
+        await supervisor.sync()
         assert told.told == expected, at

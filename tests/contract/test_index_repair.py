@@ -12,7 +12,7 @@ from scheduler.protocol.index_repair import IndexRepair
 LEASE_MS = 40
 
 
-def caretaker_of(pool: Pool) -> Reaper:
+def reaper_of(pool: Pool) -> Reaper:
     terminations = Terminations(pool.client, pool.keys, lease_ms=LEASE_MS)
     repair = IndexRepair(pool.client, pool.keys, lease_ms=LEASE_MS)
     return Reaper(terminations, pool.presence, lambda: TIERS, lambda: 0, 100, repair=repair)
@@ -38,14 +38,14 @@ async def test_lost_leases_are_found_again(pool: Pool) -> None:
     await pool.client.set(pool.keys.leases, "somebody else's")
     with pytest.raises(RedisUnavailable, match="WRONGTYPE"):
         await pool.form([("free", 1)])
-    reaper = caretaker_of(pool)
-    await reaper.look_after()
+    reaper = reaper_of(pool)
+    await reaper.run_once()
 
     assert await pool.client.zrange(pool.keys.leases, 0, -1) == [b"b1", b"b2", b"b3"]
     assert await set_aside(pool) == ["leases"]
     assert await pool.client.scard(pool.keys.repairs) == 0
     (notice,) = await told(pool)
-    assert notice.startswith(f"Redis key {pool.keys.prefix}leases had another type: it was set aside as ")
+    assert notice.startswith(f"Redis key {pool.keys.prefix}leases had a wrong type: it was renamed to ")
     await pool.batches.finish(running.batch_id, running.token, [done(running.requests[0].id)])
     for _ in range(2):
         await eventually(lambda: ready_after(pool, reaper), "a batch stands ready")
@@ -55,7 +55,7 @@ async def test_lost_leases_are_found_again(pool: Pool) -> None:
 
 
 async def ready_after(pool: Pool, reaper: Reaper) -> int:
-    await reaper.look_after()
+    await reaper.run_once()
     return await pool.client.llen(pool.keys.batch_queue)
 
 
@@ -69,7 +69,7 @@ async def test_what_ended_meanwhile_is_told_and_audited_once(pool: Pool) -> None
     await pool.client.set(pool.keys.leases, "x")
     with pytest.raises(RedisUnavailable, match="WRONGTYPE"):
         await pool.batches.finish(claimed.batch_id, claimed.token, [done(request_id)])
-    await caretaker_of(pool).look_after()
+    await reaper_of(pool).run_once()
     await pool.batches.finish(claimed.batch_id, claimed.token, [done(request_id)])
 
     assert [reply.state for reply in await pool.results.fetch([request_id]) if reply] == ["completed"]
@@ -86,7 +86,7 @@ async def test_a_lost_queue_is_found_again_in_its_order(pool: Pool) -> None:
     paid = await pool.queue(1, "paid")
     await pool.client.delete(pool.keys.queue("free"))
     await pool.client.hset(pool.keys.queue("free"), "a", "b")
-    await caretaker_of(pool).look_after()
+    await reaper_of(pool).run_once()
 
     waiting = [each.decode() for each in await pool.client.lrange(pool.keys.queue("free"), 0, -1)]
     assert list(reversed(waiting)) == ids[1:]
@@ -101,7 +101,7 @@ async def test_a_damaged_row_ends_when_its_queue_is_lost(pool: Pool) -> None:
     await pool.client.hset(pool.keys.request(first), "env", "1234567890123 1234567890123")
     await pool.client.delete(pool.keys.queue("free"))
     await pool.client.set(pool.keys.queue("free"), "x")
-    await caretaker_of(pool).look_after()
+    await reaper_of(pool).run_once()
 
     assert await pool.client.lrange(pool.keys.queue("free"), 0, -1) == [second.encode()]
     _, ended = await pool.audit()
@@ -117,7 +117,7 @@ async def test_who_is_killed_meanwhile_leaves_it_to_the_next(pool: Pool) -> None
     repair = IndexRepair(pool.client, pool.keys)
     await repair._repair(b"\x91\xa4free", 60_000, 60_000)  # And then it dies.
     assert await pool.client.llen(pool.keys.queue("free")) == 0
-    await caretaker_of(pool).look_after()
+    await reaper_of(pool).run_once()
 
     assert await pool.client.lrange(pool.keys.queue("free"), 0, -1) == [first.encode()]
 
@@ -145,7 +145,7 @@ async def test_every_index_is_repaired(pool: Pool, name: str) -> None:
     key = pool.keys.prefix + name
     await pool.client.delete(key)
     await (pool.client.rpush(key, "x") if name == "epoch" else pool.client.set(key, "x"))
-    await caretaker_of(pool).look_after()
+    await reaper_of(pool).run_once()
     await pool.gateway_lives("g1")
     await pool.queue(1)
     await pool.form([("free", 1)])
@@ -159,7 +159,7 @@ async def test_another_epoch_has_gateways_tell_a_lost_outbox_again(pool: Pool) -
     before = (await pool.gateway_lives("g1")).epoch_us
     await pool.client.delete(pool.keys.outbox)
     await pool.client.set(pool.keys.outbox, "x")
-    await caretaker_of(pool).look_after()
+    await reaper_of(pool).run_once()
 
     assert (await pool.gateway_lives("g1")).epoch_us > before
 
@@ -169,7 +169,7 @@ async def test_what_is_well_is_left_alone(pool: Pool) -> None:
     await pool.gateway_lives("g1")
     await pool.queue(3)
     await pool.form([("free", 2)])
-    await caretaker_of(pool).look_after()
+    await reaper_of(pool).run_once()
 
     assert await set_aside(pool) == []
     assert await told(pool) == []

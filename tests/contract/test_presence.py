@@ -6,7 +6,7 @@ import pytest
 from eventually import eventually
 from pool import TIERS, Pool
 from scheduler.protocol.pool_view import GatewayStats, TierStats
-from scheduler.protocol.presence import COUNT_OUTLIVES_S, Presence
+from scheduler.protocol.presence import COUNT_VALID_S, Presence
 from scheduler.redis_client.keys import Keys
 
 
@@ -82,7 +82,7 @@ async def test_an_old_count_is_not_believed_of_an_empty_redis(pool: Pool) -> Non
     await presence.census()
 
     await pool.client.flushall()
-    now_s += COUNT_OUTLIVES_S + 1
+    now_s += COUNT_VALID_S + 1
 
     assert await presence.census() == (0, 0)
 

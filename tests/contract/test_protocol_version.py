@@ -68,7 +68,7 @@ async def test_a_role_of_another_version_does_not_start(pool: Pool) -> None:
     """It says what to do; a gateway that runs takes this Redis for one that is away."""
     await pool.client.set(pool.keys.protocol, "2.0")
 
-    with pytest.raises(StartError, match=r"protocol 2\.0, .* speaks 1\.0: .* delete the key"):
+    with pytest.raises(StartError, match=r"protocol 2\.0, .* uses 1\.0: .* delete the key"):
         await check_server(pool.client)
     with pytest.raises(RedisUnavailable, match=r"protocol 2\.0"):
         await ping(pool.client)
@@ -79,7 +79,7 @@ async def test_a_key_of_another_program_is_named(pool: Pool) -> None:
     await pool.client.delete(pool.keys.protocol)
     await pool.client.lpush(pool.keys.protocol, "x")
 
-    with pytest.raises(StartError, match="a key `protocol` that is not of Tierlane"):
+    with pytest.raises(StartError, match="a key `protocol` that Tierlane did not write"):
         await check_server(pool.client)
 
 

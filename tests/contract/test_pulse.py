@@ -6,8 +6,8 @@ from redis.asyncio import Redis
 from eventually import eventually
 from pool import Pool
 from scheduler.protocol.pool_view import WorkerReport
-from scheduler.protocol.presence import WHOLE_EVERY_S, AsyncHeartbeat
-from scheduler.redis_client.connections import line_of
+from scheduler.protocol.presence import COMPLETE_EVERY_S, AsyncHeartbeat
+from scheduler.redis_client.connections import pipelined
 
 BEAT = WorkerReport("w1", "ready", 0.5, 1, 100.0, 50.0, "simulated", "v1")
 
@@ -81,7 +81,7 @@ async def test_the_row_keeps_its_time_to_live(pool: Pool, wrongs: Wrongs) -> Non
     pulse = AsyncHeartbeat(pool.client, pool.keys, wrongs, lambda: now[0])
     await sent(pulse)
     await pool.client.pexpire(pool.keys.gpu("w1"), 60_000)
-    now[0] += WHOLE_EVERY_S - 0.1
+    now[0] += COMPLETE_EVERY_S - 0.1
     await sent(pulse)
     assert await pool.client.pttl(pool.keys.gpu("w1")) <= 60_000
 
@@ -134,7 +134,7 @@ async def test_without_a_connection_nothing_is_sent(
 ) -> None:
     """One that is lost under way is told; then there is none to send the next one on."""
     assert pulse.send(BEAT)
-    line_of(client).close()
+    pipelined(client).close()
 
     assert (wrongs.count, pulse.pending) == (1, False)
     assert not pulse.send(BEAT)

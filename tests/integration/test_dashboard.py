@@ -151,20 +151,20 @@ async def test_all_readers_are_told_the_same_once_a_second(stack: Stack) -> None
         assert seen["status"] == "degraded"
         for reader in readers:
             reader.answer.close()
-    await eventually(lambda: not len(stack.gateway.snapshots.readers), "readers that left are forgotten")
+    await eventually(lambda: not len(stack.gateway.snapshots.subscribers), "readers that left are forgotten")
 
 
 async def test_there_is_room_for_so_many_readers(stack: Stack) -> None:
     """One more is told to come back later, and comes in when another leaves."""
-    stack.gateway.snapshots.readers._most = 2
+    stack.gateway.snapshots.subscribers._most = 2
     url = f"{stack.url}{BASE}/events"
     async with aiohttp.ClientSession(headers=STREAM | BEARER) as http:
         first, second = await http.get(url), await http.get(url)
-        await eventually(lambda: len(stack.gateway.snapshots.readers) == 2, "two are in")
+        await eventually(lambda: len(stack.gateway.snapshots.subscribers) == 2, "two are in")
         async with http.get(url) as third:
             assert (third.status, (await third.json())["error"]["code"]) == (503, "no_capacity")
         first.close()
-        await eventually(lambda: len(stack.gateway.snapshots.readers) == 1, "one has left")
+        await eventually(lambda: len(stack.gateway.snapshots.subscribers) == 1, "one has left")
         async with http.get(url) as fourth:
             assert fourth.status == 200
         second.close()
@@ -172,7 +172,7 @@ async def test_there_is_room_for_so_many_readers(stack: Stack) -> None:
 
 async def test_a_reader_that_does_not_read_is_dropped_and_holds_up_nobody(stack: Stack) -> None:
     """What it does not read is not kept for it; its connection ends, others hear on."""
-    readers = stack.gateway.snapshots.readers
+    readers = stack.gateway.snapshots.subscribers
     sleeper = socket.socket()
     sleeper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sleeper.connect(("127.0.0.1", stack.gateway.port))
@@ -215,7 +215,7 @@ async def test_a_gateway_that_leaves_ends_its_streams(stack: Stack) -> None:
             await answer.content.read()  # Raises where the last chunk is missing.
 
     assert answer.content.at_eof()
-    assert len(stack.gateway.snapshots.readers) == 0
+    assert len(stack.gateway.snapshots.subscribers) == 0
 
 
 async def test_a_stream_ends_with_its_session(stack: Stack) -> None:

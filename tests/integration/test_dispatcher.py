@@ -10,7 +10,7 @@ import pytest
 
 from eventually import eventually
 from pool import TIERS, Pool, done
-from scheduler.batching.dispatcher import IDLE_LOOK_S, Dispatcher, ServiceWatch, Waker
+from scheduler.batching.dispatcher import MAX_SLEEP_S, Dispatcher, ServiceWatch, Waker
 from scheduler.batching.policy import BatchPolicy, TierPolicy
 from scheduler.batching.reaper import Reaper
 from scheduler.batching.timing import UNKNOWN, Service
@@ -34,7 +34,7 @@ async def running(*loops: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def caretaker_of(pool: Pool) -> Reaper:
+def reaper_of(pool: Pool) -> Reaper:
     return Reaper(pool.terminations, pool.presence, lambda: TIERS, lambda: 0, 100)
 
 
@@ -65,10 +65,10 @@ async def test_a_lone_request_leaves_as_soon_as_it_comes(pool: Pool, dispatcher:
     began = time.monotonic()
 
     await pool.queue(1)
-    batch_id = await eventually(pool.pop, "a batch is ready", timeout_s=IDLE_LOOK_S / 2)
+    batch_id = await eventually(pool.pop, "a batch is ready", timeout_s=MAX_SLEEP_S / 2)
 
     assert batch_id is not None
-    assert time.monotonic() - began < IDLE_LOOK_S / 2  # it was woken: a look by the clock would come later
+    assert time.monotonic() - began < MAX_SLEEP_S / 2  # it was woken: a look by the clock would come later
 
 
 async def test_a_batch_costs_the_dispatcher_one_script(pool: Pool, dispatcher: Dispatcher) -> None:
@@ -150,16 +150,16 @@ async def test_service_times_are_learnt_from_the_workers(pool: Pool) -> None:
     """What healthy workers measured is known after a look; while nobody has measured anything, what was known stands."""
     watch = ServiceWatch(pool.presence, lambda: TIERS)
     await pool.worker_beats("w0")
-    await watch.look()
+    await watch.update()
     assert watch.service == UNKNOWN
 
     heartbeat = WorkerReport(
         "w1", "busy", 0.5, 1, 100.0, 50.0, "simulated", "v1", base_ms=48.0, item_ms=0.25, seen_batch=9.0
     )
     await pool.presence.worker_beat(heartbeat)
-    await watch.look()
+    await watch.update()
     await pool.presence.worker_gone("w1")
-    await watch.look()
+    await watch.update()
 
     assert watch.service == Service(48.0, 0.25, seen_batch=9.0, steady=True)
 
@@ -195,7 +195,7 @@ async def test_the_caretaker_returns_what_a_silent_worker_held(pool: Pool) -> No
     quick = Pool(pool.client, pool.keys, lease_ms=100, gone_ms=100)
     await quick.worker_beats("w1")
     claimed = await quick.running(2)
-    async with running(caretaker_of(quick).run()):
+    async with running(reaper_of(quick).run()):
         await eventually(lambda: ready(quick), "the batch is back in line", timeout_s=3)
         await eventually(lambda: _count_is(quick, b"0"), "the silent worker no longer counts", timeout_s=3)
 
@@ -210,19 +210,19 @@ async def test_the_caretaker_ends_what_waited_too_long(pool: Pool) -> None:
     """With every worker gone nothing waits past its queue age."""
     ids = await pool.overdue(await pool.queue(3))
 
-    await caretaker_of(pool).look_after()
+    await reaper_of(pool).run_once()
 
     assert [r.error_code for r in await pool.results.fetch(ids) if r] == [ErrorCode.QUEUE_TIMEOUT] * 3
 
 
 async def test_the_caretaker_outlives_a_redis_that_does_not_answer(pool: Pool) -> None:
     """A pass that finds Redis silent ends in bounded time, and the next one works."""
-    reaper = caretaker_of(pool)
+    reaper = reaper_of(pool)
     await pool.worker_beats("w1")
     await pool.client.client_pause(1000, all=True)
     began = time.monotonic()
 
-    await reaper.look_after()
+    await reaper.run_once()
 
     assert time.monotonic() - began < 3 * 0.25 + 0.5
     await eventually(lambda: _counted(pool, reaper), "a later pass counts the worker")
@@ -231,7 +231,7 @@ async def test_the_caretaker_outlives_a_redis_that_does_not_answer(pool: Pool) -
 async def _counted(pool: Pool, reaper: Reaper) -> bool:
     with suppress(RedisUnavailable):
         await pool.worker_beats("w1")
-    await reaper.look_after()
+    await reaper.run_once()
     return reaper.healthy == 1
 
 

@@ -199,7 +199,7 @@ async def test_without_redis_the_rows_are_told(database_url: str, db: Connection
     """Base limits, and one sentence on the rest."""
     await customer(db)
 
-    for url, why in ((NO_REDIS, "Redis did not answer: "), ("", "TIERLANE_REDIS_URL is not set")):
+    for url, why in ((NO_REDIS, "Redis did not respond: "), ("", "TIERLANE_REDIS_URL is not set")):
         shown = await command("acme", redis_url=url, database_url=database_url)
 
         assert (shown.exit_code, shown.stderr) == (0, "")

@@ -103,7 +103,7 @@ async def test_what_cannot_be_noted_is_not_answered(
         answers = [await stack.infer(tier_name="enterprise") for _ in range(3)]
         assert {(code, each["error"]["code"]) for code, each, _ in answers} == {(503, "no_capacity")}
         assert {each["error"]["message"] for _, each, _ in answers} == {
-            "This gateway cannot note further requests while its queues are away; try again soon."
+            "This gateway cannot record further requests while Redis is not available; try again soon."
         }
         assert direct_workers[0].batches == []
 
@@ -173,7 +173,7 @@ async def test_what_ran_and_could_not_be_noted_is_noted_later_as_it_was_told(
     """The disk fails between its run and its answer: 503, and that is in the audit once the disk is well."""
     monkeypatch.setattr("gateway.direct.spool_tasks.RETRY_S", 0.1)
 
-    def refuse(notes: object, keep_free: int) -> None:
+    def refuse(entries: object, reserve: int) -> None:
         raise SpoolError("The spool cannot be written: Input/output error.")
 
     async with direct_already(client, redis_url, tmp_path, outage) as (stack, door):
@@ -187,7 +187,9 @@ async def test_what_ran_and_could_not_be_noted_is_noted_later_as_it_was_told(
         assert (status, document["error"]["code"]) == (503, "no_capacity")
         outage.end()
         await back(stack)
-        await eventually(lambda: not stack.gateway.direct._ends._owed and not spool.kept_free, "its end is written")
+        await eventually(
+            lambda: not stack.gateway.direct._completion._unwritten and not spool.reserved, "its end is written"
+        )
         ends = await told_at_last(pool, stack, document["error"]["request_id"])
 
         assert ends == {("failed", "no_capacity", "direct", True)}
@@ -222,7 +224,7 @@ async def test_a_client_that_leaves_is_noted_as_cancelled(
         await eventually(lambda: len(door.batches) == 2, "the worker has it")
         request_id = door.batches[1][0]
         asking.cancel()
-        await eventually(lambda: len(stack.gateway.direct._ends) == 0, "it is noted")
+        await eventually(lambda: len(stack.gateway.direct._completion) == 0, "it is noted")
         outage.end()
         ends = await told_at_last(pool, stack, request_id)
 
@@ -300,7 +302,7 @@ async def test_a_gateway_that_drains_meanwhile_serves_and_notes_what_it_holds(
             served = asyncio.create_task(stack.infer(tier_name="enterprise"))
             await eventually(lambda: len(direct_workers[0].batches) == 2, "the worker has one")
             left = asyncio.create_task(stack.infer(tier_name="free"))
-            await eventually(lambda: len(stack.gateway.direct._ends) == 2, "the other waits")
+            await eventually(lambda: len(stack.gateway.direct._completion) == 2, "the other waits")
             direct_workers[0].behaviour = "silent"
             await stack.gateway.drain()
             (status, first, _), (code, second, _) = await served, await left

@@ -225,7 +225,7 @@ async def test_limits_hold_in_direct_mode(client: Redis, redis_url: str, outage:
             0 < int(headers["retry-after-ms"]) < 1600
         )  # One of the 15 that are missing comes in 19/15 s, with jitter.
         assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("20", "0")
-        assert len(stack.gateway.direct._ends) == 0
+        assert len(stack.gateway.direct._completion) == 0
 
 
 async def test_health_says_who_serves_and_since_when(

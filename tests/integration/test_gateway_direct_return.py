@@ -32,7 +32,7 @@ async def test_a_redis_that_comes_and_goes_does_not_change_the_way(
             assert stack.gateway.direct.active
         outage.end()
         await back(stack)
-        assert not stack.gateway.direct._lines.breakers()  # Nobody is called any more.
+        assert not stack.gateway.direct._connections.breakers()  # Nobody is called any more.
 
 
 async def test_a_key_needs_redis_and_gets_it_as_soon_as_it_answers(

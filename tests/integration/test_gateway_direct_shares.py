@@ -67,7 +67,7 @@ async def test_concurrency_is_free_again_when_requests_end(
         await begun(stack, outage)
         direct_workers[0].seconds = 0.4
         running = [asyncio.create_task(stack.infer()) for _ in range(2)]
-        await eventually(lambda: len(stack.gateway.direct._ends) == 2, "two are under way")
+        await eventually(lambda: len(stack.gateway.direct._completion) == 2, "two are under way")
         status, document, headers = await stack.infer()
 
         assert (status, document["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -85,7 +85,7 @@ async def test_clients_that_leave_do_not_use_up_their_concurrency(
     async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
         stack.catalog.set(key={"max_concurrency": 10})
         await begun(stack, outage)
-        ends, direct_workers[0].seconds = stack.gateway.direct._ends, 0.1
+        ends, direct_workers[0].seconds = stack.gateway.direct._completion, 0.1
         threads = threading.active_count()
         for _ in range(6):
             asking = [asyncio.create_task(stack.infer()) for _ in range(10)]

@@ -55,7 +55,7 @@ async def test_the_size_of_the_pool_is_advised(stack: Stack) -> None:
     document = await eventually(counted, "two workers", 3.0)
     assert document is not None
     assert document["recommended_workers"] == 2
-    assert document["reason"].startswith("nothing asks for a change: ")
+    assert document["reason"].startswith("no change needed: ")
     assert set(document["inputs"]["backlog"]) == {"enterprise", "paid", "free"}
     assert document["pools"].keys() == {"default"}
 

@@ -24,7 +24,7 @@ async def test_it_ends_what_it_runs_and_claims_nothing_more(
     first = await batch(pool, "abc")
     await eventually(lambda: running(pool, first[0]), "the first batch runs")
 
-    await cordons.tell(["w1"])
+    await cordons.write(["w1"])
     view = await worker.reaches("cordoned", timeout_s=1.0)  # Asked for.
     assert (view.in_flight, view.healthy, await pool.presence.census()) == (1, False, (0, 1))
 
@@ -34,7 +34,7 @@ async def test_it_ends_what_it_runs_and_claims_nothing_more(
     await eventually(lambda: _idle(pool), "a heartbeat without work")
     assert (await pool.attempts(second[0]), await pool.client.llen(pool.keys.batch_queue)) == (0, 1)
 
-    await cordons.tell([])
+    await cordons.write([])
     assert [reply.output for reply in await replies(pool, second)] == ["fed"]
     await worker.reaches("ready")
 
@@ -46,7 +46,7 @@ async def _idle(pool: Pool) -> bool:
 
 async def test_a_restart_does_not_lift_it(pool: Pool, cordons: Cordons, start_worker: StartWorker) -> None:
     """A worker of the same id is never ready in between, nor does it claim what stands ready; nor when Redis forgets."""
-    await cordons.tell(["w1"])
+    await cordons.write(["w1"])
     waiting = await batch(pool, "abc")
     worker = await start_worker()
     await worker.reaches("cordoned")
@@ -59,7 +59,7 @@ async def test_a_restart_does_not_lift_it(pool: Pool, cordons: Cordons, start_wo
     await pool.client.flushall()  # Now nobody has told Redis: what the worker knows holds.
     await pool.gateway_lives("g1")
     await again.reaches("cordoned")
-    await cordons.tell(["w1"])
+    await cordons.write(["w1"])
     await again.reaches("cordoned")
-    await cordons.tell([])
+    await cordons.write([])
     await again.reaches("ready")

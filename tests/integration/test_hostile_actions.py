@@ -79,7 +79,7 @@ async def test_what_postgresql_cannot_keep_is_named(stack: Stack, path: str, tex
 
 async def test_what_postgresql_refuses_all_the_same_is_no_outage(stack: Stack) -> None:
     """Its idea of a control character may be wider than ours: the request is at fault, and not PostgreSQL."""
-    connect = stack.gateway.actions.letters._transaction
+    connect = stack.gateway.actions.dead_letters._transaction
     with pytest.raises(RequestError) as refused:
         async with connect.acting("test") as connection:
             await connection.execute("INSERT INTO cordons (worker, reason) VALUES ('w', repeat('x', 501))")

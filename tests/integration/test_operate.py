@@ -115,7 +115,7 @@ async def test_what_cannot_be_is_one_sentence(operator: Operator, database_url: 
     assert "--pool: must be" in await operator.fault(2, "gpu", "list", "--pool", "{x}")
     assert "worker must have 1 to 200 characters" in await operator.fault(2, "gpu", "cordon", "", "--yes")
     away = Operator(database_url, "unix:///nonexistent")
-    assert (await away.fault(1, "gpu", "list")).startswith("Redis did not answer")
+    assert (await away.fault(1, "gpu", "list")).startswith("Redis did not respond")
     assert (await Admin(database_url).fault(1, "queue", "list")).startswith("TIERLANE_REDIS_URL is not set")
 
 

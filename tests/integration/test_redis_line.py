@@ -15,7 +15,7 @@ from eventually import eventually
 from pool import Pool
 from regressions.bad_line import BadLine, bad_line
 from scheduler.errors import RedisUnavailable
-from scheduler.redis_client.connections import blocking_client, blocking_read, command_client, line_of
+from scheduler.redis_client.connections import blocking_client, blocking_read, command_client, pipelined
 from scheduler.redis_client.pipeline import PipelinedClient
 from tierlane.embedded.redis import EmbeddedRedis
 
@@ -32,7 +32,7 @@ async def bad(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[BadL
 async def line(bad: BadLine) -> AsyncIterator[PipelinedClient]:
     """The line of a client that goes that way."""
     client = command_client(bad.url)
-    yield line_of(client)
+    yield pipelined(client)
     await client.aclose()
 
 
@@ -162,7 +162,7 @@ async def test_the_first_call_after_a_server_is_back_connects(tmp_path_factory: 
     home = tmp_path_factory.mktemp("late")
     server = EmbeddedRedis(home, home / "socket", ephemeral=True)
     client = command_client(server.url)
-    line = line_of(client)
+    line = pipelined(client)
     for _ in range(10):
         with pytest.raises((RedisConnectionError, TimeoutError)):
             await echo(line, "x", 0.25)

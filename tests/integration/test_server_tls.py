@@ -21,7 +21,7 @@ from scheduler.redis_client.connections import (
     blocking_read,
     bounded,
     command_client,
-    line_of,
+    pipelined,
     subscriber_client,
 )
 from scheduler.redis_client.keys import Keys
@@ -110,7 +110,7 @@ async def test_all_connections_of_a_process_share_one_ssl_context(
                 with suppress(RedisUnavailable):
                     async with bounded(2.0):
                         await each.ping()
-                line_of(each).close()
+                pipelined(each).close()
         for each in clients:
             await each.aclose()
     assert contexts == 1
@@ -127,7 +127,7 @@ async def test_a_renewed_certificate_is_shown_by_the_next_connection(redis_url: 
 
         made.client.cert.write_bytes(other.cert.read_bytes())
         made.client.key.write_bytes(other.key.read_bytes())
-        line_of(client).close()
+        pipelined(client).close()
         with pytest.raises(RedisUnavailable):
             await Presence(client, Keys()).census()
 

@@ -106,7 +106,7 @@ async def test_bug_42_a_spool_that_is_full_says_so(pool: Pool, tmp_path: Path) -
     away = True
     with ThreadPoolExecutor(1) as thread:
         adoption = Adoption(pool.client, pool.keys)
-        merge = SpoolMerge(spool, thread, adoption, may=lambda: not away, remember=lambda pairs: None)
+        merge = SpoolMerge(spool, thread, adoption, redis_available=lambda: not away, remember=lambda pairs: None)
         task = asyncio.create_task(merge.run())
         away = False
         await eventually(lambda: merge.merged == 50, "it is merged")

@@ -27,7 +27,7 @@ from scheduler.redis_client.connections import (
     bounded,
     check_server,
     command_client,
-    line_of,
+    pipelined,
     subscriber_client,
 )
 from scheduler.redis_client.keys import Keys
@@ -108,7 +108,7 @@ async def test_bug_07_client_library_sends_lpush_again(pool: Pool, line: BadLine
 async def test_bug_07_an_admission_that_is_sent_again_is_one(pool: Pool, line: BadLine) -> None:
     """Where a call must be repeated it is idempotent: the admission whose reply was lost ran, and its repeat does nothing."""
     client = command_client(line.url)
-    await line_of(client).call((b"PING",), 1.0)
+    await pipelined(client).call((b"PING",), 1.0)
     admissions, asked = Admissions(client, KEYS, "g1"), [pool.submission()]
     line.drop_replies = True
     with pytest.raises(RedisUnavailable):
@@ -184,7 +184,7 @@ async def test_bug_30_a_cancelled_call_poisons_its_connection(pool: Pool, line: 
     client = command_client(line.url)
     line.delay_s = 0.01
     for i in range(12):
-        for get in (client.get, lambda key: line_of(client).call((b"GET", key), 1.0)):
+        for get in (client.get, lambda key: pipelined(client).call((b"GET", key), 1.0)):
             mine = asyncio.ensure_future(get("mine"))
             await asyncio.wait([mine], timeout=i * 0.0015)
             mine.cancel()

@@ -20,7 +20,7 @@ def sample(
 
 def shown(policy: Autoscaler, seen: Sample, seconds: int, start: int = 0) -> list[Advice]:
     """The same look once a second, from `start` to `start + seconds`, both included."""
-    return [policy.look(seen, float(now)) for now in range(start, start + seconds + 1)]
+    return [policy.update(seen, float(now)) for now in range(start, start + seconds + 1)]
 
 
 def steps(advices: list[Advice]) -> list[ScaleStep]:
@@ -54,13 +54,18 @@ def test_without_a_rate_nothing_is_needed() -> None:
 @pytest.mark.parametrize(
     ("seen", "after_s", "step", "words"),
     [
-        (sample(waiting=500, demand=0.0, healthy=10), 30, 3, "500 waiting, 500 or more for 30 s: 3 more"),
-        (sample(waiting=100, demand=0.0), 60, 1, "100 waiting, 100 or more for 60 s: 1 more"),
+        (sample(waiting=500, demand=0.0, healthy=10), 30, 3, "500 queued, 500 or more for 30 s: 3 more"),
+        (sample(waiting=100, demand=0.0), 60, 1, "100 queued, 100 or more for 60 s: 1 more"),
         (sample(used=0.86), 300, 1, "86% used, over 85% for 300 s: 1 more"),
-        (sample(demand=500.0), 10, 3, "a demand of 500/s takes 7 at 80/s a worker: 7 or more for 10 s"),
-        (sample(waiting=300), 10, 2, "300 waiting, to be gone in 0.5 s at 100/s a worker, take 6: 6 or more for 10 s"),
-        (sample(used=0.39, demand=100.0), 900, -1, "39% used, under 40% for 900 s: 1 less"),
-        (sample(used=0.39, demand=100.0, healthy=12), 900, -2, "39% used, under 40% for 900 s: 2 less"),
+        (sample(demand=500.0), 10, 3, "a demand of 500/s requires 7 at 80/s per worker: 7 or more for 10 s"),
+        (
+            sample(waiting=300),
+            10,
+            2,
+            "300 queued, to be finished in 0.5 s at 100/s per worker, require 6: 6 or more for 10 s",
+        ),
+        (sample(used=0.39, demand=100.0), 900, -1, "39% used, under 40% for 900 s: 1 fewer"),
+        (sample(used=0.39, demand=100.0, healthy=12), 900, -2, "39% used, under 40% for 900 s: 2 fewer"),
     ],
 )
 def test_what_lasts_is_a_step(seen: Sample, after_s: int, step: int, words: str) -> None:
@@ -95,7 +100,7 @@ def test_a_break_starts_the_time_anew(seen: Sample, after_s: int) -> None:
     """One calm second in between, and nothing has lasted."""
     policy = Autoscaler(RULES)
     shown(policy, seen, after_s - 1)
-    policy.look(sample(), float(after_s))
+    policy.update(sample(), float(after_s))
 
     again = shown(policy, seen, after_s, after_s + 1)
 
@@ -152,7 +157,7 @@ def test_a_calm_fleet_shrinks_step_by_step_to_the_least() -> None:
     policy, healthy, now = Autoscaler(ScaleRules(least=2, most=20)), 15, 0
     seen = []
     while now <= 2000:
-        advice = policy.look(sample(healthy, used=0.1, demand=20.0), float(now))
+        advice = policy.update(sample(healthy, used=0.1, demand=20.0), float(now))
         seen.append(advice)
         healthy, now = advice.recommended, now + 1
 
@@ -165,11 +170,11 @@ def test_the_bounds_hold() -> None:
     """Whatever is needed; and the reason says so."""
     policy = Autoscaler(ScaleRules(least=3, most=6))
 
-    assert policy.look(sample(1), 0.0).recommended == 3
+    assert policy.update(sample(1), 0.0).recommended == 3
     advice = shown(policy, sample(demand=5000.0), 10, 1)[-1]
 
     assert advice.recommended == 6
-    assert advice.reason.endswith("; held at the most, 6")
+    assert advice.reason.endswith("; limited to the maximum, 6")
 
 
 def test_a_worker_that_died_is_to_be_replaced() -> None:
@@ -180,7 +185,7 @@ def test_a_worker_that_died_is_to_be_replaced() -> None:
     advice = shown(policy, sample(3, known=4), 100, 21)[-1]
 
     assert (advice.healthy, advice.recommended) == (3, 4)
-    assert advice.reason == "1 of 4 workers are not healthy, and are to be replaced"
+    assert advice.reason == "1 of 4 workers are not healthy and are being replaced"
 
 
 def test_what_others_take_away_or_add_is_followed() -> None:
@@ -200,7 +205,7 @@ def test_a_redis_that_came_back_empty_takes_no_worker_away() -> None:
     policy = Autoscaler(RULES)
     shown(policy, sample(8), 20)
 
-    back = [policy.look(sample(n, used=0.0), 21.0 + n) for n in (0, 0, 3, 5, 8)]
+    back = [policy.update(sample(n, used=0.0), 21.0 + n) for n in (0, 0, 3, 5, 8)]
 
     assert {advice.recommended for advice in back} == {8}
 
@@ -230,7 +235,7 @@ def simulated(curve: list[float], rules: ScaleRules, start_s: int = 5) -> tuple[
         waiting += demand - served
         worst = max(worst, waiting)
         seen = Sample(workers, workers, {"free": int(waiting)}, demand, 100.0, 0.8, served / capacity)
-        advices.append(policy.look(seen, float(now)))
+        advices.append(policy.update(seen, float(now)))
         missing = advices[-1].recommended - workers - len(coming)
         coming += [now + start_s] * max(0, missing)
         workers += min(0, missing)

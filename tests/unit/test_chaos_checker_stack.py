@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from chaos_story import Story
+from chaos_story import RequestTimeline
 from scheduler.errors import http_status
 from tierlane.chaos.checker.evidence import FileCount
 
 
 def test_late_execution() -> None:
     """A run that begins after its deadline, and one in the last millisecond before it."""
-    story = Story()
+    story = RequestTimeline()
     story.whole(1, 1.0)
     story.ran(1, 5.04)
     assert story.broken() == {}
@@ -21,7 +21,7 @@ def test_late_execution() -> None:
 
 def test_late_execution_counts_from_the_last_try() -> None:
     """A client that tries again wants the answer for another 4 s."""
-    story = Story()
+    story = RequestTimeline()
     story.sent(1, 1.0, key="k")
     story.fault("kill-gateway", "gateway-1", 1.2)
     story.silent(1, 1.2, "reset")
@@ -35,7 +35,7 @@ def test_late_execution_counts_from_the_last_try() -> None:
 
 def test_late_answers() -> None:
     """4.1 s and no more."""
-    story = Story()
+    story = RequestTimeline()
     story.sent(1, 1.0)
     story.answered(1, 5.09, 504, "deadline_exceeded")
     assert story.broken() == {}
@@ -46,7 +46,7 @@ def test_late_answers() -> None:
 
 def test_attempts() -> None:
     """Three runs are the budget of one request."""
-    story = Story()
+    story = RequestTimeline()
     story.sent(1, 1.0)
     story.answered(1, 1.1)
     story.row(1, attempts=3)
@@ -57,7 +57,7 @@ def test_attempts() -> None:
 
 def test_retries() -> None:
     """The global budget: 100 to begin with, 10 a second, a fifth of what was accepted."""
-    story = Story()
+    story = RequestTimeline()
     for number in range(1, 90):
         story.sent(number, 1.0)
         story.answered(number, 1.1)
@@ -71,21 +71,21 @@ def test_retries() -> None:
 @pytest.mark.parametrize("key", ["batch_queue", "leases", "outbox", "inflight:free:b", "queue:free", "outbox:a"])
 def test_conservation(key: str) -> None:
     """Nothing waits, runs or is unwritten when all is quiet."""
-    story = Story()
+    story = RequestTimeline()
     story.left(lengths={key: 1})
     assert story.broken() == {"conservation": 1}
 
 
 def test_leaked_keys() -> None:
     """A key that would stay for ever."""
-    story = Story()
+    story = RequestTimeline()
     story.left(leaked_keys=("request:x",))
     assert story.broken() == {"leaked keys": 1}
 
 
 def test_leaked_files() -> None:
     """A process that keeps its connections; a few more than before are not that."""
-    story = Story()
+    story = RequestTimeline()
     story.evidence = replace(story.evidence, files=(FileCount("gateway-1 (5)", 20, 30),))
     assert story.broken() == {}
     story.evidence = replace(story.evidence, files=(FileCount("gateway-1 (5)", 20, 60),))
@@ -94,14 +94,14 @@ def test_leaked_files() -> None:
 
 def test_evidence_that_could_not_be_read() -> None:
     """Without the audit nothing is proved, so nothing holds."""
-    story = Story()
+    story = RequestTimeline()
     story.evidence = replace(story.evidence, errors=("The audit cannot be read: no.",))
     assert story.broken() == {"evidence": 1}
 
 
 def test_fencing() -> None:
     """A worker that lost its batch ends it while the new owner has hardly begun."""
-    story = Story()
+    story = RequestTimeline()
     for number, (process, worker) in enumerate((("m1", "worker-1"), ("m1", "worker-1"), ("m2", "worker-2")), 10):
         story.sent(number, 1.0)
         story.ran(number, 1.1, process)
@@ -125,7 +125,7 @@ def test_fencing() -> None:
 @pytest.mark.parametrize(("ended_ms", "holds"), [(1385.0, True), (1250.0, False)])
 def test_fencing_of_a_slow_batch(ended_ms: float, *, holds: bool) -> None:
     """A run of 300 ms is not over after 150, so nobody but its owner can have ended it then."""
-    story = Story()
+    story = RequestTimeline()
     story.sent(1, 1.0)
     story.ran(1, 1.1, takes_s=0.3)
     story.answered(1, 1.4)
@@ -136,7 +136,7 @@ def test_fencing_of_a_slow_batch(ended_ms: float, *, holds: bool) -> None:
 @pytest.mark.parametrize("code", ["deadline_exceeded", "worker_lost", "gpu_timeout"])
 def test_needless_failures(code: str) -> None:
     """A worker is killed, and what it ran is not run again although there was time."""
-    story = Story()
+    story = RequestTimeline()
     story.fault("kill-worker", "worker-1", 10.0, 10.0)
     story.sent(1, 9.9)
     story.answered(1, 13.9, http_status(code), code)

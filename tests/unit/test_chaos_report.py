@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from chaos_story import Story, nonce_of
+from chaos_story import RequestTimeline, nonce_of
 from tierlane.chaos.history import FaultEvent, Recovery, RunInfo, What
 from tierlane.chaos.report import document, show
 
@@ -25,8 +25,8 @@ INFO = RunInfo(
 )
 
 
-def broken_story() -> Story:
-    story = Story()
+def broken_story() -> RequestTimeline:
+    story = RequestTimeline()
     story.sent(1, 1.0)
     story.answered(1, 1.1, owner="f" * 16)
     story.row(1)
@@ -37,7 +37,7 @@ def broken_story() -> Story:
     return story
 
 
-def shown(story: Story, colour: bool = False) -> str:
+def shown(story: RequestTimeline, colour: bool = False) -> str:
     console = Console(
         file=io.StringIO(), width=150, force_terminal=colour, _environ={} if colour else {"NO_COLOR": "1"}
     )
@@ -48,7 +48,7 @@ def shown(story: Story, colour: bool = False) -> str:
 
 def test_a_run_that_passed() -> None:
     """Every invariant with its verdict; no schedule and no stories, which nobody needs."""
-    text = shown(Story())
+    text = shown(RequestTimeline())
     for name in ("lost", "unanswered", "duplicated", "crosstalk", "mismatch", "late execution", "recovery"):
         assert name in text
     assert "BROKEN" not in text
@@ -101,7 +101,7 @@ def test_the_document() -> None:
 
 def test_at_most_five_examples() -> None:
     """A thousand breaches of one kind need no thousand stories."""
-    story = Story()
+    story = RequestTimeline()
     for number in range(1, 9):
         story.sent(number, 1.0)
         story.silent(number, 7.0, "timeout")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from chaos_story import Story
+from chaos_story import RequestTimeline
 from tierlane.chaos.command import MAX_SEEDS, read_options, seed_range
 from tierlane.chaos.history import FaultEvent, Recovery, RunInfo, What
 from tierlane.chaos.report import document
@@ -30,7 +30,7 @@ INFO = RunInfo(
 
 def summary(*, broken: bool = False) -> Summary:
     """A run in which one told timeout was excused, and, where it is `broken`, an answer was somebody else's."""
-    story = Story()
+    story = RequestTimeline()
     story.fault("stop-redis", "redis", 3.0, 4.0)
     story.sent(2, 2.0)
     story.answered(2, 3.5, 504, "deadline_exceeded")
@@ -79,7 +79,7 @@ def test_a_summary_of_a_run_that_failed() -> None:
 
 def test_an_interrupted_run_has_not_passed() -> None:
     """What was done held, but it was not what was asked for."""
-    story = Story()
+    story = RequestTimeline()
     info = replace(INFO, interrupted=True)
     row = summary_of(document(info, story.events, story.evidence, story.judged()))
     assert (row.passed, row.error, row.breaches) == (False, "interrupted", {})

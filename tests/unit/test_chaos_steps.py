@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos_story import Story
+from chaos_story import RequestTimeline
 from tierlane.chaos.faults.server_clock import BACKWARD, FORWARD, ClockStep, SteppedClock, read_step, told_step
 
 STAMP_S = 0.25
@@ -38,7 +38,7 @@ def test_steps_are_counted_by_direction() -> None:
     assert (clock.forward(10.5, 13.0), clock.backward(10.5, 13.0)) == (0.0, 2.0)
 
 
-def failed(story: Story, sent: float, ended: float, code: str = "deadline_exceeded") -> None:
+def failed(story: RequestTimeline, sent: float, ended: float, code: str = "deadline_exceeded") -> None:
     """A request that was accepted and ended with this code."""
     story.sent(1, sent)
     story.answered(1, ended, 504 if code == "deadline_exceeded" else 503, code)
@@ -57,7 +57,7 @@ def failed(story: Story, sent: float, ended: float, code: str = "deadline_exceed
 )
 def test_a_step_forwards_ends_what_has_less_time_left(step: float, sent: float, ended: float, *, holds: bool) -> None:
     """By as much as it went; the client is told of it, and so says the row."""
-    story = Story()
+    story = RequestTimeline()
     story.fault(FORWARD, "redis", 10.0, 40.0, details=told_step(step))
     failed(story, sent, ended)
     assert story.broken().keys() <= {"late answers", "needless failures"}
@@ -66,7 +66,7 @@ def test_a_step_forwards_ends_what_has_less_time_left(step: float, sent: float, 
 
 def test_a_step_makes_nobody_too_late_to_enter() -> None:
     """A request that has just come is not refused as overdue, whatever the clock says."""
-    story = Story()
+    story = RequestTimeline()
     story.fault(FORWARD, "redis", 10.0, 15.0, details=told_step(5.0))
     story.sent(1, 10.1)
     story.answered(1, 10.15, 504, "deadline_exceeded")
@@ -75,7 +75,7 @@ def test_a_step_makes_nobody_too_late_to_enter() -> None:
 
 def test_the_way_back_of_a_step_backwards_is_one_forwards() -> None:
     """What was sent meanwhile is ended by it."""
-    story = Story()
+    story = RequestTimeline()
     story.fault(BACKWARD, "redis", 10.0, 15.0, details=told_step(-3.0))
     failed(story, 14.0, 15.1)
     assert story.broken() == {}
@@ -86,7 +86,7 @@ def test_the_way_back_of_a_step_backwards_is_one_forwards() -> None:
 @pytest.mark.parametrize("name", [FORWARD, BACKWARD])
 def test_a_step_loses_nobody(name: str, code: str) -> None:
     """Neither leases nor the heartbeats of those who live may seem to have run out."""
-    story = Story()
+    story = RequestTimeline()
     story.fault(name, "redis", 10.0, 15.0, details=told_step(5.0 if name == FORWARD else -5.0))
     failed(story, 9.9, 11.0, code)
     assert story.broken()["needless failures"] == 1
@@ -95,7 +95,7 @@ def test_a_step_loses_nobody(name: str, code: str) -> None:
 @pytest.mark.parametrize(("ended", "holds"), [(12.2, True), (12.1, False)])
 def test_an_end_is_timed_by_a_clock_that_was_set_back(ended: float, *, holds: bool) -> None:
     """The row says when it ended by the clock of Redis, 5 s behind; a run from 12.1 to 12.15 was not over before."""
-    story = Story()
+    story = RequestTimeline()
     story.fault(BACKWARD, "redis", 10.0, 20.0, details=told_step(-5.0))
     story.sent(1, 12.0)
     story.ran(1, 12.1)
@@ -107,7 +107,7 @@ def test_an_end_is_timed_by_a_clock_that_was_set_back(ended: float, *, holds: bo
 @pytest.mark.parametrize(("killed", "holds"), [(True, True), (False, False)])
 def test_a_run_is_late_after_a_step_backwards_only_without_its_gateway(*, killed: bool, holds: bool) -> None:
     """A gateway ends what is overdue by its own clock; for a dead one only that of Redis does."""
-    story = Story()
+    story = RequestTimeline()
     story.fault(BACKWARD, "redis", 10.0, 20.0, details=told_step(-3.0))
     if killed:
         story.fault("kill-gateway", "gateway-1", 10.5, 10.5)

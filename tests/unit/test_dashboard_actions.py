@@ -4,9 +4,9 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.operations.action_requests import CordonBody
-from gateway.operations.actions import check_left
+from gateway.operations.actions import check_healthy_left
 from gateway.operations.session import check_same_site
-from gateway.operations.state import parts_of
+from gateway.operations.state import capacity_by_worker
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.pool_view import Observation, WorkerView
 
@@ -93,10 +93,10 @@ def test_what_a_pool_is_left_with(name: str, healthy_left: int, code: ErrorCode 
     """Its other healthy workers count, those of other pools do not; more than was confirmed is no harm."""
     body = CordonBody(name, healthy_left)
     if code is None:
-        check_left(body, POOLS)
+        check_healthy_left(body, POOLS)
         return
     with pytest.raises(RequestError) as refused:
-        check_left(body, POOLS)
+        check_healthy_left(body, POOLS)
     assert refused.value.code is code
 
 
@@ -114,4 +114,4 @@ def test_what_a_pool_is_left_with(name: str, healthy_left: int, code: ErrorCode 
 )
 def test_what_each_worker_adds_to_a_capacity_of_90(workers: list[WorkerView], expected: dict[str, float]) -> None:
     """Its measured part, the mean where it is not measured, nothing where it is not healthy; together all of it."""
-    assert parts_of(90.0, workers) == expected
+    assert capacity_by_worker(90.0, workers) == expected

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.limits.demand import KEPT, MOST_COUNTED, SPAN_S, TOP_CUSTOMERS, TopCustomers
 from gateway.metrics.counters import Counters
-from gateway.operations.state import SHOWN, batch_fill, busiest
+from gateway.operations.state import MAX_CUSTOMERS, batch_fill, top_customers
 from scheduler.protocol.pool_view import CustomerRate, GatewayStats
 from scheduler.protocol.replies import Reply
 
@@ -33,13 +33,13 @@ def test_customers_are_added_up_over_gateways_and_few_are_shown() -> None:
     first = [CustomerRate("acme", "paid", 4.0), CustomerRate("zeta", "free", 9.0)]
     second = [CustomerRate("acme", "paid", 7.0), CustomerRate("acme", "free", 1.0)]
 
-    assert busiest([stats("g1", 0.0, 0.0, *first), stats("g2", 0.0, 0.0, *second)]) == [
+    assert top_customers([stats("g1", 0.0, 0.0, *first), stats("g2", 0.0, 0.0, *second)]) == [
         ("acme", "paid", 11.0),
         ("zeta", "free", 9.0),
         ("acme", "free", 1.0),
     ]
     many = [CustomerRate(f"c{n}", "free", float(n)) for n in range(9)]
-    assert len(busiest([stats("g1", 0.0, 0.0, *many)])) == SHOWN
+    assert len(top_customers([stats("g1", 0.0, 0.0, *many)])) == MAX_CUSTOMERS
 
 
 def test_a_steady_customer_comes_to_its_rate_and_leaves_the_list_when_it_is_gone() -> None:

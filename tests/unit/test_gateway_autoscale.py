@@ -65,7 +65,7 @@ class Gateway:
             self.now += 1.0
             self.heartbeat.observation = seen
             self.limits.observe(seen, SNAPSHOT, self.now)
-            self.advice.look()
+            self.advice.update()
 
 
 def test_before_the_first_look_it_advises_the_least() -> None:
@@ -77,7 +77,7 @@ def test_before_the_first_look_it_advises_the_least() -> None:
         "recommended_workers": 2,
         "min_workers": 2,
         "max_workers": 8,
-        "reason": "nothing was seen yet",
+        "reason": "no observation yet",
         "last_step": None,
         "inputs": None,
     }
@@ -126,7 +126,7 @@ def test_a_need_that_lasts_is_advised_with_its_reason() -> None:
     document = gateway.advice.document()
 
     assert (document["current_workers"], document["recommended_workers"]) == (1, 3)
-    assert document["reason"] == "a demand of 200/s takes 3 at 80/s a worker: 3 or more for 3 s"
+    assert document["reason"] == "a demand of 200/s requires 3 at 80/s per worker: 3 or more for 3 s"
     assert document["last_step"] == {
         "direction": "up",
         "before": 1,
@@ -146,7 +146,7 @@ def test_a_look_that_is_too_old_is_not_put_to_the_policy() -> None:
 
     document = gateway.advice.document()
     assert (document["current_workers"], document["recommended_workers"]) == (1, 1)
-    assert document["reason"] == "the pool cannot be seen: the last advice stands"
+    assert document["reason"] == "the pool cannot be observed: the last advice is kept"
 
 
 def test_the_document_has_the_first_pool_at_its_top() -> None:

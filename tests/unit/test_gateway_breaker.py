@@ -71,14 +71,14 @@ def test_half_a_second_of_trying_without_a_success_opens_it(
     if answered_at is not None:
         breaker.succeeded()
 
-    assert breaker.look(looked_at) is state
+    assert breaker.update(looked_at) is state
 
 
 def test_a_worker_s_breaker_counts_failures_only() -> None:
     """A model may take seconds, so silence says nothing there."""
     breaker = Breaker(max_failures=1, silence_s=None)
     breaker.begun(0.0)
-    assert breaker.look(60.0) is BreakerState.CLOSED
+    assert breaker.update(60.0) is BreakerState.CLOSED
     breaker.failed(60.0)
     assert breaker.state is BreakerState.OPEN
 
@@ -113,7 +113,7 @@ def test_a_probe_that_nobody_reports_on_is_a_failure() -> None:
     breaker = opened()
     assert breaker.may_probe(0.1)
 
-    assert breaker.look(0.1 + PROBE_TIMEOUT_S) is BreakerState.OPEN
+    assert breaker.update(0.1 + PROBE_TIMEOUT_S) is BreakerState.OPEN
     assert breaker.may_probe(0.1 + PROBE_TIMEOUT_S + PROBE_AFTER_S[0])
 
 

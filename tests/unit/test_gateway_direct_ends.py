@@ -11,10 +11,10 @@ from eventually import eventually
 from gateway.direct.completion import DirectCompletion
 from gateway.direct.queue import DirectEntry
 from gateway.direct.spool import to_line
-from gateway.direct.spool_tasks import PAIR_ROOM, DirectAudit
+from gateway.direct.spool_tasks import PAIR_BYTES, DirectAudit
 from gateway.inference.deadlines import Cancellations
 from gateway.inference.pending import PendingRequests
-from gateway.inference.recovery import Note, audit_pair
+from gateway.inference.recovery import SpoolEntry, audit_pair
 from scheduler.errors import ErrorCode
 from scheduler.protocol.admission import Verdict
 from scheduler.protocol.batches import Outcome
@@ -27,7 +27,7 @@ from scheduler.tasks import end_all
 class Nobody:
     """A Redis that is away."""
 
-    async def adopt(self, pairs: Sequence[Note]) -> None:
+    async def adopt(self, pairs: Sequence[SpoolEntry]) -> None:
         raise NotImplementedError
 
     async def cancel(self, requests: Sequence[tuple[str, ErrorCode]]) -> list[Reply | None]:
@@ -38,26 +38,28 @@ class Desk:
     """Ends over a real spool that is never merged."""
 
     def __init__(self, directory: Path) -> None:
-        self.audit = DirectAudit(directory, "g1", 1 << 20, Nobody(), may_merge=lambda: False, remember=lambda _: None)
-        self.audit.begin()
+        self.audit = DirectAudit(
+            directory, "g1", 1 << 20, Nobody(), redis_available=lambda: False, remember=lambda _: None
+        )
+        self.audit.open()
         self.cancellations = Cancellations(Nobody())
         self.ends = DirectCompletion("g1", self.audit, self.cancellations, lambda: 1.0)
 
     def enter(self) -> DirectEntry:
         entry = DirectEntry(waiting(new_request_id()), 1, 0.0)
-        self.ends.take(entry)
+        self.ends.add(entry)
         return entry
 
     async def begun(self) -> DirectEntry:
         """One that was sent to a worker, and came back unserved."""
         entry = self.enter()
-        assert await self.ends.begin([entry]) == [entry]
+        assert await self.ends.record_accepted([entry]) == [entry]
         return entry
 
-    async def notes(self) -> list[Note]:
+    async def notes(self) -> list[SpoolEntry]:
         """All that is on the disk, when nothing is on its way there any more."""
         await eventually(lambda: not len(self.ends), "all is noted")
-        self.audit.spool.cut()
+        self.audit.spool.rotate()
         return [note for path in self.audit.spool.to_merge() for note in self.audit.spool.read(path, 0, 1000).notes]
 
     async def ended(self) -> list[tuple[str, str, bool]]:
@@ -76,7 +78,7 @@ async def transaction(tmp_path: Path) -> AsyncIterator[Desk]:
 async def test_shed_before_it_was_sent_it_leaves_no_trace(transaction: Desk) -> None:
     """Refused as if it had not come."""
     entry = transaction.enter()
-    transaction.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
+    transaction.ends.reject(entry, ErrorCode.SHED_FOR_PRIORITY)
 
     assert entry.pending.outcome is ErrorCode.SHED_FOR_PRIORITY
     assert await transaction.notes() == []
@@ -85,12 +87,12 @@ async def test_shed_before_it_was_sent_it_leaves_no_trace(transaction: Desk) -> 
 async def test_shed_after_it_was_sent_it_has_an_end(transaction: Desk) -> None:
     """A busy worker sent it back, and then it had to make room: told when the disk has it."""
     entry = await transaction.begun()
-    transaction.ends.refuse(entry, ErrorCode.SHED_FOR_PRIORITY)
+    transaction.ends.reject(entry, ErrorCode.SHED_FOR_PRIORITY)
     assert not entry.pending.done
 
     assert await transaction.ended() == [("failed", "shed_for_priority", True)]
     assert entry.pending.outcome is ErrorCode.SHED_FOR_PRIORITY
-    assert transaction.audit.spool.kept_free == 0
+    assert transaction.audit.spool.reserved == 0
 
 
 async def test_a_late_verdict_of_redis_is_what_was_told(transaction: Desk) -> None:
@@ -107,16 +109,16 @@ async def test_a_late_verdict_of_redis_is_what_was_told(transaction: Desk) -> No
 async def test_what_redis_accepted_is_left_to_it(transaction: Desk) -> None:
     """No end of ours, no answer, and no room kept for either, be it left while its beginning was on its way."""
     sent, leaving = await transaction.begun(), transaction.enter()
-    beginning = asyncio.create_task(transaction.ends.begin([leaving]))
+    beginning = asyncio.create_task(transaction.ends.record_accepted([leaving]))
     await asyncio.sleep(0)
     for entry in (sent, leaving):
         entry.pending.accepted = True
-        transaction.ends.given_up(entry, ErrorCode.WORKER_LOST)
+        transaction.ends.give_up(entry, ErrorCode.WORKER_LOST)
 
     assert await beginning == []
     assert await transaction.ended() == []
     assert [entry.pending.done for entry in (sent, leaving)] == [False, False]
-    assert transaction.audit.spool.kept_free == 0
+    assert transaction.audit.spool.reserved == 0
 
 
 async def test_what_is_on_its_way_to_the_disk_is_what_is_told(transaction: Desk) -> None:
@@ -157,8 +159,8 @@ async def test_a_thousand_that_were_cancelled_leave_nothing(transaction: Desk) -
         entry.pending.cancel()
         entry.pending.gone = True
     sent[1].pending.accepted = True
-    transaction.ends.given_up(sent[1], ErrorCode.WORKER_LOST)
-    transaction.ends.refuse(sent[2], ErrorCode.SHED_FOR_PRIORITY)
+    transaction.ends.give_up(sent[1], ErrorCode.WORKER_LOST)
+    transaction.ends.reject(sent[2], ErrorCode.SHED_FOR_PRIORITY)
     transaction.ends.ran(sent[3], Outcome(sent[3].id, "", 1.0, 1, "v1", "out"), "worker-1", 1)
     sent[4].pending.deadline = 0.0
     transaction.ends.sweep(1.0)
@@ -172,9 +174,9 @@ async def test_one_customer_s_requests_are_its_own(transaction: Desk) -> None:
     """Nobody else's count, and one that is taken twice counts once."""
     ours, theirs = transaction.enter(), DirectEntry(waiting(new_request_id(), customer_id="other"), 1, 0.0)
     for entry in (ours, theirs, theirs):
-        transaction.ends.take(entry)
-    transaction.ends.refuse(ours, ErrorCode.SHED_FOR_PRIORITY)
-    transaction.ends.refuse(ours, ErrorCode.SHED_FOR_PRIORITY)
+        transaction.ends.add(entry)
+    transaction.ends.reject(ours, ErrorCode.SHED_FOR_PRIORITY)
+    transaction.ends.reject(ours, ErrorCode.SHED_FOR_PRIORITY)
 
     assert [transaction.ends.of_customer(name) for name in ("c", "other", "nobody")] == [0, 1, 0]
 
@@ -182,22 +184,22 @@ async def test_one_customer_s_requests_are_its_own(transaction: Desk) -> None:
 async def test_two_lines_ask_for_one_beginning_once(transaction: Desk) -> None:
     """The first was cancelled while it waited for the disk; the second waits for the same write."""
     entry = transaction.enter()
-    first = asyncio.create_task(transaction.ends.begin([entry]))
+    first = asyncio.create_task(transaction.ends.record_accepted([entry]))
     await asyncio.sleep(0)
     first.cancel()
 
-    assert await transaction.ends.begin([entry]) == [entry]
-    assert await transaction.ends.begin([entry]) == [entry]
-    transaction.ends.given_up(entry, ErrorCode.WORKER_LOST)
+    assert await transaction.ends.record_accepted([entry]) == [entry]
+    assert await transaction.ends.record_accepted([entry]) == [entry]
+    transaction.ends.give_up(entry, ErrorCode.WORKER_LOST)
     assert [end and end.error_code for _, end in await transaction.notes()] == [None, "worker_lost"]
 
 
 async def test_who_ended_while_its_beginning_was_written_is_not_sent(transaction: Desk) -> None:
     """The disk took its time: over by then, its end follows its beginning and no worker is called."""
     entry = transaction.enter()
-    beginning = asyncio.create_task(transaction.ends.begin([entry]))
+    beginning = asyncio.create_task(transaction.ends.record_accepted([entry]))
     await asyncio.sleep(0)
-    transaction.ends.given_up(entry, ErrorCode.DEADLINE_EXCEEDED)
+    transaction.ends.give_up(entry, ErrorCode.DEADLINE_EXCEEDED)
 
     assert await beginning == []
     assert [end and end.error_code for _, end in await transaction.notes()] == [None, "deadline_exceeded"]
@@ -213,4 +215,4 @@ async def test_a_pair_fits_into_the_room_that_it_is_promised() -> None:
     )
     line = to_line(audit_pair("g" * 200, long, reply, 1 / 3, "direct"))
 
-    assert len(line) <= PAIR_ROOM
+    assert len(line) <= PAIR_BYTES

@@ -9,7 +9,9 @@ from gateway.direct.queue import MAX_BATCH, DirectEntry, DirectQueue
 
 def looked(mode: DirectMode, now: float, redis: str, *, can_serve: bool = True, waiting: int = 0) -> RequestPath:
     """One look; `redis` is open, shaky (closed, but the last call failed) or well."""
-    return mode.look(now, redis_open=redis == "open", redis_well=redis == "well", can_serve=can_serve, waiting=waiting)
+    return mode.update(
+        now, redis_open=redis == "open", redis_well=redis == "well", can_serve=can_serve, waiting=waiting
+    )
 
 
 def test_it_begins_with_the_open_breaker_and_ends_after_five_good_seconds() -> None:
@@ -136,11 +138,11 @@ async def test_a_busy_worker_s_batch_keeps_its_place() -> None:
     assert names(queue.pick()) == ["a", "b", "c", "d", "e"]
 
 
-async def test_the_unwanted_are_taken_out() -> None:
+async def test_matching_entries_are_removed() -> None:
     """Clients that left, and those whose time is over."""
     queue = DirectQueue()
     for name, priority in (("a", 1), ("b", 2), ("c", 2)):
         queue.put(await entry(name, priority))
 
-    assert names(queue.take_out(lambda each: each.id in "ac")) == ["a", "c"]
+    assert names(queue.remove_if(lambda each: each.id in "ac")) == ["a", "c"]
     assert (len(queue), queue.ahead_of(1), queue.ahead_of(2)) == (1, 0, 1)

@@ -6,7 +6,7 @@ import pytest
 
 from direct_parts import FakeEndpoint
 from gateway.direct.mode import DirectView
-from gateway.direct.workers import ILL_S, WELL_S, DirectProbe
+from gateway.direct.workers import FAILED_INTERVAL_S, HEALTHY_INTERVAL_S, DirectProbe
 from gateway.operations.health_checks import health
 from health_inputs import health_inputs
 from scheduler.protocol.direct import Hello
@@ -19,15 +19,15 @@ class Scene:
 
     workers: list[WorkerView] = field(default_factory=list)
     now: float = 0.0
-    wanted: bool = True
+    enabled: bool = True
 
     def __post_init__(self) -> None:
-        self.probe = DirectProbe(lambda: self.workers, lambda: self.wanted, Hello("g1", "token"), lambda: self.now)
+        self.probe = DirectProbe(lambda: self.workers, lambda: self.enabled, Hello("g1", "token"), lambda: self.now)
 
     async def looks(self, count: int, every_s: float = 1.0) -> list[str]:
         """So many looks; who is unreachable after them."""
         for _ in range(count):
-            await self.probe.look()
+            await self.probe.probe_next()
             self.now += every_s
         return [each.worker_id for each in self.probe.unreachable]
 
@@ -37,15 +37,15 @@ def worker(name: str, address: str, *, healthy: bool = True) -> WorkerView:
 
 
 async def test_who_answers_is_probed_each_half_minute() -> None:
-    """One connection, a hello, and its end; none at all while probes are not wanted."""
+    """One connection, a hello, and its end; none at all while probes are not enabled."""
     async with FakeEndpoint() as endpoint:
         scene = Scene([worker("w1", endpoint.address)])
-        scene.wanted = False
+        scene.enabled = False
         assert await scene.looks(3) == []
         assert endpoint.hellos == []
 
-        scene.wanted = True
-        assert await scene.looks(int(WELL_S) + 1) == []
+        scene.enabled = True
+        assert await scene.looks(int(HEALTHY_INTERVAL_S) + 1) == []
 
         assert [hello.token for hello in endpoint.hellos] == ["token"] * 2
 
@@ -55,12 +55,12 @@ async def test_an_address_that_nobody_has_is_named() -> None:
     async with FakeEndpoint() as endpoint:
         scene = Scene([worker("w1", "no-such-host.invalid:81"), worker("w2", endpoint.address)])
         assert await scene.looks(2) == []
-        assert await scene.looks(2, ILL_S) == ["w1"]
+        assert await scene.looks(2, FAILED_INTERVAL_S) == ["w1"]
         (unreachable,) = scene.probe.unreachable
         assert (unreachable.address, "no-such-host.invalid:81" in unreachable.why) == ("no-such-host.invalid:81", True)
 
         scene.workers = [worker("w1", endpoint.address), worker("w3", "no-such-host.invalid:81", healthy=False)]
-        assert await scene.looks(4, ILL_S) == []
+        assert await scene.looks(4, FAILED_INTERVAL_S) == []
 
 
 async def test_a_wrong_token_is_named() -> None:
@@ -69,7 +69,7 @@ async def test_a_wrong_token_is_named() -> None:
         endpoint.behaviour = "unfriendly"
         scene = Scene([worker("w1", endpoint.address)])
 
-        assert await scene.looks(3, ILL_S) == ["w1"]
+        assert await scene.looks(3, FAILED_INTERVAL_S) == ["w1"]
 
         assert "TIERLANE_DIRECT_TOKEN" in scene.probe.unreachable[0].why
 
@@ -78,7 +78,7 @@ async def test_a_wrong_token_is_named() -> None:
 async def test_health_says_whom_and_what_to_do(*, reachable: bool) -> None:
     """Degraded, with worker, address and the setting."""
     scene = Scene([] if reachable else [worker("w1", "no-such-host.invalid:81")])
-    await scene.looks(3, ILL_S)
+    await scene.looks(3, FAILED_INTERVAL_S)
     view = DirectView(
         active=False,
         for_s=0.0,

@@ -261,4 +261,6 @@ def test_a_redis_that_may_evict_is_told(policy: str, level: str) -> None:
 
     assert document["status"] == level
     reasons = document["reasons"]
-    assert (f"Redis has maxmemory-policy {policy}, which can evict queued work" in " ".join(reasons)) == bool(reasons)
+    assert (f"Redis has maxmemory-policy {policy}, which can evict queued requests" in " ".join(reasons)) == bool(
+        reasons
+    )

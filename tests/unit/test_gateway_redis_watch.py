@@ -28,7 +28,7 @@ class World:
         """Look every 25 ms until then, as the gateway does."""
         while self.now < moment:
             self.now += 0.025
-            self.watch.look(self.now)
+            self.watch.update(self.now)
 
     async def opened(self) -> None:
         for _ in range(3):
@@ -94,9 +94,9 @@ async def test_a_process_that_stood_still_does_not_blame_redis(first: str) -> No
     world.watch.begun()
     world.now += 2.0
     if first == "look":
-        world.watch.look(world.now)
+        world.watch.update(world.now)
     world.watch.failed()
-    world.watch.look(world.now)
+    world.watch.update(world.now)
     assert world.watch.breaker.state is BreakerState.CLOSED
     world.watch.begun()
     world.until(world.now + 0.5)

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError, SpoolFull, from_line, to_line
-from gateway.inference.recovery import Note, Pair
+from gateway.inference.recovery import Pair, SpoolEntry
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 
 MIB = 1 << 20
@@ -34,10 +34,10 @@ def opened(directory: Path, owner: str = "gw-1", max_bytes: int = MIB) -> Spool:
     return spool
 
 
-def everything(spool: Spool) -> tuple[list[Note], list[bytes]]:
+def everything(spool: Spool) -> tuple[list[SpoolEntry], list[bytes]]:
     """All that is to be merged: the notes, and the lines that cannot be read."""
-    spool.cut()
-    pairs: list[Note] = []
+    spool.rotate()
+    pairs: list[SpoolEntry] = []
     bad: list[bytes] = []
     for path in spool.to_merge():
         part = spool.read(path, 0, 10_000)
@@ -51,7 +51,7 @@ def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
     spool = opened(tmp_path / "spool")
     spool.append([pair(1), pair(2)])
     spool.append([pair(3)])
-    spool.cut()
+    spool.rotate()
     spool.append([pair(4)])
 
     assert everything(spool) == ([pair(n) for n in range(1, 5)], [])
@@ -75,14 +75,14 @@ def test_a_beginning_alone_is_a_line_too(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_what_is_kept_free_is_for_others(tmp_path: Path) -> None:
+def test_what_is_reserved_is_for_others(tmp_path: Path) -> None:
     """A group that would leave less does not fit; the same group fits where it may use it up."""
     spool = opened(tmp_path, max_bytes=MAX_LINE_BYTES + len(LINE) * 2)
-    spool.append([pair(1)], keep_free=len(LINE) + 1)
+    spool.append([pair(1)], reserve=len(LINE) + 1)
     assert spool.full
     with pytest.raises(SpoolFull, match="The spool is full"):
-        spool.append([pair(2)], keep_free=MAX_LINE_BYTES + 1)
-    spool.append([pair(2)], keep_free=MAX_LINE_BYTES)
+        spool.append([pair(2)], reserve=MAX_LINE_BYTES + 1)
+    spool.append([pair(2)], reserve=MAX_LINE_BYTES)
     spool.close()
 
 
@@ -100,7 +100,7 @@ def test_a_large_file_is_read_in_parts(tmp_path: Path) -> None:
     """So many lines at once, each part beginning where the last ended."""
     spool = opened(tmp_path)
     spool.append([pair(n) for n in range(5)])
-    spool.cut()
+    spool.rotate()
     (path,) = spool.to_merge()
     offset, sizes = 0, []
     while (part := spool.read(path, offset, 2)).next_offset > offset:

@@ -10,8 +10,8 @@ import pytest
 from eventually import eventually
 from gateway.direct import spool_tasks
 from gateway.direct.spool import Spool, SpoolError, to_line
-from gateway.direct.spool_tasks import CALL_SIZE, PAIR_ROOM, RETRY_S, SpoolMerge, SpoolWriter
-from gateway.inference.recovery import Note, Pair
+from gateway.direct.spool_tasks import CALL_SIZE, PAIR_BYTES, RETRY_S, SpoolMerge, SpoolWriter
+from gateway.inference.recovery import Pair, SpoolEntry
 from scheduler.errors import RedisUnavailable
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from scheduler.tasks import end_all
@@ -79,29 +79,29 @@ async def test_a_refusing_disk_refuses_at_the_door_for_a_second(
     now = [0.0]
     writer, told = SpoolWriter(spool, thread, clock=lambda: now[0]), []
 
-    def refuse(notes: Sequence[Note], keep_free: int) -> None:
+    def refuse(notes: Sequence[SpoolEntry], reserve: int) -> None:
         raise SpoolError("The spool cannot be written: No space left on device.")
 
     with monkeypatch.context() as patch:
         patch.setattr(spool, "append", refuse)
         writer.add(pair(1), told.append)
         await writer.flush()
-    assert (told, writer.refusing, writer.refused) == ([False], True, 1)
+    assert (told, writer.rejecting, writer.rejected) == ([False], True, 1)
     assert writer.problem == "The spool cannot be written: No space left on device."
     now[0] = RETRY_S
-    assert not writer.refusing
+    assert not writer.rejecting
     writer.add(pair(2), told.append)
     await writer.flush()
     assert (told, writer.problem) == ([False, True], None)
 
 
-def begun(number: int) -> Note:
+def begun(number: int) -> SpoolEntry:
     return pair(number)[0], None
 
 
 async def test_what_began_has_room_to_end(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
     """A full spool takes no beginning and no end of what never began; of what began it takes the end, in the same group."""
-    spool = Spool(tmp_path, "gw-1", 5 * PAIR_ROOM)
+    spool = Spool(tmp_path, "gw-1", 5 * PAIR_BYTES)
     spool.open()
     writer, told = SpoolWriter(spool, thread), list[tuple[str, bool]]()
     for number in range(10):
@@ -122,9 +122,9 @@ async def test_what_began_has_room_to_end(tmp_path: Path, thread: ThreadPoolExec
     assert told[len(taken) :] == [("begun 20", False), *[("never began", False)] * 30]
     assert writer.problem is not None
     assert writer.problem.startswith("The spool is full")
-    assert writer.refusing
+    assert writer.rejecting
     assert spool.bytes == sum(len(to_line(begun(n))) + len(to_line(pair(n))) for n in range(len(taken)))
-    assert spool.kept_free == 0
+    assert spool.reserved == 0
     spool.close()
 
 
@@ -133,7 +133,7 @@ async def test_an_end_that_goes_another_way_needs_no_room(spool: Spool, thread: 
     writer, told = SpoolWriter(spool, thread), list[bool]()
     writer.add(begun(1), told.append)
     await writer.flush()
-    assert spool.kept_free == PAIR_ROOM
+    assert spool.reserved == PAIR_BYTES
     writer.add(begun(2), told.append)
     writing = asyncio.create_task(writer.flush())
     await asyncio.sleep(0)
@@ -142,17 +142,17 @@ async def test_an_end_that_goes_another_way_needs_no_room(spool: Spool, thread: 
     writer.release(begun(2)[0].id)
 
     assert told == [True, True]
-    assert spool.kept_free == 0
+    assert spool.reserved == 0
 
 
 class Redis:
     """Adopts, and is away from the n-th call on if told so."""
 
     def __init__(self) -> None:
-        self.adopted: list[list[Note]] = []
+        self.adopted: list[list[SpoolEntry]] = []
         self.away_from: int | None = None
 
-    async def adopt(self, pairs: Sequence[Note]) -> int:
+    async def adopt(self, pairs: Sequence[SpoolEntry]) -> int:
         if self.away_from is not None and len(self.adopted) >= self.away_from:
             raise RedisUnavailable("away")
         self.adopted.append(list(pairs))
@@ -162,7 +162,7 @@ class Redis:
 async def test_a_merge_that_breaks_off_goes_on_where_it_was(spool: Spool, thread: ThreadPoolExecutor) -> None:
     """At most 256 a call; the file goes only after its last pair; what Redis was told is remembered."""
     redis, remembered = Redis(), list[Pair]()
-    merge = SpoolMerge(spool, thread, redis, may=lambda: True, remember=remembered.extend)
+    merge = SpoolMerge(spool, thread, redis, redis_available=lambda: True, remember=remembered.extend)
     pairs = [pair(number) for number in range(CALL_SIZE * 2 + 10)]
     spool.append(pairs)
     redis.away_from = 1
@@ -181,7 +181,7 @@ async def test_a_merge_that_breaks_off_goes_on_where_it_was(spool: Spool, thread
 async def test_a_beginning_is_told_alone_where_its_end_is_not_there(spool: Spool, thread: ThreadPoolExecutor) -> None:
     """Under way while its file is merged, its pair goes with the next file; a pair repeats the beginning beside it."""
     redis, remembered = Redis(), list[Pair]()
-    merge = SpoolMerge(spool, thread, redis, may=lambda: True, remember=remembered.extend)
+    merge = SpoolMerge(spool, thread, redis, redis_available=lambda: True, remember=remembered.extend)
     spool.append([begun(1), begun(2)])
     spool.append([pair(1)])
     await merge.merge()
@@ -196,7 +196,7 @@ async def test_a_beginning_is_told_alone_where_its_end_is_not_there(spool: Spool
 async def test_nothing_is_merged_while_redis_is_away(spool: Spool, thread: ThreadPoolExecutor) -> None:
     """The loop waits for the breaker, and begins by itself."""
     redis, answers = Redis(), [False]
-    merge = SpoolMerge(spool, thread, redis, may=lambda: answers[0], remember=lambda _: None)
+    merge = SpoolMerge(spool, thread, redis, redis_available=lambda: answers[0], remember=lambda _: None)
     spool.append([pair(1)])
     task = asyncio.create_task(merge.run())
     await asyncio.sleep(0.25)
@@ -213,7 +213,7 @@ async def test_a_fault_does_not_end_the_loop(
     """A file that cannot be read now is tried again."""
     monkeypatch.setattr("gateway.direct.spool_tasks.RETRY_S", 0.01)
     redis = Redis()
-    merge = SpoolMerge(spool, thread, redis, may=lambda: True, remember=lambda _: None)
+    merge = SpoolMerge(spool, thread, redis, redis_available=lambda: True, remember=lambda _: None)
     spool.append([pair(1)])
     read, faults = spool.read, iter([PermissionError(13, "Permission denied")])
 
@@ -252,14 +252,14 @@ async def test_a_problem_that_is_over_is_told_no_more(
     monkeypatch.setattr(spool_tasks, "RETRY_S", 0.02)
     spool, tries = Spool(tmp_path, "gw-1", 1 << 20), list[bool]()
     spool.open()
-    try_out = spool.try_out
+    test_write = spool.test_write
 
     def tried() -> None:
         tries.append(False)
-        try_out()
+        test_write()
         tries[-1] = True
 
-    monkeypatch.setattr(spool, "try_out", tried)
+    monkeypatch.setattr(spool, "test_write", tried)
     writer, told = SpoolWriter(spool, thread), list[bool]()
     loop = asyncio.create_task(writer.run())
     try:

@@ -84,12 +84,12 @@ class Scene:
         """Looks four times a second, which see no scheduler."""
         for _ in range(round(seconds * 4)):
             self.now_s += 0.25
-            self.stand_in.looked(look(round(self.now_s * 1000), None))
+            self.stand_in.observed(look(round(self.now_s * 1000), None))
 
     def passes(self) -> None:
         """A look that sees one."""
         self.now_s += 0.25
-        self.stand_in.looked(look(round(self.now_s * 1000), self.now_s * 1000 - 50))
+        self.stand_in.observed(look(round(self.now_s * 1000), self.now_s * 1000 - 50))
 
 
 async def within(scene: Scene, what: Callable[[], bool], told: str) -> None:
@@ -110,7 +110,7 @@ async def test_it_begins_after_a_second_and_ends_when_a_scheduler_passes() -> No
     assert not scene.stand_in._wanted.is_set()
     scene.silent_for(0.25)
     await eventually(lambda: scene.running == 1, "it stands in")
-    scene.stand_in.looked(None)
+    scene.stand_in.observed(None)
     assert scene.stand_in._wanted.is_set()
     scene.passes()
     await eventually(lambda: scene.running == 0, "it stopped")
@@ -124,7 +124,7 @@ async def test_it_begins_after_a_second_and_ends_when_a_scheduler_passes() -> No
 
 async def test_what_redis_does_not_allow_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again now and then: rights may be given later."""
-    monkeypatch.setattr(standby_scheduler, "AGAIN_S", 0.01)
+    monkeypatch.setattr(standby_scheduler, "RETRY_S", 0.01)
     scene = Scene()
     scene.refuses = True
     scene.silent_for(1.5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.inference.recovery import AWAY, OTHER_EPOCH, LossSigns, candidates, worth_again
+from gateway.inference.recovery import OTHER_EPOCH, UNAVAILABLE, LossSigns, candidates, to_resubmit
 from scheduler.errors import ErrorCode, RedisUnavailable
 from scheduler.states import Admission
 from witness_bench import TIERS, Bench, pending
@@ -22,7 +22,7 @@ def test_a_heartbeat_after_failed_ones_is_a_sign() -> None:
     signs.missed()
     signs.missed()
 
-    assert [signs.heartbeat(5), signs.heartbeat(5)] == [AWAY, None]
+    assert [signs.heartbeat(5), signs.heartbeat(5)] == [UNAVAILABLE, None]
 
 
 async def test_whom_redis_may_have_held() -> None:
@@ -43,8 +43,8 @@ async def test_order_and_choice_of_those_who_are_submitted_again() -> None:
     refused, direct = pending(0.6, lost=True, accepted=False), pending(0.6, lost=True, direct=True)
     waiting = [free, direct, later, gone, kept, paid, enterprise, late_free, removed_tier, refused]
 
-    assert worth_again(waiting, TIERS, 4.25, 150.0) == [enterprise, later, paid, late_free, free]
-    assert worth_again(waiting, TIERS, 4.26, 150.0) == [enterprise, later, free]
+    assert to_resubmit(waiting, TIERS, 4.25, 150.0) == [enterprise, later, paid, late_free, free]
+    assert to_resubmit(waiting, TIERS, 4.26, 150.0) == [enterprise, later, free]
 
 
 async def test_a_recovery_submits_again_under_the_same_id_with_the_time_left() -> None:

@@ -177,7 +177,7 @@ def test_who_is_silent_is_told_in_order() -> None:
 def test_a_repaired_key_is_told_with_what_to_do() -> None:
     """And is not counted as a task that ended."""
     seen = Observation(
-        0, {}, [], [], 0, 0, 0, 0, notices=["Redis key leases had another type: it was set aside as bad:leases:1"]
+        0, {}, [], [], 0, 0, 0, 0, notices=["Redis key leases had a wrong type: it was renamed to bad:leases:1"]
     )
     found = repaired_keys(seen)
 

@@ -1,6 +1,6 @@
 """Model processes that were replaced in place: who is told, for how long, and who is not."""
 
-from gateway.operations.health_losses import MOST_RESTARTS_NAMED, TOLD_MS, Restart, Restarts, restarted
+from gateway.operations.health_losses import MOST_RESTARTS_NAMED, RESTART_REPORTED_MS, Restart, Restarts, restarted
 from scheduler.protocol.pool_view import WorkerView
 
 
@@ -11,23 +11,23 @@ def worker(name: str, pid: int) -> WorkerView:
 def test_another_process_under_the_same_worker_is_told_for_three_seconds() -> None:
     """Whether or not it was seen to be away in between."""
     restarts = Restarts()
-    restarts.note([worker("gpu-1", 10), worker("gpu-2", 20)], 10_000)
-    restarts.note([worker("gpu-1", 11), worker("gpu-2", 0)], 10_250)
-    restarts.note([worker("gpu-1", 11), worker("gpu-2", 21)], 10_500)
+    restarts.update([worker("gpu-1", 10), worker("gpu-2", 20)], 10_000)
+    restarts.update([worker("gpu-1", 11), worker("gpu-2", 0)], 10_250)
+    restarts.update([worker("gpu-1", 11), worker("gpu-2", 21)], 10_500)
 
     assert restarts.all == (Restart("gpu-2", 10_500), Restart("gpu-1", 10_250))
-    restarts.note([worker("gpu-1", 11), worker("gpu-2", 21)], 10_250 + TOLD_MS)
+    restarts.update([worker("gpu-1", 11), worker("gpu-2", 21)], 10_250 + RESTART_REPORTED_MS)
     assert restarts.all == (Restart("gpu-2", 10_500),)
-    restarts.note([worker("gpu-1", 11), worker("gpu-2", 21)], 10_500 + TOLD_MS)
+    restarts.update([worker("gpu-1", 11), worker("gpu-2", 21)], 10_500 + RESTART_REPORTED_MS)
     assert restarts.all == ()
 
 
 def test_a_worker_that_comes_or_comes_again_has_lost_nothing() -> None:
     """It left in order, or Redis forgot it; one that tells no process id is let be."""
     restarts = Restarts()
-    restarts.note([worker("gpu-1", 10)], 10_000)
-    restarts.note([worker("gpu-2", 0)], 11_000)
-    restarts.note([worker("gpu-1", 11), worker("gpu-2", 20)], 12_000)
+    restarts.update([worker("gpu-1", 10)], 10_000)
+    restarts.update([worker("gpu-2", 0)], 11_000)
+    restarts.update([worker("gpu-1", 11), worker("gpu-2", 20)], 12_000)
 
     assert restarts.all == ()
 

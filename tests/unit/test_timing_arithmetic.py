@@ -88,8 +88,8 @@ DEFAULTS = Timings(
     stored=admission.KEEP_MS,
     cancels_kept=deadlines.KEEP_S * 1000,
     batch_kept=batches.BATCH_KEEP_MS,
-    idle_look=dispatcher.IDLE_LOOK_S * 1000,
-    wake_holds=dispatcher.WAKE_HOLDS_MS,
+    idle_look=dispatcher.MAX_SLEEP_S * 1000,
+    wake_holds=dispatcher.WAKE_VALID_MS,
 )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.operations.endpoints import Event, Story, from_audit, from_redis
+from gateway.operations.endpoints import Event, RequestTimeline, from_audit, from_redis
 from ledger.audit.queries import RequestRow
 from ratelimit.headers import quota_name
 from ratelimit.limits import BUCKETS, REDUCED_OUTCOMES
@@ -177,7 +177,9 @@ def _figures(refusal: RejectionRecord) -> dict[str, Any]:
     }
 
 
-def _accepted(request_id: str, document: Story, known: dict[str, Any], not_read: list[str]) -> RequestExplanation:
+def _accepted(
+    request_id: str, document: RequestTimeline, known: dict[str, Any], not_read: list[str]
+) -> RequestExplanation:
     return RequestExplanation(
         request_id=request_id,
         found="accepted",
@@ -188,7 +190,7 @@ def _accepted(request_id: str, document: Story, known: dict[str, Any], not_read:
     )
 
 
-def _state_words(document: Story) -> str:
+def _state_words(document: RequestTimeline) -> str:
     runs = count(document["attempts"], "run")
     after = "" if document["latency_ms"] is None else f" after {span(document['latency_ms'])}"
     match document["status"]:

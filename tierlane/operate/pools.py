@@ -10,7 +10,8 @@ from redis.asyncio import Redis
 from ledger.admin import rows as cordons
 from ledger.admin.changes import Row, alter, find
 from ledger.admin.rows import list_tiers
-from ledger.catalog.loader import BadCatalogRow, read_models
+from ledger.catalog.loader import read_models
+from ledger.catalog.quotas import BadCatalogRow
 from ledger.postgres import Connection
 from ledger.schema.catalog import tiers
 from scheduler.errors import RedisUnavailable

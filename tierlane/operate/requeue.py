@@ -16,7 +16,15 @@ import typer
 from redis.asyncio import Redis
 from uuid_utils import uuid7
 
-from gateway.dead_letter_rerun import AT_ONCE, Candidate, DeadLetterReruns, NoSuchLetter, NotRerun, candidate, named
+from gateway.dead_letter_rerun import (
+    MAX_RERUNS,
+    Candidate,
+    DeadLetterReruns,
+    NoSuchLetter,
+    NotRerun,
+    candidate,
+    new_ids,
+)
 from ledger.admin.transaction import as_actor
 from ledger.dead_letters import mark_requeued, note, unmark_requeued
 from ledger.postgres import Connection
@@ -96,10 +104,10 @@ async def _requeue(settings: "Settings", ids: Sequence[str], by: str, *, again: 
             gateway = RequeueGateway(client, Keys(settings.pool), settings.total_request_ms, settings.gone_ms)
             completed = 0
             async with gateway.open():
-                for at in range(0, len(ids), AT_ONCE):
+                for at in range(0, len(ids), MAX_RERUNS):
                     batch = [
                         await _candidate(connection, settings, request_id, again=again)
-                        for request_id in ids[at : at + AT_ONCE]
+                        for request_id in ids[at : at + MAX_RERUNS]
                     ]
                     completed += await _run_batch(connection, gateway, [c for c in batch if c is not None], by)
     except RedisUnavailable as error:
@@ -153,7 +161,7 @@ async def _mark(connection: Connection, batch: Sequence[Candidate], by: str) -> 
         marked = [c for c in ordered if await mark_requeued(connection, c.letter, c.submission.id)]
         if marked:
             before = {c.letter.request_id: c.letter.requeued_as for c in marked}
-            await note(connection, BY_ID, {"requeued_as": before}, {"requeued_as": named(marked)})
+            await note(connection, BY_ID, {"requeued_as": before}, {"requeued_as": new_ids(marked)})
     for each in batch:
         if each not in marked:
             typer.echo(
@@ -169,7 +177,7 @@ async def _take_back(connection: Connection, refused: Sequence[Candidate], by: s
         for each in refused:
             await unmark_requeued(connection, each.letter, each.submission.id)
         before = {each.letter.request_id: each.letter.requeued_as for each in refused}
-        await note(connection, BY_ID, {"requeued_as": named(refused)}, {"requeued_as": before})
+        await note(connection, BY_ID, {"requeued_as": new_ids(refused)}, {"requeued_as": before})
     for each in refused:
         typer.echo(f"{each.letter.request_id}: Redis is out of memory, so it was not queued.", err=True)
 
