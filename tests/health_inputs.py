@@ -1,4 +1,4 @@
-"""What a gateway that is well knows when it is asked for its health, in tests of what health makes of it."""
+"""Inputs of the health checks for a healthy gateway."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from gateway.operations.health_checks import HealthInputs
 
 
 def health_inputs(**changes: Any) -> HealthInputs:
-    """`changes` name the observation, and whatever is not as in a gateway that is well."""
+    """`changes`: the observation, and every input that differs from a healthy gateway."""
     fields: dict[str, Any] = {
         "look_age_s": 0.1,
         "redis_problem": None,

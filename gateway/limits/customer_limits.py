@@ -58,7 +58,7 @@ class Shadow:
 
 
 class _State:
-    """One customer, or one key with a limit of its own: a shadow and a level of each bucket."""
+    """One customer, or one key with a limit of its own: a shadow and a level of each bucket at the base limits."""
 
     __slots__ = ("left", "seen_at", "shadows")
 
@@ -95,11 +95,11 @@ class LocalBuckets:
         self, identity: IdentityView, limits: EffectiveLimits, left: RemainingLimits, now: float, *, reduced: bool
     ) -> None:
         """Remember what Redis has left of `limits`, which are `reduced` below the base."""
-        state, buckets = self._customer(identity, limits, now), limits.buckets
+        state, buckets = self._customer(identity, now), limits.buckets
         if limits.quotas and not left.quotas:  # In direct mode nothing is known of quotas.
             left = left._replace(quotas=_unexpired(state, limits, now))
         if limits.key is not None and left.buckets:  # Of requests it is the level of the key's own bucket, where lower.
-            own = self._key(identity, limits.key, now)
+            own = self._key(identity, now)
             requests, *others = left.buckets
             own.left, own.seen_at = RemainingLimits([requests]), now
             if not reduced:
@@ -113,10 +113,10 @@ class LocalBuckets:
     def base_allows(self, identity: IdentityView, submission: Submission, now: float, *, entered: bool) -> bool:
         """Whether the base limits have room for a request. If they have, or it has `entered`, it is charged."""
         base = effective(identity)
-        state = self._customer(identity, base, now)
+        state = self._customer(identity, now)
         shadows = [(state.shadow(bucket, now), bucket.kind.units(submission), bucket) for bucket in base.buckets]
         if base.key is not None:
-            shadows.append((self._key(identity, base.key, now).shadow(base.key, now), 1, base.key))
+            shadows.append((self._key(identity, now).shadow(base.key, now), 1, base.key))
         allowed = True
         for shadow, cost, bucket in shadows:  # Each of them is refilled, whatever the others say.
             allowed = shadow.has(cost, bucket, now) and allowed
@@ -135,22 +135,26 @@ class LocalBuckets:
 
     def estimate(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> RemainingLimits:
         """What is left now, as far as this gateway can know without a call to Redis."""
-        state = self._customer(identity, limits, now)
+        state = self._customer(identity, now)
         elapsed_s, known = now - state.seen_at, list(state.left.buckets)
         known += [Level(bucket.size * FRESH, 0) for bucket in limits.buckets[len(known) :]]
         levels = [_refilled(level, bucket, elapsed_s) for level, bucket in zip(known, limits.buckets, strict=False)]
         if limits.key is not None:
-            own = self._key(identity, limits.key, now)
+            own = self._key(identity, now)
             levels[0] = min(levels[0], _refilled(own.left.buckets[0], limits.key, now - own.seen_at))
         return RemainingLimits(levels, state.left.in_use, _unexpired(state, limits, now))
 
-    def _customer(self, identity: IdentityView, limits: EffectiveLimits, now: float) -> _State:
-        state = self._states.get(identity.customer_id)
-        return state or self._add(identity.customer_id, limits.buckets, now)
+    def _customer(self, identity: IdentityView, now: float) -> _State:
+        name = identity.customer_id
+        return self._states.get(name) or self._add(name, effective(identity).buckets, now)
 
-    def _key(self, identity: IdentityView, bucket: Bucket, now: float) -> _State:
+    def _key(self, identity: IdentityView, now: float) -> _State:
         name = f"key {identity.key_id}"
-        return self._states.get(name) or self._add(name, (bucket,), now)
+        state = self._states.get(name)
+        if state is None:
+            base = effective(identity).key
+            state = self._add(name, () if base is None else (base,), now)
+        return state
 
     def _add(self, name: str, buckets: Iterable[Bucket], now: float) -> _State:
         if len(self._states) >= self._max_states:

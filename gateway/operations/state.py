@@ -321,7 +321,7 @@ def _events_of_worker(was: WorkerState | None, worker: WorkerState, at_ms: int) 
     if was is None:
         yield DashboardEvent(at_ms, "news", f"{worker.id} joined: {worker.status}.")
     elif _serves(was) and not _serves(worker) and worker.status in ACTIVE_STATUSES:
-        yield DashboardEvent(at_ms - worker.age_ms, "bad", f"{worker.id} was lost after this last heartbeat.")
+        yield DashboardEvent(at_ms - worker.age_ms, "bad", f"{worker.id} was lost: this was its last heartbeat.")
     elif _serves(was) and not _serves(worker):
         fault = f", {worker.gpu.fault}" if worker.gpu is not None and worker.gpu.fault else ""
         yield DashboardEvent(

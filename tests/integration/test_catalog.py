@@ -77,7 +77,10 @@ CHANGES: dict[str, tuple[str, Callable[[Catalog, str], bool]]] = {
         "UPDATE tiers SET burst = 17 WHERE name = 'paid'",
         lambda c, key: value_of(who(c, key).limits, "burst") == 17,
     ),
-    "customer": ("UPDATE customers SET max_concurrency = 3", lambda c, key: who(c, key).max_concurrency == 3),
+    "customer": (
+        "UPDATE customers SET max_concurrency = 3",
+        lambda c, key: value_of(who(c, key).limits, "max_concurrency") == 3,
+    ),
     "customer suspended": (
         "UPDATE customers SET status = 'suspended'",
         lambda c, key: code_of(c, key) is ErrorCode.ACCOUNT_SUSPENDED,

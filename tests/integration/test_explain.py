@@ -158,7 +158,7 @@ async def test_an_accepted_request(pool: Pool, redis_url: str, database_url: str
     (waiting,) = await pool.queue(1, customer_id=acme)
     servers = {"redis_url": redis_url, "database_url": database_url}
 
-    assert "Accepted; it waits in its queue" in (await command(waiting, **servers)).stdout
+    assert "Accepted; queued" in (await command(waiting, **servers)).stdout
 
     await pool.form([("free", 1)])
     batch = await pool.claim_next("w7")
@@ -192,7 +192,7 @@ async def test_what_is_not_known_is_one_sentence(redis_url: str, database_url: s
     assert (request.exit_code, request.stdout) == (1, "")
     assert f"{unknown} is not known. Rejections are kept for 10 min" in request.stderr
     assert (nobody.exit_code, nobody.stdout) == (1, "")
-    assert nobody.stderr == "There is no customer nobody\\x1b, nor is that a request id.\n"
+    assert nobody.stderr == "There is no customer nobody\\x1b, and it is not a request id.\n"
 
 
 async def test_without_redis_the_rows_are_told(database_url: str, db: Connection) -> None:
@@ -205,7 +205,7 @@ async def test_without_redis_the_rows_are_told(database_url: str, db: Connection
         assert (shown.exit_code, shown.stderr) == (0, "")
         last = shown.stdout.splitlines()[-1]
         assert last.startswith(why)
-        assert last.endswith("; so factors, what is left and what was refused could not be read.")
+        assert last.endswith(", so factors, what is left, and rejections could not be read.")
         assert ["burst", "10", "own", "-", "-"] in [line.split() for line in shown.stdout.splitlines()]
 
 
@@ -246,5 +246,5 @@ async def test_another_pool_is_another_story(client: Redis, redis_url: str, data
     here = await command("acme", **servers)
     there = await command("acme", "--pool", "embeddings", **servers)
 
-    assert "No gateway runs that would tell a factor" in here.stdout
+    assert "No gateway is running" in here.stdout
     assert (request_id in here.stdout, request_id in there.stdout) == (False, True)

@@ -38,7 +38,7 @@ WELL = document()
         (
             {},
             {"workers": [ONE, replace(TWO, healthy=False, age_ms=1200)]},
-            [(NOW_MS - 1200, "bad", "gpu-2 was lost: its last heartbeat.")],
+            [(NOW_MS - 1200, "bad", "gpu-2 was lost: this was its last heartbeat.")],
         ),
         (
             {},
@@ -48,7 +48,7 @@ WELL = document()
         (
             {"workers": [ONE, replace(TWO, model_pid=7)]},
             {"workers": [ONE, replace(TWO, model_pid=8)]},
-            [(NOW_MS, "bad", "gpu-2 has another model process: the one before was lost.")],
+            [(NOW_MS, "bad", "gpu-2's model process restarted.")],
         ),
         ({"workers": [ONE, TWO]}, {"workers": [ONE, replace(TWO, model_pid=8)]}, []),
         (
@@ -61,26 +61,26 @@ WELL = document()
         (
             {"workers": [ONE, PAUSING]},
             {"workers": [ONE, replace(PAUSING, pausing=False, age_ms=1200)]},
-            [(NOW_MS - 1200, "bad", "gpu-2 was lost: its last heartbeat.")],
+            [(NOW_MS - 1200, "bad", "gpu-2 was lost: this was its last heartbeat.")],
         ),
         (
             {"workers": [ONE, PAUSING]},
             {"workers": [ONE, replace(TWO, healthy=False, status="away")]},
             [(NOW_MS, "bad", "gpu-2 is away.")],
         ),
-        ({"workers": [ONE, replace(TWO, healthy=False)]}, {}, [(NOW_MS, "good", "gpu-2 serves.")]),
-        ({"workers": [ONE]}, {}, [(NOW_MS, "news", "gpu-2 is here: ready.")]),
+        ({"workers": [ONE, replace(TWO, healthy=False)]}, {}, [(NOW_MS, "good", "gpu-2 is serving.")]),
+        ({"workers": [ONE]}, {}, [(NOW_MS, "news", "gpu-2 joined: ready.")]),
         ({}, {"workers": [ONE]}, [(NOW_MS, "news", "gpu-2 left.")]),
         (
             {"workers": [ONE, replace(TWO, healthy=False)]},
             {"workers": [ONE]},
-            [(NOW_MS, "news", "gpu-2 is forgotten.")],
+            [(NOW_MS, "news", "gpu-2 was removed.")],
         ),
         ({}, {"tiers": [replace(FREE, limit_ratio=0.95)]}, []),
         (
             {},
             {"tiers": [replace(FREE, limit_ratio=0.4)]},
-            [(NOW_MS, "bad", "Limits of free are lowered to 40%.")],
+            [(NOW_MS, "bad", "Limits of free are reduced to 40%.")],
         ),
         (
             {"tiers": [replace(FREE, limit_ratio=0.4)]},
@@ -90,14 +90,14 @@ WELL = document()
         (
             {"tiers": [replace(FREE, limit_ratio=0.4)]},
             {},
-            [(NOW_MS, "good", "Limits of free are nearly whole again.")],
+            [(NOW_MS, "good", "Limits of free are nearly restored.")],
         ),
-        ({}, {"dlq": 2}, [(NOW_MS, "bad", "2 more dead letters: 2 in all.")]),
-        ({"dlq": 2}, {}, [(NOW_MS, "news", "2 dead letters fewer: 0 are left.")]),
+        ({}, {"dlq": 2}, [(NOW_MS, "bad", "2 new dead letters, 2 in total.")]),
+        ({"dlq": 2}, {}, [(NOW_MS, "news", "2 dead letters removed, 0 remain.")]),
         # What Redis does not tell did not change: its workers are not gone.
-        ({}, {"redis_problem": "no answer.", "workers": []}, [(NOW_MS, "bad", "Redis is away: no answer.")]),
-        ({"redis_problem": "no answer.", "workers": []}, {}, [(NOW_MS, "good", "Redis is back.")]),
-        ({}, {"gateways": ["g2"]}, [(NOW_MS, "news", "Gateway g2 is here."), (NOW_MS, "news", "Gateway g1 is gone.")]),
+        ({}, {"redis_problem": "no answer.", "workers": []}, [(NOW_MS, "bad", "Redis is not available: no answer.")]),
+        ({"redis_problem": "no answer.", "workers": []}, {}, [(NOW_MS, "good", "Redis is available again.")]),
+        ({}, {"gateways": ["g2"]}, [(NOW_MS, "news", "Gateway g2 joined."), (NOW_MS, "news", "Gateway g1 left.")]),
     ],
 )
 def test_the_events_between_two_documents(

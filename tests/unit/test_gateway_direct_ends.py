@@ -60,7 +60,7 @@ class Desk:
         """All that is on the disk, when nothing is on its way there any more."""
         await eventually(lambda: not len(self.ends), "all is noted")
         self.audit.spool.rotate()
-        return [note for path in self.audit.spool.to_merge() for note in self.audit.spool.read(path, 0, 1000).notes]
+        return [note for path in self.audit.spool.to_merge() for note in self.audit.spool.read(path, 0, 1000).entries]
 
     async def ended(self) -> list[tuple[str, str, bool]]:
         return [(end.state, end.error_code, end.delivered) for _, end in await self.notes() if end]
@@ -166,7 +166,11 @@ async def test_a_thousand_that_were_cancelled_leave_nothing(transaction: Desk) -
     transaction.ends.sweep(1.0)
     transaction.ends.sweep(1.0)
 
-    assert (transaction.ends.of_customer("c"), len(transaction.ends._open), transaction.ends._open._of) == (0, 0, {})
+    assert (transaction.ends.of_customer("c"), len(transaction.ends._open), transaction.ends._open._by_customer) == (
+        0,
+        0,
+        {},
+    )
     await transaction.notes()
 
 

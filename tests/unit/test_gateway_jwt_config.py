@@ -31,7 +31,7 @@ from scheduler.errors import StartError
         ({"refresh_s": float("nan")}, "refresh"),
         ({"keep_s": 1.0}, "keep"),
         ({"max_token_bytes": 100_000}, "8000"),
-        ({"max_cached": 0}, "remembered"),
+        ({"max_cached": 0}, "cached"),
     ],
 )
 def test_what_would_open_too_much_is_refused_at_start(changes: dict[str, Any], names: str) -> None:

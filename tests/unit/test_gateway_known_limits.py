@@ -130,6 +130,14 @@ def test_while_nothing_is_lowered_the_shadow_is_what_redis_says() -> None:
     assert not allows(known, who, 1, 0.0, entered=False)  # Half a request is left.
 
 
+def test_the_shadow_of_a_customer_first_seen_under_reduced_limits_is_full() -> None:
+    """It has the base size, not the reduced one: the first rejection is not counted against the customer."""
+    known, who = LocalBuckets(), identity()
+    known.note(who, effective(who, 0.1), remaining(0.0), 0.0, reduced=True)
+
+    assert [allows(known, who, 1, 0.0) for _ in range(11)] == [True] * 10 + [False]
+
+
 def test_states_are_bounded() -> None:
     """A flood of customers drops the oldest."""
     known = LocalBuckets(max_states=2)

@@ -30,7 +30,7 @@ def parts(pool: str) -> Any:
         config=SimpleNamespace(pool=pool),
         inference=SimpleNamespace(elsewhere=None),
         jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
-        direct=SimpleNamespace(begin=lambda: None),
+        direct=SimpleNamespace(open=lambda: None),
         heartbeat=SimpleNamespace(heartbeat=_beaten),
         subscriber=SimpleNamespace(was_subscribed=pool != "old"),
         loops=dict,

@@ -41,7 +41,7 @@ def everything(spool: Spool) -> tuple[list[SpoolEntry], list[bytes]]:
     bad: list[bytes] = []
     for path in spool.to_merge():
         part = spool.read(path, 0, 10_000)
-        pairs += part.notes
+        pairs += part.entries
         bad += part.bad
     return pairs, bad
 
@@ -105,7 +105,7 @@ def test_a_large_file_is_read_in_parts(tmp_path: Path) -> None:
     offset, sizes = 0, []
     while (part := spool.read(path, offset, 2)).next_offset > offset:
         offset = part.next_offset
-        sizes.append(len(part.notes))
+        sizes.append(len(part.entries))
 
     assert sizes == [2, 2, 1]
 
@@ -260,7 +260,7 @@ def test_the_spool_of_a_killed_gateway_is_anybody_s(tmp_path: Path) -> None:
     taken = heir.take_over("gw-dead")
     assert taken is not None
     lock, paths = taken
-    assert [heir.read(path, 0, 10).notes for path in paths] == [[pair(1), pair(2)]]
+    assert [heir.read(path, 0, 10).entries for path in paths] == [[pair(1), pair(2)]]
     assert heir.take_over("gw-dead") is None  # Two heirs do not share it.
     for path in paths:
         heir.remove(path)

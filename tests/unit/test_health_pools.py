@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.operations.health_collector import together
+from gateway.operations.health_collector import merge_pools
 from gateway.operations.health_model import Health, Status, TierHealth
 from ratelimit.capacity import CapacityEvidence
 
@@ -46,7 +46,7 @@ def document(status: Status = "healthy", *reasons: str, **changes: Any) -> tuple
 
 def test_one_pool_is_told_as_it_is() -> None:
     """Nothing is added for who has a single pool."""
-    assert together({"default": document("degraded", "x")}) == document("degraded", "x")
+    assert merge_pools({"default": document("degraded", "x")}) == document("degraded", "x")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_one_pool_is_told_as_it_is() -> None:
 )
 def test_it_is_down_only_where_no_pool_serves(own: Status, other: Status, status: Status, http: int) -> None:
     """A load balancer that hears `down` takes the gateway away, from the pools that serve as well."""
-    code, found = together({"default": document(own), "slow": document(other)})
+    code, found = merge_pools({"default": document(own), "slow": document(other)})
 
     assert (code, found["status"]) == (http, status)
 
@@ -77,7 +77,7 @@ def test_amounts_are_added_up_and_the_worst_is_told() -> None:
         dlq=3,
         tiers={"free": tier(depth=4, oldest_ms=90.0, effective_limit_ratio=0.5, p95_ms=20.0)},
     )
-    _, found = together({"default": document(), "slow": other})
+    _, found = merge_pools({"default": document(), "slow": other})
 
     assert (found["healthy_gpus"], found["total_gpus"], found["queue_depth"], found["dlq"]) == (8, 9, 2, 3)
     assert (found["gpu_utilization"], found["capacity_rps"], found["audit_lag_ms"]) == (0.8, 200.0, None)
@@ -91,7 +91,7 @@ def test_amounts_are_added_up_and_the_worst_is_told() -> None:
 def test_reasons_name_their_pool() -> None:
     """What all pools say is no pool's fault, and is said once."""
     first, second = document("degraded", "PostgreSQL is away."), document("down", "PostgreSQL is away.", "No GPU.")
-    _, found = together({"default": first, "slow": second})
+    _, found = merge_pools({"default": first, "slow": second})
 
     assert found["reasons"] == ["PostgreSQL is away.", "Pool slow: No GPU."]
     assert sorted(found["checks"]) == ["gpus:healthy", "slow/gpus:healthy"]
@@ -102,5 +102,5 @@ def test_a_tier_that_came_in_between_is_told_of_those_that_have_it() -> None:
     before, after = document(tiers={"free": tier()}), document(tiers={"free": tier(), "new": tier(depth=7)})
 
     for found in ({"a": before, "b": after}, {"a": after, "b": before}):
-        told = together(found)[1]["tiers"]
+        told = merge_pools(found)[1]["tiers"]
         assert {name: row["depth"] for name, row in told.items()} == {"free": 2, "new": 7}

@@ -90,7 +90,7 @@ def test_health_names_the_task_and_the_process() -> None:
         "this gateway: the task 'callbacks' ended with UnicodeError, 3 times; gateway g2: the task 'beat'"
         in found.reason
     )
-    assert "scheduler s-1: the task 'dispatcher' returned. The log of that process" in found.reason
+    assert "scheduler s-1: the task 'dispatcher' returned. The log line" in found.reason
 
 
 def test_health_says_nothing_while_all_tasks_run() -> None:

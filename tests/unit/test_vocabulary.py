@@ -83,7 +83,7 @@ def test_only_listed_keys_may_live_for_ever() -> None:
 
 def test_a_pool_name_cannot_break_the_prefix() -> None:
     """Braces or blanks in a pool's name are refused."""
-    with pytest.raises(ValueError, match="must be made of"):
+    with pytest.raises(ValueError, match="must consist of"):
         Keys("a}b")
 
 
