@@ -167,7 +167,7 @@ def check_size(field: str, count: int, limits: EffectiveLimits) -> None:
     """Raises RequestError, naming `field`, if a list is longer than the base limits could ever admit at once."""
     most, cause = MAX_SUBMISSIONS, "one request"
     burst = limits.key_requests.size
-    for limit, name in ((burst, "the burst of this key"), (limits.max_concurrency, "its concurrency")):
+    for limit, name in ((burst, "the burst of this key"), (limits.max_concurrency, "the concurrency of this key")):
         if 0 < limit < most:
             most, cause = int(limit), name
     if count > most:

@@ -78,7 +78,7 @@ def check_healthy_left(body: CordonBody, pools: list[Observation]) -> None:
     left = sum(other.healthy for other in pool.workers if other.id != body.worker)
     if left < body.healthy_left:
         message = (
-            f"{body.healthy_left} healthy workers were to remain in the pool, but only {left} would; nothing was changed. "
+            f"{body.healthy_left} healthy workers were confirmed to remain in the pool, but {left} would; nothing was changed. "
             "Reload and try again."
         )
         raise RequestError(ErrorCode.CHANGED_MEANWHILE, message, "healthy_left")

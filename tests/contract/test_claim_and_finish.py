@@ -10,7 +10,7 @@ import pytest
 from pool import Pool, done
 from scheduler.errors import ErrorCode
 from scheduler.payload import Payload, decode_payload, encode_payload
-from scheduler.protocol.batches import ReadyBatches, _told
+from scheduler.protocol.batches import ReadyBatches, _split_outcomes
 from scheduler.protocol.replies import Reply, decode_replies
 from scheduler.redis_client.connections import blocking_client
 from scheduler.redis_client.scripts import MAX_CALL_BYTES
@@ -293,7 +293,7 @@ async def test_outputs_that_are_too_many_for_one_call_end_their_requests_all_the
 async def test_a_finish_that_is_cut_short_is_sent_again(pool: Pool) -> None:
     """The batch stays its worker's until the last piece: what was not told can be told, and what was is not told twice."""
     batch = await pool.running(4)
-    heads, tails = _told([done(each.id) for each in batch.requests[:2]])
+    heads, tails = _split_outcomes([done(each.id) for each in batch.requests[:2]])
     late = await pool.batches._finish(batch.batch_id, batch.token, msgspec.msgpack.encode(heads), b"".join(tails), 1)
 
     assert late[0] == 0

@@ -92,9 +92,9 @@ async def test_without_redis_each_goes_on_with_its_own(client: Redis, away: Redi
 async def test_the_ring_is_bounded(away: Redis) -> None:
     """However long Redis is away."""
     alone = DashboardHistory(HistoryStore(away, KEYS, "g1"))
-    alone._known = True
+    alone._loaded = True
     for step in range(MAX_POINTS + 10):
-        alone._take(document(step * STEP_MS))
+        alone._append(document(step * STEP_MS))
 
     assert len(alone.all) == MAX_POINTS
     assert alone.all[0].at_ms == 10 * STEP_MS

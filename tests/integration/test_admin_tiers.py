@@ -61,7 +61,7 @@ async def test_every_column_of_a_tier_can_be_set(admin: Admin, db: Connection) -
     assert "requests_per_second  200 -> 1,250.5" in said
     assert "tokens_per_minute    2,400,000 -> none" in said
     assert "shadow               off -> on" in said
-    assert said.endswith("\nGateways obey within a second.\n")
+    assert said.endswith("\nGateways apply this within one second.\n")
 
 
 async def test_what_is_so_already_is_not_written(admin: Admin, db: Connection) -> None:

@@ -121,7 +121,7 @@ async def test_servers_that_are_away_are_told(gateway: StandIn) -> None:
         *("postgresql reachable", "redis reachable", "gateway readyz"),
     }
     assert "hunter2" not in shown.stdout
-    assert "The gateway at http://127.0.0.1:9 does not answer" in shown.stdout
+    assert "The gateway at http://127.0.0.1:9 does not respond" in shown.stdout
 
 
 async def test_a_redis_in_cluster_mode_is_refused(gateway: StandIn, tmp_path: Path, database_url: str) -> None:
@@ -148,5 +148,5 @@ async def test_top_prints_one_frame(gateway: StandIn, database_url: str, env: di
     refused = await admin.run("top", "--once", "--url", gateway.url, env=env | {"TIERLANE_SERVICE_TOKEN": "x" * 16})
 
     assert (shown.exit_code, shown.stdout.split()[:2]) == (0, ["tierlane", "healthy"])
-    assert (away.exit_code, "does not answer" in away.stdout) == (1, True)
-    assert (refused.exit_code, "refuses the service token" in refused.stdout) == (1, True)
+    assert (away.exit_code, "does not respond" in away.stdout) == (1, True)
+    assert (refused.exit_code, "rejects the service token" in refused.stdout) == (1, True)

@@ -79,7 +79,7 @@ async def test_fewer_healthy_workers_than_was_confirmed(stack: Stack, db: Connec
 
     assert (status, said["error"]["code"], said["error"]["param"]) == (409, "changed_meanwhile", "healthy_left")
     assert said["error"]["message"] == (
-        "Its pool was to be left with 1 healthy, but would be with 0 now; nothing was changed. Look again."
+        "1 healthy workers were confirmed to remain in the pool, but 0 would; nothing was changed. Reload and try again."
     )
     assert await cordoned(db) == {}
 
@@ -189,11 +189,11 @@ async def test_without_postgresql_nothing_is_done(client: Redis, redis_url: str)
     async with acting_stack(client, redis_url, away) as stack:
         status, said = await act(stack, CORDON, ONE)
         assert (status, said["error"]["code"]) == (503, "catalog_unavailable")
-        assert said["error"]["message"].startswith("PostgreSQL cannot be used (")
+        assert said["error"]["message"].startswith("PostgreSQL is not available (")
         assert said["error"]["message"].endswith("), so nothing was changed.")
     async with running_stack(client, redis_url) as stack:
         status, said = await act(stack, UNCORDON, {"worker": "worker-1"})
-        assert (status, said["error"]["message"]) == (503, "This gateway has no PostgreSQL, so nothing was changed.")
+        assert (status, said["error"]["message"]) == (503, "This gateway does not use PostgreSQL, so nothing was changed.")
 
 
 async def test_few_at_a_time(stack: Stack, db: Connection) -> None:
@@ -201,8 +201,8 @@ async def test_few_at_a_time(stack: Stack, db: Connection) -> None:
     async with db.transaction():
         await db.execute("LOCK TABLE cordons")
         waiting = [asyncio.create_task(act(stack, CORDON, ONE)) for _ in range(4)]
-        door = stack.gateway.actions._door
-        await eventually(lambda: len(door._under_way) == 4, "four are under way")
+        running = stack.gateway.actions._guard._running
+        await eventually(lambda: len(running) == 4, "four are under way")
         status, said = await act(stack, CORDON, ONE)
         assert (status, said["error"]["code"]) == (503, "no_capacity")
 
@@ -214,10 +214,10 @@ async def test_an_action_outlives_its_client(stack: Stack, db: Connection) -> No
     async with db.transaction():
         await db.execute("LOCK TABLE cordons")
         waiting = asyncio.create_task(act(stack, CORDON, ONE))
-        door = stack.gateway.actions._door
-        await eventually(lambda: door._under_way, "it is under way")
+        running = stack.gateway.actions._guard._running
+        await eventually(lambda: running, "it is under way")
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    await eventually(lambda: not door._under_way, "it has ended")
+    await eventually(lambda: not running, "it has ended")
 
     assert await cordoned(db) == {"worker-1": ""}

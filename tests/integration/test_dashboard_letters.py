@@ -120,7 +120,10 @@ async def test_another_count_than_was_confirmed_changes_nothing(
         status, said = await act(stack, path, body)
         assert (status, said["error"]["code"], said["error"]["param"]) == (409, "changed_meanwhile", "count")
         found = told if path == PURGE else "there are 0 now"  # Their customer is not known, so none can run again.
-        assert said["error"]["message"] == f"2 dead letters were confirmed, but {found}; none was {done}. Look again."
+        assert (
+            said["error"]["message"]
+            == f"2 dead letters were confirmed, but {found}; none was {done}. Reload and try again."
+        )
     assert await left(db) == before
     assert await record(db, "dead_letters") == []
 
@@ -176,7 +179,7 @@ async def test_without_a_healthy_worker_nothing_is_requeued(
         status, said = await act(stack, REQUEUE, body)
 
     assert (status, said["error"]["code"]) == (503, "no_capacity")
-    assert said["error"]["message"] == "No worker of the pool default is healthy, so nothing was requeued."
+    assert said["error"]["message"] == "No worker of pool default is healthy, so nothing was requeued."
     assert await db.fetchval("SELECT requeued_as FROM dead_letters") is None
     assert await record(db, "dead_letters") == []
 
@@ -193,7 +196,7 @@ async def test_a_full_redis_takes_the_note_back(stack: Stack, db: Connection) ->
         await stack.redis.config_set("maxmemory", 0)
 
     assert (status, said["error"]["code"]) == (503, "no_capacity")
-    assert said["error"]["message"] == "Redis has no memory left for 1 of them; these stay as they were."
+    assert said["error"]["message"] == "Redis has no memory left for 1 of them; these were not changed."
     assert await db.fetchval("SELECT requeued_as FROM dead_letters") is None
     noted, taken_back = await record(db, "dead_letters")
     assert taken_back[2:] == ({"requeued_as": noted[3]["requeued_as"]}, {"requeued_as": None})
@@ -284,5 +287,5 @@ async def test_with_redis_away_purge_is_done_and_requeue_is_refused(
     assert (requeued[0], requeued[1]["error"]["code"]) == (503, "no_capacity")
     assert requeued[1]["error"]["message"].endswith(", so nothing was requeued.")
     assert noted is None
-    assert purged == (200, {"purged": 1, "warning": "Redis does not answer, so health still counts them."})
+    assert purged == (200, {"purged": 1, "warning": "Redis is not responding, so health still counts them."})
     assert [new for _, _, _, new in await record(db, "dead_letters")] == [None]

@@ -114,7 +114,7 @@ async def test_twice_only_when_told_so(pool: Pool, redis_url: str, database_url:
         second = LINE.fullmatch((await command("requeue", old, "--again", **servers)).stdout).group(2)
 
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert refused.stderr == f"{old}: It was requeued already, as {first}; --again does so once more.\n"
+    assert refused.stderr == f"{old}: It was already requeued, as {first}; use --again to requeue it once more.\n"
     found = await find_letter(db, old)
     assert found is not None
     assert found.requeued_as == second != first
@@ -123,20 +123,20 @@ async def test_twice_only_when_told_so(pool: Pool, redis_url: str, database_url:
 @pytest.mark.parametrize(
     ("fields", "sql", "why"),
     [
-        ({"body": None}, "", "Its input was not kept."),
+        ({"body": None}, "", "Its input was not stored."),
         ({"body": b"\xc1"}, "", "Its input cannot be read."),
-        ({}, "DELETE FROM customers", "Its customer is gone."),
-        ({"customer_id": None}, "", "Its customer is gone."),
+        ({}, "DELETE FROM customers", "Its customer was deleted."),
+        ({"customer_id": None}, "", "Its customer was deleted."),
         ({}, "UPDATE customers SET status = 'suspended'", "Its customer is suspended."),
         (
             {},
             "UPDATE models SET enabled = false",
-            "No enabled model of this pool is called 'tiny'; --pool names another one.",
+            "This pool has no enabled model 'tiny'; use --pool for another pool.",
         ),
         (
             {},
             "UPDATE models SET pool = 'other'",
-            "No enabled model of this pool is called 'tiny'; --pool names another one.",
+            "This pool has no enabled model 'tiny'; use --pool for another pool.",
         ),
     ],
 )
@@ -166,7 +166,7 @@ async def test_without_a_healthy_worker_nothing_is_queued(
     ran = await command("requeue", old, redis_url=redis_url, database_url=database_url)
 
     assert (ran.exit_code, ran.stdout) == (1, "")
-    assert ran.stderr == "No worker of the pool default is healthy, so nothing was requeued.\n"
+    assert ran.stderr == "No worker of pool default is healthy, so nothing was requeued.\n"
     assert await pool.depth("paid") == 0
     assert await db.fetchval("SELECT requeued_as FROM dead_letters") is None
 

@@ -183,7 +183,7 @@ async def test_workers_that_all_hang_up_cost_three_attempts_and_then_it_fails_fa
         assert len(direct_workers[0].batches) == 3
         status, document, _ = await stack.infer(tier_name="enterprise")
         assert (status, document["error"]["code"]) == (503, "no_capacity")
-        message = "No GPU can be reached while the queues are away; try again soon."
+        message = "No GPU can be reached while Redis is not available; try again soon."
         assert document["error"]["message"] == message
 
 
@@ -241,8 +241,7 @@ async def test_health_says_who_serves_and_since_when(
         await eventually(lambda: (stack.gateway.heartbeat.age_s() or 0) > 2.1, "the last look is old")
         status, health = await stack.internal("/internal/health")
         assert (status, health["status"]) == (200, "degraded")
-        reason = "Redis does not answer; requests are served by direct calls to 2 workers since "
-        assert any(each.startswith(reason) for each in health["reasons"])
+        assert any("served by direct calls to 2 workers for" in each for each in health["reasons"])
         states = {name: check[0]["observedValue"] for name, check in health["checks"].items() if "breaker" in name}
         assert states["breaker:worker-1"] == states["breaker:worker-2"] == "closed"
         assert health["checks"]["direct:spool"][0]["observedValue"] > 0

@@ -56,9 +56,9 @@ async def test_a_list_that_does_not_fit_takes_nothing(stack: Stack, caller: open
 @pytest.mark.parametrize(
     ("changes", "count", "words"),
     [
-        ({}, 257, "256 is the most of one call"),
-        ({"burst": 12.0}, 13, "12 is the most of this key's burst"),
-        ({"max_concurrency": 5}, 6, "5 is the most of its concurrency"),
+        ({}, 257, "at most 256"),
+        ({"burst": 12.0}, 13, "burst of this key allows at most 12"),
+        ({"max_concurrency": 5}, 6, "concurrency of this key allows at most 5"),
     ],
 )
 async def test_a_list_that_could_never_enter_is_a_fault_of_the_body(

@@ -142,4 +142,4 @@ async def test_without_its_directory_a_gateway_tells_its_own(
 
     assert [total(page, "tierlane_requests_total") for page in pages] == [1, 1, 1]
     assert value(pages[0], "tierlane_metrics_directory_usable") == 0
-    assert capsys.readouterr().out.count("the common directory cannot be used") == 1
+    assert capsys.readouterr().out.count("shared metrics directory not usable") == 1

@@ -81,11 +81,11 @@ async def test_what_postgresql_refuses_all_the_same_is_no_outage(stack: Stack) -
     """Its idea of a control character may be wider than ours: the request is at fault, and not PostgreSQL."""
     connect = stack.gateway.actions.dead_letters._transaction
     with pytest.raises(RequestError) as refused:
-        async with connect.acting("test") as connection:
+        async with connect.change("test") as connection:
             await connection.execute("INSERT INTO cordons (worker, reason) VALUES ('w', repeat('x', 501))")
 
     assert refused.value.code is ErrorCode.INVALID_REQUEST
     with pytest.raises(RequestError) as refused:
-        async with connect.looking() as connection:
+        async with connect.read() as connection:
             await connection.fetchval("SELECT $1::text", "a\0b")
     assert refused.value.code is ErrorCode.INVALID_REQUEST
