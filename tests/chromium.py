@@ -1,7 +1,6 @@
-"""A headless Chromium in a test's hands, spoken to by its own DevTools protocol: no driver, no further package."""
+"""A headless Chromium, controlled by its DevTools protocol without a driver or a further package."""
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -19,7 +18,7 @@ MISSING = "No Chromium on PATH: install it (apt-get install chromium), or leave 
 
 
 class Tab:
-    """One page. `faults` are errors in its console, exceptions, and what it could not load or was not allowed to."""
+    """One page. `faults` are errors in its console, exceptions, and resources that it could not load."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -27,27 +26,28 @@ class Tab:
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.faults: list[str] = []
 
-    async def hear(self) -> None:
-        """Read what the browser says, until it goes."""
+    async def read(self) -> None:
+        """Read messages of the browser until it closes the socket."""
         async for message in self._socket:
-            told = json.loads(message.data)
-            if "id" in told:
-                self._answers.pop(told["id"]).set_result(told)
-            elif told["method"] == "Runtime.exceptionThrown":
-                self.faults.append(json.dumps(told["params"]["exceptionDetails"]))
-            elif told["method"] == "Log.entryAdded" and told["params"]["entry"]["level"] == "error":
-                self.faults.append(told["params"]["entry"]["text"] + " " + told["params"]["entry"].get("url", ""))
-            elif told["method"] == "Runtime.consoleAPICalled" and told["params"]["type"] == "error":
-                self.faults.append(json.dumps(told["params"]["args"]))
+            event = json.loads(message.data)
+            params = event.get("params", {})
+            if "id" in event:
+                self._answers.pop(event["id"]).set_result(event)
+            elif event["method"] == "Runtime.exceptionThrown":
+                self.faults.append(json.dumps(params["exceptionDetails"]))
+            elif event["method"] == "Log.entryAdded" and params["entry"]["level"] == "error":
+                self.faults.append(params["entry"]["text"] + " " + params["entry"].get("url", ""))
+            elif event["method"] == "Runtime.consoleAPICalled" and params["type"] == "error":
+                self.faults.append(json.dumps(params["args"]))
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """One command of the protocol that must succeed."""
-        told = await self._told(method, params)
-        assert "error" not in told, told
-        result: dict[str, Any] = told["result"]
+        response = await self._send(method, params)
+        assert "error" not in response, response
+        result: dict[str, Any] = response["result"]
         return result
 
-    async def _told(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def _send(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         number = next(self._ids)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
@@ -55,23 +55,14 @@ class Tab:
             return await answer
 
     async def value(self, expression: str) -> Any:
-        """What an expression is in the page; None while the page is being loaded."""
+        """The value of an expression in the page; None while the page is being loaded."""
         params = {"expression": expression, "returnByValue": True, "awaitPromise": True}
-        told = await self._told("Runtime.evaluate", params)
-        return told.get("result", {}).get("result", {}).get("value")
+        response = await self._send("Runtime.evaluate", params)
+        return response.get("result", {}).get("result", {}).get("value")
 
     async def until(self, expression: str, what: str, timeout_s: float = 10.0) -> Any:
         """The first truthy value of an expression."""
         return await eventually(lambda: self.value(expression), what, timeout_s)
-
-    async def picture(self, width: int = 1280, height: int = 1500) -> bytes:
-        """A screenshot, as PNG."""
-        await self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
-        await asyncio.sleep(0.5)  # It has to be laid out anew; this is for people to look at, no test waits for it.
-        told = await self.call("Page.captureScreenshot", captureBeyondViewport=False)
-        return base64.b64decode(told["data"])
 
 
 @contextlib.asynccontextmanager
@@ -103,12 +94,12 @@ async def chromium(home: Path, url: str) -> AsyncIterator[Tab]:
 @contextlib.asynccontextmanager
 async def _tab(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[Tab]:
     tab = Tab(socket)
-    hearing = asyncio.create_task(tab.hear())
+    reading = asyncio.create_task(tab.read())
     try:
         yield tab
     finally:
-        hearing.cancel()
-        await asyncio.gather(hearing, return_exceptions=True)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 def _port(profile: Path) -> int | None:

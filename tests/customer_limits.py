@@ -1,4 +1,4 @@
-"""Literal limits for tests: what is in force, what is left, and the base limits of an identity."""
+"""Literal limits for tests: limits in force, remaining values, and the base limits of an identity."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,7 +49,7 @@ def remaining(
     in_use: int = 0,
     quotas: Sequence[tuple[int, int]] = (),
 ) -> RemainingLimits:
-    """What is left, of tokens only where they are limited."""
+    """Remaining values; of tokens only if they are limited."""
     return RemainingLimits([Level(requests, reset_ms), *([tokens] if tokens else [])], in_use, quotas)
 
 

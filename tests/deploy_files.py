@@ -1,4 +1,4 @@
-"""What is in deploy/: its manifests as data, and what the containers in them run."""
+"""The files of deploy/: manifests as data, and the commands of their containers."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -46,7 +46,7 @@ def named(kind: str, name: str) -> dict[str, Any]:
 
 
 def pod_specs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and pod of everything that runs one."""
+    """Name and pod of every deployment and job."""
     for _, found in objects():
         if found["kind"] in {"Deployment", "Job"}:
             yield found["metadata"]["name"], found["spec"]["template"]["spec"]
@@ -59,7 +59,7 @@ def compose_services() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def commands() -> Iterator[list[str]]:
-    """What is run by the `tierlane` of an image: arguments, the verb first."""
+    """The arguments of `tierlane` in containers and units, the verb first."""
     for _, pod in pod_specs():
         yield from (c["args"] for c in pod["containers"] if c["image"].startswith("tierlane-"))
     for _, service in compose_services():
@@ -72,7 +72,7 @@ def commands() -> Iterator[list[str]]:
 
 
 def unit(path: Path) -> dict[str, list[str]]:
-    """The values of a unit of systemd by name, whatever section they are in."""
+    """The values of a systemd unit by name, of all sections."""
     found: dict[str, list[str]] = {}
     for line in text_of(path).splitlines():
         name, is_set, value = line.partition("=")

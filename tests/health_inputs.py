@@ -6,7 +6,7 @@ from gateway.operations.health_checks import HealthInputs
 
 
 def health_inputs(**changes: Any) -> HealthInputs:
-    """`changes`: the observation, and every input that differs from a healthy gateway."""
+    """`changes`: the observation, and every input that differs from those of a healthy gateway."""
     fields: dict[str, Any] = {
         "look_age_s": 0.1,
         "redis_problem": None,

@@ -1,4 +1,4 @@
-"""The key-leak check: a Redis key without a TTL that is not on the permanent list is a leak."""
+"""A Redis key without a TTL that is not in the list of permanent keys is a leak."""
 
 from redis.asyncio import Redis
 
@@ -6,7 +6,7 @@ from scheduler.redis_client.keys import Keys
 
 
 async def leaked_keys(client: Redis) -> list[str]:
-    """Every key that would live for ever and may not."""
+    """All leaked keys."""
     leaks = []
     async for raw in client.scan_iter(count=1000):
         key = raw.decode()

@@ -1,4 +1,4 @@
-"""Open-loop load for tests: every request carries a secret that its answer must echo, every outcome is kept."""
+"""Open-loop load for tests: each request has a secret that its output must contain, and each result is kept."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ from stack import Stack
 
 
 class Answer(NamedTuple):
-    """What one request got: `request_id` is None where the connection gave no answer at all."""
+    """The result of one request: `request_id` is None if the connection broke without a response."""
 
     tier: str
     request_id: str | None
@@ -29,12 +29,12 @@ class Answer(NamedTuple):
 async def ask(
     session: aiohttp.ClientSession, stack: Stack, tier: str, key: str, url: str, model: str | None = None
 ) -> Answer:
-    """One request, one answer."""
+    """Send one request."""
     secret = secrets.token_hex(8)
-    wish = {"input": secret} if model is None else {"input": secret, "model": model}
+    request = {"input": secret} if model is None else {"input": secret, "model": model}
     began = time.monotonic()
     try:
-        async with session.post(f"{url}/v1/inference", json=wish, headers={"Authorization": f"Bearer {key}"}) as r:
+        async with session.post(f"{url}/v1/inference", json=request, headers={"Authorization": f"Bearer {key}"}) as r:
             body = await r.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError):
         return Answer(tier, None, 0, None, False, time.monotonic() - began)
@@ -52,8 +52,8 @@ async def ask(
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: a full one takes 150 ms with ten thousand requests open, and the requests that are
-    due then leave in one burst, of which a system at 80 % of its capacity rightly rejects some of the lowest tier.
+    """No garbage collection in the block: a full one takes 150 ms with ten thousand open requests, and the requests that are
+    due then are sent in one burst, of which a system at 80 % of its capacity rejects some of the lowest tier.
     """
     gc.collect()
     gc.disable()
@@ -72,24 +72,24 @@ async def load(
     *,
     done: Callable[[], bool] = lambda: True,
 ) -> list[Answer]:
-    """`rate` requests/s for so long, and on until `done`, the tiers in turn; returns every answer, in the order of sending."""
+    """Send `rate` requests/s for `seconds` and until `done`, with the tiers in turn; return all results in order."""
     url, keys = stack.url, {tier: stack.key(tier) for tier in tiers}
     session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=10))
     async with session:
         with no_collection():
             began = time.monotonic()
-            asked: list[asyncio.Task[Answer]] = []
+            tasks: list[asyncio.Task[Answer]] = []
             for i in count():
                 if i >= int(rate * seconds) and done():
                     break
                 await asyncio.sleep(max(0.0, began + i / rate - time.monotonic()))
                 tier = tiers[i % len(tiers)]
-                asked.append(asyncio.create_task(ask(session, stack, tier, keys[tier], url, model)))
-            return list(await asyncio.gather(*asked))
+                tasks.append(asyncio.create_task(ask(session, stack, tier, keys[tier], url, model)))
+            return list(await asyncio.gather(*tasks))
 
 
 def verdict(answers: list[Answer]) -> dict[str, int]:
-    """What went wrong, by kind: all zero in a system that keeps its promise."""
+    """The number of results that break a guarantee, by kind."""
     ids = [a.request_id for a in answers]
     return {
         "unanswered": ids.count(None),
@@ -101,7 +101,7 @@ def verdict(answers: list[Answer]) -> dict[str, int]:
 
 
 def unwell(answers: list[Answer]) -> list[Answer]:
-    """The answers that a verdict counts as failed, for the message of a test: a code says more than a number."""
+    """The results that are not 200, for the message of a test."""
     return [a for a in answers if a.status != 200]
 
 
@@ -109,7 +109,7 @@ ALL_WELL = dict.fromkeys(verdict([]), 0)
 
 
 async def one_row_each(stack: Stack, answers: list[Answer]) -> int:
-    """Every answered request has one closed row that says the same; returns how many needed a second attempt."""
+    """Check that each request has one completed row; return the number of those with several attempts."""
     rows = await stack.audited([a.request_id for a in answers if a.request_id])
     assert {r["status"] for r in rows.values()} == {"completed"}
     return sum(row["attempts"] > 1 for row in rows.values())

@@ -1,4 +1,4 @@
-"""Who watches a stack in tests: of each gateway its health, asked again and again, and its page, heard as a browser hears it."""
+"""Observers of a gateway in tests: its health, which is polled, and the event stream of its dashboard."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ GIVE_UP_S = 1.0
 
 
 class Told(NamedTuple):
-    """One document, and when it came (monotonic seconds)."""
+    """One document, and its time (monotonic seconds)."""
 
     at: float
     document: Document
 
 
 class Onlooker:
-    """What one of them heard, the oldest first."""
+    """The documents of one observer, the oldest first."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -33,15 +33,15 @@ class Onlooker:
         self.heard.append(Told(time.monotonic(), document))
 
     def first(self, since: float, says: Callable[[Document], bool]) -> float | None:
-        """Seconds from `since` until it was first told what `says` looks for; None where it was not."""
+        """Seconds from `since` until the first document for which `says` is true, or None."""
         return next((at - since for at, document in self.heard if at >= since and says(document)), None)
 
     def says(self, what: Callable[[Document], bool]) -> bool:
-        """Whether the latest does."""
+        """Whether it is true for the latest document."""
         return bool(self.heard) and what(self.heard[-1].document)
 
     def story(self, since: float) -> str:
-        """What it was told since then, in short and without repeats, for a failing test."""
+        """The documents since then, shortened and without repeats, for a failing test."""
         told: list[str] = []
         for at, document in self.heard:
             short = f"{document['status']}, {document['healthy_gpus']} GPUs, {list(document['reasons'])}"
@@ -74,9 +74,9 @@ async def _listen(session: aiohttp.ClientSession, url: str, onlooker: Onlooker) 
 
 @contextlib.asynccontextmanager
 async def onlookers(url: str, token: str, name: str) -> AsyncIterator[list[Onlooker]]:
-    """One at the health and one at the page of the gateway at `url`, until the block ends."""
+    """One of the health and one of the dashboard of the gateway at `url`, until the block ends."""
     found = [Onlooker(f"{name} health"), Onlooker(f"{name} page")]
-    # A page of 15 minutes is one long line.
+    # The history of 15 minutes is one long line.
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, read_bufsize=1 << 22) as session:
         tasks = [
             asyncio.create_task(watch(session, url, who)) for watch, who in zip((_ask, _listen), found, strict=True)

@@ -15,11 +15,11 @@ from tierlane.up.data_dir import held_port
 
 
 def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
-    seen = stack.read()
+    addresses = stack.read()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERLANE_")} | {
-        "TIERLANE_REDIS_URL": seen["redis_url"],
-        "TIERLANE_DATABASE_URL": seen["database_url"],
-        "TIERLANE_SERVICE_TOKEN": seen["service_token"],
+        "TIERLANE_REDIS_URL": addresses["redis_url"],
+        "TIERLANE_DATABASE_URL": addresses["database_url"],
+        "TIERLANE_SERVICE_TOKEN": addresses["service_token"],
         "TIERLANE_PORT": str(port),
         "TIERLANE_DATA_DIR": str(home / "second"),
     }
@@ -30,7 +30,7 @@ def _start(stack: Stack, home: Path, port: int) -> subprocess.Popen[bytes]:
 
 @asynccontextmanager
 async def second_gateway(stack: Stack, home: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
-    """Another gateway on the same Redis and PostgreSQL: its process and its address."""
+    """A second gateway on the same Redis and PostgreSQL: its process and its address."""
     with held_port("127.0.0.1", 0) as port:
         process = _start(stack, home, port)
         url = f"http://127.0.0.1:{port}"
@@ -44,7 +44,7 @@ async def second_gateway(stack: Stack, home: Path) -> AsyncIterator[tuple[subpro
 
 async def _ready(url: str) -> bool:
     try:
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
-            return answer.status == 200
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as response:
+            return response.status == 200
     except aiohttp.ClientError:
         return False

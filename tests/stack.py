@@ -1,4 +1,4 @@
-"""A running stack in a test's hands: its addresses, its processes, its audit."""
+"""A running stack for tests: its addresses, processes and audit rows."""
 
 import json
 import os
@@ -23,7 +23,7 @@ START_TIMEOUT_S = 90.0
 
 
 class Stack:
-    """What `stack.json` says, read anew whenever it is asked, since processes restart."""
+    """The content of `stack.json`, which is read for each access, since processes restart."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -55,14 +55,14 @@ class Stack:
             return await r.json(content_type=None)
 
     async def healthy(self, gpus: int, timeout_s: float = 20.0) -> None:
-        """Wait until health counts so many GPUs and no reason to worry; a gateway that the test killed stays missed."""
+        """Wait until health has so many GPUs and no reason, except a gateway that the test killed."""
 
-        async def well() -> bool:
-            seen = await self.health()
-            worries = [reason for reason in seen["reasons"] if "gateway is lost" not in reason]
-            return bool(seen["healthy_gpus"] == gpus and not worries)
+        async def healthy() -> bool:
+            health = await self.health()
+            reasons = [reason for reason in health["reasons"] if "gateway is lost" not in reason]
+            return bool(health["healthy_gpus"] == gpus and not reasons)
 
-        await eventually(well, f"{gpus} healthy GPUs", timeout_s)
+        await eventually(healthy, f"{gpus} healthy GPUs", timeout_s)
 
     async def rows(self, ids: list[str]) -> dict[str, list[asyncpg.Record]]:
         """The audit rows of these requests, by id."""
@@ -77,16 +77,14 @@ class Stack:
         return rows
 
     async def audited(self, ids: list[str]) -> dict[str, asyncpg.Record]:
-        """One closed audit row for each id, once they are all there; fails where one has none or several."""
+        """One closed audit row for each id, once all exist; fails if an id has none or several."""
 
         async def closed() -> dict[str, asyncpg.Record]:
             rows = await self.rows(ids)
-            several = [i for i, found in rows.items() if len(found) > 1]
-            assert several == []
-            whole = {
-                i: found[0] for i, found in rows.items() if found and found[0]["status"] in ("completed", "failed")
-            }
-            return whole if len(whole) == len(ids) else {}
+            assert [i for i, found in rows.items() if len(found) > 1] == []
+            first = {i: found[0] for i, found in rows.items() if found}
+            ended = {i: row for i, row in first.items() if row["status"] in ("completed", "failed")}
+            return ended if len(ended) == len(ids) else {}
 
         return await eventually(closed, f"{len(ids)} closed audit rows", 20.0) if ids else {}
 
@@ -99,9 +97,9 @@ def free_port() -> int:
 
 @contextmanager
 def start_stack(home: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Stack]:
-    """Run `tierlane up` until the block ends; its output is in `<home>/up.log`. `environment` is added to ours.
+    """Run `tierlane up` until the block ends; its output is in `<home>/up.log`. `environment` is added to that of the test.
 
-    One gateway and one scheduler unless `options` say otherwise: many tests look at the figures of a single one.
+    One gateway and one scheduler unless `options` say otherwise, since many tests compare the figures of a single one.
     """
     home.mkdir(exist_ok=True)
     data_dir, log = home / "data", home / "up.log"

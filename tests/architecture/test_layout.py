@@ -35,15 +35,7 @@ GATEWAY_MAY_IMPORT = {
     "jobs": {*LEAVES, "api", "http", "inference"},
     "operations": {
         *LEAVES,
-        "auth",
-        "autoscale",
-        "dead_letter_rerun",
-        "direct",
-        "heartbeat",
-        "http",
-        "limits",
-        "pool",
-        "pools",
+        *("auth", "autoscale", "dead_letter_rerun", "direct", "heartbeat", "http", "limits", "pool", "pools"),
     },
     "openapi": {*LEAVES, "api", "auth", "autoscale", "http", "inference", "jobs", "metrics", "operations"},
 }
@@ -59,7 +51,7 @@ OWNERS = {
 """Libraries that only these packages may import; `tierlane` and `gpu_pool` may use aiohttp's client."""
 
 WITH_TORCH = {f"gpu_pool.backends.hf.{name}" for name in ("causal", "embedding", "loading", "row")}
-"""Modules that bring torch, beside those of `tiny`: imported when a model is loaded, and not before."""
+"""Modules that import torch, beside those of `tiny`; they are imported when a model is loaded."""
 
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "base", "manager"}
 MOST_MODULES = 12
@@ -89,7 +81,7 @@ MODULES = sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """A file's syntax tree. Collection is held off: CPython 3.11 fails here when a finalizer runs meanwhile (gh-106905)."""
+    """A file's syntax tree. Garbage collection is off: CPython 3.11 fails here if a finalizer runs meanwhile (gh-106905)."""
     gc.disable()
     try:
         return ast.parse(path.read_text("utf-8"))
@@ -142,17 +134,17 @@ def test_import_arrows_within_gateway(part: str) -> None:
 
 
 def test_every_module_imports_alone() -> None:
-    """No module needs another to have been imported first, none warns, and only the model's own modules bring torch."""
+    """No module needs another to be imported before, none warns, and only modules of models import torch."""
     names = [module_name(path) for path in MODULES if path.name != "__main__.py"]
     probe = (
         "import sys, importlib, warnings\n"
         "warnings.simplefilter('error')\n"
-        f"ours = {PACKAGES!r}\n"
+        f"packages = {PACKAGES!r}\n"
         "for name in sys.stdin.read().split():\n"
         "    importlib.import_module(name)\n"
         "    if 'torch' in sys.modules:\n"
         "        print(name, 'imports torch'); break\n"
-        "    for loaded in [each for each in sys.modules if each.split('.')[0] in ours]:\n"
+        "    for loaded in [each for each in sys.modules if each.split('.')[0] in packages]:\n"
         "        del sys.modules[loaded]\n"
     )
     alone = [n for n in names if n.split(".")[0] in {"ratelimit", "scheduler", "gpu_pool"}]
@@ -188,26 +180,22 @@ def test_size_and_name(path: Path) -> None:
     assert ast.get_docstring(tree), "the docstring must name the concept of the module"
 
 
-def test_packages_are_small() -> None:
-    """A package holds at most 12 modules, without its __init__."""
-    count = Counter(path.parent for path in MODULES if path.name != "__init__.py")
-
-    assert {str(package.relative_to(ROOT)): n for package, n in count.items() if n > MOST_MODULES} == {}
-
-
-def test_short_modules_have_a_reason() -> None:
-    """A module under 60 lines is on the list, with the reason why no neighbour holds it; the list has at most 20."""
+def test_packages_are_small_and_modules_are_not() -> None:
+    """At most 12 modules in a package. A module under 60 lines is on the list with its reason; the list has at most 20."""
+    modules = [path for path in MODULES if path.name != "__init__.py"]
+    count = Counter(path.parent for path in modules)
     short = {
         str(path.relative_to(ROOT))
-        for path in MODULES
-        if path.name not in ("__init__.py", "__main__.py") and path.read_text("utf-8").count("\n") < FEWEST_LINES
+        for path in modules
+        if path.name != "__main__.py" and path.read_text("utf-8").count("\n") < FEWEST_LINES
     }
 
+    assert {str(package.relative_to(ROOT)): n for package, n in count.items() if n > MOST_MODULES} == {}
     assert short == SHORT.keys()
     assert len(SHORT) <= 20
 
 
-def test_no_class_name_stands_twice() -> None:
+def test_class_names_are_unique() -> None:
     """A class name is defined in one module only."""
     where = defaultdict(set)
     for path in MODULES:
@@ -219,7 +207,7 @@ def test_no_class_name_stands_twice() -> None:
 
 
 def test_imports_have_no_cycle() -> None:
-    """No module imports itself by way of others when it is loaded; imports inside functions do not count."""
+    """When modules are loaded; imports inside functions do not count."""
     known = {module_name(path): path for path in MODULES}
     graph = {name: set(_loaded_with(path, known)) - {name} for name, path in known.items()}
 
@@ -256,16 +244,11 @@ def test_lua_files(path: Path) -> None:
         assert "'KEYS'" not in text
 
 
-def test_the_project_speaks_of_itself_alone() -> None:
-    """No path of a machine, no steering folder, in any text that is kept."""
+def test_no_file_contains_paths_of_a_machine() -> None:
+    """In any text under version control."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     banned = ("/wo" + "rk/", "../sha" + "red", "/tmp/bash" + "_jobs")
-    wrong = [
-        name
-        for name in listed
-        if not name.endswith((".safetensors", ".png"))
-        and (ROOT / name).is_file()
-        and any(text in (ROOT / name).read_text("utf-8", errors="replace") for text in banned)
-    ]
+    paths = [ROOT / name for name in listed if not name.endswith((".safetensors", ".png"))]
+    texts = {path: path.read_text("utf-8", errors="replace") for path in paths if path.is_file()}
 
-    assert wrong == []
+    assert [str(path) for path, text in texts.items() if any(word in text for word in banned)] == []

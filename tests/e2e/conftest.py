@@ -1,4 +1,4 @@
-"""A whole stack for end-to-end tests: `tierlane up` as a user runs it, on a free port, stopped at the end."""
+"""Stacks for end-to-end tests: `tierlane up` on a free port, stopped at the end."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -25,7 +25,7 @@ def tiny_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 async def simulated(simulated_stack: Stack) -> AsyncIterator[Stack]:
-    """The simulated stack; after the test it is whole again and holds no leaked key."""
+    """The simulated stack; after the test it is healthy and has no leaked key."""
     yield simulated_stack
     await simulated_stack.healthy(4)
     client = command_client(simulated_stack.redis_url)

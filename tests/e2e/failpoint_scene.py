@@ -1,11 +1,11 @@
-"""A stack in which processes can be made to die in any gap, a light load on it, and what each request was told."""
+"""A stack in which processes die at failpoints, a light load on it, and the response to each request."""
 
 import asyncio
 import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -28,8 +28,8 @@ RATE = 40.0
 SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tierlane-auditor'"
 
 
-class Told(NamedTuple):
-    """One request: status 0 is a connection that broke. Times are monotonic seconds."""
+class Response(NamedTuple):
+    """The response to one request: status 0 is a connection that broke. Times are monotonic seconds."""
 
     trace: str
     sent: float
@@ -41,7 +41,7 @@ class Told(NamedTuple):
 
 
 class Load:
-    """Open loop: so many requests a second, each on a connection of its own, each with a trace and a secret."""
+    """Open loop: requests at a rate, each on a connection of its own, each with a trace and a secret."""
 
     def __init__(self, stack: Stack) -> None:
         self._url = f"{stack.url}/v1/inference"
@@ -50,47 +50,47 @@ class Load:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._open = 0
-        self.told: list[Told] = []
+        self.responses: list[Response] = []
 
     async def run(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        asked: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=10)) as session:
             while not self._stopping:
                 await self._flowing.wait()
-                asked.append(asyncio.create_task(self._ask(session, TIERS[len(asked) % len(TIERS)])))
+                tasks.append(asyncio.create_task(self._send(session, TIERS[len(tasks) % len(TIERS)])))
                 await asyncio.sleep(1 / RATE)
-            await asyncio.gather(*asked)
+            await asyncio.gather(*tasks)
 
     def stop(self) -> None:
         self._stopping = True
 
     async def pause(self) -> None:
-        """Send nothing more for now, and wait until nothing is under way."""
+        """Send no further request, and wait until none is open."""
         self._flowing.clear()
-        await eventually(lambda: not self._open, "every request is answered")
+        await eventually(lambda: not self._open, "a response to every request")
 
     def resume(self) -> None:
         self._flowing.set()
 
-    async def _ask(self, session: aiohttp.ClientSession, tier: str) -> None:
+    async def _send(self, session: aiohttp.ClientSession, tier: str) -> None:
         trace, secret, sent = secrets.token_hex(16), secrets.token_hex(8), time.monotonic()
         headers = {"Authorization": f"Bearer {self._keys[tier]}", "traceparent": f"00-{trace}-{'1' * 16}-01"}
         status, code, echoed, request_id = 0, "", False, ""
         self._open += 1
         try:
-            async with session.post(self._url, json={"input": secret}, headers=headers) as answer:
-                body = await answer.json(content_type=None)
-            status, request_id = answer.status, answer.headers["x-request-id"]
+            async with session.post(self._url, json={"input": secret}, headers=headers) as response:
+                body = await response.json(content_type=None)
+            status, request_id = response.status, response.headers["x-request-id"]
             code, echoed = str((body.get("error") or {}).get("code", "")), body.get("output") == secret[::-1]
         except (aiohttp.ClientError, TimeoutError):
             pass
         self._open -= 1
-        self.told.append(Told(trace, sent, time.monotonic(), status, code, echoed, request_id))
+        self.responses.append(Response(trace, sent, time.monotonic(), status, code, echoed, request_id))
 
 
 class Scene:
-    """The stack, the directory of armed failpoints, and a second scheduler, since `up` starts one only."""
+    """The stack, the directory of armed failpoints, and a second scheduler."""
 
     def __init__(self, stack: Stack, gaps: Path, client: Redis, db: "asyncpg.Connection[asyncpg.Record]") -> None:
         self.stack = stack
@@ -105,7 +105,7 @@ class Scene:
         self.gateway_deaths: list[tuple[float, float]] = []
 
     async def keep_standby(self) -> None:
-        """Keep a second scheduler running."""
+        """Keep the second scheduler running."""
         seen = self.stack.read()
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TIERLANE_")} | {
             "TIERLANE_REDIS_URL": seen["redis_url"],
@@ -126,22 +126,20 @@ class Scene:
                 await standby.wait()
 
     def arm(self, *names: str) -> None:
-        """Have a process die at each of these."""
-        self._at_risk = self._pids()
+        """A process dies at each of these failpoints."""
+        self._at_risk = {
+            pid for role in ("gateway", "worker", "model", "scheduler") for pid in self.stack.pids(role).values()
+        }
+        self._at_risk |= {self._standby.pid} if self._standby else set()
         for name in names:
             assert name in FAILPOINTS
             (self._gaps / name).touch()
 
-    def _pids(self) -> set[int]:
-        """Every process that could die."""
-        pids = {pid for role in ("gateway", "worker", "model", "scheduler") for pid in self.stack.pids(role).values()}
-        return pids | ({self._standby.pid} if self._standby else set())
-
-    async def crossing(self, *names: str, timeout_s: float = 15.0) -> None:
-        """Wait until processes have died at all of these, and are seen to be dead."""
+    async def crossing(self, *names: str) -> None:
+        """Wait until processes have died at all of these."""
         for name in names:
-            await eventually(lambda: not (self._gaps / name).exists(), f"somebody died at {name}", timeout_s)  # noqa: B023
-            self.timeline.append((time.monotonic(), f"somebody died at {name}"))
+            await eventually(lambda: not (self._gaps / name).exists(), f"a process dies at {name}", 15.0)  # noqa: B023
+            self.timeline.append((time.monotonic(), f"a process died at {name}"))
         self.crossed |= set(names)
         await eventually(lambda: sum(map(_dead, self._at_risk)) >= len(names), "they are dead")
 
@@ -154,10 +152,11 @@ class Scene:
         if role == "gateway":
             self.gateway_deaths.append((began, time.monotonic() + 0.5))
 
-    async def whole(self, role: str) -> None:
-        """Wait until all processes of a role are there and serve."""
-        ready = {"gateway": self._gateways, "worker": self._workers, "scheduler": self._schedulers}[role]
-        await eventually(ready, f"every {role} serves", 15.0)
+    async def whole(self, *roles: str) -> None:
+        """Wait until all processes of the roles serve."""
+        for role in roles:
+            ready = {"gateway": self._gateways, "worker": self._workers, "scheduler": self._schedulers}[role]
+            await eventually(ready, f"every {role} serves", 15.0)
 
     async def _gateways(self) -> bool:
         port = int(self.stack.url.rpartition(":")[2])
@@ -168,33 +167,30 @@ class Scene:
         seen = {worker.id: worker for worker in (await self._presence.observe([])).workers}
         return len(pids) == 2 and all(name in seen and _serves(seen[name], pid) for name, pid in pids.items())
 
-    async def draining(self, name: str) -> bool:
-        """Whether the worker has said that it drains."""
-        return await self.client.hget(Keys().gpu(name), "status") == b"draining"
-
     async def _schedulers(self) -> bool:
         return await self.db.fetchval(SESSIONS) == 2
 
-    async def looked_at(self) -> None:
-        """Wait until every gateway has looked at the pool from now on, and knows the doors of its workers."""
+    async def draining(self, name: str) -> bool:
+        return await self.client.hget(Keys().gpu(name), "status") == b"draining"
+
+    async def observed(self) -> None:
+        """Wait until every gateway has observed the pool again, and knows the direct endpoints of the workers."""
         now_s, _ = await self.client.time()
 
-        async def all_looked() -> bool:
-            beats = [await self.client.hget(f"gateway:{i.decode()}", "last_heartbeat") for i in await self._living()]
-            # A look follows each beat; where the second beat has come, the look after the first is over.
+        async def all_observed() -> bool:
+            living = await self.client.zrange(Keys().gateways, -2, -1)
+            beats = [await self.client.hget(f"gateway:{name.decode()}", "last_heartbeat") for name in living]
+            # An observation follows each heartbeat, so the first is complete when the second heartbeat was sent.
             return bool(beats) and all(heartbeat and float(heartbeat) > (now_s + 1) * 1000 + 500 for heartbeat in beats)
 
-        await eventually(all_looked, "every gateway has looked at the pool")
-
-    async def _living(self) -> list[bytes]:
-        return list(await self.client.zrange(Keys().gateways, -2, -1))
+        await eventually(all_observed, "every gateway has observed the pool")
 
     def spooled(self) -> int:
-        """How many bytes of audit wait in the spools of all gateways."""
-        return sum(path.stat().st_size for path in self.stack._file.parent.glob("gateway-*/spool/*.log*"))
+        """Bytes in the spools of all gateways."""
+        return sum(path.stat().st_size for path in self.stack.data_dir.glob("gateway-*/spool/*.log*"))
 
     async def rows(self) -> list[asyncpg.Record]:
-        """Every audit row, once nothing waits to be written and none is open any more."""
+        """Every audit row, once none is open and nothing waits to be written."""
 
         async def settled() -> list[asyncpg.Record]:
             if self.spooled() or [key async for key in self.client.scan_iter("outbox*")]:
@@ -202,7 +198,7 @@ class Scene:
             rows = await self.db.fetch("SELECT id, trace_id, status, http_status FROM requests")
             return rows if all(row["status"] in {"completed", "failed"} for row in rows) else []
 
-        return await eventually(settled, "every audit row is there and closed", 20.0)
+        return await eventually(settled, "every audit row is closed", 20.0)
 
 
 def _dead(pid: int) -> bool:
@@ -213,7 +209,7 @@ def _dead(pid: int) -> bool:
 
 
 def _serves(worker: WorkerView, pid: int) -> bool:
-    """Whether this very process has said that its model is ready: by pid, since start times are off by up to a second."""
+    """Whether the model of this process is ready: by pid, since start times are off by up to a second."""
     try:
         serves = worker.status in {"ready", "busy"} and psutil.Process(worker.model_pid).ppid() == pid
     except psutil.NoSuchProcess:
@@ -241,19 +237,3 @@ async def scene_on(stack: Stack, gaps: Path, client: Redis) -> AsyncIterator[Sce
         standby.cancel()
         await asyncio.gather(standby, return_exceptions=True)
         await db.close()
-
-
-def show(timeline: Sequence[tuple[float, str]], told: Sequence[Told]) -> None:
-    """What happened when, beside every request that went wrong: for whoever has to find out why."""
-    bad = [
-        (one.ended, f"{one.status} {one.code} after {one.ended - one.sent:.2f} s") for one in told if one.status != 200
-    ]
-    began = min(one.sent for one in told)
-    for at, text in sorted([*timeline, *bad]):
-        print(f"{at - began:7.2f} s  {text}")
-
-
-def broken_unexcused(told: Sequence[Told], deaths: Sequence[tuple[float, float]]) -> list[Told]:
-    """Requests without an answer while no gateway was dying."""
-    broken = [one for one in told if one.status == 0]
-    return [one for one in broken if not any(one.sent < end and one.ended > begin for begin, end in deaths)]

@@ -193,7 +193,10 @@ async def test_without_postgresql_nothing_is_done(client: Redis, redis_url: str)
         assert said["error"]["message"].endswith("), so nothing was changed.")
     async with running_stack(client, redis_url) as stack:
         status, said = await act(stack, UNCORDON, {"worker": "worker-1"})
-        assert (status, said["error"]["message"]) == (503, "This gateway does not use PostgreSQL, so nothing was changed.")
+        assert (status, said["error"]["message"]) == (
+            503,
+            "This gateway does not use PostgreSQL, so nothing was changed.",
+        )
 
 
 async def test_few_at_a_time(stack: Stack, db: Connection) -> None:

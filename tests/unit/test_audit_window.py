@@ -1,224 +1,184 @@
-"""The auditor's window: what it reads of its takes, what it holds, and what it lets go."""
+"""The auditor's window on the outbox: which entries are read, held until their requests end, and dropped."""
 
-from integration.auditor_bench import accepted, dead, ended, new_ids
+import pytest
+
+from integration.auditor_bench import accepted, ended, new_ids
 from ledger.audit.rows import Folded
 from ledger.audit.window import HoldPolicy, OutboxWindow
 from scheduler.protocol.audit_outbox import Record, Taken, encode_records, name_of
 
+POLICY = HoldPolicy(hold_s=1.0, deep_s=60.0, deep_open=1000, most_open=200_000, most_bytes=1_000_000)
 
-class Redis:
-    """The own list of an auditor, its window, and a clock."""
+
+@pytest.mark.parametrize(
+    ("age_s", "open_", "begun", "size", "keeps"),
+    [
+        # Few are open: a moment.
+        (0.9, 1, 1, 100, True),
+        (1.0, 1, 1, 100, False),
+        (0.9, 1, 50_000, 100, True),
+        (1.0, 999, 999, 100, False),
+        # A deep queue.
+        (1.0, 1000, 1000, 100, True),
+        (59.9, 100_000, 100_000, 100, True),
+        (60.0, 100_000, 100_000, 100, False),
+        # Most later requests have ended: the oldest is slow.
+        (1.0, 1000, 2000, 100, True),
+        (1.0, 1000, 2001, 100, False),
+        # Memory is bounded, also in the first moment.
+        (0.1, 200_000, 200_000, 100, True),
+        (0.1, 200_001, 200_001, 100, False),
+        (0.1, 1, 1, 1_000_000, True),
+        (0.1, 1, 1, 1_000_001, False),
+    ],
+)
+def test_how_long_the_oldest_open_request_is_held(age_s: float, open_: int, begun: int, size: int, keeps: bool) -> None:
+    """By its age, the number of open requests, and the size of the entries behind it."""
+    assert POLICY.keeps(age_s, open_, begun, size) is keeps
+
+
+class Outbox:
+    """The list of an auditor in Redis, its window, and a clock."""
 
     def __init__(self, limit: int = 100, **policy: float) -> None:
         self.now = 100.0
         self.limit = limit
         self.window = OutboxWindow(HoldPolicy(**policy), lambda: self.now)
-        self.own: list[bytes] = []
-        self.dropped: list[bytes] = []
+        self.entries: list[bytes] = []
 
     def add(self, *records: Record) -> None:
-        self.own.append(encode_records(list(records)))
+        self.entries.append(encode_records(list(records)))
 
     async def read(self, *, hold: bool = True) -> Folded:
         held, newest = self.window.held()
-        if held and (held > len(self.own) or name_of(self.own[held - 1]) != newest):
+        if held and (held > len(self.entries) or name_of(self.entries[held - 1]) != newest):
             return await self.window.read(Taken(0, [], more=True), hold=hold)
-        entries = self.own[held : held + self.limit]
+        entries = self.entries[held : held + self.limit]
         return await self.window.read(Taken(held, entries, len(entries) == self.limit), hold=hold)
+
+    async def read_ids(self, *, hold: bool = True) -> tuple[list[str], list[str]]:
+        """The ids of the accepted and of the ended records."""
+        folded = await self.read(hold=hold)
+        return sorted(folded.accepted), sorted(folded.ended)
 
     def drop(self) -> tuple[int, list[bytes]]:
         count, oldest, bad = self.window.written()
-        assert oldest == (name_of(self.own[0]) if self.own else "") or not count
+        assert oldest == (name_of(self.entries[0]) if self.entries else "") or not count
         self.window.dropped(count)
-        self.dropped += self.own[:count]
-        del self.own[:count]
+        del self.entries[:count]
         return count, bad
 
 
-def ids_of(folded: Folded) -> tuple[list[str], list[str]]:
-    return sorted(folded.accepted), sorted(folded.ended)
-
-
-async def test_what_is_whole_is_read_and_dropped_at_once() -> None:
-    """Nothing is held that has an end."""
-    redis = Redis()
-    first, second = new_ids(2)
-    redis.add(accepted(first), accepted(second))
-    redis.add(ended(first), ended(second), dead(second))
-
-    folded = await redis.read()
-
-    assert ids_of(folded) == ([first, second], [first, second])
-    assert list(folded.letters) == [second]
-    assert redis.drop() == (2, [])
-    assert len(redis.window) == 0
-    assert not await redis.read()
-
-
-async def test_what_has_only_begun_waits_for_its_end() -> None:
-    """It is one row then; its entry stays taken so long, and all behind it, and nothing of them is read twice."""
-    redis = Redis()
+async def test_an_open_request_is_held_until_its_end() -> None:
+    """It becomes one row. Its entry and all later ones stay in the list, and are not read twice."""
+    outbox = Outbox()
     whole, waiting = new_ids(2)
-    redis.add(ended(whole))
-    redis.add(accepted(waiting), accepted(whole))
+    outbox.add(ended(whole))
+    outbox.add(accepted(waiting), accepted(whole))
 
-    assert ids_of(await redis.read()) == ([whole], [whole])
-    assert redis.drop() == (1, [])
-    assert not await redis.read()
-    redis.now += 0.9
-    redis.add(ended(waiting))
+    assert await outbox.read_ids() == ([whole], [whole])
+    assert outbox.drop() == (1, [])
+    assert not await outbox.read()
+    outbox.now += 0.9
+    outbox.add(ended(waiting))
 
-    assert ids_of(await redis.read()) == ([waiting], [waiting])
-    assert redis.drop() == (2, [])
+    assert await outbox.read_ids() == ([waiting], [waiting])
+    assert outbox.drop() == (2, [])
 
 
-async def test_a_beginning_waits_no_longer_than_it_may() -> None:
-    """Then it is written open, and its end alone later."""
-    redis = Redis(hold_s=1.0)
+async def test_an_open_request_is_written_open_after_the_hold_time() -> None:
+    """Its end is written alone later."""
+    outbox = Outbox(hold_s=1.0)
     old, young = new_ids(2)
-    redis.add(accepted(old))
-    await redis.read()
-    redis.now += 0.6
-    redis.add(accepted(young))
-    await redis.read()
-    redis.now += 0.5
+    outbox.add(accepted(old))
+    await outbox.read()
+    outbox.now += 0.6
+    outbox.add(accepted(young))
+    await outbox.read()
+    outbox.now += 0.5
 
-    assert ids_of(await redis.read()) == ([old], [])
-    assert redis.drop() == (1, [])
-    redis.add(ended(old))
-    assert ids_of(await redis.read()) == ([], [old])
-    assert redis.drop() == (0, [])  # the young one is before it
-    redis.now += 0.6
-    assert ids_of(await redis.read()) == ([young], [])
-    assert redis.drop() == (2, [])
+    assert await outbox.read_ids() == ([old], [])
+    assert outbox.drop() == (1, [])
+    outbox.add(ended(old))
+    assert await outbox.read_ids() == ([], [old])
+    assert outbox.drop() == (0, [])  # the entry of the young one is before it
+    outbox.now += 0.6
+    assert await outbox.read_ids() == ([young], [])
+    assert outbox.drop() == (2, [])
 
 
-async def test_without_holding_all_is_read() -> None:
-    """At the end: nothing is left for the next auditor."""
-    redis = Redis()
+async def test_without_hold_everything_is_read() -> None:
+    """At shutdown nothing is left for the next auditor."""
+    outbox = Outbox()
     held, new = new_ids(2)
-    redis.add(accepted(held))
-    assert not await redis.read()
-    redis.add(accepted(new))
+    outbox.add(accepted(held))
+    assert not await outbox.read()
+    outbox.add(accepted(new))
 
-    assert ids_of(await redis.read(hold=False)) == ([held, new], [])
-    assert redis.drop() == (2, [])
-
-
-async def test_of_two_beginnings_the_first_stands_across_takes() -> None:
-    """As within one."""
-    redis = Redis()
-    (request_id,) = new_ids(1)
-    redis.add(accepted(request_id))
-    await redis.read()
-    redis.add(accepted(request_id, tier="free"), ended(request_id))
-
-    folded = await redis.read()
-
-    assert folded.accepted == {request_id: accepted(request_id)}
-    assert redis.drop() == (2, [])
-    assert not await redis.read()
+    assert await outbox.read_ids(hold=False) == ([held, new], [])
+    assert outbox.drop() == (2, [])
 
 
-async def test_what_was_forgotten_is_read_again() -> None:
-    """Where it is not known what was written, all of it is written again."""
-    redis = Redis()
+async def test_forgotten_entries_are_read_again() -> None:
+    """If it is not known whether a write succeeded, everything is written again."""
+    outbox = Outbox()
     whole, waiting = new_ids(2)
-    redis.add(accepted(waiting), accepted(whole), ended(whole))
-    assert ids_of(await redis.read()) == ([whole], [whole])
+    outbox.add(accepted(waiting), accepted(whole), ended(whole))
+    assert await outbox.read_ids() == ([whole], [whole])
 
-    redis.window.forget()
+    outbox.window.forget()
 
-    redis.add(ended(waiting))
-    assert ids_of(await redis.read()) == (sorted([waiting, whole]), sorted([waiting, whole]))
-    assert redis.drop() == (2, [])
+    outbox.add(ended(waiting))
+    assert await outbox.read_ids() == (sorted([waiting, whole]), sorted([waiting, whole]))
+    assert outbox.drop() == (2, [])
 
 
 async def test_entries_that_redis_has_lost() -> None:
-    """What had begun in them is written, for it may be known nowhere else; whatever is there is read as new then."""
+    """Their open requests are written, since no other process may know them; the present entries are read as new."""
     one, two, new = new_ids(3)
     for left in ([], [encode_records([accepted(new), ended(new)])], [encode_records([accepted(two)])]):
-        redis = Redis()
-        redis.add(accepted(one))
-        redis.add(accepted(two))
-        await redis.read()
-        redis.own = list(left)
+        outbox = Outbox()
+        outbox.add(accepted(one))
+        outbox.add(accepted(two))
+        await outbox.read()
+        outbox.entries = list(left)
 
-        folded = await redis.read()
-
-        assert ids_of(folded) == (sorted([one, two]), [])
-        assert len(redis.window) == 0
-        await redis.read(hold=False)
-        assert redis.drop() == (len(left), [])
+        assert await outbox.read_ids() == (sorted([one, two]), [])
+        assert len(outbox.window) == 0
+        await outbox.read(hold=False)
+        assert outbox.drop() == (len(left), [])
 
 
-async def test_where_many_are_open_they_wait_for_longer() -> None:
-    """As a deep queue does, in order: each is one row, written once. At the end of it the last ones are let go."""
+async def test_a_deep_queue_is_held_longer() -> None:
+    """Each request is written once, as one row; the last few are let go with the queue."""
     ids = new_ids(40)
-    redis = Redis(hold_s=1.0, deep_s=60.0, deep_open=10)
+    outbox = Outbox(hold_s=1.0, deep_s=60.0, deep_open=10)
     for request_id in ids:
-        redis.add(accepted(request_id))
-    await redis.read()
+        outbox.add(accepted(request_id))
+    await outbox.read()
     for request_id in ids[:30]:
-        redis.now += 1.5
-        redis.add(ended(request_id))
-        assert ids_of(await redis.read()) == ([request_id], [request_id])
-        assert redis.drop()[0] == 1
+        outbox.now += 1.5
+        outbox.add(ended(request_id))
+        assert await outbox.read_ids() == ([request_id], [request_id])
+        assert outbox.drop()[0] == 1
 
-    redis.add(ended(ids[30]))
-    assert ids_of(await redis.read()) == (ids[30:], [ids[30]])  # Nine are not many.
-    assert redis.drop() == (41, [])
-
-
-async def test_nothing_waits_for_longer_than_the_longest() -> None:
-    """Requests that nobody will end get their row, and with it somebody who closes it."""
-    ids = new_ids(40)
-    redis = Redis(hold_s=1.0, deep_s=60.0, deep_open=10)
-    for request_id in ids:
-        redis.add(accepted(request_id))
-    await redis.read()
-    redis.now += 59.9
-    assert not await redis.read()
-    redis.now += 0.1
-    assert ids_of(await redis.read()) == (ids, [])
+    outbox.add(ended(ids[30]))
+    assert await outbox.read_ids() == (ids[30:], [ids[30]])  # Nine are not a deep queue.
+    assert outbox.drop() == (41, [])
 
 
-async def test_a_slow_request_does_not_keep_the_rest() -> None:
-    """It is let go once it keeps twice what is open, though many are."""
-    slow, *ids = new_ids(100)
-    redis = Redis(hold_s=1.0, deep_s=60.0, deep_open=10)
-    redis.add(accepted(slow))
-    for request_id in ids[:20]:
-        redis.add(accepted(request_id))
-    await redis.read()
-    redis.now += 2
-    kept = []
-    for begins, ends in zip(ids[20:], ids, strict=False):
-        redis.add(accepted(begins), ended(ends))
-        folded = await redis.read()
-        kept.append(len(redis.own))
-        assert folded.accepted.keys() - {slow} == {ends}
-        redis.drop()
-
-    assert max(kept) < 45
-    assert encode_records([accepted(slow)]) in redis.dropped
-
-
-async def test_bad_records_go_with_their_entry() -> None:
-    """They are set aside when it is dropped, so that after a crash none is set aside twice; so are refused rows."""
-    redis = Redis()
+async def test_bad_records_are_set_aside_when_their_entry_is_dropped() -> None:
+    """So that none is set aside twice after a crash; this includes rejected rows."""
+    outbox = Outbox()
     waiting, whole = new_ids(2)
-    redis.add(accepted(waiting))
-    redis.own.append(b"\xc1")
-    redis.add(accepted(whole), ended(whole))
-    await redis.read()
-    redis.window.set_aside([b"refused"])
-    assert redis.drop() == (0, [])
+    outbox.add(accepted(waiting))
+    outbox.entries.append(b"\xc1")
+    outbox.add(accepted(whole), ended(whole))
+    await outbox.read()
+    outbox.window.set_aside([b"refused"])
+    assert outbox.drop() == (0, [])
 
-    redis.add(ended(waiting))
-    await redis.read()
+    outbox.add(ended(waiting))
+    await outbox.read()
 
-    assert redis.drop() == (4, [b"\xc1", b"refused"])
-    redis.own.append(b"\xc1")
-    await redis.read()
-    assert redis.drop() == (1, [b"\xc1"])
+    assert outbox.drop() == (4, [b"\xc1", b"refused"])

@@ -1,4 +1,4 @@
-"""A gateway may open as many files as the system lets it."""
+"""The limit of open files of a gateway."""
 
 import subprocess
 import sys
@@ -15,10 +15,10 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 @pytest.mark.parametrize(("hard", "connections", "warned"), [(4000, 1000, False), (500, 1000, True)])
-def test_the_soft_limit_is_raised_to_the_hard_one(hard: int, connections: int, warned: bool) -> None:
-    """Where even the hard limit is too low for the connections allowed, a line says so."""
+def test_the_soft_limit_is_raised_to_the_hard_limit(hard: int, connections: int, warned: bool) -> None:
+    """A hard limit that is too low for the allowed connections is logged."""
     command = [sys.executable, "-c", PROBE, str(hard), str(connections)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
 
-    assert ran.stdout.strip().endswith(str(hard))
-    assert ("few_files" in ran.stdout) is warned
+    assert done.stdout.strip().endswith(str(hard))
+    assert ("few_files" in done.stdout) is warned

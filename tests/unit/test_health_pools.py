@@ -1,4 +1,4 @@
-"""Health of several pools: one document, which names the pool wherever it matters."""
+"""Health of a gateway that serves several pools: one document made of those of the pools."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def tier(**changes: Any) -> TierHealth:
 
 
 def document(status: Status = "healthy", *reasons: str, **changes: Any) -> tuple[int, Health]:
-    found: Any = {
+    fields: Any = {
         "status": status,
         "reasons": list(reasons),
         "gpu_utilization": 0.5,
@@ -41,11 +41,11 @@ def document(status: Status = "healthy", *reasons: str, **changes: Any) -> tuple
         "audit_lag_ms": 5,
         "checks": {"gpus:healthy": []},
     }
-    return (503 if status == "down" else 200), found | changes
+    return (503 if status == "down" else 200), fields | changes
 
 
-def test_one_pool_is_told_as_it_is() -> None:
-    """Nothing is added for who has a single pool."""
+def test_a_single_pool_keeps_its_document() -> None:
+    """Nothing is added for a gateway with one pool."""
     assert merge_pools({"default": document("degraded", "x")}) == document("degraded", "x")
 
 
@@ -53,21 +53,20 @@ def test_one_pool_is_told_as_it_is() -> None:
     ("own", "other", "status", "http"),
     [
         ("healthy", "healthy", "healthy", 200),
-        ("healthy", "degraded", "degraded", 200),
         ("healthy", "down", "degraded", 200),
         ("down", "healthy", "degraded", 200),
         ("down", "down", "down", 503),
     ],
 )
-def test_it_is_down_only_where_no_pool_serves(own: Status, other: Status, status: Status, http: int) -> None:
-    """A load balancer that hears `down` takes the gateway away, from the pools that serve as well."""
-    code, found = merge_pools({"default": document(own), "slow": document(other)})
+def test_the_gateway_is_down_only_if_all_pools_are(own: Status, other: Status, status: Status, http: int) -> None:
+    """A load balancer removes a gateway that is down from all of its pools."""
+    code, merged = merge_pools({"default": document(own), "slow": document(other)})
 
-    assert (code, found["status"]) == (http, status)
+    assert (code, merged["status"]) == (http, status)
 
 
-def test_amounts_are_added_up_and_the_worst_is_told() -> None:
-    """GPUs, queues and rates add up; a percentile or a ratio does not. Utilisation and padding count by GPU."""
+def test_figures_are_sums_or_the_worst_value() -> None:
+    """GPUs, queues and rates are summed, shares are weighted by GPUs, percentiles and ratios are the worst of all pools."""
     other = document(
         gpu_utilization=0.9,
         padding_waste=0.4,
@@ -75,32 +74,23 @@ def test_amounts_are_added_up_and_the_worst_is_told() -> None:
         total_gpus=7,
         audit_lag_ms=None,
         dlq=3,
-        tiers={"free": tier(depth=4, oldest_ms=90.0, effective_limit_ratio=0.5, p95_ms=20.0)},
+        tiers={"free": tier(depth=4, oldest_ms=90.0, effective_limit_ratio=0.5, p95_ms=20.0), "new": tier(depth=7)},
     )
-    _, found = merge_pools({"default": document(), "slow": other})
+    _, merged = merge_pools({"default": document(), "slow": other})
 
-    assert (found["healthy_gpus"], found["total_gpus"], found["queue_depth"], found["dlq"]) == (8, 9, 2, 3)
-    assert (found["gpu_utilization"], found["capacity_rps"], found["audit_lag_ms"]) == (0.8, 200.0, None)
-    assert found["padding_waste"] == 0.3
-    assert found["pools"]["slow"]["padding_waste"] == 0.4
-    assert found["tiers"]["free"] == tier(
+    assert (merged["healthy_gpus"], merged["total_gpus"], merged["queue_depth"], merged["dlq"]) == (8, 9, 2, 3)
+    assert (merged["gpu_utilization"], merged["capacity_rps"], merged["audit_lag_ms"]) == (0.8, 200.0, None)
+    assert (merged["padding_waste"], merged["pools"]["slow"]["padding_waste"]) == (0.3, 0.4)
+    assert merged["tiers"]["free"] == tier(
         depth=5, oldest_ms=90.0, effective_limit_ratio=0.5, allocated_rps=10.0, shed_per_second=1.0
     )
+    assert merged["tiers"]["new"]["depth"] == 7  # A tier that only one pool's document has yet.
 
 
-def test_reasons_name_their_pool() -> None:
-    """What all pools say is no pool's fault, and is said once."""
+def test_reasons_and_checks_name_their_pool() -> None:
+    """A reason that all pools have is given once, without a pool."""
     first, second = document("degraded", "PostgreSQL is away."), document("down", "PostgreSQL is away.", "No GPU.")
-    _, found = merge_pools({"default": first, "slow": second})
+    _, merged = merge_pools({"default": first, "slow": second})
 
-    assert found["reasons"] == ["PostgreSQL is away.", "Pool slow: No GPU."]
-    assert sorted(found["checks"]) == ["gpus:healthy", "slow/gpus:healthy"]
-
-
-def test_a_tier_that_came_in_between_is_told_of_those_that_have_it() -> None:
-    """Each pool's document is made at a moment of its own."""
-    before, after = document(tiers={"free": tier()}), document(tiers={"free": tier(), "new": tier(depth=7)})
-
-    for found in ({"a": before, "b": after}, {"a": after, "b": before}):
-        told = merge_pools(found)[1]["tiers"]
-        assert {name: row["depth"] for name, row in told.items()} == {"free": 2, "new": 7}
+    assert merged["reasons"] == ["PostgreSQL is away.", "Pool slow: No GPU."]
+    assert sorted(merged["checks"]) == ["gpus:healthy", "slow/gpus:healthy"]

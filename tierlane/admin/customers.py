@@ -16,21 +16,20 @@ from ledger.admin.customers import set_quota as upsert_quota
 from ledger.admin.rows import check_tier, count_of, find_customer, find_key, list_customers, list_keys, list_quotas
 from ledger.postgres import Connection
 from ledger.schema.catalog import customers, tiers
-from tierlane.admin.options import CUSTOMER_LIMITS, CUSTOMER_TIER, VerbCall, Work
-from tierlane.admin.runner import ChangeResult, apply, fetch, show_rows
+from tierlane.admin.options import VerbCall, Work
+from tierlane.admin.runner import LIMITS, ChangeResult, apply, fetch, show_rows
 from tierlane.connect import UsageError, VerbError
 from tierlane.output import Column, aligned, counted, print_json, print_rows, printable, readable
 
-LIMITS = tuple(field.name for field in CUSTOMER_LIMITS if field is not CUSTOMER_TIER)
+INHERITED = (*(column.field for column in LIMITS), "max_queue_ms")
+"""Columns in which null means the value of the tier."""
+
 MOST_KEYS = 1000
 CUSTOMER_COLUMNS = (
     Column("name", "NAME"),
     Column("tier", "TIER"),
     Column("status", "STATUS"),
-    Column("requests_per_second", "RPS"),
-    Column("burst", "BURST"),
-    Column("max_concurrency", "CONCURRENCY"),
-    Column("tokens_per_minute", "TOKENS/MIN"),
+    *LIMITS,
     Column("max_queue_ms", "WAIT MS"),
     Column("live_keys", "KEYS"),
     Column("created_at", "CREATED"),
@@ -70,7 +69,7 @@ def show_customer(name: str) -> Work:
                 "value": tier[limit] if customer[limit] is None else customer[limit],
                 "source": inherited if customer[limit] is None else "own",
             }
-            for limit in LIMITS
+            for limit in INHERITED
         ]
         quotas = [
             {"quota": row["quota"], "source": f"tier {row['tier']}" if row["tier"] else "own"}

@@ -1,8 +1,9 @@
 """Declarations of the admin verbs, and of the columns that they can set.
 
 typer reads options from a signature, so the signature of a verb is built from its own parameters, the fields of a table,
-and the common options. Only the standard library and typer are imported, so that help is fast; a test compares texts and
-types with those of the tables.
+and the common options. The fields of limits are those of `LIMIT_COLUMNS`, so a new limit needs no change here. Only the
+standard library, typer and that list are imported, so that help is fast; a test compares texts and types with those of the
+tables.
 """
 
 import inspect
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import typer
 
+from ratelimit.limits import LIMIT_COLUMNS, LimitColumn
 from tierlane.command import (
     Config,
     DataDir,
@@ -59,13 +61,15 @@ def _may_be_none(name: str, kind: Literal["whole", "decimal"], says: str) -> Fie
     return Field(name, kind, says, none=True, default="none")
 
 
+def _limit(limit: LimitColumn, says: str, *, required: bool) -> Field:
+    kind: Literal["whole", "decimal"] = "decimal" if limit.type == "double" else "whole"
+    return Field(limit.name, kind, says) if required else _may_be_none(limit.name, kind, says)
+
+
 TIER = (
     Field("priority", "whole", "Order of service, 1 first; no two tiers share one."),
     Field("guaranteed_share", "decimal", "Fraction of the capacity that is this tier's under contention, 0..1."),
-    Field("requests_per_second", "decimal", "Default rate limit of each customer, requests per second."),
-    Field("burst", "decimal", "Default bucket size of each customer, requests."),
-    Field("max_concurrency", "whole", "Default limit of each customer's requests under way at a time."),
-    _may_be_none("tokens_per_minute", "whole", "Default token limit of each customer per minute; null = none."),
+    *(_limit(limit, limit.tier_text, required=limit.required) for limit in LIMIT_COLUMNS),
     Field("max_queue_depth", "whole", "Requests that may wait in the tier's queue before it is full."),
     Field("max_queue_ms", "whole", "Longest wait in the tier's queue, milliseconds."),
     _may_be_none("shed_depth", "whole", "Waiting requests of this tier and above that shed it; null = never."),
@@ -84,24 +88,18 @@ TIER = (
     ),
 )
 
-CUSTOMER_TIER = Field("tier", "text", "The tier that all of the customer's keys get.")
-CUSTOMER_LIMITS = (
-    CUSTOMER_TIER,
-    _may_be_none("requests_per_second", "decimal", "Own rate limit, requests per second; null = the tier's."),
-    _may_be_none("burst", "decimal", "Own bucket size, requests; null = the tier's."),
-    _may_be_none("max_concurrency", "whole", "Own limit of requests under way; null = the tier's."),
-    _may_be_none("tokens_per_minute", "whole", "Own token limit per minute; null = the tier's."),
+CUSTOMER = (
+    Field("tier", "text", "The tier that all of the customer's keys get."),
+    *(_limit(limit, limit.customer_text, required=False) for limit in LIMIT_COLUMNS),
     _may_be_none("max_queue_ms", "whole", "Own longest wait in the queue, milliseconds; null = the tier's."),
+    Field(
+        "callback_hosts",
+        "text",
+        "Hosts that its callbacks may go to, separated by commas, empty for no callbacks; null = the deployment's list.",
+        none=True,
+        default="none",
+    ),
 )
-CUSTOMER_HOSTS = Field(
-    "callback_hosts",
-    "text",
-    "Hosts that its callbacks may go to, separated by commas, empty for no callbacks; null = the deployment's list.",
-    none=True,
-    default="none",
-)
-
-CUSTOMER = (*CUSTOMER_LIMITS, CUSTOMER_HOSTS)
 
 KEY = (
     _may_be_none(

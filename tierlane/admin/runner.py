@@ -17,6 +17,7 @@ from ledger.admin.changes import Change, Row, changing
 from ledger.admin.errors import BadValue, ChangeRejected
 from ledger.catalog.api_key import NewKey
 from ledger.postgres import Connection
+from ratelimit.limits import LIMIT_COLUMNS
 from tierlane.admin.options import REQUIRED, Field, Given, VerbCall, Work
 from tierlane.connect import UsageError, VerbError, database
 from tierlane.output import Column, aligned, print_json, print_rows, printable, readable
@@ -25,6 +26,25 @@ from tierlane.settings.declaration import flag
 T = TypeVar("T")
 APPLICATION = "tierlane-admin"
 MOST_ACTOR_CHARS = 200
+_SHORT = {
+    "requests_per_second": "rps",
+    "_per_second": "/s",
+    "_per_minute": "/min",
+    "_per_hour": "/h",
+    "max_": "",
+    "_": " ",
+}
+"""Parts of the names of limits as headings of columns have them."""
+
+
+def _heading(name: str) -> str:
+    for part, short in _SHORT.items():
+        name = name.replace(part, short)
+    return name.upper()
+
+
+LIMITS = tuple(Column(limit.name, _heading(limit.name)) for limit in LIMIT_COLUMNS)
+"""The columns of the limits of a tier or a customer."""
 
 
 class ChangeResult(NamedTuple):

@@ -8,7 +8,7 @@ from ledger.admin.rows import delete_tier, list_models, list_tiers
 from ledger.postgres import Connection
 from ledger.schema.catalog import models, tiers
 from tierlane.admin.options import VerbCall, Work
-from tierlane.admin.runner import ChangeResult, apply, fetch, show_rows
+from tierlane.admin.runner import LIMITS, ChangeResult, apply, fetch, show_rows
 from tierlane.output import Column, print_json, print_rows, readable
 
 _MEANING = (Column("field", "FIELD"), Column("value", "VALUE"), Column("meaning", "MEANING"))
@@ -79,10 +79,7 @@ TIERS = NamedRows(
         Column("name", "NAME"),
         Column("priority", "PRIO"),
         Column("guaranteed_share", "SHARE"),
-        Column("requests_per_second", "RPS"),
-        Column("burst", "BURST"),
-        Column("max_concurrency", "CONCURRENCY"),
-        Column("tokens_per_minute", "TOKENS/MIN"),
+        *LIMITS,
         Column("max_queue_depth", "DEPTH"),
         Column("max_queue_ms", "WAIT MS"),
         Column("shed_depth", "SHED DEPTH"),

@@ -1,4 +1,4 @@
-"""Catalog rows to snapshot: limits filled in, nonsense refused with the row named."""
+"""Rows of the catalog to a snapshot: inherited limits, bad rows, quotas and their windows, and partial reads."""
 
 import re
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ def utc(text: str) -> datetime:
 
 
 def snapshot(catalog: Rows, known: Snapshot | None = None) -> Snapshot:
-    """As a load does it, but all at one go."""
+    """As the loader does it, in one step."""
     with readable():
         build = SnapshotBuild(tiers_from(catalog.tiers), known)
         models = models_from(catalog.models)
@@ -58,29 +58,32 @@ def snapshot(catalog: Rows, known: Snapshot | None = None) -> Snapshot:
     return build.finish(catalog.version, models)
 
 
-def test_tiers_come_by_priority_and_limits_by_inheritance() -> None:
-    """A customer without limits of its own has its tier's."""
-    made = snapshot(rows())
+def test_tiers_are_in_order_of_priority_and_limits_are_inherited() -> None:
+    """A customer without limits of its own has those of its tier; a key without a limit has rate and burst 0."""
+    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0)]))
+    identity, limited = made.keys["k1"].identity, made.keys["k2"].identity
 
-    assert [tier.name for tier in made.tiers] == ["paid", "free"]
-    assert made.version == 7
+    assert ([tier.name for tier in made.tiers], made.version) == (["paid", "free"], 7)
     assert made.tier("free").shed_depth == 100
     assert (made.tier("free").shadow, made.tier("paid").shadow) == (True, False)
     assert value_of(made.customers["c1"].limits, "requests_per_second") == 1000.0
-    assert value_of(made.keys["k1"].identity.limits, "max_concurrency") == 500
+    assert (value_of(identity.limits, "max_concurrency"), identity.priority) == (500, PAID[1])
+    assert (identity.key_rate, identity.key_burst, limited.key_rate, limited.key_burst) == (0.0, 0.0, 2.5, 4.0)
+    assert value_of(limited.limits, "requests_per_second") == 1000.0
     assert made.keys["k1"].expires_at == inf
     assert made.models["tiny"].max_batch_size == 32
     assert made.quotas == (Quota("c1", None, 10_000, 1, "day", "10000/day"),)
 
 
-def test_a_customers_own_limit_wins_over_its_tiers() -> None:
-    """Each override stands for itself; the rest is inherited."""
+def test_a_customers_own_values_override_those_of_its_tier() -> None:
+    """Each value by itself; the suspension and the callback hosts are the customer's."""
     own = ("c1", "acme", "paid", True, 5.0, 6.0, 7, 8, 9, "hooks.example.com")
-    identity = snapshot(rows(customers=[own])).keys["k1"].identity
+    made = snapshot(rows(customers=[own]))
+    identity = made.keys["k1"].identity
 
     assert (identity.limits, identity.max_queue_ms) == ((5.0, 6.0, 7, 8), 9)
-    assert snapshot(rows(customers=[own])).keys["k1"].suspended
-    assert snapshot(rows(customers=[own])).customers["c1"].callback_hosts == "hooks.example.com"
+    assert made.keys["k1"].suspended
+    assert made.customers["c1"].callback_hosts == "hooks.example.com"
 
 
 @pytest.mark.parametrize(
@@ -111,15 +114,15 @@ def test_a_customers_own_limit_wins_over_its_tiers() -> None:
         ({"quotas": [(None, None, "10/day")]}, "10/day"),
     ],
 )
-def test_a_bad_row_refuses_the_whole_picture_and_is_named(changes: dict[str, Any], named: str) -> None:
-    """Half a change is worse than an old picture."""
+def test_a_bad_row_rejects_the_whole_catalog_and_is_named(changes: dict[str, Any], named: str) -> None:
+    """Part of a change is worse than the old catalog."""
     with pytest.raises(BadCatalogRow, match=named):
         snapshot(rows(**changes))
 
 
 @given(st.from_regex(re.compile(QUOTA_PATTERN.removesuffix("$"), re.ASCII), fullmatch=True))
-def test_whatever_the_table_accepts_is_read_and_means_the_same(text: str) -> None:
-    """The CHECK is the first lock: what passes it must never make a bad row, nor another number."""
+def test_a_quota_that_the_table_accepts_is_read_with_the_same_meaning(text: str) -> None:
+    """What passes the CHECK of the table is never a bad row, nor another number."""
     amount, every, unit = re.fullmatch(r"([0-9]+) ?(?:/|per) ?([0-9]+)? ?([a-z]+?)s?", text, re.ASCII).groups()
     quota = parse_quota("c1", None, text)
 
@@ -127,73 +130,34 @@ def test_whatever_the_table_accepts_is_read_and_means_the_same(text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "text",
+    "value",
     [
-        "",
-        "10",
-        "day",
-        "10/day;5/hour",
-        "10/day, 10/day",
-        "0/day",
-        "-1/day",
-        "1.5/day",
-        "10/fortnight",
-        f"{10**15}/day",
-        "10/10000 days",
-        "1/day x",
-        "1/day\n5",
+        *("", "10", "day", "10/day;5/hour", "10/day, 10/day", "0/day", "-1/day", "1.5/day", "10/fortnight"),
+        *(f"{10**15}/day", "10/10000 days", "1/day x", "1/day\n5"),
+        *(None, 5),
     ],
 )
-def test_what_is_not_one_quota_is_refused_by_name(text: str) -> None:
-    """The library takes several in one text, and amounts of nothing; a row is one quota."""
-    with pytest.raises(BadCatalogRow, match="such as 10000/day") as refused:
-        parse_quota("c1", None, text)
-
-    assert repr(text) in str(refused.value)
-
-
-@pytest.mark.parametrize("value", [None, 5])
-def test_a_quota_that_is_no_text_is_a_bad_row(value: Any) -> None:
-    """A constraint was dropped: refused, not crashed."""
-    with pytest.raises(BadCatalogRow):
+def test_a_value_that_is_not_one_quota_is_rejected(value: Any) -> None:
+    """The library accepts several quotas in one text and amounts of 0; a row is one quota. The value is in the message."""
+    with pytest.raises(BadCatalogRow) as error:
         snapshot(rows(quotas=[("c1", None, value)]))
 
+    assert repr(value) in str(error.value)
 
-def test_a_customers_quotas_are_its_own_and_its_tiers() -> None:
-    """Each period once with the smallest amount, the shortest first: all that apply are held."""
+
+def test_the_quotas_of_a_customer_are_its_own_and_those_of_its_tier() -> None:
+    """Each period has the smallest amount, the shortest period is first; a day and 24 hours are two periods."""
     of_tier = [(None, "paid", "500/day"), (None, "paid", "9000/month"), (None, "free", "1/hour")]
     made = snapshot(rows(quotas=[DAILY, ("c1", None, "5 per 2 hours"), *of_tier]))
     other = snapshot(rows(quotas=of_tier, customers=[ACME, ("c2", "free one", "free", *ACME[3:])]))
+    day = [parse_quota("c1", None, text) for text in ("10/day", "20/24 hours", "30/day")]
 
     assert made.customers["c1"].quotas == (("2hour", 5), ("1day", 500), ("1month", 9000))
     assert made.keys["k1"].identity.quotas is made.customers["c1"].quotas
     assert len(made.quotas) == 5
     assert other.customers["c2"].quotas == (("1hour", 1),)
     assert snapshot(rows(quotas=[])).keys["k1"].identity.quotas == ()
-
-
-def test_one_day_and_24_hours_are_two_windows() -> None:
-    """They name different keys, so both are held."""
-    quotas = [parse_quota("c1", None, text) for text in ("10/day", "20/24 hours", "30/day")]
-
-    assert set(held_of(quotas)) == {("1day", 10), ("24hour", 20)}
-
-
-def test_the_tiers_priority_is_in_every_identity_of_it() -> None:
-    """For servers that order what they hold; without the tiers at hand."""
-    made = snapshot(rows())
-    identity = made.keys["k1"].identity
-
-    assert identity.priority == next(tier.priority for tier in made.tiers if tier.name == identity.tier) > 0
-
-
-def test_a_keys_own_limit_is_in_its_identity() -> None:
-    """Beside its customer's, which stays; without one both are 0."""
-    made = snapshot(rows(keys=[KEY, ("k2", "c1", b"y" * 32, None, False, 2.5, 4.0)]))
-
-    assert (made.keys["k1"].identity.key_rate, made.keys["k1"].identity.key_burst) == (0.0, 0.0)
-    assert (made.keys["k2"].identity.key_rate, made.keys["k2"].identity.key_burst) == (2.5, 4.0)
-    assert value_of(made.keys["k2"].identity.limits, "requests_per_second") == 1000.0
+    assert set(held_of(day)) == {("1day", 10), ("24hour", 20)}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +172,7 @@ def test_a_keys_own_limit_is_in_its_identity() -> None:
     ],
 )
 def test_windows_begin_and_end_in_utc(period: str, now: str, starts: str, ends: str) -> None:
-    """Days are UTC's, months and years the calendar's; each moment is in exactly one."""
+    """Days are those of UTC, months and years those of the calendar."""
     number = window_number(period, utc(now))
 
     assert window_start(period, number) == utc(starts)
@@ -220,16 +184,16 @@ def test_windows_begin_and_end_in_utc(period: str, now: str, starts: str, ends: 
     st.integers(1, 9999),
     st.integers(0, 230 * 365 * 86400).map(lambda at: datetime.fromtimestamp(at, UTC)),
 )
-def test_each_moment_is_in_its_window(unit: str, every: int, now: datetime) -> None:
-    """Whatever the CHECK lets through: no moment is outside of the window that is named for it, and none overflows."""
+def test_each_time_is_in_its_window(unit: str, every: int, now: datetime) -> None:
+    """For any period that the CHECK of the table accepts, without an overflow."""
     period = f"{every}{unit}"
     number = window_number(period, now)
 
     assert window_start(period, number) <= now < window_start(period, number + 1)
 
 
-def test_what_is_equal_is_taken_from_the_picture_before() -> None:
-    """A large catalog read anew costs hardly any memory; what differs is new."""
+def test_equal_rows_are_shared_with_the_snapshot_before() -> None:
+    """A large catalog that is read again takes hardly any memory; a row that differs is new."""
     before = snapshot(rows(customers=[ACME, ("c2", "two", "free", *ACME[3:])], keys=[KEY, ("k2", "c2", *KEY[2:])]))
     two = ("c2", "two", "free", True, *ACME[4:])
     after = snapshot(rows(customers=[ACME, two], keys=[KEY, ("k2", "c2", *KEY[2:])]), before)
@@ -241,8 +205,8 @@ def test_what_is_equal_is_taken_from_the_picture_before() -> None:
     assert not before.keys["k2"].suspended
 
 
-def test_a_part_is_merged_with_the_picture_before() -> None:
-    """What was changed and is not found any more is gone; the picture before stays as it was."""
+def test_a_partial_read_is_merged_with_the_snapshot_before() -> None:
+    """A changed row that is not found any more is removed; the snapshot before stays unchanged."""
     before = snapshot(rows(keys=[KEY, ("k2", *KEY[1:]), ("k3", *KEY[1:])]))
     build = SnapshotBuild(before.tiers, before)
     build.merge_customers([])
@@ -251,28 +215,26 @@ def test_a_part_is_merged_with_the_picture_before() -> None:
     after = build.finish(8, dict(before.models), before.quotas)
 
     assert sorted(after.keys) == ["k1", "k2"]
-    assert after.keys["k2"].revoked
+    assert (after.keys["k2"].revoked, before.keys["k2"].revoked) == (True, False)
     assert sorted(before.keys) == ["k1", "k2", "k3"]
-    assert not before.keys["k2"].revoked
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ([], ChangedIds(set(), set(), set(), set())),
-        ([("customers", None, "c1", None, None, True)], ChangedIds({"c1"}, set(), set(), {"customers"})),
         ([("customers", "c1", "c2", None, None, True)], ChangedIds({"c1", "c2"}, set(), set(), {"customers"})),
         ([("api_keys", "k1", None, "c1", "c1", False)], ChangedIds(set(), {"k1"}, set(), {"api_keys"})),
         ([("quotas", "1", "1", "c1", "c2", False)], ChangedIds({"c1", "c2"}, set(), {"c1", "c2"}, {"quotas"})),
         ([("quotas", "1", "1", None, None, True)], None),
         (
-            [("models", None, None, None, None, False), ("tiers", None, None, None, None, False)],
+            [("models", *[None] * 4, False), ("tiers", *[None] * 4, False)],
             ChangedIds(set(), set(), set(), {"models", "tiers"}),
         ),
-        ([("what_comes_later", None, None, None, None, False)], None),
-        ([("models", None, None, None, None, False)] * (MAX_CHANGES + 1), None),
+        ([("an_unknown_table", *[None] * 4, False)], None),
+        ([("models", *[None] * 4, False)] * (MAX_CHANGES + 1), None),
     ],
 )
-def test_what_changes_touch(changes: list[Any], expected: ChangedIds | None) -> None:
-    """None is: read everything."""
+def test_the_rows_that_changes_affect(changes: list[Any], expected: ChangedIds | None) -> None:
+    """None: the whole catalog is read."""
     assert changed_by(changes) == expected

@@ -1,0 +1,254 @@
+"""The dashboard: its session cookie, its protection from other sites, its events, cordons, and its files."""
+
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.operations.action_requests import CordonBody
+from gateway.operations.actions import check_healthy_left
+from gateway.operations.dashboard import ASSETS, asset_pages
+from gateway.operations.session import LASTS_S, check_same_site, issue, left_s, presented, set_cookie
+from gateway.operations.state import (
+    DashboardState,
+    GpuState,
+    TierState,
+    WorkerState,
+    capacity_by_worker,
+    changes,
+)
+from scheduler.errors import ErrorCode, RequestError
+from scheduler.protocol.pool_view import Observation, WorkerView
+
+TOKEN, NOW = "the-service-token", 1_000_000.0
+COOKIE = issue(TOKEN, NOW)
+UNTIL, SIGNATURE = COOKIE.split(".")
+
+
+@pytest.mark.parametrize(
+    ("value", "now", "left"),
+    [
+        (COOKIE, NOW, LASTS_S),
+        (COOKIE, NOW + 3600, LASTS_S - 3600),
+        (COOKIE, NOW + LASTS_S, 0),
+        (issue("another", NOW), NOW, 0),
+        (f"{int(UNTIL) + 1}.{SIGNATURE}", NOW, 0),
+        (f"{UNTIL}.{SIGNATURE[:-1]}", NOW, 0),
+        (f"{UNTIL}.", NOW, 0),
+        (f"{UNTIL}.ü", NOW, 0),
+        (f"{'9' * 13}.{SIGNATURE}", NOW, 0),
+        ("٣.x", NOW, 0),
+        (".", NOW, 0),
+        ("", NOW, 0),
+        (TOKEN, NOW, 0),
+    ],
+)
+def test_only_a_signed_cookie_is_accepted_until_it_expires(value: str, now: float, left: float) -> None:
+    """Any other value has no time left, and raises nothing."""
+    assert left_s(TOKEN, value, now) == left
+
+
+def test_without_a_service_token_no_cookie_is_accepted() -> None:
+    """Not even one that was signed with an empty token."""
+    assert left_s("", issue("", NOW), NOW) == 0
+
+
+def test_the_cookie_is_kept_from_scripts_and_other_sites() -> None:
+    """It does not contain the service token, expires in the browser too, and is found by its whole name."""
+    header = set_cookie(COOKIE, lasts_s=LASTS_S, secure=True)
+
+    assert TOKEN not in header
+    assert set(header.split("; ")[1:]) == {
+        "Path=/internal/dashboard", "Max-Age=43200", "HttpOnly", "SameSite=Strict", "Secure",
+    }  # fmt: skip
+    assert "Secure" not in set_cookie(COOKIE, lasts_s=LASTS_S, secure=False)
+    assert presented(f"a=b; tierlane_session={COOKIE}; c=d") == COOKIE
+    assert presented(f"xtierlane_session={COOKIE}") == ""
+
+
+BEARER = ("Authorization", "Bearer x")
+SAME_ORIGIN, CROSS_SITE = ("Sec-Fetch-Site", "same-origin"), ("Sec-Fetch-Site", "cross-site")
+ORIGIN, EVIL = ("Origin", "http://tierlane.example:8080"), ("Origin", "http://evil.example")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "accepted"),
+    [
+        ([SAME_ORIGIN], True),
+        ([SAME_ORIGIN, ("Origin", "https://behind.a.proxy")], True),
+        ([ORIGIN], True),
+        ([("Origin", "https://Tierlane.Example:8080")], True),
+        ([BEARER], True),
+        ([BEARER, ORIGIN], True),
+        ([], False),
+        *[([("Sec-Fetch-Site", site)], False) for site in ("cross-site", "same-site", "none", "", "Same-Origin")],
+        ([SAME_ORIGIN, CROSS_SITE], False),
+        ([CROSS_SITE, ORIGIN], False),
+        *[([("Origin", origin)], False) for origin in ("http://tierlane.example", "null", "", "http://[")],
+        ([EVIL], False),
+        ([ORIGIN, EVIL], False),
+        ([BEARER, EVIL], False),
+        ([BEARER, CROSS_SITE], False),
+    ],
+)
+def test_actions_of_other_sites_are_rejected(pairs: list[tuple[str, str]], accepted: bool) -> None:
+    """Also with a token. A request without the headers of a browser needs a token."""
+    headers = CIMultiDictProxy(CIMultiDict([("Host", "tierlane.example:8080"), *pairs]))
+    if accepted:
+        check_same_site(headers)
+        return
+    with pytest.raises(RequestError) as error:
+        check_same_site(headers)
+    assert error.value.code is ErrorCode.CROSS_SITE
+
+
+def worker(name: str, rps: float = 0.0, *, healthy: bool = True) -> WorkerView:
+    return WorkerView(name, "ready", 0.5, 1, 10.0, healthy, rps, 50.0, "simulated", "v1")
+
+
+def observation(*workers: WorkerView) -> Observation:
+    return Observation(0, {}, list(workers), [], 0, 0, 0, 0)
+
+
+POOLS = [observation(worker("a"), worker("b"), worker("c", healthy=False)), observation(worker("x"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "healthy_left", "code"),
+    [
+        ("a", 1, None),
+        ("a", 0, None),
+        ("a", 2, ErrorCode.CHANGED_MEANWHILE),
+        ("c", 2, None),
+        ("c", 3, ErrorCode.CHANGED_MEANWHILE),
+        ("x", 1, ErrorCode.CHANGED_MEANWHILE),
+        ("y", 0, ErrorCode.NOT_FOUND),
+    ],
+)
+def test_a_cordon_is_rejected_if_fewer_workers_remain_than_confirmed(
+    name: str, healthy_left: int, code: ErrorCode | None
+) -> None:
+    """The other healthy workers of the same pool count; more than confirmed are accepted."""
+    body = CordonBody(name, healthy_left)
+    if code is None:
+        check_healthy_left(body, POOLS)
+        return
+    with pytest.raises(RequestError) as error:
+        check_healthy_left(body, POOLS)
+    assert error.value.code is code
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([], {}),
+        ([worker("a"), worker("b")], {"a": 45.0, "b": 45.0}),
+        ([worker("a", 200.0), worker("b", 100.0), worker("c")], {"a": 40.0, "b": 20.0, "c": 30.0}),
+        ([worker("a", 200.0), worker("b", 100.0, healthy=False)], {"a": 90.0}),
+        ([worker("a", healthy=False)], {}),
+    ],
+)
+def test_the_capacity_is_divided_among_healthy_workers(workers: list[WorkerView], expected: dict[str, float]) -> None:
+    """By their measured rates; a worker without one counts as the mean."""
+    assert capacity_by_worker(90.0, workers) == expected
+
+
+FREE = TierState("free", 0.1, 0, 0.0, 10.0, 10.0, 0.0, 10.0, 10.0, 1.0, 1.0, None, None, None)
+REDUCED = replace(FREE, limit_ratio=0.4)
+ONE = WorkerState("gpu-1", "default", "ready", True, 0.5, 1, 100, 10.0, 5.0, "tiny", "v1", None)
+TWO = replace(ONE, id="gpu-2")
+ILL = replace(TWO, healthy=False)
+PAUSING = replace(TWO, status="paused", healthy=False, pausing=True)
+AT_MS = 50_000
+
+
+def document(**changed: Any) -> DashboardState:
+    """A healthy system with these changes."""
+    fields: dict[str, Any] = dict.fromkeys(DashboardState.__struct_fields__, 0)
+    fields |= {"at_ms": AT_MS, "gateway": "g1", "status": "healthy", "reasons": [], "redis_problem": None}
+    fields |= {"tiers": [FREE], "workers": [ONE, TWO], "gateways": ["g1"], "events": []}
+    return DashboardState(**fields | changed)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "events"),
+    [
+        ({}, {}, []),
+        ({}, {"status": "degraded", "reasons": ["A reason."]}, [("bad", "Status is degraded: A reason.")]),
+        ({"status": "down"}, {}, [("good", "Status is healthy.")]),
+        ({}, {"workers": [ONE, replace(ILL, status="cordoned")]}, [("news", "gpu-2 is cordoned.")]),
+        (
+            {},
+            {"workers": [ONE, replace(ILL, status="down", gpu=GpuState(0.0, 0, 0, 0, "Xid 79"))]},
+            [("bad", "gpu-2 is down, Xid 79.")],
+        ),
+        (
+            {"workers": [ONE, replace(TWO, model_pid=7)]},
+            {"workers": [ONE, replace(TWO, model_pid=8)]},
+            [("bad", "gpu-2's model process restarted.")],
+        ),
+        ({}, {"workers": [ONE, replace(TWO, model_pid=8)]}, []),
+        ({}, {"workers": [ONE, PAUSING]}, []),
+        ({"workers": [ONE, PAUSING]}, {}, []),
+        ({"workers": [ONE, PAUSING]}, {"workers": [ONE, replace(ILL, status="away")]}, [("bad", "gpu-2 is away.")]),
+        ({"workers": [ONE, ILL]}, {}, [("good", "gpu-2 is serving.")]),
+        ({"workers": [ONE]}, {}, [("news", "gpu-2 joined: ready.")]),
+        ({}, {"workers": [ONE]}, [("news", "gpu-2 left.")]),
+        ({"workers": [ONE, ILL]}, {"workers": [ONE]}, [("news", "gpu-2 was removed.")]),
+        ({}, {"tiers": [replace(FREE, limit_ratio=0.95)]}, []),
+        ({}, {"tiers": [REDUCED]}, [("bad", "Limits of free are reduced to 40%.")]),
+        ({"tiers": [REDUCED]}, {"tiers": [replace(FREE, limit_ratio=0.3)]}, []),
+        ({"tiers": [REDUCED]}, {}, [("good", "Limits of free are nearly restored.")]),
+        ({}, {"dlq": 2}, [("bad", "2 new dead letters, 2 in total.")]),
+        ({"dlq": 2}, {}, [("news", "2 dead letters removed, 0 remain.")]),
+        # Workers are not compared while Redis does not respond.
+        ({}, {"redis_problem": "timeout.", "workers": []}, [("bad", "Redis is not available: timeout.")]),
+        ({"redis_problem": "timeout.", "workers": []}, {}, [("good", "Redis is available again.")]),
+        ({}, {"gateways": ["g2"]}, [("news", "Gateway g2 joined."), ("news", "Gateway g1 left.")]),
+    ],
+)
+def test_events_between_two_states(before: dict[str, Any], now: dict[str, Any], events: list[tuple[str, str]]) -> None:
+    """Each change of interest to an operator is one event."""
+    found = changes(document(**before), document(**now))
+
+    assert [(event.level, event.text) for event in found] == events
+    assert {event.at_ms for event in found} <= {AT_MS}
+
+
+@pytest.mark.parametrize("before", [TWO, PAUSING])
+def test_a_lost_worker_is_an_event_at_its_last_heartbeat(before: WorkerState) -> None:
+    """Also after a pause."""
+    silent = replace(ILL, status=before.status, age_ms=1200)
+    (event,) = changes(document(workers=[ONE, before]), document(workers=[ONE, silent]))
+
+    assert (event.at_ms, event.level) == (AT_MS - 1200, "bad")
+    assert event.text.startswith("gpu-2 was lost")
+
+
+UPLOT = {
+    "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uplot.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+"""uPlot 1.6.32 of the npm registry: dist/uPlot.iife.min.js and dist/uPlot.min.css."""
+
+
+def test_all_files_are_shipped_and_the_library_is_unchanged() -> None:
+    """With the licence of the library."""
+    static = files("gateway").joinpath("static", "dashboard")
+
+    assert set(asset_pages()) == set(ASSETS)
+    assert {name: sha256(static.joinpath(name).read_bytes()).hexdigest() for name in UPLOT} == UPLOT
+    assert "MIT License" in static.joinpath("uplot-LICENSE.txt").read_text("utf-8")
+
+
+def test_scripts_write_text_and_no_markup() -> None:
+    """The name of a worker cannot become an element of the page."""
+    static = files("gateway").joinpath("static", "dashboard")
+    scripts = [name for name in ASSETS if name.endswith(".js") and name != "uplot.js"]
+    banned = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "localStorage")
+
+    assert len(scripts) >= 4
+    assert [(n, word) for n in scripts for word in banned if word in static.joinpath(n).read_text("utf-8")] == []

@@ -1,0 +1,133 @@
+"""`tierlane gpu`, `top` and `dlq` without servers: the effect of a cordon, rows, frames, and selections of dead letters."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from scheduler.protocol.pool_view import Observation, WorkerView
+from scheduler.protocol.replies import Reply
+from tierlane.connect import UsageError
+from tierlane.operate.dead_letters import Selection, age_s
+from tierlane.operate.pools import cordon_effect, worker_rows
+from tierlane.operate.requeue import ending
+from tierlane.operate.top import TopState, frame
+
+TIER = {
+    "depth": 1234,
+    "oldest_ms": 87.6,
+    "effective_limit_ratio": 0.5,
+    "allocated_rps": 40.0,
+    "shed_per_second": 2.5,
+    "p95_ms": 120.4,
+}
+DOCUMENT: dict[str, Any] = {"status": "degraded", "reasons": ["w1\x1b[2J is cordoned."], "tiers": {"free": TIER}}
+
+
+def worker(name: str, *, healthy: bool = True, status: str = "ready") -> WorkerView:
+    return WorkerView(name, status, 0.5, 7, 120.0, healthy, 100.0, 50.0, "tiny", "v1")
+
+
+def observation(*workers: WorkerView) -> Observation:
+    return Observation(0, {}, list(workers), [], 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "effect", "last"),
+    [
+        ("a", "It finishes 7 requests; pool default keeps 1 healthy GPU.", False),
+        ("c", "It finishes 7 requests; pool other keeps 0 healthy GPUs.", True),
+        ("d", "It finishes 7 requests; pool other keeps 1 healthy GPU.", False),
+        ("x", "No worker with this id was seen", False),
+    ],
+)
+def test_a_cordon_of_the_last_healthy_gpu_is_marked(name: str, effect: str, last: bool) -> None:
+    """The effect is that on the pool of the worker."""
+    seen = {
+        "default": observation(worker("a"), worker("b")),
+        "other": observation(worker("c"), worker("d", healthy=False)),
+    }
+    text, is_last = cordon_effect(name, seen)
+
+    assert (text.startswith(effect), is_last) == (True, last)
+
+
+def test_rows_of_workers_contain_cordoned_workers_that_are_away() -> None:
+    """These are last, and are not in the list of one pool."""
+    seen = {"default": observation(worker("b", status="cordoned", healthy=False), worker("a"))}
+    reasons = {"b": "", "z": "away"}
+
+    rows = worker_rows(seen, reasons, with_absent=True)
+
+    assert [(row["worker"], row["cordoned"], row["reason"]) for row in rows] == [
+        ("a", False, None),
+        ("b", True, "no reason given"),
+        ("z", True, "away"),
+    ]
+    assert [row["worker"] for row in worker_rows(seen, reasons, with_absent=False)] == ["a", "b"]
+
+
+def drawn(state: TopState, now_s: float) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120, highlight=False).print(frame(state, now_s))
+    return out.getvalue()
+
+
+def test_a_frame_has_the_tiers_and_the_age_of_old_figures() -> None:
+    """Control characters are escaped; before the first response there is only the problem."""
+    text = drawn(TopState("u", DOCUMENT, 100.0, "The gateway at u does not respond: refused."), 107.0)
+
+    assert text.splitlines()[:2] == ["The gateway at u does not respond: refused.", "The data below is 7 s old."]
+    assert "w1\\x1b[2J is cordoned" in text
+    assert ["free", "1,234", "88", "50%", "40.0", "2.5", "120"] in [line.split() for line in text.splitlines()]
+    assert drawn(TopState("u", problem="It does not answer."), 9.0) == "It does not answer.\n"
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"tiers": 5, "pools": None, "reasons": "x"}, {"tiers": {"free": {"depth": "x"}}}]
+)
+def test_a_malformed_document_is_drawn(document: dict[str, Any]) -> None:
+    """The document comes from outside."""
+    assert "tierlane unknown" in drawn(TopState("u", document, 0.0), 0.0)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1s", 1), ("90m", 5400), ("12h", 43_200), ("7d", 604_800)])
+def test_ages(text: str, seconds: float) -> None:
+    """A number and a unit."""
+    assert age_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "0d", "-1d", "1.5h", "7 d", "7D", "1y", "9999999d"])
+def test_a_bad_age_is_rejected(text: str) -> None:
+    """It selects what is deleted, so nothing is guessed."""
+    with pytest.raises(UsageError, match="is not an age"):
+        age_s(text)
+
+
+def test_dead_letters_are_selected_in_one_way() -> None:
+    """By unique ids, by age, or all."""
+    assert Selection.of(["b", "a", "b"], None, everything=False) == (["b", "a"], None)
+    assert Selection.of([], "1h", everything=False) == (None, 3600.0)
+    assert Selection.of([], None, everything=True) == (None, None)
+    with pytest.raises(UsageError):
+        Selection.of([], None, everything=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "completed after 62 ms and 1 run."),
+        (
+            {"state": "failed", "error_code": "worker_lost", "attempts": 3},
+            "failed, worker_lost after 62 ms and 3 runs.",
+        ),
+    ],
+)
+def test_the_result_of_a_requeue_does_not_contain_the_output(fields: dict[str, object], text: str) -> None:
+    """State, code, time and number of runs."""
+    whole = ("req_1", "c", "n", "completed", "", 1, 5.0, "b", 1, "w", 50.0, 5, "v", "a secret output", 3, "stop", "")
+    values = dict(zip(Reply.__struct_fields__, whole, strict=True)) | fields
+
+    assert ending(Reply(**values), 0.0621) == text
+    assert ending(None, 5.0).startswith("no result within 5 s")

@@ -1,0 +1,213 @@
+"""`tierlane up` without processes: restart delays, environments of roles, autoscaling, pools, and prefixes of lines."""
+
+import io
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from gpu_pool.model_process.handle import ModelLaunch
+from scheduler.protocol.direct import direct_token
+from scheduler.redis_client.keys import pools_of, pools_to_serve
+from tierlane.settings.model import Settings
+from tierlane.settings.pools import OtherPool, PoolsError, default_torch_threads, parse_pools
+from tierlane.up.autoscale import PoolAdvice, change, free_names
+from tierlane.up.data_dir import LogLines
+from tierlane.up.demo_data import demo_model
+from tierlane.up.members import RoleEnvironment, role_command
+from tierlane.up.orphan_guard import Held
+from tierlane.up.supervisor import RestartBackoff
+
+KILLED, FAILED = False, True
+
+
+@pytest.mark.parametrize(
+    ("runs", "delays_s"),
+    [
+        ([(0, FAILED)] * 7, [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]),
+        ([(0, FAILED), (9.9, FAILED), (0, FAILED)], [0.2, 0.4, 0.8]),
+        ([(0, FAILED), (0, FAILED), (10.0, FAILED), (0, FAILED)], [0.2, 0.4, 0.2, 0.4]),
+        ([(0.9, KILLED), (0.9, KILLED), (0.9, KILLED)], [0.2, 0.4, 0.8]),
+        ([(3.0, KILLED)] * 7, [0.0] * 7),
+        ([(0, FAILED), (0, FAILED), (1.0, KILLED), (0, FAILED)], [0.2, 0.4, 0.0, 0.2]),
+    ],
+)
+def test_delays_grow_only_while_starts_fail(runs: list[tuple[float, bool]], delays_s: list[float]) -> None:
+    """0.2 s doubles to 5 s; a process that was killed after it served is restarted at once and resets the delay."""
+    backoff = RestartBackoff()
+
+    assert [round(backoff.delay_after(alive_s, failed=failed), 1) for alive_s, failed in runs] == delays_s
+
+
+@pytest.mark.parametrize(
+    ("backend", "given", "name", "size", "rate"),
+    [
+        ("tiny", None, "tiny", 8, 20.0),
+        ("simulated", None, "simulated", 32, 640.0),
+        ("simulated:100", 64, "simulated", 64, 640.0),
+        ("simulated:x", None, "simulated", 32, 640.0),
+        ("pkg.module:function", None, "function", 32, 20.0),
+        ("hf:/models/my model/", None, "my-model", 32, 20.0),
+        ("openai:http://host/v1", None, "openai", 32, 20.0),
+    ],
+)
+def test_a_backend_gives_a_model_row(backend: str, given: int | None, name: str, size: int, rate: float) -> None:
+    """The row has a name that the table accepts, a batch size and a first guess of the rate."""
+    model = demo_model(backend, "default", 3000, given)
+
+    assert (model.name, model.max_batch_size, model.wanted_batch_size, model.rps_per_gpu) == (name, size, given, rate)
+
+
+def test_a_gateway_gets_secrets_by_environment_only() -> None:
+    """No secret is in a command line."""
+    settings = Settings(service_token=SecretStr("a-token-of-some-length"), redis_url="redis://:secret@host")
+    env = RoleEnvironment(settings).for_role("gateway", "gateway-1")
+
+    assert env["TIERLANE_SERVICE_TOKEN"] == "a-token-of-some-length"
+    assert env["TIERLANE_REDIS_URL"] == "redis://:secret@host"
+    assert "secret" not in " ".join(role_command("gateway"))
+
+
+def test_a_worker_gets_no_secret_beyond_direct_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker runs foreign code, so it gets the token of direct calls, and neither service token nor database."""
+    service, callback = "a-token-of-some-length", "whsec_" + "A" * 32
+    database = "postgresql+asyncpg://u:secret@host/db"
+    monkeypatch.setenv("TIERLANE_SERVICE_TOKEN", service)
+    monkeypatch.setenv("TIERLANE_DATABASE_URL", database)
+    settings = Settings(service_token=SecretStr(service), database_url=database, callback_secret=SecretStr(callback))
+
+    env = RoleEnvironment(settings).for_role("worker", "worker-1", {"backend": "tiny"})
+
+    assert env["TIERLANE_DIRECT_TOKEN"] == direct_token(service)
+    assert not [name for name, text in env.items() if service in text or "secret@host" in text or callback in text]
+
+
+def test_a_model_process_gets_no_secret_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings and any address with a password are removed; variables of the model's own libraries stay."""
+    secrets = {
+        "TIERLANE_REDIS_URL": "redis://worker:canary@r",
+        "TIERLANE_DIRECT_TOKEN": "canary",
+        "PGPASSWORD": "canary",
+        "REDISCLI_AUTH": "canary",
+        "CACHE": "rediss://:canary@r",
+        "DATABASE_URL": "postgresql://u:canary@h/d",
+    }
+    for name, text in (secrets | {"HF_HOME": "/models"}).items():
+        monkeypatch.setenv(name, text)
+
+    env = ModelLaunch("tiny").environment()
+
+    assert "canary" not in " ".join(env.values())
+    assert env["HF_HOME"] == "/models"
+
+
+def test_a_role_reads_what_up_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gateway has a directory of its own and shared counters; times to drain are shortened."""
+    settings = Settings(port=1234, lease_ms=900, drain_ms=60_000, default_model="tiny", data_dir=Path("/data"))
+    env = RoleEnvironment(settings).for_role("gateway", "gateway-2")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    read = Settings()
+
+    assert (read.port, read.lease_ms, read.default_model, read.notice_ms, read.drain_ms) == (1234, 900, "tiny", 0, 1500)
+    assert (env["TIERLANE_DATA_DIR"], env["TIERLANE_METRICS_DIR"]) == ("/data/gateway-2", "/data/metrics")
+
+
+def test_workers_have_their_name_and_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name in Redis is that in stack.json; the threads of the host are divided, `tiny` gets one."""
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    roles = RoleEnvironment(Settings(workers=2, backend="simulated"))
+    worker = roles.for_role("worker", "worker-1")
+
+    assert (worker["TIERLANE_WORKER_ID"], worker["TIERLANE_TORCH_THREADS"]) == ("worker-1", "4")
+    assert roles.for_role("worker", "w", {"backend": "tiny"})["TIERLANE_TORCH_THREADS"] == "1"
+    shared = [default_torch_threads(backend, n) for backend, n in (("tiny", 1), ("hf:x", 1), ("hf:x", 3), ("m:f", 9))]
+    assert shared == [1, 8, 2, 1]
+
+
+def test_only_a_worker_can_import_from_the_current_directory() -> None:
+    """A folder named `gateway` beside the user's files must not shadow the package; a backend of the user must be found."""
+    assert "-P" in role_command("gateway")
+    assert "-P" not in role_command("worker")
+
+
+@pytest.mark.parametrize(
+    ("members", "healthy", "recommended", "expected"),
+    [
+        (2, 2, 2, 0),
+        (2, 2, 5, 3),
+        (5, 2, 5, 0),  # Three are loading.
+        (5, 2, 2, 0),  # Workers that are loading are not drained.
+        (8, 8, 7, -1),
+        (7, 8, 7, 0),  # One is draining.
+        (8, 7, 6, -1),  # One died and is being restarted.
+        (3, 0, 1, 0),  # Redis came back empty.
+    ],
+)
+def test_workers_follow_the_advice(members: int, healthy: int, recommended: int, expected: int) -> None:
+    """Only healthy workers are drained, and none is started twice. New ones get free names: a draining one keeps its own."""
+    assert change(members, PoolAdvice(healthy, recommended, "")) == expected
+    assert free_names(["worker-1", "worker-3", "gateway-1"], 3) == ["worker-2", "worker-4", "worker-5"]
+
+
+def test_other_pools_are_read() -> None:
+    """POOL=BACKEND, with *N for several workers, whose names contain the pool."""
+    text = " a=tiny*2 , b=hf:/models/x,e=openai:http://host:8000/v1*3"
+    pools = [OtherPool("a", "tiny", 2), OtherPool("b", "hf:/models/x", 1)]
+
+    assert parse_pools(text, "default") == [*pools, OtherPool("e", "openai:http://host:8000/v1", 3)]
+    assert parse_pools("", "default") == []
+    assert pools[0].names() == ["worker-a-1", "worker-a-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("slow", "'slow'"),
+        ("slow=", "'slow='"),
+        ("sl:ow=tiny", "'sl:ow=tiny'"),
+        ("slow=tiny*0", "1 to 256"),
+        ("slow=tiny*999", "1 to 256"),
+        ("a=tiny,a=tiny", "'a'"),
+        ("default=tiny", "'default'"),
+    ],
+)
+def test_a_bad_list_of_pools_is_named(text: str, named: str) -> None:
+    """The part that is wrong is in the message."""
+    with pytest.raises(PoolsError, match=named):
+        parse_pools(text, "default")
+
+
+def test_pools_of_disabled_models_are_served_but_not_offered() -> None:
+    """Requests that wait there must end. A name that is not valid is ignored: it would address keys of other pools."""
+
+    class Row:
+        def __init__(self, pool: str, *, enabled: bool = True) -> None:
+            self.pool, self.enabled = pool, enabled
+
+    rows = [Row("a"), Row("a"), Row("b", enabled=False), Row("{c}:"), Row("")]
+    assert (pools_of(rows), pools_to_serve(rows)) == ({"a"}, {"a", "b"})
+
+
+def test_lines_have_the_name_of_their_process() -> None:
+    """Names are aligned; a closed output is ignored, so that `up | head` goes on."""
+    stream = io.BytesIO()
+    lines = LogLines(stream, coloured=False)
+    lines.write("worker-1", b"one\n")
+    lines.write("gateway-1", b"two\r\n")
+    output = stream.getvalue()
+    stream.close()
+    lines.say("lost")
+
+    assert output == b"worker-1    | one\ngateway-1   | two\n"
+
+
+@pytest.mark.parametrize("line", ["", "pid", "pid x", "pid 99999999", "remove /", "remove /etc", "strange 1", "pid -1"])
+def test_the_orphan_guard_ignores_bad_lines(line: str) -> None:
+    """It deletes only temporary directories of the stack, and a bad line does not end it."""
+    held = Held("")
+
+    held.note(line)
+
+    assert not held._directories
+    held.clear()
