@@ -1,4 +1,4 @@
-"""An answer compared with the API's description: its status, the headers that must be there, the form of its body."""
+"""Compares a response with the API's description: status, required headers, and the schema of the body."""
 
 import json
 from collections.abc import Mapping
@@ -8,13 +8,13 @@ from jsonschema import Draft202012Validator
 
 
 class Described:
-    """The description as it was served."""
+    """The OpenAPI document of a gateway."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
 
     def faults(self, path: str, method: str, status: int, headers: Mapping[str, str], body: bytes) -> list[str]:
-        """What of an answer is not as described; `path` is the one in the description, header names are in lower case."""
+        """Return the differences. `path` is the one in the document; header names are in lower case."""
         responses = self.document["paths"][path][method.lower()]["responses"]
         if str(status) not in responses:
             return [f"status {status} is not described"]
@@ -22,14 +22,14 @@ class Described:
         return [*self._headers(response, headers), *self._body(response, headers, body)]
 
     def resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """What a reference refers to, or the thing itself."""
+        """Return the target of a reference, or the schema itself."""
         found: Any = self.document
         for part in schema.get("$ref", "").split("/")[1:]:
             found = found[part]
         return found if "$ref" in schema else schema
 
     def required(self, response: dict[str, Any]) -> set[str]:
-        """The names of the headers that are always there."""
+        """Return the names of the required headers."""
         return {name for name, header in response["headers"].items() if self.resolved(header)["required"]}
 
     def _headers(self, response: dict[str, Any], headers: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Requests and workers for tests of direct mode: a waiter of any tier, and a worker's direct endpoint that does as told."""
+"""Requests and workers for tests of direct mode: a pending request of any tier, and a worker's direct endpoint."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from scheduler.protocol.direct import (
 
 
 def submission(request_id: str = "req", **changes: Any) -> Submission:
-    """A request of a customer that no limit of its own stops soon."""
+    """A request of a customer with wide limits."""
     fields: dict[str, Any] = {
         "id": request_id,
         "tier": "free",
@@ -44,7 +44,7 @@ def submission(request_id: str = "req", **changes: Any) -> Submission:
 
 
 def waiting(request_id: str, started: float = 0.0, **changes: Any) -> PendingRequest:
-    """A request that waits for its answer; `changes` go into its submission."""
+    """A pending request; `changes` set fields of its submission."""
     return PendingRequest(submission(request_id, **changes), started)
 
 
@@ -52,20 +52,24 @@ Serve = Callable[[DirectItem], Outcome | None]
 
 
 def reverse(item: DirectItem) -> Outcome:
-    """The input backwards."""
+    """Return the input reversed."""
     text = decode_payload(item.body).input
     return Outcome(item.id, "", 2.5, len(text), "v1", text[::-1])
 
 
 class FakeEndpoint:
-    """A worker's door. What happens to each batch is in `behaviour`: serve, busy, hang up, be silent, answer nonsense."""
+    """A worker's direct endpoint. `behaviour` is what it does with a batch.
+
+    "serve", "busy", "hang up", "silent", "nonsense" (an invalid frame), "another" (results of another batch), or
+    "unfriendly" (the hello is rejected).
+    """
 
     def __init__(self, worker_id: str = "worker-1", serve: Serve = reverse, max_batch: int = 8) -> None:
         self.worker_id = worker_id
         self.serve = serve
         self.max_batch = max_batch
         self.behaviour = "serve"
-        self.seconds = 0.0  # That a batch takes.
+        self.seconds = 0.0  # The time that a batch takes.
         self.hellos: list[Hello] = []
         self.batches: list[list[str]] = []
         self.address = ""
@@ -82,7 +86,7 @@ class FakeEndpoint:
         await self.close()
 
     async def close(self) -> None:
-        """No new connections, and none of the old ones."""
+        """Close the listener and all connections."""
         if self._server is not None:
             self._server.close()
             for writer in list(self._writers):
@@ -93,11 +97,11 @@ class FakeEndpoint:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         with contextlib.suppress(OSError, EOFError):
-            await self._talk(reader, writer)
+            await self._serve(reader, writer)
         self._writers.discard(writer)
         writer.close()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = read_by_worker(await _frame(reader))
         assert isinstance(hello, Hello)
         self.hellos.append(hello)
@@ -108,17 +112,17 @@ class FakeEndpoint:
             batch = read_by_worker(await _frame(reader))
             assert isinstance(batch, DirectBatch)
             self.batches.append([item.id for item in batch.items])
-            answer = await self._answer(batch)
-            if answer is None:
+            response = await self._response(batch)
+            if response is None:
                 return
-            writer.write(answer)
+            writer.write(response)
 
-    async def _answer(self, batch: DirectBatch) -> bytes | None:
-        """The frame to send; None to hang up."""
+    async def _response(self, batch: DirectBatch) -> bytes | None:
+        """Return the frame to send, or None to disconnect."""
         if self.behaviour == "hang up":
             return None
         if self.behaviour == "busy":
-            return pack(DirectBusy(batch.seq, "Too many wait."))
+            return pack(DirectBusy(batch.seq, "The queue is full."))
         if self.behaviour == "nonsense":
             return HEADER.pack(3) + b"abc"
         if self.behaviour == "silent":
@@ -135,11 +139,11 @@ async def _frame(reader: asyncio.StreamReader) -> bytes:
 
 @contextlib.asynccontextmanager
 async def endpoints(*behaviours: str) -> AsyncIterator[list[FakeEndpoint]]:
-    """One door for each behaviour."""
+    """One endpoint for each behaviour."""
     async with contextlib.AsyncExitStack() as stack:
         direct_workers = [
             await stack.enter_async_context(FakeEndpoint(f"worker-{n + 1}")) for n in range(len(behaviours))
         ]
-        for door, behaviour in zip(direct_workers, behaviours, strict=True):
-            door.behaviour = behaviour
+        for endpoint, behaviour in zip(direct_workers, behaviours, strict=True):
+            endpoint.behaviour = behaviour
         yield direct_workers

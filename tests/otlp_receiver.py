@@ -1,4 +1,4 @@
-"""A collector for tests: takes OTLP over HTTP in a thread of its own, and keeps what came as bytes and as spans."""
+"""An OTLP collector for tests: it receives over HTTP in a thread and keeps bodies and spans."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 @dataclass(frozen=True)
 class Received:
-    """One span as it came; ids in hexadecimal, times in ns of the sender's wall clock."""
+    """One received span; ids in hexadecimal, times in ns of the sender's wall clock."""
 
     service: str
     name: str
@@ -28,7 +28,7 @@ class Received:
 
 
 class Receiver:
-    """What came so far. `status` is what senders are told."""
+    """The requests received so far. `status` is returned to senders."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -45,21 +45,21 @@ class Receiver:
         return [span for body in list(self.bodies) for span in _read(body)]
 
     def trace(self, trace_id: str) -> list[Received]:
-        """The spans of one trace."""
+        """Return the spans of one trace."""
         return [span for span in self.spans if span.trace_id == trace_id]
 
     def of_request(self, request_id: str) -> list[Received]:
-        """The spans of the trace that one request stands in; none while its own has not come."""
+        """Return the spans of a request's trace, or none before its own span has arrived."""
         own = [s for s in self.spans if s.name == "request" and s.attributes["tierlane.request_id"] == request_id]
         return self.trace(own[0].trace_id) if own else []
 
 
 @contextmanager
 def receiver() -> Iterator[Receiver]:
-    """One that listens on a free port."""
+    """A collector on a free port."""
     kept = Receiver()
 
-    class Door(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             kept.headers.append(dict(self.headers))
@@ -70,9 +70,9 @@ def receiver() -> Iterator[Receiver]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing is written to the terminal."""
+            """Log nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     kept.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -1,6 +1,6 @@
-"""TLS before a real server that was built without it: whoever shows a certificate is passed on to the server's Unix socket.
+"""TLS in front of a server that was built without it: clients with a certificate are forwarded to its Unix socket.
 
-As Redis does it, from the first byte on; or as PostgreSQL does it, after a request in the clear.
+The handshake is Redis's, from the first byte on, or PostgreSQL's, after a request in plain text.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 
 @asynccontextmanager
 async def tls_before_redis(socket: Path, context: ssl.SSLContext) -> AsyncIterator[int]:
-    """The port."""
+    """Serve; yield the port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _pass_on(socket, reader, writer)
+        await _forward(socket, reader, writer)
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
         yield server.sockets[0].getsockname()[1]
@@ -27,7 +27,7 @@ async def tls_before_redis(socket: Path, context: ssl.SSLContext) -> AsyncIterat
 async def tls_before_postgres(
     socket: Path, context: ssl.SSLContext, *, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[int]:
-    """The port. Whoever does not ask for TLS is hung up on."""
+    """Serve; yield the port. A client that does not request TLS is disconnected."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if await reader.read(len(SSL_REQUEST)) != SSL_REQUEST:
@@ -39,13 +39,13 @@ async def tls_before_postgres(
         except (ssl.SSLError, OSError):
             writer.close()
             return
-        await _pass_on(socket, reader, writer)
+        await _forward(socket, reader, writer)
 
     async with await asyncio.start_server(serve, host, port) as server:
         yield server.sockets[0].getsockname()[1]
 
 
-async def _pass_on(socket: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _forward(socket: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     there, back = await asyncio.open_unix_connection(socket)
     await asyncio.gather(_copy(reader, back), _copy(there, writer))
 

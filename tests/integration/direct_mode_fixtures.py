@@ -1,6 +1,5 @@
-"""A gateway whose Redis stands still, with workers' doors to call; and the audit that it leaves."""
+"""Gateways whose Redis is stopped, with workers' direct endpoints, and the audit records that they write."""
 
-import asyncio
 import os
 import signal
 import time
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
 from direct_parts import FakeEndpoint, endpoints
 from eventually import eventually
@@ -19,88 +17,78 @@ from pool import Pool
 from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord
 from tierlane.embedded.redis import EmbeddedRedis
 
-LEAVE_AFTER_S = 0.5
+Ends = set[tuple[str, str, str, bool]]
 
 
-class Outage:
-    """Redis stopped as by SIGSTOP, and going on again."""
+class Direct:
+    """Starts gateways that call workers directly while Redis is stopped."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, pool: Pool, redis: EmbeddedRedis, home: Path) -> None:
+        self.pool = pool
+        self.home = home
+        self.spool = home / "spool"
+        self._redis = redis
 
-    def begin(self) -> float:
-        os.kill(self._pid, signal.SIGSTOP)
+    def stop_redis(self) -> float:
+        """Send SIGSTOP; return the time."""
+        os.kill(self._redis.pid, signal.SIGSTOP)
         return time.monotonic()
 
-    def end(self) -> None:
-        os.kill(self._pid, signal.SIGCONT)
+    def resume_redis(self) -> None:
+        os.kill(self._redis.pid, signal.SIGCONT)
+
+    @asynccontextmanager
+    async def stack(
+        self, *behaviours: str, active: bool = False, **changes: Any
+    ) -> AsyncIterator[tuple[Stack, list[FakeEndpoint]]]:
+        """A gateway with one worker per behaviour, which leaves direct mode sooner than in production.
+
+        With `active` Redis is stopped and a first request was served directly.
+        """
+        async with endpoints(*behaviours) as workers:
+            addresses = {worker.worker_id: worker.address for worker in workers}
+            async with self.gateway(direct_workers=addresses, **changes) as stack:
+                stack.gateway.direct._policy._leave_after_s = 0.5
+                await eventually(lambda: _known(stack) == len(workers), "the gateway knows the endpoints")
+                if active:
+                    self.stop_redis()
+                    assert (await stack.infer(tier_name="enterprise"))[0] == 200
+                yield stack, workers
+
+    @asynccontextmanager
+    async def gateway(self, **changes: Any) -> AsyncIterator[Stack]:
+        """A gateway with this data directory."""
+        async with running_stack(
+            self.pool.client, self._redis.url, worker=False, data_dir=self.home, **changes
+        ) as stack:
+            yield stack
+
+    async def records(self, request_id: str) -> tuple[list[AcceptedRecord], list[EndedRecord]]:
+        accepted, ended = await self.pool.audit()
+        return [each for each in accepted if each.id == request_id], [each for each in ended if each.id == request_id]
+
+    async def ends(self, request_id: str, stack: Stack | None = None) -> Ends:
+        """Return how the audit says that the request ended, once `stack` uses Redis again. A record may be there twice."""
+        if stack is not None:
+            await redis_used(stack)
+        _, ended = await self.records(request_id)
+        return {(each.state, each.error_code, each.mode, each.delivered) for each in ended}
 
 
 @pytest.fixture
-async def outage(redis_server: EmbeddedRedis, redis_url: str) -> AsyncIterator[Outage]:
-    """Over after the test at the latest."""
-    made = Outage(redis_server.pid)
+async def direct(pool: Pool, redis_server: EmbeddedRedis, redis_url: str, tmp_path: Path) -> AsyncIterator[Direct]:
+    """Redis is resumed after the test at the latest."""
+    made = Direct(pool, redis_server, tmp_path)
     yield made
-    made.end()
+    made.resume_redis()
 
 
-@asynccontextmanager
-async def direct_stack(
-    client: Redis, redis_url: str, home: Path, direct_workers: list[FakeEndpoint], **changes: Any
-) -> AsyncIterator[Stack]:
-    """A gateway that knows these doors, and comes back to Redis sooner than in production."""
-    addresses = {door.worker_id: door.address for door in direct_workers}
-    async with running_stack(
-        client, redis_url, worker=False, direct_workers=addresses, data_dir=home, **changes
-    ) as stack:
-        stack.gateway.direct._policy._leave_after_s = LEAVE_AFTER_S
-        await eventually(lambda: knows(stack, len(direct_workers)), "the gateway has seen the doors")
-        yield stack
+def _known(stack: Stack) -> int:
+    observation = stack.gateway.heartbeat.observation
+    return -1 if observation is None else sum(bool(worker.direct) for worker in observation.workers)
 
 
-@asynccontextmanager
-async def direct_already(
-    client: Redis, redis_url: str, home: Path, outage: Outage, **changes: Any
-) -> AsyncIterator[tuple[Stack, FakeEndpoint]]:
-    """The same with one door, once Redis is away and a first request was served past it."""
-    async with (
-        endpoints("serve") as direct_workers,
-        direct_stack(client, redis_url, home, direct_workers, **changes) as stack,
-    ):
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
-        yield stack, direct_workers[0]
-
-
-def knows(stack: Stack, direct_workers: int) -> bool:
-    seen = stack.gateway.heartbeat.observation
-    return seen is not None and sum(bool(worker.direct) for worker in seen.workers) == direct_workers
-
-
-async def back(stack: Stack) -> None:
-    """Wait until requests go through Redis again and everything is merged."""
+async def redis_used(stack: Stack) -> None:
+    """Wait until requests go through Redis again and the spool is merged."""
     direct = stack.gateway.direct
-    await eventually(lambda: not direct.view().active and not direct.view().spool_bytes, "Redis is trusted again")
-
-
-async def audit_of(pool: Pool, request_id: str) -> tuple[list[AcceptedRecord], list[EndedRecord]]:
-    accepted, ended = await pool.audit()
-    return [each for each in accepted if each.id == request_id], [each for each in ended if each.id == request_id]
-
-
-async def told_at_last(pool: Pool, stack: Stack, request_id: str) -> set[tuple[str, str, str, bool]]:
-    """What the audit says of its ends once Redis is trusted again."""
-    await back(stack)
-    _, ended = await audit_of(pool, request_id)
-    return told(ended)
-
-
-def told(ended: list[EndedRecord]) -> set[tuple[str, str, str, bool]]:
-    """Each pair may be there twice: Redis is told again what it may have lost."""
-    return {(each.state, each.error_code, each.mode, each.delivered) for each in ended}
-
-
-async def served(stack: Stack, asking: "asyncio.Task[Any]") -> bool:
-    """Whether it is answered, after one more turn of the queue's worker."""
-    await stack.worker.turn()
-    return asking.done()
+    await eventually(lambda: not direct.view().active and not direct.view().spool_bytes, "Redis is used again")

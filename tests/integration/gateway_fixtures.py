@@ -1,4 +1,4 @@
-"""A gateway on loopback for tests: a literal catalog with real keys, and a worker that answers what is queued."""
+"""A gateway on loopback for tests: a literal catalog with real keys, and a worker that completes queued requests."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,12 @@ from typing import Any
 
 import aiohttp
 import openai
+import pytest
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError
 
 from customer_limits import with_values
+from eventually import eventually
 from gateway.app import Gateway
 from gateway.config import GatewayConfig
 from gateway.inference.traces import RequestTraces
@@ -36,7 +38,7 @@ INFINITY = float("inf")
 
 
 def tier(name: str, priority: int, share: float, **changes: Any) -> Tier:
-    """A tier that stops nobody, unless `changes` say so."""
+    """A tier whose limits are out of reach, unless `changes` sets them."""
     fields: dict[str, Any] = {
         "name": name,
         "priority": priority,
@@ -72,7 +74,7 @@ def model(name: str = "tiny", **changes: Any) -> Model:
 
 
 class LiteralCatalog:
-    """A catalog whose snapshot is what the test says; keys are minted and verified as in production."""
+    """A catalog with a literal snapshot; keys are minted and verified as in production."""
 
     def __init__(self) -> None:
         self.keys: dict[str, NewKey] = {}
@@ -87,7 +89,7 @@ class LiteralCatalog:
         models: tuple[Model, ...] | None = None,
         key: Mapping[str, Any] | None = None,
     ) -> None:
-        """Replace the snapshot; `key` changes every key's identity, or its `revoked` and `suspended`."""
+        """Replace the snapshot. `key` changes the identity of every key, or its `revoked` and `suspended`."""
         tiers = tiers or (tier("enterprise", 1, 0.05), tier("paid", 2, 0.25), tier("free", 3, 0.1))
         models = (model(),) if models is None else models
         rows = dict(self._key(each, dict(key or {})) for each in tiers)
@@ -119,20 +121,20 @@ Answerer = Callable[[ClaimedRequest], Outcome]
 
 
 def reverse(member: ClaimedRequest) -> Outcome:
-    """The input backwards."""
+    """Return the input reversed."""
     text = decode_payload(member.body).input
     return Outcome(member.id, "", 1.5, len(text), "v1", text[::-1])
 
 
 def reverse_or_vector(member: ClaimedRequest) -> Outcome:
-    """What every door can answer with: a vector where one is asked for, else the input backwards."""
+    """Return a vector for an embedding, else the input reversed."""
     if decode_payload(member.body).task is not Task.EMBED:
         return reverse(member)
     return Outcome(member.id, "", 1.5, 4, "v1", write_vector([0.5, -1.0]))
 
 
 class TestWorker:
-    """Forms a batch of whatever waits and answers it by `answerer`; `hold` keeps it from taking anything."""
+    """Forms a batch of the queued requests and completes it with `answerer`; with `hold` it takes none."""
 
     __test__ = False
 
@@ -141,7 +143,7 @@ class TestWorker:
         self.presence = Presence(client, keys)
         self.answerer = answerer
         self.hold = False
-        self.most = 32  # A batch.
+        self.most = 32  # Requests of a tier in a batch.
         self.direct = ""  # The address of its direct endpoint.
         self.seen: list[str] = []
         self._client = client
@@ -149,11 +151,11 @@ class TestWorker:
         self._count = 0
 
     async def heartbeat(self, worker_id: str = "worker-1", status: str = "ready") -> None:
-        """Say that a worker lives."""
+        """Report a worker."""
         heartbeat = WorkerReport(worker_id, status, 0.5, 0, 1000.0, 5.0, "simulated", "v1", self.direct)
         await self.presence.worker_beat(heartbeat)
-        with contextlib.suppress(OutOfMemoryError):  # The script of a scheduler may write that to a full Redis.
-            await self._client.set(self._keys.reaped_at, now_ms(), px=60_000)  # As if one had just passed.
+        with contextlib.suppress(OutOfMemoryError):  # A scheduler's script may write this to a full Redis.
+            await self._client.set(self._keys.reaped_at, int(time.time() * 1000), px=60_000)
 
     async def run(self) -> None:
         while True:
@@ -176,7 +178,7 @@ class TestWorker:
 
 @dataclass
 class Stack:
-    """A running gateway with everything around it."""
+    """A running gateway with its catalog, worker, Redis and an HTTP client."""
 
     gateway: Gateway
     catalog: LiteralCatalog
@@ -190,26 +192,26 @@ class Stack:
         return f"http://127.0.0.1:{self.gateway.port}"
 
     def key(self, tier_name: str = "free") -> dict[str, str]:
-        """The Authorization header of the tier's customer."""
+        """Return the Authorization header of the tier's customer."""
         return {"Authorization": f"Bearer {self.catalog.keys[tier_name].text}"}
 
     async def infer(
         self, body: Any = None, tier_name: str = "free", **headers: str
     ) -> tuple[int, dict[str, Any], dict[str, str]]:
-        """POST an inference; status, document, headers with lower-case names. `body` may be bytes."""
+        """POST an inference; return status, document and headers with lower-case names. `body` may be bytes."""
         raw = body if isinstance(body, bytes) else json.dumps({"input": "hello"} if body is None else body).encode()
         sent = {"Content-Type": "application/json", **self.key(tier_name), **headers}
-        async with self.http.post(f"{self.url}/v1/inference", data=raw, headers=sent) as answer:
-            return answer.status, await answer.json(), {name.lower(): value for name, value in answer.headers.items()}
+        async with self.http.post(f"{self.url}/v1/inference", data=raw, headers=sent) as response:
+            return response.status, await response.json(), lower(response.headers)
 
     async def internal(self, path: str, token: str = SERVICE_TOKEN) -> tuple[int, dict[str, Any]]:
-        """GET behind the service token."""
+        """GET with the service token."""
         headers = {"Authorization": f"Bearer {token}"}
-        async with self.http.get(self.url + path, headers=headers) as answer:
-            return answer.status, await answer.json()
+        async with self.http.get(self.url + path, headers=headers) as response:
+            return response.status, await response.json()
 
     async def raw(self, data: bytes, *, wait_s: float = 5.0) -> bytes:
-        """Send bytes on a fresh connection and read until the server closes it."""
+        """Send bytes on a new connection and read until the server closes it."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.gateway.port)
         writer.write(data)
         await writer.drain()
@@ -224,7 +226,7 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def connected(database_url: str) -> AsyncIterator[Connection]:
-    """A short connection, as the role opens it."""
+    """A connection, opened as the gateway's role opens it."""
     connection = await connect(database_url, name="tests", connect_timeout_s=1.0, statement_timeout_ms=5000)
     async with closing(connection):
         yield connection
@@ -242,9 +244,9 @@ async def running_stack(
     traces: RequestTraces | None = None,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
-    """A ready gateway; `changes` go into its configuration, `direct_workers` are workers with a direct endpoint.
+    """A ready gateway. `changes` set its configuration, `direct_workers` are workers with a direct endpoint.
 
-    `database_url` is where the actions of the page for on-call are done.
+    The dashboard's actions use the database at `database_url`.
     """
     settings: dict[str, Any] = {
         "gateway_id": "g1",
@@ -256,12 +258,12 @@ async def running_stack(
     }
     keys = Keys()
     catalog = catalog or LiteralCatalog()
-    hands = TestWorker(client, keys)
-    await hands.heartbeat()
+    test_worker = TestWorker(client, keys)
+    await test_worker.heartbeat()
     for worker_id, address in direct_workers.items():
-        hands.direct = address
-        await hands.heartbeat(worker_id)
-    hands.direct = direct_workers.get("worker-1", "")
+        test_worker.direct = address
+        await test_worker.heartbeat(worker_id)
+    test_worker.direct = direct_workers.get("worker-1", "")
     stored: dict[str, RequestRow] = {}
 
     async def find_stored(request_id: str) -> RequestRow | None:
@@ -270,30 +272,68 @@ async def running_stack(
     transaction = partial(connected, database_url) if database_url else None
     gateway = Gateway(GatewayConfig(**settings | changes), catalog, find_stored, connect=transaction, traces=traces)
     await gateway.start()
-    tasks = [asyncio.create_task(hands.run())] if worker else []
+    tasks = [asyncio.create_task(test_worker.run())] if worker else []
     try:
         async with aiohttp.ClientSession() as http:
             await gateway.ready()
-            yield Stack(gateway, catalog, hands, client, http, stored)
+            yield Stack(gateway, catalog, test_worker, client, http, stored)
     finally:
         await end_all(tasks)
         await gateway.stop()
 
 
+@pytest.fixture
+async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
+    """A ready gateway with a worker."""
+    async with running_stack(client, redis_url) as running:
+        running.worker.answerer = reverse_or_vector
+        yield running
+
+
 def openai_client(stack: Stack, *, retries: int = 0) -> openai.AsyncOpenAI:
-    """OpenAI's client with the free customer's key; `retries`: how often it tries again by itself."""
+    """OpenAI's client with the key of the free customer, and `retries` retries of its own."""
     key = stack.catalog.keys["free"].text
     return openai.AsyncOpenAI(api_key=key, base_url=f"{stack.url}/v1", max_retries=retries)
 
 
+@pytest.fixture
+async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client without retries."""
+    async with openai_client(stack) as made:
+        yield made
+
+
+def lower(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers with lower-case names."""
+    return {name.lower(): value for name, value in headers.items()}
+
+
 def head_of(raw: bytes) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """Status, headers with lower-case names, and JSON body of one raw HTTP response."""
+    """Return status, headers with lower-case names, and JSON body of one raw HTTP response."""
     head, _, body = raw.partition(b"\r\n\r\n")
-    lines = head.decode("latin-1").split("\r\n")
-    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
-    return int(lines[0].split(" ")[1]), headers, json.loads(body)
+    status, *lines = head.decode("latin-1").split("\r\n")
+    return int(status.split(" ")[1]), lower(dict(line.partition(": ")[::2] for line in lines)), json.loads(body)
 
 
-def now_ms() -> int:
-    """Wall time in milliseconds."""
-    return int(time.time() * 1000)
+def request_bytes(stack: Stack, *lines: bytes, body: bytes = b'{"input":"hello"}', length: int | None = None) -> bytes:
+    """Return a valid POST /v1/inference with these header lines added."""
+    head = [
+        b"POST /v1/inference HTTP/1.1",
+        b"Host: gateway",
+        b"Authorization: " + stack.key()["Authorization"].encode(),
+        b"Content-Length: %d" % (len(body) if length is None else length),
+        *lines,
+    ]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+async def accepted(stack: Stack, count: int = 1) -> None:
+    """Wait until Redis has accepted so many requests that are pending at the gateway."""
+    pending = stack.gateway.pending_requests
+    await eventually(lambda: sum(each.accepted for each in pending.all()) == count, f"{count} requests are accepted")
+
+
+async def served(stack: Stack, task: "asyncio.Task[Any]") -> bool:
+    """Whether the response has arrived, after one more batch of the worker."""
+    await stack.worker.turn()
+    return task.done()

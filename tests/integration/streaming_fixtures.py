@@ -1,4 +1,4 @@
-"""A gateway with a real worker behind it, whose model writes step by step as far as a test lets it."""
+"""A gateway with real workers, whose model generates its output word by word as far as a test allows it."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.gateway_fixtures import TIERS, Stack, openai_client, running_stack
+from integration.gateway_fixtures import TIERS, Stack, caller, running_stack
 from integration.gpu_pool_fixtures import RunningWorker, StartWorker
 from pool import Pool
 from scheduler.errors import RedisUnavailable
@@ -21,40 +21,31 @@ from scheduler.protocol.cancellation import Terminations
 from scheduler.redis_client.keys import Keys
 from scheduler.tasks import end_all
 
-__all__ = ["Scene", "caller", "reading", "scene", "stack", "texts"]
+__all__ = ["Model", "caller", "first", "model", "reading", "scheduling", "stack", "texts"]
 
-EVERY_S = 0.005
-WHOLE = "".join(f"{n} " for n in range(20))
-PATIENT = {"gpu_timeout_ms": 20_000}
-"""Of a worker whose model waits for a test."""
+OUTPUT = "".join(f"{n} " for n in range(20))
 
 
 @pytest.fixture
 async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
-    """A ready gateway, and batches of whatever waits; workers are the test's matter. One more beats, and takes nothing:
-    a gateway that sees none for two seconds refuses.
+    """A ready gateway and a scheduler; tests start the workers.
+
+    The stack's own worker only sends heartbeats: without a healthy worker the gateway rejects requests.
     """
     async with running_stack(client, redis_url, total_ms=30_000) as running, scheduling(client):
         running.worker.hold = True
         yield running
 
 
-@pytest.fixture
-async def caller(stack: Stack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """OpenAI's client, without retries of its own."""
-    async with openai_client(stack) as made:
-        yield made
-
-
 @asynccontextmanager
 async def scheduling(client: Redis, fewest: int = 1) -> AsyncIterator[None]:
-    """As a scheduler would: whatever waits becomes a batch once there are so many, and lost batches are found."""
+    """Form a batch whenever at least `fewest` requests are queued, and reap lost batches."""
     batches, terminations = Batches(client, Keys()), Terminations(client, Keys())
 
     async def schedule() -> None:
         count = 0
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(0.005)
             with contextlib.suppress(RedisUnavailable):
                 await terminations.reap(0)
                 if await client.llen("queue:free") >= fewest:
@@ -68,32 +59,32 @@ async def scheduling(client: Redis, fewest: int = 1) -> AsyncIterator[None]:
         await end_all([task])
 
 
-class Scene:
-    """A worker whose model writes `WHOLE`, a word whenever it is allowed to."""
+class Model:
+    """Workers whose model generates `OUTPUT`, a word at a time."""
 
     def __init__(self, start: StartWorker, home: Path, pool: Pool) -> None:
         self._start = start
         self._home = home
         self._pool = pool
 
-    async def worker(self, name: str = "w1", **changes: Any) -> RunningWorker:
-        """Start one; it is ready."""
-        worker = await self._start(name, "faulty_models:Writer", **PATIENT | changes)
+    async def start_worker(self, name: str = "w1", gpu_timeout_ms: int = 20_000) -> RunningWorker:
+        """Start a worker and wait until it is ready."""
+        worker = await self._start(name, "faulty_models:Writer", gpu_timeout_ms=gpu_timeout_ms)
         await worker.reaches("ready", 60.0)
         return worker
 
     def allow(self, words: int) -> None:
-        """The model may write so many words in all."""
+        """Allow the model to generate so many words in all."""
         (self._home / "steps.new").write_text(str(words))
         (self._home / "steps.new").rename(self._home / "steps")
 
     @property
-    def model_was_told(self) -> bool:
-        """Whether a model has heard that nobody wants its words."""
+    def stopped(self) -> bool:
+        """Whether a model was stopped because no client wants its output."""
         return (self._home / "left").exists()
 
-    async def runs(self) -> str:
-        """Wait until a worker runs the one batch; the worker's name."""
+    async def running_worker(self) -> str:
+        """Wait until a worker runs the one batch; return the worker's name."""
 
         async def owner() -> str:
             for batch_id in await self._pool.client.zrange(self._pool.keys.leases, 0, -1):
@@ -104,33 +95,35 @@ class Scene:
         return await eventually(owner, "a worker runs the batch", 20.0)
 
     async def end(self) -> tuple[str, str]:
-        """Wait until the audit has an end; its state and code."""
+        """Wait until the audit has an end; return its state and code."""
 
         async def ended() -> tuple[str, str] | None:
             ends = (await self._pool.audit())[1]
             return (str(ends[0].state), str(ends[0].error_code)) if ends else None
 
-        return await eventually(ended, "the request has ended", 20.0)
+        found = await eventually(ended, "the request has ended", 20.0)
+        assert found is not None
+        return found
 
 
 @pytest.fixture
-def scene(start_worker: StartWorker, faulty_models: Path, pool: Pool) -> Scene:
+def model(start_worker: StartWorker, faulty_models: Path, pool: Pool) -> Model:
     """Workers whose model waits for the test."""
-    return Scene(start_worker, faulty_models, pool)
+    return Model(start_worker, faulty_models, pool)
 
 
 def reading(caller: openai.AsyncOpenAI, prompt: str = "go", **options: Any) -> Any:
-    """Ask for a stream of completions."""
+    """Request a stream of completions."""
     return caller.completions.create(model="tiny", prompt=prompt, stream=True, **options)
 
 
 async def texts(stream: Any) -> list[str]:
-    """The pieces of a stream of completions, the empty ones left out."""
+    """Return the pieces of a stream of completions, without the empty ones."""
     return [chunk.choices[0].text async for chunk in stream if chunk.choices and chunk.choices[0].text]
 
 
 async def first(stream: Any) -> str:
-    """The first piece of a stream of completions."""
+    """Return the first piece of a stream of completions."""
     async for chunk in stream:
         if chunk.choices and chunk.choices[0].text:
             return str(chunk.choices[0].text)

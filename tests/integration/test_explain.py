@@ -1,11 +1,10 @@
-"""`tierlane explain` on real servers: a customer that was admitted and refused, requests of every kind, servers away."""
+"""`tierlane explain` on real servers: customers, accepted and rejected requests, and servers that are unavailable."""
 
 import asyncio
 import json
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 from typer.testing import CliRunner, Result
 
 from eventually import eventually
@@ -17,20 +16,24 @@ from pool import Pool, done
 from scheduler.errors import ErrorCode, RequestError
 from scheduler.protocol.admission import Submission
 from scheduler.protocol.pool_view import GatewayStats, TierStats
-from scheduler.redis_client.keys import Keys
 from scheduler.request_id import new_request_id
 from scheduler.states import Admission
 from tierlane.explain.command import app
 
 __all__ = ["database_url", "db", "postgres_server"]
 
-Connection = Any
-NOWHERE = "postgresql+asyncpg://user:hunter2@/lane?host=/nonexistent"
+NO_POSTGRES = "postgresql+asyncpg://user:hunter2@/lane?host=/nonexistent"
 NO_REDIS = "unix:///nonexistent/redis.sock"
+TIERS = {
+    "enterprise": TierStats(200.0, 0.0, 80.0, 1.0, 200.0),
+    "paid": TierStats(88.0, 0.0, 80.0, 1.0, 88.0),
+    "free": TierStats(80.0, 9.0, 80.0, 0.4, 32.0),
+}
+STATS = GatewayStats("g1", 368.0, TIERS, 320.0)
 
 
-async def command(*arguments: str, redis_url: str = "", database_url: str = "") -> Result:
-    """Run `tierlane explain` with these arguments; settings and a stack of this machine are out of reach."""
+async def explain(*arguments: str, redis_url: str = "", database_url: str = "") -> Result:
+    """Run `tierlane explain` with these servers."""
     env = {
         "TIERLANE_REDIS_URL": redis_url,
         "TIERLANE_DATABASE_URL": database_url,
@@ -43,137 +46,90 @@ async def command(*arguments: str, redis_url: str = "", database_url: str = "") 
     return result
 
 
-async def customer(db: Connection) -> str:
-    """Acme of tier free, with a burst of its own, two quotas and a key with a limit; its id."""
+@pytest.fixture
+def servers(redis_url: str, database_url: str) -> dict[str, str]:
+    return {"redis_url": redis_url, "database_url": database_url}
+
+
+@pytest.fixture
+async def acme(db: Any) -> str:
+    """The id of a customer of tier free with a burst of its own, a quota and a key with a limit."""
     await db.execute("INSERT INTO models (name, rps_per_gpu, target_utilization) VALUES ('tiny', 50, 0.8)")
     await db.execute("UPDATE tiers SET requests_per_second = 100, burst = 40, tokens_per_minute = 60000")
-    acme: str = await db.fetchval(
-        "INSERT INTO customers (name, tier, burst) VALUES ('acme', 'free', 10) RETURNING id::text"
-    )
-    await db.execute("INSERT INTO customers (name, tier) VALUES ('other', 'paid')")
-    await db.execute("INSERT INTO quotas (customer_id, quota) VALUES ($1, '1000/day')", acme)
-    await db.execute("INSERT INTO quotas (tier, quota) VALUES ('free', '90000/month')")
+    await db.execute("INSERT INTO customers (name, tier, burst) VALUES ('acme', 'free', 10)")
+    await db.execute("INSERT INTO quotas (customer_id, quota) SELECT id, '1000/day' FROM customers")
     await db.fetchval("SELECT issue_api_key('acme', 'ci')")
     await db.execute("UPDATE api_keys SET requests_per_second = 20, burst = 5")
-    return acme
-
-
-def stats(factor: float = 0.4) -> GatewayStats:
-    tiers = {
-        "enterprise": TierStats(200.0, 0.0, 80.0, 1.0, 200.0),
-        "paid": TierStats(88.0, 0.0, 80.0, 1.0, 88.0),
-        "free": TierStats(80.0, 9.0, 80.0, factor, 32.0),
-    }
-    return GatewayStats("g1", 368.0, tiers, 320.0)
+    return str(await db.fetchval("SELECT id::text FROM customers"))
 
 
 def submission(pool: Pool, customer_id: str, **changes: Any) -> Submission:
-    """As the gateway would send it with free at 40 %."""
-    quotas = (("1day", 1000), ("1month", 90_000))
-    limits = {"rate": 40.0, "burst": 4.0, "tokens_per_minute": 24_000.0, "max_concurrency": 50, "quotas": quotas}
+    """A request as a gateway submits it with tier free at 40 %."""
+    limits = {"rate": 40.0, "burst": 4.0, "tokens_per_minute": 24_000.0, "quotas": (("1day", 1000),)}
     return pool.submission(customer_id=customer_id, tokens=100, **limits | changes)
 
 
-async def refuse(pool: Pool, customer_id: str, *codes: ErrorCode) -> list[str]:
-    """As a gateway that refused these, and beats; their ids."""
+async def reject(pool: Pool, customer_id: str) -> str:
+    """Record a rejection as a gateway does; return its request's id."""
     identity = Identity("k1", customer_id, "acme", "free", (100.0, 10.0, 50, 60_000), 2000)
-    refusals, ids = RejectionLog(), [new_request_id() for _ in codes]
-    for request_id, code in zip(ids, codes, strict=True):
-        (verdict,) = await pool.admit([submission(pool, customer_id, rate=1e-9, burst=1e-9)])
-        refusals.note(request_id, identity, RequestError(code), verdict, 0.4)
-    await pool.presence.gateway_beat(stats(), refusals.drain())
-    return ids
+    log, request_id = RejectionLog(), new_request_id()
+    (verdict,) = await pool.admit([submission(pool, customer_id, rate=1e-9, burst=1e-9)])
+    log.note(request_id, identity, RequestError(ErrorCode.REDUCED_CAPACITY), verdict, 0.4)
+    await pool.presence.gateway_beat(STATS, log.drain())
+    return request_id
 
 
-async def test_a_customer_is_taken_apart(pool: Pool, redis_url: str, database_url: str, db: Connection) -> None:
-    """Base limits out of PostgreSQL, factor and what is left out of Redis."""
-    acme = await customer(db)
+async def test_a_customer(pool: Pool, servers: dict[str, str], acme: str) -> None:
+    """By name or id: base limits from PostgreSQL; the factor, what is left and the last rejections from Redis."""
+    request_id = await reject(pool, acme)
+    await reject(pool, "another customer")
     for number in range(4):
         await pool.worker_beats(f"w{number}")
     await pool.worker_beats("w4", "down")
-    await pool.presence.gateway_beat(stats())
+    await pool.presence.gateway_beat(STATS)
     verdicts = await pool.admit([submission(pool, acme), submission(pool, acme)])
     assert {verdict.outcome for verdict in verdicts} == {Admission.ACCEPTED}
 
-    shown = await command("acme", redis_url=redis_url, database_url=database_url)
-    by_id = await command(acme, "-o", "json", redis_url=redis_url, database_url=database_url)
+    by_name = await explain("acme", **servers)
+    by_id = await explain(acme, "-o", "json", **servers)
 
-    assert (shown.exit_code, shown.stderr) == (0, "")
-    assert (
-        "free has 40 % of its base limits: 4 of 5 GPUs are healthy, capacity 320/s; enterprise 200/s and paid 88/s are "
-        "served first; the demand of free is 80/s, and it gets 32/s (its guaranteed share)." in shown.stdout
-    )
+    assert (by_name.exit_code, by_name.stderr) == (0, "")
+    assert [row["request_id"] for row in json.loads(by_id.stdout)["refusals"]] == [request_id]
+    assert "free has 40 % of its base limits: 4 of 5 GPUs are healthy, capacity 320/s; " in by_name.stdout
     document = json.loads(by_id.stdout)
-    limits = {line["limit"]: (line["base"], line["of"], line["effective"], line["left"]) for line in document["limits"]}
-    assert limits.pop("burst")[:3] == (10.0, "own", 4.0)
-    assert limits.pop("tokens_per_minute")[:3] == (60_000.0, "tier free", 24_000.0)
-    (key,) = {name.split()[1] for name in limits if name.startswith("key ")}
-    assert limits == {
-        "requests_per_second": (100.0, "tier free", 40.0, None),
-        "max_concurrency": (
-            limits["max_concurrency"][0],
-            "tier free",
-            limits["max_concurrency"][0],
-            limits["max_concurrency"][0] - 2,
-        ),
-        "quota per day": (1000.0, "quotas", 1000.0, 998.0),
-        "quota per month": (90_000.0, "quotas", 90_000.0, 89_998.0),
-        f"key {key} requests_per_second": (20.0, "key", 8.0, None),
-        f"key {key} burst": (5.0, "key", 2.0, None),
+    limits = {
+        "key" if line["of"] == "key" else line["limit"]: (line["base"], line["of"], line["effective"], line["left"])
+        for line in document["limits"]
     }
+    assert limits["requests_per_second"] == (100.0, "tier free", 40.0, None)
+    assert limits["burst"][:3] == (10.0, "own", 4.0)
+    assert limits["tokens_per_minute"][:3] == (60_000.0, "tier free", 24_000.0)
+    assert limits["quota per day"] == (1000.0, "quotas", 1000.0, 998.0)
+    assert limits["key"] == (5.0, "key", 2.0, None)
     assert (document["customer"], document["customer_id"], document["not_read"]) == ("acme", acme, [])
     assert document["capacity"]["rates"] == [100.0] * 4
 
 
-async def test_the_last_refusals_of_a_customer(pool: Pool, redis_url: str, database_url: str, db: Connection) -> None:
-    """The newest first, no more than asked for, of nobody else."""
-    acme = await customer(db)
-    first, second = await refuse(pool, acme, ErrorCode.REDUCED_CAPACITY, ErrorCode.RATE_LIMIT_EXCEEDED)
-    await refuse(pool, "somebody else", ErrorCode.RATE_LIMIT_EXCEEDED)
+async def test_an_accepted_request(pool: Pool, servers: dict[str, str], db: Any, acme: str) -> None:
+    """While it is queued or runs it is read from Redis, afterwards from the audit."""
+    (request_id,) = await pool.queue(1, customer_id=acme)
 
-    shown = await command("acme", redis_url=redis_url, database_url=database_url)
-    one = await command("acme", "--refusals", "1", "-o", "json", redis_url=redis_url, database_url=database_url)
-
-    rows = [line.split() for line in shown.stdout.splitlines() if "req_" in line]
-    assert [(row[2], row[3]) for row in rows] == [(second, "rate_limit_exceeded"), (first, "reduced_capacity")]
-    assert [refusal["request_id"] for refusal in json.loads(one.stdout)["refusals"]] == [second]
-
-
-async def test_a_refused_request(pool: Pool, redis_url: str, database_url: str, db: Connection) -> None:
-    """Which limit refused it, with its figures then, though its gateway is dead."""
-    (request_id,) = await refuse(pool, await customer(db), ErrorCode.REDUCED_CAPACITY)
-    await pool.client.delete(pool.keys.gateways, pool.keys.gateway("g1"))
-
-    shown = await command(request_id, redis_url=redis_url, database_url=database_url)
-
-    assert (shown.exit_code, shown.stderr) == (0, "")
-    assert "Rejected with reduced_capacity at " in shown.stdout
-    assert "by the customer's limit over all its keys: 40 requests/s (burst 4) in force" in shown.stdout
-    assert "The limits of tier free were at 40 % of their base" in shown.stdout
-
-
-async def test_an_accepted_request(pool: Pool, redis_url: str, database_url: str, db: Connection) -> None:
-    """While it runs out of Redis, afterwards out of the audit, which knows more."""
-    acme = await customer(db)
-    (waiting,) = await pool.queue(1, customer_id=acme)
-    servers = {"redis_url": redis_url, "database_url": database_url}
-
-    assert "Accepted; queued" in (await command(waiting, **servers)).stdout
+    assert "Accepted; queued" in (await explain(request_id, **servers)).stdout
 
     await pool.form([("free", 1)])
     batch = await pool.claim_next("w7")
-    assert "Accepted; in a batch, after 1 run begun." in (await command(waiting, **servers)).stdout
-    await pool.batches.finish(batch.batch_id, batch.token, [done(waiting)])
-    async with running(auditor_for(database_url, pool.client)):
+    assert "Accepted; in a batch, after 1 run begun." in (await explain(request_id, **servers)).stdout
+    await pool.batches.finish(batch.batch_id, batch.token, [done(request_id)])
+    async with running(auditor_for(servers["database_url"], pool.client)):
 
-        async def is_there() -> bool:
+        async def written() -> bool:
             return bool(await db.fetchval("SELECT count(*) FROM requests WHERE status = 'completed'"))
 
-        await eventually(is_there, "the row is written")
-    await pool.client.delete(pool.keys.request(waiting))
+        await eventually(written, "the row is written")
+    await pool.client.delete(pool.keys.request(request_id))
 
-    shown = await command(waiting, **servers)
-    document = json.loads((await command(waiting, "-o", "json", **servers)).stdout)
+    shown = await explain(request_id, **servers)
+    document = json.loads((await explain(request_id, "-o", "json", **servers)).stdout)
 
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[2].startswith("Completed after ")
@@ -181,70 +137,46 @@ async def test_an_accepted_request(pool: Pool, redis_url: str, database_url: str
     assert [event["event"] for event in document["timeline"]] == ["accepted", "batched", "completed"]
 
 
-async def test_what_is_not_known_is_one_sentence(redis_url: str, database_url: str) -> None:
-    """And exit code 1."""
-    servers = {"redis_url": redis_url, "database_url": database_url}
+async def test_unknown_names(servers: dict[str, str]) -> None:
+    """An unknown request or customer is one sentence and exit code 1; control characters are escaped."""
     unknown = new_request_id()
 
-    request = await command(unknown, **servers)
-    nobody = await command("nobody\x1b", **servers)
+    request = await explain(unknown, **servers)
+    customer = await explain("nobody\x1b", **servers)
 
-    assert (request.exit_code, request.stdout) == (1, "")
-    assert f"{unknown} is not known. Rejections are kept for 10 min" in request.stderr
-    assert (nobody.exit_code, nobody.stdout) == (1, "")
-    assert nobody.stderr == "There is no customer nobody\\x1b, and it is not a request id.\n"
-
-
-async def test_without_redis_the_rows_are_told(database_url: str, db: Connection) -> None:
-    """Base limits, and one sentence on the rest."""
-    await customer(db)
-
-    for url, why in ((NO_REDIS, "Redis did not respond: "), ("", "TIERLANE_REDIS_URL is not set")):
-        shown = await command("acme", redis_url=url, database_url=database_url)
-
-        assert (shown.exit_code, shown.stderr) == (0, "")
-        last = shown.stdout.splitlines()[-1]
-        assert last.startswith(why)
-        assert last.endswith(", so factors, what is left, and rejections could not be read.")
-        assert ["burst", "10", "own", "-", "-"] in [line.split() for line in shown.stdout.splitlines()]
+    assert (request.exit_code, request.stdout, customer.exit_code, customer.stdout) == (1, "", 1, "")
+    assert f"{unknown} is not known." in request.stderr
+    assert "There is no customer nobody\\x1b," in customer.stderr
 
 
-async def test_without_postgres_what_is_seen_is_told(pool: Pool, redis_url: str) -> None:
-    """How every tier stands; by id the refusals too. No password, no traceback."""
-    acme = "0197f3a0-0000-7000-8000-000000000001"
+@pytest.mark.parametrize(
+    ("url", "reason"), [(NO_REDIS, "Redis did not respond: "), ("", "TIERLANE_REDIS_URL is not set")]
+)
+async def test_without_redis(database_url: str, acme: str, url: str, reason: str) -> None:
+    """Base limits are shown, with a sentence on what could not be read."""
+    shown = await explain("acme", redis_url=url, database_url=database_url)
+
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout.splitlines()[-1].startswith(reason)
+    assert ["burst", "10", "own", "-", "-"] in [line.split() for line in shown.stdout.splitlines()]
+
+
+async def test_without_postgresql(pool: Pool, redis_url: str) -> None:
+    """The state of the tiers is shown, and rejections by id. No password is printed. Without Redis too it is exit code 1."""
+    customer_id = "0197f3a0-0000-7000-8000-000000000001"
     await pool.worker_beats("w1")
-    (request_id,) = await refuse(pool, acme, ErrorCode.REDUCED_CAPACITY)
-    away = {"redis_url": redis_url, "database_url": NOWHERE}
+    request_id = await reject(pool, customer_id)
+    names = ("acme", customer_id, request_id)
 
-    by_name, by_id, request = [await command(asked, **away) for asked in ("acme", acme, request_id)]
+    by_name, by_id, request = [await explain(name, redis_url=redis_url, database_url=NO_POSTGRES) for name in names]
 
-    assert [shown.exit_code for shown in (by_name, by_id, request)] == [0, 0, 0]
     assert "free has 40 % of its base limits: 1 of 1 GPU is healthy" in by_name.stdout
     assert request_id in by_id.stdout
     assert "Rejected with reduced_capacity at " in request.stdout
     for shown in (by_name, by_id, request):
+        assert (shown.exit_code, "hunter2" in shown.stdout) == (0, False)
         assert shown.stdout.splitlines()[-1].startswith("PostgreSQL at ")
-        assert "hunter2" not in shown.stdout
-
-
-@pytest.mark.parametrize("asked", ["acme", "req_0197f3a0000070008000000000000001"])
-async def test_without_both_it_is_a_failure(asked: str) -> None:
-    """A sentence each."""
-    shown = await command(asked, redis_url=NO_REDIS, database_url=NOWHERE)
-
-    assert (shown.exit_code, shown.stdout) == (1, "")
-    assert [line.partition(" ")[0] for line in shown.stderr.splitlines()] == ["PostgreSQL", "Redis"]
-
-
-async def test_another_pool_is_another_story(client: Redis, redis_url: str, database_url: str, db: Connection) -> None:
-    """Its gateways and refusals are its own."""
-    acme = await customer(db)
-    other = Pool(client, Keys("embeddings"))
-    (request_id,) = await refuse(other, acme, ErrorCode.REDUCED_CAPACITY)
-    servers = {"redis_url": redis_url, "database_url": database_url}
-
-    here = await command("acme", **servers)
-    there = await command("acme", "--pool", "embeddings", **servers)
-
-    assert "No gateway is running" in here.stdout
-    assert (request_id in here.stdout, request_id in there.stdout) == (False, True)
+    for name in ("acme", request_id):
+        shown = await explain(name, redis_url=NO_REDIS, database_url=NO_POSTGRES)
+        assert (shown.exit_code, shown.stdout) == (1, "")
+        assert [line.partition(" ")[0] for line in shown.stderr.splitlines()] == ["PostgreSQL", "Redis"]

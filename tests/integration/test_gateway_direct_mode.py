@@ -1,31 +1,27 @@
-"""Redis stands still: requests go to the workers' own doors, enterprise first, and the audit is whole afterwards."""
+"""Direct mode: while Redis is stopped, the gateway calls the workers directly, and records all requests in its spool."""
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
-from direct_parts import endpoints, reverse
+from direct_parts import FakeEndpoint, reverse
 from eventually import eventually
-from integration.direct_mode_fixtures import Outage, audit_of, back, direct_already, direct_stack, outage, served
-from integration.gateway_fixtures import tier
-from pool import Pool
+from gateway.direct.spool import SpoolError, from_line
+from integration.direct_mode_fixtures import Direct, direct, redis_used
+from integration.gateway_fixtures import accepted, served
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.direct import DirectItem
 from scheduler.redis_client.keys import Keys
 
-__all__ = ["outage"]  # pytest finds the fixture by its name here.
+__all__ = ["direct"]
 
 
-async def test_within_a_second_requests_are_answered_past_redis(
-    pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
-) -> None:
-    """The one sent at once and the ones sent later; each is in the audit afterwards, with mode direct, once."""
-    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
-        stopped = outage.begin()
+async def test_requests_are_served_within_a_second(direct: Direct) -> None:
+    """The first request after Redis stopped and later ones are served, and each has one audit row with mode direct."""
+    async with direct.stack("serve") as (stack, (worker,)):
+        stopped = direct.stop_redis()
         status, first, headers = await stack.infer({"input": "abc"}, "enterprise")
         assert time.monotonic() - stopped < 1.0
         began = time.monotonic()
@@ -35,284 +31,266 @@ async def test_within_a_second_requests_are_answered_past_redis(
         assert [(code, each["output"]) for code, each, _ in later] == [(200, f"text {n}"[::-1]) for n in range(5)]
         metadata = first["metadata"]
         assert (metadata["tier"], metadata["attempts"], metadata["gpu_ms"]) == ("enterprise", 1, 2.5)
-        assert (direct_workers[0].hellos[0].gateway_id, headers["x-ratelimit-limit-requests"]) == ("g1", "1000")
-        outage.end()
-        await back(stack)
+        assert (worker.hellos[0].gateway_id, headers["x-ratelimit-limit-requests"]) == ("g1", "1000")
+        direct.resume_redis()
+        await redis_used(stack)
 
         for document in (first, *(each for _, each, _ in later)):
-            accepted, ended = await audit_of(pool, document["request_id"])
-            told = {(e.state, e.mode, e.worker_id, e.batch_size) for e in ended if e.delivered}
-            assert accepted[0].customer_id == "customer-enterprise"
-            assert told == {("completed", "direct", "worker-1", 1)}
-        assert list((tmp_path / "spool").glob("*.log*")) == []
+            records, ended = await direct.records(document["request_id"])
+            ends = {(e.state, e.mode, e.worker_id, e.batch_size) for e in ended if e.delivered}
+            assert records[0].customer_id == "customer-enterprise"
+            assert ends == {("completed", "direct", "worker-1", 1)}
+        assert list(direct.spool.glob("*.log*")) == []
 
 
-async def test_those_who_wait_already_are_taken_over(
-    pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
-) -> None:
-    """Accepted by Redis before it stopped: answered by a worker's door, and ended in Redis by what they were told."""
-    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
-        asking = [asyncio.create_task(stack.infer({"input": name}, name)) for name in ("free", "paid", "enterprise")]
-        pending_requests = stack.gateway.pending_requests
-        await eventually(lambda: [w.accepted for w in pending_requests.all()] == [True] * 3, "all three are accepted")
-        stopped = outage.begin()
-        answers = await asyncio.gather(*asking)
+async def test_pending_requests_are_taken_over(direct: Direct) -> None:
+    """Requests that Redis accepted before it stopped are served by tier; their results are written to Redis later."""
+    tiers = ("free", "paid", "enterprise")
+    async with direct.stack("serve") as (stack, (worker,)):
+        tasks = [asyncio.create_task(stack.infer({"input": name}, name)) for name in tiers]
+        await accepted(stack, 3)
+        stopped = direct.stop_redis()
+        responses = await asyncio.gather(*tasks)
 
         assert time.monotonic() - stopped < 1.5
-        assert [(code, each["output"]) for code, each, _ in answers] == [
-            (200, "eerf"),
-            (200, "diap"),
-            (200, "esirpretne"),
-        ]
-        assert len(direct_workers[0].batches) == 1  # All three were there when it began.
-        order = [
-            each["metadata"]["tier"]
-            for i in direct_workers[0].batches[0]
-            for _, each, _ in answers
-            if each["request_id"] == i
-        ]
-        assert order == ["enterprise", "paid", "free"]
-        outage.end()
-        await back(stack)
-        for _, document, _ in answers:
-            assert await client.hget(Keys().request(document["request_id"]), "state") == b"completed"
-            _, ended = await audit_of(pool, document["request_id"])
-            assert {(each.state, each.mode, each.delivered) for each in ended} == {("completed", "direct", True)}
+        assert [(code, each["output"]) for code, each, _ in responses] == [(200, name[::-1]) for name in tiers]
+        assert worker.batches == [[each["request_id"] for _, each, _ in reversed(responses)]]
+        direct.resume_redis()
+        await redis_used(stack)
+        for _, document, _ in responses:
+            row = Keys().request(document["request_id"])
+            assert await direct.pool.client.hget(row, "state") == b"completed"
+            assert await direct.ends(document["request_id"]) == {("completed", "", "direct", True)}
 
 
-async def test_without_a_door_it_fails_fast(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
-    """503 at once while Redis is away, and Redis is used again as soon as it answers."""
-    async with direct_stack(client, redis_url, tmp_path, []) as stack:
-        outage.begin()
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_without_direct_endpoints_requests_fail_fast(direct: Direct, enabled: bool) -> None:
+    """Without endpoints or with direct mode off, requests get 503 at once until Redis responds. Nothing is spooled."""
+    async with direct.stack(*(() if enabled else ("serve",)), direct=enabled) as (stack, workers):
+        direct.stop_redis()
         await stack.infer()
         began = time.monotonic()
         status, document, headers = await stack.infer()
         assert (status, document["error"]["code"]) == (503, "no_capacity")
-        assert time.monotonic() - began < 0.1
+        assert not enabled or time.monotonic() - began < 0.1
         assert {"retry-after", "ratelimit"} <= headers.keys()
-        _, health = await stack.internal("/internal/health")
-        assert health["checks"]["breaker:redis"][0]["observedValue"] != "closed"
-        outage.end()
+        assert [worker.hellos for worker in workers] == [[]] * len(workers)
+        if enabled:
+            _, health = await stack.internal("/internal/health")
+            assert health["checks"]["breaker:redis"][0]["observedValue"] != "closed"
+        else:
+            assert not direct.spool.exists()
+        direct.resume_redis()
         await eventually(lambda: not stack.gateway.direct.active, "requests go through Redis again", 2.0)
 
 
-async def test_switched_off_it_fails_fast_too(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
-    """`direct_mode=off`: doors are not used, and nothing is spooled."""
-    async with (
-        endpoints("serve") as direct_workers,
-        direct_stack(client, redis_url, tmp_path, direct_workers, direct=False) as stack,
-    ):
-        outage.begin()
-        for _ in range(2):
-            assert (await stack.infer())[0] == 503
-        assert (direct_workers[0].hellos, (tmp_path / "spool").exists()) == ([], False)
-
-
-@pytest.mark.parametrize("bad", ["busy", "hang up", "unfriendly", "nonsense", "another"])
-async def test_what_one_worker_does_not_serve_another_does(
-    client: Redis, redis_url: str, outage: Outage, tmp_path: Path, bad: str
-) -> None:
-    """Busy, gone, closed, speaking nonsense, answering another batch: everybody is served by the good worker."""
-    async with (
-        endpoints(bad, "serve") as direct_workers,
-        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
-    ):
-        outage.begin()
-        answers = await asyncio.gather(*(stack.infer({"input": f"n{n}"}, "paid") for n in range(20)))
-
-        assert [(code, each["output"]) for code, each, _ in answers] == [(200, f"n{n}"[::-1]) for n in range(20)]
-        assert direct_workers[0].hellos
-
-
-async def test_a_silent_worker_costs_a_second(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
-    """After it the batch is another worker's, one request at a time, and there is still time."""
-    async with (
-        endpoints("silent", "serve") as direct_workers,
-        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
-    ):
-        outage.begin()
-        answers = await asyncio.gather(*(stack.infer({"input": f"n{n}"}, "paid") for n in range(20)))
-
-        assert [code for code, _, _ in answers] == [200] * 20
-        assert max(each["metadata"]["latency_ms"] for _, each, _ in answers) < 3000
-        second = [each["metadata"] for _, each, _ in answers if each["metadata"]["attempts"] == 2]
-        assert {metadata["batch_size"] for metadata in second} <= {1}
-
-
-async def test_a_model_that_hangs_costs_an_attempt(
-    client: Redis, redis_url: str, outage: Outage, tmp_path: Path
-) -> None:
-    """The worker says `gpu_timeout` with seconds left: the request is run again, by another worker or the same one; one
-    whose model always hangs ends so after the third time.
+@pytest.mark.parametrize("fault", ["busy", "hang up", "unfriendly", "nonsense", "another", "silent"])
+async def test_requests_move_to_another_worker(direct: Direct, fault: str) -> None:
+    """When a worker is busy, disconnects, rejects the hello, sends nonsense or another batch's results, or is silent, all
+    requests are served by the other worker in time, one at a time after a loss.
     """
+    async with direct.stack(fault, "serve") as (stack, workers):
+        direct.stop_redis()
+        responses = await asyncio.gather(*(stack.infer({"input": f"n{n}"}, "paid") for n in range(20)))
 
-    def hung(item: DirectItem) -> Outcome:
-        return Outcome(item.id, "gpu_timeout", -1.0, 0, "", "")
+        assert [(code, each["output"]) for code, each, _ in responses] == [(200, f"n{n}"[::-1]) for n in range(20)]
+        assert workers[0].hellos
+        assert max(each["metadata"]["latency_ms"] for _, each, _ in responses) < 3000
+        second = [each["metadata"] for _, each, _ in responses if each["metadata"]["attempts"] == 2]
+        assert fault != "silent" or {metadata["batch_size"] for metadata in second} == {1}
 
-    async with endpoints("serve") as (door,), direct_stack(client, redis_url, tmp_path, [door]) as stack:
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
+
+def timed_out(item: DirectItem) -> Outcome:
+    return Outcome(item.id, "gpu_timeout", -1.0, 0, "", "")
+
+
+async def test_a_hung_model_costs_an_attempt(direct: Direct) -> None:
+    """A request that ends with `gpu_timeout` while time is left is run again, three times at most."""
+    async with direct.stack("serve", active=True) as (stack, (worker,)):
         hangs = [2]
 
-        def sometimes(item: DirectItem) -> Outcome:
+        def serve(item: DirectItem) -> Outcome:
             hangs[0] -= 1
-            return hung(item) if hangs[0] >= 0 else reverse(item)
+            return timed_out(item) if hangs[0] >= 0 else reverse(item)
 
-        door.serve = sometimes
+        worker.serve = serve
         status, document, _ = await stack.infer({"input": "abc"})
         assert (status, document["output"], document["metadata"]["attempts"]) == (200, "cba", 3)
 
-        door.serve = hung
-        before = len(door.batches)
+        worker.serve = timed_out
+        before = len(worker.batches)
         status, document, _ = await stack.infer({"input": "abc"})
         assert (status, document["error"]["code"]) == (504, "gpu_timeout")
-        assert len(door.batches) - before == 3
+        assert len(worker.batches) - before == 3
 
 
-async def test_workers_that_all_hang_up_cost_three_attempts_and_then_it_fails_fast(
-    client: Redis, redis_url: str, outage: Outage, tmp_path: Path
-) -> None:
-    """`worker_lost` for the one that was tried, and `no_capacity` at once for who comes while no door opens."""
-    async with (
-        endpoints("hang up") as direct_workers,
-        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
-    ):
-        outage.begin()
+async def test_when_all_workers_disconnect(direct: Direct) -> None:
+    """A request gets `worker_lost` after three attempts and has one begin and one end in the spool; later ones get 503."""
+    async with direct.stack("hang up") as (stack, (worker,)):
+        direct.stop_redis()
         status, document, _ = await stack.infer(tier_name="enterprise")
         assert (status, document["error"]["code"]) == (503, "worker_lost")
-        assert len(direct_workers[0].batches) == 3
+        assert len(worker.batches) == 3
+        lines = [from_line(line) for line in (direct.spool / "g1.log").read_bytes().splitlines(keepends=True)]
+        request_id = document["error"]["request_id"]
+        assert [line and (line[0].id, line[1] and line[1].error_code) for line in lines] == [
+            (request_id, None),
+            (request_id, "worker_lost"),
+        ]
         status, document, _ = await stack.infer(tier_name="enterprise")
         assert (status, document["error"]["code"]) == (503, "no_capacity")
-        message = "No GPU can be reached while Redis is not available; try again soon."
-        assert document["error"]["message"] == message
 
 
-def picky(item: DirectItem) -> Outcome:
-    reversed_ = reverse(item)
-    return reversed_ if reversed_.output != "dab" else Outcome(item.id, "poison_request", 0.0, 0, "v1", "")
+async def test_idempotency_keys_need_redis(direct: Direct) -> None:
+    """A request with a key gets 503 while Redis is stopped, and goes through Redis as soon as it responds. If Redis then
+    stops again, the accepted request is taken over.
+    """
+    key = {"Idempotency-Key": "k"}
+    async with direct.stack("serve", active=True) as (stack, _):
+        stack.gateway.direct._policy._leave_after_s = 30.0
+        status, document, headers = await stack.infer(tier_name="enterprise", **key)
+        assert (status, document["error"]["code"], "retry-after" in headers) == (503, "no_capacity", True)
+        direct.resume_redis()
+        await eventually(lambda: stack.gateway.watch.answers, "Redis responds")
+        task = asyncio.create_task(stack.infer(tier_name="enterprise", **key))
+        await eventually(lambda: served(stack, task), "it is served through Redis")
+        assert ((await task)[0], stack.gateway.direct.active) == (200, True)
+        assert (await stack.infer(tier_name="enterprise"))[0] == 200
+
+        task = asyncio.create_task(stack.infer({"input": "abc"}, "paid", **key))
+        await accepted(stack)
+        direct.stop_redis()
+        status, document, _ = await task
+        assert (status, document["output"]) == (200, "cba")
+        assert document["metadata"]["latency_ms"] < 1500
 
 
-async def test_a_bad_input_is_told_so(
-    pool: Pool, client: Redis, redis_url: str, outage: Outage, tmp_path: Path
+async def begun(worker: FakeEndpoint) -> str:
+    """Wait for the worker's second batch, which follows that of the fixture; return its request's id."""
+    await eventually(lambda: len(worker.batches) == 2, "the worker has the request")
+    return worker.batches[1][0]
+
+
+async def test_a_spool_that_fills_up_rejects_before_the_run(direct: Direct) -> None:
+    """Each request that ran was answered and is in the audit; each that was rejected did not run."""
+    async with direct.stack("serve", spool_max_bytes=64_000) as (stack, (worker,)):
+        direct.stop_redis()
+        responses = await asyncio.gather(*(stack.infer({"input": f"n{n}"}, "enterprise") for n in range(200)))
+        completed = {each["request_id"] for code, each, _ in responses if code == 200}
+        rejected = {(code, each["error"]["code"]) for code, each, _ in responses if code != 200}
+        assert completed
+        assert rejected == {(503, "no_capacity")}
+        assert sorted(i for batch in worker.batches for i in batch) == sorted(completed)
+        assert stack.gateway.direct.view().spool_bytes <= 64_000
+        direct.resume_redis()
+        await redis_used(stack)
+        records, ended = await direct.pool.audit()
+
+        assert {each.id for each in records} == {each.id for each in ended} == completed
+
+
+async def test_an_end_that_could_not_be_written_is_written_later(
+    direct: Direct, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the model refuses is the client's answer and the audit's row, as through Redis."""
-    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
-        direct_workers[0].serve = picky
-        outage.begin()
-        status, document, _ = await stack.infer({"input": "bad"})
-        assert (status, document["error"]["code"]) == (422, "poison_request")
-        outage.end()
-        await back(stack)
-        _, ended = await audit_of(pool, document["error"]["request_id"])
-        told = {(e.state, e.error_code, e.mode) for e in ended if e.delivered}
-        assert told == {("failed", "poison_request", "direct")}
+    """When the disk fails after the run, the client gets 503, and that is in the audit once the disk works again."""
+    monkeypatch.setattr("gateway.direct.spool_tasks.RETRY_S", 0.1)
+
+    def fail(entries: object, reserve: int) -> None:
+        raise SpoolError("The spool cannot be written: Input/output error.")
+
+    async with direct.stack("serve", active=True) as (stack, (worker,)):
+        spool = stack.gateway.direct._parts.audit.spool
+        worker.seconds = 0.2
+        task = asyncio.create_task(stack.infer(tier_name="enterprise"))
+        await begun(worker)
+        with monkeypatch.context() as patch:
+            patch.setattr(spool, "append", fail)
+            status, document, _ = await task
+        assert (status, document["error"]["code"]) == (503, "no_capacity")
+        direct.resume_redis()
+        await redis_used(stack)
+        completion = stack.gateway.direct._completion
+        await eventually(lambda: not completion._unwritten and not spool.reserved, "its end is written")
+
+        assert await direct.ends(document["error"]["request_id"], stack) == {("failed", "no_capacity", "direct", True)}
 
 
-async def test_limits_hold_in_direct_mode(client: Redis, redis_url: str, outage: Outage, tmp_path: Path) -> None:
-    """A quarter of the bucket to begin with; the rest is refused with the usual headers and no audit."""
-    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
-        stack.catalog.set(
-            tiers=(tier("enterprise", 1, 0.05), tier("free", 3, 0.1, requests_per_second=1.0, burst=20.0))
-        )
-        outage.begin()
-        await stack.infer(tier_name="enterprise")  # Direct mode is on.
-        answers = [await stack.infer() for _ in range(8)]
+async def test_a_disconnected_client_is_recorded_as_cancelled(direct: Direct) -> None:
+    """The record says that no response was delivered."""
+    async with direct.stack("serve", active=True) as (stack, (worker,)):
+        worker.behaviour = "silent"
+        task = asyncio.create_task(stack.infer(tier_name="paid"))
+        request_id = await begun(worker)
+        task.cancel()
+        await eventually(lambda: len(stack.gateway.direct._completion) == 0, "it is recorded")
+        direct.resume_redis()
 
-        assert [code for code, _, _ in answers] == [200] * 5 + [429] * 3
-        _, document, headers = answers[-1]
-        assert document["error"]["code"] == "rate_limit_exceeded"
-        assert (
-            0 < int(headers["retry-after-ms"]) < 1600
-        )  # One of the 15 that are missing comes in 19/15 s, with jitter.
-        assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("20", "0")
-        assert len(stack.gateway.direct._completion) == 0
+        assert await direct.ends(request_id, stack) == {("failed", "cancelled", "direct", False)}
 
 
-async def test_health_says_who_serves_and_since_when(
-    client: Redis, redis_url: str, outage: Outage, tmp_path: Path
-) -> None:
-    """Degraded, never down; ready all the time; healthy again afterwards."""
-    async with (
-        endpoints("serve", "serve") as direct_workers,
-        direct_stack(client, redis_url, tmp_path, direct_workers) as stack,
-    ):
-        outage.begin()
-        await stack.infer()
-        await eventually(lambda: (stack.gateway.heartbeat.age_s() or 0) > 2.1, "the last look is old")
-        status, health = await stack.internal("/internal/health")
-        assert (status, health["status"]) == (200, "degraded")
-        assert any("served by direct calls to 2 workers for" in each for each in health["reasons"])
-        states = {name: check[0]["observedValue"] for name, check in health["checks"].items() if "breaker" in name}
-        assert states["breaker:worker-1"] == states["breaker:worker-2"] == "closed"
-        assert health["checks"]["direct:spool"][0]["observedValue"] > 0
-        async with stack.http.get(stack.url + "/readyz") as answer:
-            assert answer.status == 200
-        outage.end()
-        await back(stack)
-        await stack.worker.heartbeat()
-
-        async def well() -> bool:
-            _, seen = await stack.internal("/internal/health")
-            return not any("direct calls" in each for each in seen["reasons"])
-
-        await eventually(well, "health knows that Redis is used again")
-
-
-async def test_with_redis_well_nothing_is_direct(client: Redis, redis_url: str, tmp_path: Path) -> None:
-    """No connection, no spool line, and no request looks at more than one boolean."""
-    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
-        entered: list[Any] = []
-        stack.gateway.direct.enter = entered.append  # type: ignore[method-assign,assignment]
-        asking = asyncio.create_task(stack.infer())
-        await eventually(lambda: served(stack, asking), "it is served through Redis")
-
-        assert ((await asking)[0], entered, direct_workers[0].hellos) == (200, [], [])
-        assert stack.gateway.direct.view().spool_bytes == 0
-
-
-async def test_a_full_waiting_room_sheds_free_for_enterprise(
-    client: Redis, redis_url: str, outage: Outage, tmp_path: Path
-) -> None:
-    """The last of the lowest tier makes room; nobody makes room for his own tier. Who was shed may try again."""
-    async with endpoints("serve") as direct_workers, direct_stack(client, redis_url, tmp_path, direct_workers) as stack:
-        direct = stack.gateway.direct
-        direct._queue._max_waiting = 2
-        outage.begin()
-        await stack.infer(tier_name="enterprise")
-        direct_workers[0].seconds = 0.5
-        running = asyncio.create_task(stack.infer(tier_name="free"))
-        await eventually(lambda: len(direct_workers[0].batches) == 2, "the worker is busy")
-        waiting = [asyncio.create_task(stack.infer(tier_name="free"))]
-        await eventually(lambda: len(direct._queue) == 1, "the first waits")
-        waiting.append(asyncio.create_task(stack.infer(tier_name="free")))
-        await eventually(lambda: len(direct._queue) == 2, "the second waits")
-        status, document, headers = await stack.infer(tier_name="free")
-        assert (status, document["error"]["code"]) == (503, "queue_full")
-        assert 500 <= int(headers["retry-after-ms"]) <= 625
-        first = asyncio.create_task(stack.infer(tier_name="enterprise"))
-        status, document, _ = await waiting[1]
-        assert (status, document["error"]["code"]) == (503, "shed_for_priority")
-        assert [(await each)[0] for each in (running, first, waiting[0])] == [200, 200, 200]
+def poison(item: DirectItem) -> Outcome:
+    completed = reverse(item)
+    return completed if completed.output != "dab" else Outcome(item.id, "poison_request", 0.0, 0, "v1", "")
 
 
 @pytest.mark.parametrize(
-    ("changes", "code"),
-    [({"burst": 8.0, "requests_per_second": 0.001}, "rate_limit_exceeded"), ({"max_concurrency": 6}, "")],
+    ("worker_state", "changes", "status", "code"),
+    [
+        ({"serve": poison}, {}, 422, "poison_request"),
+        ({"seconds": 5.0}, {"total_ms": 900}, 504, "deadline_exceeded"),
+        ({"behaviour": "busy"}, {}, 504, "queue_timeout"),
+    ],
 )
-async def test_a_list_past_redis_enters_whole_or_spends_nothing(
-    client: Redis, redis_url: str, outage: Outage, tmp_path: Path, changes: dict[str, Any], code: str
+async def test_errors_are_recorded_as_returned(
+    direct: Direct, worker_state: dict[str, Any], changes: dict[str, Any], status: int, code: str
 ) -> None:
-    """Six where a quarter of a burst of eight is there: refused, no model sees any of them, and two can still enter."""
-    async with direct_already(client, redis_url, tmp_path, outage) as (stack, door):
-        stack.catalog.set(key=changes)
-        seen = sum(map(len, door.batches))
+    """A failed run, the deadline and the queue timeout are returned in time, and the audit has the same code."""
+    async with direct.stack("serve", active=True, **changes) as (stack, (worker,)):
+        stack.catalog.set(key={"max_queue_ms": 300})
+        for name, value in worker_state.items():
+            setattr(worker, name, value)
+        began = time.monotonic()
+        returned, document, _ = await stack.infer({"input": "bad"})
+        assert (returned, document["error"]["code"]) == (status, code)
+        assert time.monotonic() - began < 1.0
+        direct.resume_redis()
 
-        async def ask(prompts: list[str]) -> str:
-            body, url = {"model": "tiny", "prompt": prompts}, f"{stack.url}/v1/completions"
-            async with stack.http.post(url, json=body, headers=stack.key("paid")) as answer:
-                return str((await answer.json()).get("error", {}).get("code", ""))
+        assert await direct.ends(document["error"]["request_id"], stack) == {("failed", code, "direct", True)}
 
-        assert await ask(["a"] * 6) == code
-        assert sum(map(len, door.batches)) - seen == (0 if code else 6)
-        assert await ask(["a"] * 2) == ""
-        assert len(stack.gateway.pending_requests) == 0
+
+async def test_an_accepted_request_waits_for_redis_if_no_worker_serves_it(direct: Direct) -> None:
+    """A request that Redis had accepted is left to Redis after three direct attempts, and completed there in time."""
+    async with direct.stack("hang up") as (stack, (worker,)):
+        task = asyncio.create_task(stack.infer({"input": "abc"}))
+        await accepted(stack)
+        direct.stop_redis()
+        await eventually(lambda: len(worker.batches) == 3, "it was tried three times")
+        (pending,) = stack.gateway.pending_requests.all()
+        await eventually(lambda: not pending.direct, "it is left to Redis")
+        assert not task.done()
+        direct.resume_redis()
+        await eventually(lambda: served(stack, task), "Redis serves it")
+        assert (await task)[1]["output"] == "cba"
+
+
+async def test_a_drain_in_direct_mode(direct: Direct) -> None:
+    """A draining gateway completes what a worker runs and rejects the rest; the next gateway merges its spool."""
+    async with direct.stack("serve", active=True, drain_timeout_s=0.5) as (stack, (worker,)):
+        worker.seconds = 0.2
+        first = asyncio.create_task(stack.infer(tier_name="enterprise"))
+        await begun(worker)
+        second = asyncio.create_task(stack.infer(tier_name="free"))
+        await eventually(lambda: len(stack.gateway.direct._completion) == 2, "the second waits")
+        worker.behaviour = "silent"
+        await stack.gateway.drain()
+        responses = [await first, await second]
+    assert len(list(direct.spool.glob("g1.log*"))) == 1
+    assert [(status, document.get("error", {}).get("code")) for status, document, _ in responses] == [
+        (200, None),
+        (503, "draining"),
+    ]
+    direct.resume_redis()
+    async with direct.gateway(gateway_id="g2"):
+        await eventually(lambda: not list(direct.spool.glob("g1.*")), "the files are merged")
+    assert await direct.ends(responses[0][1]["request_id"]) == {("completed", "", "direct", True)}
+    assert await direct.ends(responses[1][1]["error"]["request_id"]) == {("failed", "draining", "direct", True)}

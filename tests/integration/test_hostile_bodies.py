@@ -1,4 +1,4 @@
-"""Whatever is sent as a body, at every door of customers that takes one: a 4xx that names the fault, as described, and never a 500."""
+"""Hostile bodies at each endpoint that takes a body: a 4xx as described that names the field, and no effect."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -10,20 +10,33 @@ from redis.asyncio import Redis
 
 from api_description import Described
 from gateway.openapi.endpoints import ENDPOINTS
+from gateway.operations.action_requests import MAX_BODY_BYTES
 from gateway.wiring import API_FORMATS
-from integration.gateway_fixtures import Stack, reverse_or_vector, running_stack
+from integration.gateway_fixtures import SERVICE_TOKEN, Stack, lower, reverse_or_vector, running_stack
+from integration.ledger_fixtures import database_url, db, postgres_server
+from scheduler.errors import ErrorCode, RequestError
 
-ASKED = {door.path: dict(door.example or {}) for door in ENDPOINTS if door.body is not None and door.token == "key"}
-TEXT = {path: api_format.input_field for path, api_format in API_FORMATS.items()}
+__all__ = ["database_url", "db", "postgres_server"]
+
+VALID = {each.path: dict(each.example or {}) for each in ENDPOINTS if each.body is not None}
+ACTIONS = [each.path for each in ENDPOINTS if each.body is not None and each.token == "service"]
+INFERENCE = [path for path in VALID if path not in ACTIONS]
 WRAPPED = {"messages": '[{"role": "user", "content": "@"}]'}
-"""What a text stands in, by the field that is no text itself."""
+"""The value that holds the text, for fields that are not a text themselves."""
+ALLOWED = {("messages", "no text"), ("tier", "no text"), ("tier", "null as text")}
+"""Bodies that are valid for a field: an empty message, dead letters without a known tier, or of any tier."""
+TEXT_FIELD = "<text>"
 
-UNMINDED = {("messages", "no text")}
-"""What is no fault there: a message may be empty."""
+
+def text_field(path: str) -> str:
+    """Return the field whose text is replaced."""
+    if path in ACTIONS:
+        return "worker" if "worker" in VALID[path] else "tier"
+    return API_FORMATS[path].input_field
 
 
 class Hostile(NamedTuple):
-    """One body: how it is made from a valid one and its text field, and what the answer must be."""
+    """A body, made from a valid one and its text field, with the expected status and field of the error."""
 
     name: str
     make: Any
@@ -33,7 +46,7 @@ class Hostile(NamedTuple):
 
 
 def with_text(raw_value: bytes) -> Any:
-    """The valid body with these bytes in the place of the text."""
+    """The valid body with these bytes instead of the text."""
 
     def make(body: dict[str, Any], field: str) -> bytes:
         text = json.loads(WRAPPED.get(field, '"@"'))
@@ -47,160 +60,166 @@ def also(raw_member: bytes) -> Any:
     return lambda body, _: json.dumps(body).encode()[:-1] + b", " + raw_member + b"}"
 
 
-def plain(body: dict[str, Any], _: str) -> bytes:
+def plain(body: dict[str, Any], _: str = "") -> bytes:
     return json.dumps(body).encode()
 
 
-def number(raw: bytes) -> Any:
-    """The valid body with a number that is none, where the door takes numbers and where it does not."""
-    return lambda body, field: also(b'"parameters": {"t": ' + raw + b"}")(
-        {k: v for k, v in body.items() if k != "parameters"}, field
-    )
-
-
-TEXT_FIELD = "<text>"
 BODIES = [
-    Hostile("nothing", lambda *_: b""),
+    Hostile("empty", lambda *_: b""),
     Hostile("white space", lambda *_: b" \n\t"),
-    Hostile("half of it", lambda body, _: json.dumps(body).encode()[:-1]),
+    Hostile("truncated", lambda body, _: json.dumps(body).encode()[:-1]),
     Hostile("two documents", lambda body, _: json.dumps(body).encode() * 2),
     Hostile("no JSON", lambda *_: b"input=hello"),
     Hostile("single quotes", lambda body, _: str(body).encode()),
-    Hostile("a comma too many", lambda body, _: json.dumps(body).encode()[:-1] + b",}"),
-    Hostile("a comment", lambda body, _: b"/* hello */" + json.dumps(body).encode()),
-    Hostile("a list", lambda body, _: json.dumps([body]).encode()),
+    Hostile("trailing comma", lambda body, _: json.dumps(body).encode()[:-1] + b",}"),
+    Hostile("comment", lambda body, _: b"/* hello */" + json.dumps(body).encode()),
+    Hostile("list", lambda body, _: json.dumps([body]).encode()),
     Hostile("null", lambda *_: b"null"),
-    Hostile("a byte order mark", lambda body, _: b"\xef\xbb\xbf" + json.dumps(body).encode()),
+    Hostile("byte order mark", lambda body, _: b"\xef\xbb\xbf" + json.dumps(body).encode()),
     Hostile("UTF-16", lambda body, _: json.dumps(body).encode("utf-16")),
     Hostile("zeros", lambda *_: b"\0" * 1000),
     Hostile("bad UTF-8", with_text(b'"\xff"')),
     Hostile("overlong UTF-8", with_text(b'"\xc0\xaf"')),
     Hostile("cut UTF-8", with_text(b'"\xe2\x82"')),
     Hostile("surrogates in UTF-8", with_text(b'"\xed\xa0\x80"')),
-    Hostile("a lone surrogate", with_text(rb'"\ud800"')),
-    Hostile("a low surrogate first", with_text(rb'"\udc00\ud800"')),
-    Hostile("an escape that is none", with_text(rb'"\x41"')),
-    Hostile("a control character", with_text(b'"a\x00b"')),
+    Hostile("lone surrogate", with_text(rb'"\ud800"')),
+    Hostile("low surrogate first", with_text(rb'"\udc00\ud800"')),
+    Hostile("invalid escape", with_text(rb'"\x41"')),
+    Hostile("control character", with_text(b'"a\x00b"')),
     Hostile("no text", with_text(b'""'), param=TEXT_FIELD),
     Hostile("null as text", with_text(b"null"), param=TEXT_FIELD),
-    Hostile("a number as text", with_text(b"1"), param=TEXT_FIELD),
-    Hostile("an object as text", with_text(b"{}"), param=TEXT_FIELD),
+    Hostile("number as text", with_text(b"1"), param=TEXT_FIELD),
+    Hostile("object as text", with_text(b"{}"), param=TEXT_FIELD),
     Hostile("NaN as text", with_text(b"NaN"), param=TEXT_FIELD),
     Hostile("-Infinity as text", with_text(b"-Infinity"), param=TEXT_FIELD),
-    Hostile("a huge integer", with_text(b"9" * 5000), param=TEXT_FIELD),
-    Hostile("a huge exponent", with_text(b"1e999999"), param=TEXT_FIELD),
+    Hostile("huge integer", with_text(b"9" * 5000), param=TEXT_FIELD),
+    Hostile("huge exponent", with_text(b"1e999999"), param=TEXT_FIELD),
     Hostile("nested lists", with_text(b"[" * 100_000 + b"]" * 100_000), param=TEXT_FIELD),
     Hostile("nested objects", with_text(b'{"a":' * 40_000 + b"1" + b"}" * 40_000), param=TEXT_FIELD),
-    Hostile("nested and never closed", lambda *_: b"[" * 200_000),
-    Hostile("nested in a field that is not known", also(b'"zzz": ' + b"[" * 50_000 + b"]" * 50_000), param="zzz"),
-    Hostile("a field that is not known", also(b'"zzz": 1'), param="zzz"),
-    Hostile("the prototype", also(b'"__proto__": {"a": 1}'), param="__proto__"),
-    Hostile("a text too large", with_text(b'"' + b"x" * 200_000 + b'"'), 413, TEXT_FIELD),
-    Hostile("a body too large", with_text(b'"' + b"x" * 300_000 + b'"'), 413),
-    Hostile("white space without end", lambda body, _: b" " * 300_000 + json.dumps(body).encode(), 413),
+    Hostile("nested and not closed", lambda *_: b"[" * 200_000),
+    Hostile("nested in an unknown field", also(b'"zzz": ' + b"[" * 50_000 + b"]" * 50_000), param="zzz"),
+    Hostile("unknown field", also(b'"zzz": 1'), param="zzz"),
+    Hostile("prototype", also(b'"__proto__": {"a": 1}'), param="__proto__"),
+    Hostile("text too large", with_text(b'"' + b"x" * 200_000 + b'"'), 413, TEXT_FIELD),
+    Hostile("body too large", with_text(b'"' + b"x" * 300_000 + b'"'), 413),
+    Hostile("endless white space", lambda body, _: b" " * 300_000 + json.dumps(body).encode(), 413),
     Hostile("text/plain", plain, 415, "Content-Type", {"Content-Type": "text/plain"}),
-    Hostile("a form", plain, 415, "Content-Type", {"Content-Type": "application/x-www-form-urlencoded"}),
-    Hostile("a type that is none", plain, 415, "Content-Type", {"Content-Type": ";;;"}),
+    Hostile("form", plain, 415, "Content-Type", {"Content-Type": "application/x-www-form-urlencoded"}),
+    Hostile("invalid type", plain, 415, "Content-Type", {"Content-Type": ";;;"}),
     Hostile("gzip", plain, 415, "Content-Encoding", {"Content-Encoding": "gzip"}),
 ]
 
 
 @pytest.fixture
-async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
-    """A ready gateway with a worker behind it."""
-    async with running_stack(client, redis_url) as running:
+async def stack(client: Redis, redis_url: str, database_url: str) -> AsyncIterator[Stack]:
+    """A ready gateway with a worker and PostgreSQL."""
+    async with running_stack(client, redis_url, database_url=database_url) as running:
         running.worker.answerer = reverse_or_vector
         yield running
 
 
 @pytest.fixture
 async def described(stack: Stack) -> Described:
-    """The description that this gateway serves."""
-    async with stack.http.get(stack.url + "/openapi.json") as answer:
-        return Described(await answer.json())
+    """The description that the gateway serves."""
+    async with stack.http.get(stack.url + "/openapi.json") as response:
+        return Described(await response.json())
 
 
-async def post(stack: Stack, path: str, raw: bytes, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
-    sent = {"Content-Type": "application/json", **stack.key(), **headers}
-    async with stack.http.post(stack.url + path, data=raw, headers=sent) as answer:
-        return answer.status, {n.lower(): v for n, v in answer.headers.items()}, await answer.read()
+async def post(
+    stack: Stack, path: str, raw: bytes, headers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, dict[str, str], bytes]:
+    key = {"Authorization": f"Bearer {SERVICE_TOKEN}"} if path in ACTIONS else stack.key()
+    sent = {"Content-Type": "application/json", **key, **headers}
+    async with stack.http.post(stack.url + path, data=raw, headers=sent) as response:
+        return response.status, lower(response.headers), await response.read()
 
 
-def test_every_door_that_takes_a_body_is_here() -> None:
-    """Those that are described are those that speak, and each is tried with everything."""
-    assert sorted(set(ASKED) ^ set(TEXT)) == []
+async def error_of(stack: Stack, path: str, raw: bytes) -> tuple[int, str, str | None]:
+    """Return status, code and field of the error."""
+    status, _, body = await post(stack, path, raw)
+    error = json.loads(body)["error"]
+    return status, error["code"], error["param"]
 
 
-@pytest.mark.parametrize("path", list(ASKED))
-async def test_the_valid_body_is_answered(stack: Stack, described: Described, path: str) -> None:
-    """What the description gives as an example works, and is answered as described."""
-    status, headers, body = await post(stack, path, plain(ASKED[path], ""), {})
-
-    assert status == 200
-    assert described.faults(path, "POST", status, headers, body) == []
+def test_every_endpoint_with_a_body_is_tested() -> None:
+    """The described endpoints are the formats of the API and the four actions."""
+    assert sorted(INFERENCE) == sorted(API_FORMATS)
+    assert len(ACTIONS) == 4
 
 
-@pytest.mark.parametrize("path", list(ASKED))
-async def test_hostile_bodies_are_named(stack: Stack, described: Described, path: str) -> None:
-    """Status, code and field of each; headers and form as described; nothing reaches a worker, and the gateway is well."""
-    field = TEXT[path]
+@pytest.mark.parametrize("path", list(VALID))
+async def test_hostile_bodies_are_rejected(stack: Stack, described: Described, db: Any, path: str) -> None:
+    """Status, field, headers and form of each error are as described; afterwards the valid body is still served."""
+    field = text_field(path)
     wrong = []
-    for hostile in (each for each in BODIES if (field, each.name) not in UNMINDED):
-        raw = hostile.make(ASKED[path], field)
+    for hostile in (each for each in BODIES if (field, each.name) not in ALLOWED):
+        raw = hostile.make(VALID[path], field)
+        large = path in ACTIONS and len(raw) > MAX_BODY_BYTES
         status, headers, body = await post(stack, path, raw, hostile.headers)
         error = json.loads(body).get("error", {"param": None, "message": None})
-        # Where it is no JSON at all, the field is the one next to it.
-        named = {field, "content"} if hostile.param == TEXT_FIELD else {hostile.param}
-        if status != hostile.status or error["param"] not in named or not error["message"]:
+        # In JSON that cannot be decoded the field is the nearest one.
+        params = {field, "content"} if hostile.param == TEXT_FIELD else {hostile.param}
+        expected = (413, {None}) if large else (hostile.status, params)
+        if status != expected[0] or error["param"] not in expected[1] or not error["message"]:
             wrong.append((hostile.name, status, error["param"], error["message"]))
         wrong += [(hostile.name, fault) for fault in described.faults(path, "POST", status, headers, body)]
 
     assert wrong == []
     assert stack.worker.seen == []
-    assert (await post(stack, path, plain(ASKED[path], ""), {}))[0] == 200
+    assert await db.fetchval("SELECT count(*) FROM config_changes WHERE changed_by LIKE 'dashboard%'") == 0
+    status, headers, body = await post(stack, path, plain(VALID[path]))
+    assert status in ((404, 409) if path in ACTIONS and not path.endswith("/uncordon") else (200,))
+    assert described.faults(path, "POST", status, headers, body) == []
 
 
-@pytest.mark.parametrize("path", list(ASKED))
-async def test_a_key_twice_is_named(stack: Stack, path: str) -> None:
-    """Each field of the body, the second time with the same value or another; also where it is written with escapes."""
-    for field, value in ASKED[path].items():
+@pytest.mark.parametrize("path", INFERENCE)
+async def test_duplicate_keys_are_rejected(stack: Stack, path: str) -> None:
+    """A field that comes twice is named, also with an equal value and where its name is written with escapes."""
+    for field, value in VALID[path].items():
         for second in (json.dumps(value), "null", json.dumps("x")):
             for name in (field, f"\\u{ord(field[0]):04x}{field[1:]}"):
-                raw = f'{json.dumps(ASKED[path])[:-1]}, "{name}": {second}}}'.encode()
-                status, _, body = await post(stack, path, raw, {})
-                error = json.loads(body)["error"]
-                assert (status, error["param"]) == (400, field), raw
-
+                raw = f'{json.dumps(VALID[path])[:-1]}, "{name}": {second}}}'.encode()
+                status, _, param = await error_of(stack, path, raw)
+                assert (status, param) == (400, field), raw
     assert stack.worker.seen == []
 
 
-@pytest.mark.parametrize("raw", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400, b"0x10", b"01", b".5"])
-async def test_numbers_that_are_none(stack: Stack, raw: bytes) -> None:
-    """Wherever a door takes numbers: 400, and NaN and its like with the field."""
-    named = raw in (b"NaN", b"Infinity", b"-Infinity")
-    places = [("/v1/inference", number(raw)), ("/v1/completions", also(b'"temperature": ' + raw))]
-    for path, make in places:
-        status, _, body = await post(stack, path, make(ASKED[path], ""), {})
-        error = json.loads(body)["error"]
-        assert status == 400, (path, body)
-        assert not named or error["param"] in ("t", "temperature")
-
-    assert stack.worker.seen == []
-
-
-async def test_whole_numbers_may_be_written_with_a_fraction(stack: Stack) -> None:
-    """16.0 is 16, as it is to JSON Schema; 16.5 is named, and so is what is wrong elsewhere in such a body."""
+async def test_numbers(stack: Stack) -> None:
+    """16.0 is the integer 16, as in JSON Schema. NaN, infinity and numbers that are not JSON are rejected, and named where
+    they can be decoded, also in a body with such an integer.
+    """
     base = b'{"model": "tiny", "prompt": "a", "max_tokens": 16.0'
-    answers = [
-        await post(stack, "/v1/completions", base + rest, {})
-        for rest in (b"}", b', "seed": 1.5}', b', "top_p": NaN}', b', "top_p": 1e999}', b', "max_tokens": 16.0}', b"")
-    ]
+    assert (await post(stack, "/v1/completions", base + b"}"))[0] == 200
+    for rest, param in (
+        (b', "seed": 1.5}', "seed"),
+        (b', "max_tokens": 16.0}', "max_tokens"),
+        *((b', "top_p": %s}' % raw, "top_p") for raw in (b"NaN", b"Infinity", b"-Infinity")),
+        *((b', "top_p": %s}' % raw, None) for raw in (b"1e999", b"1" + b"0" * 400, b"0x10", b"01", b".5")),
+        (b"", None),
+    ):
+        status, code, named = await error_of(stack, "/v1/completions", base + rest)
+        assert (status, code) == (400, "invalid_request"), rest
+        assert param is None or named == param
 
-    assert [status for status, _, _ in answers] == [200, 400, 400, 400, 400, 400]
-    assert [json.loads(body)["error"]["param"] for _, _, body in answers[1:]] == [
-        "seed",
-        "top_p",
-        None,
-        "max_tokens",
-        None,
-    ]
+
+@pytest.mark.parametrize("path", ACTIONS)
+async def test_control_characters_do_not_reach_postgresql(stack: Stack, path: str) -> None:
+    """A control character in any text of an action is rejected, and its field named."""
+    fields = {name for name, value in VALID[path].items() if isinstance(value, str)} | {text_field(path)}
+    for text in ("a\0b", "\0", "a\x01", "a\n", "a\x7f", "a\x85b"):
+        for field in fields:
+            raw = json.dumps(VALID[path] | {field: text}).encode()
+            assert await error_of(stack, path, raw) == (400, "invalid_request", field)
+
+
+async def test_data_rejected_by_postgresql_is_an_invalid_request(stack: Stack) -> None:
+    """A value that violates a constraint, or that PostgreSQL cannot store, is the request's fault and not an outage."""
+    transaction = stack.gateway.actions.dead_letters._transaction
+    with pytest.raises(RequestError) as rejected:
+        async with transaction.change("test") as connection:
+            await connection.execute("INSERT INTO cordons (worker, reason) VALUES ('w', repeat('x', 501))")
+    assert rejected.value.code is ErrorCode.INVALID_REQUEST
+    with pytest.raises(RequestError) as rejected:
+        async with transaction.read() as connection:
+            await connection.fetchval("SELECT $1::text", "a\0b")
+    assert rejected.value.code is ErrorCode.INVALID_REQUEST

@@ -1,4 +1,4 @@
-"""Streams with the real `openai` client, through the whole of it: gateway, queue, worker, model, and back."""
+"""Streams with the real `openai` client through gateway, queue, worker and model process, and the loss of each."""
 
 import asyncio
 import os
@@ -12,23 +12,26 @@ from redis.asyncio import Redis
 from eventually import eventually
 from integration.gateway_fixtures import Stack, openai_client, running_stack
 from integration.gpu_pool_fixtures import StartWorker, faulty_models, start_worker
-from integration.streaming_fixtures import WHOLE, Scene, caller, first, reading, scene, scheduling, stack, texts
+from integration.streaming_fixtures import OUTPUT, Model, caller, first, model, reading, scheduling, stack, texts
 from pool import Pool
 
-__all__ = ["caller", "faulty_models", "scene", "stack", "start_worker"]
-
-PROMPT = "Once upon a time"
+__all__ = ["caller", "faulty_models", "model", "stack", "start_worker"]
 
 
-async def test_a_completion_comes_in_pieces(
+def kill(pid: int | None) -> None:
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_stream_equals_the_response_without_a_stream(
     stack: Stack, caller: openai.AsyncOpenAI, start_worker: StartWorker
 ) -> None:
-    """Together they are what the same request gets without a stream; the last chunks say why it ended and what it used."""
+    """The pieces together are the whole text; the last chunks have the finish reason and the usage."""
     await (await start_worker(backend="tiny", gpu_timeout_ms=20_000)).reaches("ready", 60.0)
-    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 100}
+    options: dict[str, Any] = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 100}
 
-    whole = await caller.completions.create(**asked)
-    stream = await caller.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    whole = await caller.completions.create(**options)
+    stream = await caller.completions.create(**options, stream=True, stream_options={"include_usage": True})
     chunks = [chunk async for chunk in stream]
 
     pieces = [chunk.choices[0].text for chunk in chunks if chunk.choices]
@@ -40,151 +43,91 @@ async def test_a_completion_comes_in_pieces(
     assert len({(chunk.id, chunk.created, chunk.object, chunk.model) for chunk in chunks}) == 1
 
 
-async def test_a_piece_is_there_before_the_next_is_written(scene: Scene, caller: openai.AsyncOpenAI) -> None:
-    """The client has the first word while the model waits to be let on: nothing on the way collects."""
-    await scene.worker()
-    scene.allow(1)
+async def test_pieces_are_delivered_as_they_are_generated(
+    stack: Stack, model: Model, caller: openai.AsyncOpenAI
+) -> None:
+    """The client has the first piece while the model waits. Pieces published during a lost subscription are read from
+    the stored output.
+    """
+    await model.start_worker()
+    model.allow(1)
     stream = await reading(caller)
-
     begun = await first(stream)
-    scene.allow(20)
-    rest = await texts(stream)
+    await stack.redis.client_kill_filter(_type="pubsub")
+    model.allow(20)
 
     assert begun == "0 "
-    assert begun + "".join(rest) == WHOLE
-    assert await scene.end() == ("completed", "")
+    assert begun + "".join(await texts(stream)) == OUTPUT
+    assert stack.gateway.subscriber.reconnects > 0
+    assert await model.end() == ("completed", "")
 
 
-async def test_a_chat_says_who_speaks_first(
-    stack: Stack, caller: openai.AsyncOpenAI, start_worker: StartWorker
-) -> None:
-    """The role comes on admission; a model that makes its answer in one step sends it as one delta."""
-    asking = asyncio.create_task(
-        caller.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "hello"}], stream=True, max_tokens=5
-        )
-    )
-    stream = await asking
-    opening = await anext(aiter(stream))
-    await start_worker(backend="simulated:5")
-    chunks = [chunk async for chunk in stream]
-
-    assert (opening.choices[0].delta.role, opening.choices[0].delta.content) == ("assistant", "")
-    assert [chunk.choices[0].delta.content for chunk in chunks] == ["olleh", None]
-    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, "stop"]
-    assert {chunk.object for chunk in [opening, *chunks]} == {"chat.completion.chunk"}
-    assert stream.response.headers["content-type"] == "text/event-stream"
-    assert stream.response.headers["x-request-id"] == opening.id
-    assert "x-ratelimit-limit-requests" in stream.response.headers
-
-
-async def test_the_blocking_client_reads_streams(stack: Stack, scene: Scene) -> None:
-    """The same from a thread, as most scripts do it."""
-    await scene.worker()
-    scene.allow(20)
-    key = stack.catalog.keys["free"].text
-
-    def read() -> list[str]:
-        with openai.OpenAI(api_key=key, base_url=f"{stack.url}/v1", max_retries=0) as client:
-            stream = client.chat.completions.create(
-                model="tiny", messages=[{"role": "user", "content": "go"}], stream=True
-            )
-            return [chunk.choices[0].delta.content or "" for chunk in stream]
-
-    assert "".join(await asyncio.to_thread(read)) == WHOLE
-
-
-async def test_who_leaves_stops_the_model(stack: Stack, scene: Scene, caller: openai.AsyncOpenAI) -> None:
-    """The request ends as cancelled while its batch runs, and the model hears that it may stop."""
-    await scene.worker()
-    scene.allow(2)
-    stream = await reading(caller)
-    await first(stream)
-
-    await stream.close()
-
-    assert await scene.end() == ("failed", "cancelled")
-    await eventually(lambda: scene.model_was_told, "the model stops", 10.0)
-    assert len(stack.gateway.pending_requests) == 0
-
-
-async def test_only_who_left_is_dropped(client: Redis, redis_url: str, scene: Scene) -> None:
-    """Beside it in the batch somebody else reads on to the end."""
+async def test_a_disconnected_client_stops_its_own_stream(client: Redis, redis_url: str, model: Model) -> None:
+    """The request ends as cancelled while its batch runs; another request of the batch is completed. When all clients of
+    a batch have disconnected, the model is stopped.
+    """
     async with (
         running_stack(client, redis_url, total_ms=30_000) as stack,
-        scheduling(client, fewest=2),  # In two batches, the second one would wait for the first for ever.
-        openai_client(stack) as asks,
+        scheduling(client, fewest=2),  # One batch: a second one would wait for the first.
+        openai_client(stack) as caller,
     ):
         stack.worker.hold = True
-        worker = await scene.worker()
-        streams = await asyncio.gather(reading(asks), reading(asks))
-        scene.allow(1)
+        worker = await model.start_worker()
+        streams = await asyncio.gather(reading(caller), reading(caller))
+        model.allow(1)
         for stream in streams:
             await first(stream)
 
         await streams[0].close()
-        assert await scene.end() == ("failed", "cancelled")
-        scene.allow(20)
+        assert await model.end() == ("failed", "cancelled")
+        assert not model.stopped
+        model.allow(20)
+        assert "".join(await texts(streams[1])) == OUTPUT.removeprefix("0 ")
 
-        assert "".join(await texts(streams[1])) == WHOLE.removeprefix("0 ")
-        assert worker.model_pid is not None
+        model.allow(2)
+        streams = await asyncio.gather(reading(caller), reading(caller))
+        for stream in streams:
+            await first(stream)
+            await stream.close()
+        await eventually(lambda: model.stopped, "the model is stopped", 10.0)
+        assert (worker.model_pid is not None, len(stack.gateway.pending_requests)) == (True, 0)
 
 
-async def test_a_lost_model_is_not_seen_before_the_first_piece(scene: Scene, caller: openai.AsyncOpenAI) -> None:
-    """Nothing was written yet, so the next run writes all of it."""
-    worker = await scene.worker()
+async def test_a_model_lost_before_the_first_piece(model: Model, caller: openai.AsyncOpenAI) -> None:
+    """The client does not notice: the next run writes the whole output."""
+    worker = await model.start_worker()
     stream = await reading(caller)
-    await scene.runs()
-    model = worker.model_pid
-    assert model is not None
+    await model.running_worker()
 
-    kill(model)
-    scene.allow(20)
+    kill(worker.model_pid)
+    model.allow(20)
 
-    assert "".join(await texts(stream)) == WHOLE
+    assert "".join(await texts(stream)) == OUTPUT
 
 
 @pytest.mark.parametrize("victim", ["model", "worker"])
 async def test_a_loss_after_the_first_piece_ends_the_stream(
-    scene: Scene, caller: openai.AsyncOpenAI, victim: str
+    model: Model, caller: openai.AsyncOpenAI, victim: str
 ) -> None:
-    """What was said cannot be taken back: the client's exception names the reason, and so does the audit."""
-    workers = {name: await scene.worker(name) for name in ("w1", "w2")}
+    """Delivered pieces cannot be taken back: the client's exception and the audit have `worker_lost`."""
+    workers = {name: await model.start_worker(name) for name in ("w1", "w2")}
     stream = await reading(caller)
-    running = workers[await scene.runs()]
-    scene.allow(1)
+    worker = workers[await model.running_worker()]
+    model.allow(1)
     await first(stream)
-    model = running.model_pid
-    assert model is not None
 
-    kill(model if victim == "model" else running.process.pid)
+    kill(worker.model_pid if victim == "model" else worker.process.pid)
     with pytest.raises(openai.APIError) as caught:
         await texts(stream)
 
     assert caught.value.code == "worker_lost"
-    assert await scene.end() == ("failed", "worker_lost")
+    assert await model.end() == ("failed", "worker_lost")
 
 
-async def test_nothing_is_missing_after_a_lost_subscription(
-    stack: Stack, scene: Scene, caller: openai.AsyncOpenAI
-) -> None:
-    """What was published meanwhile is gone; the stored reply has it."""
-    await scene.worker()
-    scene.allow(1)
-    stream = await reading(caller)
-    begun = await first(stream)
-
-    await stack.redis.client_kill_filter(_type="pubsub")
-    scene.allow(20)
-
-    assert begun + "".join(await texts(stream)) == WHOLE
-    assert stack.gateway.subscriber.reconnects > 0
-
-
-async def test_a_fault_of_the_model_ends_the_stream_with_its_code(scene: Scene, caller: openai.AsyncOpenAI) -> None:
-    """A model that raises in the middle: its input is taken for the reason, as without a stream."""
-    await scene.worker()
-    scene.allow(1)
+async def test_an_exception_of_the_model_ends_the_stream(model: Model, caller: openai.AsyncOpenAI) -> None:
+    """When the model raises in the middle, the input counts as the cause, as without a stream."""
+    await model.start_worker()
+    model.allow(1)
     stream = await reading(caller, "stumble")
 
     with pytest.raises(openai.APIError) as caught:
@@ -193,39 +136,32 @@ async def test_a_fault_of_the_model_ends_the_stream_with_its_code(scene: Scene, 
     assert caught.value.code == "poison_request"
 
 
-def kill(pid: int) -> None:
-    """As power loss would."""
-    os.kill(pid, signal.SIGKILL)
-
-
-async def test_a_stream_that_runs_out_of_time_is_charged_and_its_model_lives(
-    client: Redis, redis_url: str, scene: Scene, pool: Pool
+async def test_a_stream_that_exceeds_its_deadline_is_charged(
+    client: Redis, redis_url: str, model: Model, pool: Pool
 ) -> None:
-    """Longer than any run of a batch may be, it is ended by its own deadline: what was delivered counts against quota and
-    tokens, the row says how many, and the model process goes on with the next.
+    """The stream ends by its own deadline, later than a batch may run. The delivered pieces count against quota and token
+    limit, the audit row has their number, and the model process is kept.
     """
     async with (
         running_stack(client, redis_url, total_ms=2500) as stack,
         scheduling(client),
-        openai_client(stack) as asks,
+        openai_client(stack) as caller,
     ):
         stack.worker.hold = True
         stack.catalog.set(key={"quotas": (("1day", 5),), "tokens_per_minute": 1000.0})
-        worker = await scene.worker(gpu_timeout_ms=600)
-        model = worker.model_pid
-        scene.allow(3)
+        worker = await model.start_worker(gpu_timeout_ms=600)
+        pid = worker.model_pid
+        model.allow(3)
 
         with pytest.raises(openai.APIError) as caught:
-            await texts(await reading(asks))
+            await texts(await reading(caller))
 
         assert caught.value.code == "deadline_exceeded"
-        assert await scene.end() == ("failed", "deadline_exceeded")
-        ((end,), (spent, budget)) = (
-            (await pool.audit())[1],
-            await client.hmget("rl:customer:customer-free", "q:1day", "budget"),
-        )
+        assert await model.end() == ("failed", "deadline_exceeded")
+        (end,) = (await pool.audit())[1]
+        spent, budget = await client.hmget("rl:customer:customer-free", "q:1day", "budget")
         assert spent.split()[1] == b"1"
-        assert end.tokens_used == 2  # "go" and "0 1 2 ", in fours of bytes
+        assert end.tokens_used == 2  # "go" and "0 1 2 ", by four bytes.
         assert float(budget) <= 1000 - end.tokens_used
-        await eventually(lambda: scene.model_was_told, "the model has heard that its time is over")
-        assert worker.model_pid == model
+        await eventually(lambda: model.stopped, "the model is stopped")
+        assert worker.model_pid == pid

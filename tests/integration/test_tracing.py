@@ -1,4 +1,4 @@
-"""Spans by OTLP: what a collector gets, and what one costs that is away, slow or not wanted."""
+"""Tracing: what a collector gets by OTLP, the cost of one that is unavailable, and traces of replays."""
 
 import subprocess
 import sys
@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 import structlog
+from redis.asyncio import Redis
 
 from eventually import eventually
+from gateway.inference.traces import RequestTraces
+from integration.gateway_fixtures import reverse, running_stack
 from otlp_receiver import Receiver, receiver
 from scheduler.errors import StartError
+from scheduler.payload import Payload, encode_payload
+from scheduler.protocol.batches import ClaimedRequest, Outcome
 from scheduler.tracing import Context, Span, SpanRole
 from stack import free_port
 from tierlane.roles import tracing
@@ -30,13 +35,13 @@ def span(**changes: Any) -> Span:
 
 @pytest.fixture
 def collector() -> Iterator[Receiver]:
-    """A collector that takes everything."""
-    with receiver() as there:
-        yield there
+    """A collector that accepts everything."""
+    with receiver() as running:
+        yield running
 
 
-def test_a_span_arrives_as_it_was_told(collector: Receiver) -> None:
-    """Name, ids, attributes, links, failure; times are the wall clock's, as far before now as they are by our own clock."""
+def test_a_span_arrives(collector: Receiver) -> None:
+    """Name, ids, attributes, links and failure arrive; times are converted to the wall clock."""
     spans = OtlpSpans(collector.url, "gateway", "g1", wall_ns=lambda: 1_700_000_000_000_000_000, clock=lambda: 11.0)
 
     spans([
@@ -52,8 +57,8 @@ def test_a_span_arrives_as_it_was_told(collector: Receiver) -> None:
     assert (second.parent, second.links, second.failed) == ("", (("a" * 32, "b" * 16),), True)
 
 
-async def test_a_collector_that_is_away_costs_nothing_but_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue is bounded, whoever tells does not wait, one line is logged, and the end comes in its time."""
+async def test_an_unavailable_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is bounded, sending does not wait, one line is logged, and shutdown takes a bounded time."""
     monkeypatch.setattr(tracing, "FLUSH_S", 0.3)
     spans = OtlpSpans(f"http://127.0.0.1:{free_port()}", "gateway", "g1")
 
@@ -61,31 +66,31 @@ async def test_a_collector_that_is_away_costs_nothing_but_its_spans(monkeypatch:
         began = time.thread_time()
         for _ in range(3 * QUEUE):
             spans([span()])
-        told_in = time.thread_time() - began
-        left = len(spans._processor._batch_processor._queue)
-        ending = time.monotonic()
+        sent_in = time.thread_time() - began
+        queued = len(spans._processor._batch_processor._queue)
+        closing = time.monotonic()
         spans.close()
-        ended_in = time.monotonic() - ending
+        closed_in = time.monotonic() - closing
         thread = spans._processor._batch_processor._worker_thread
         await eventually(lambda: not thread.is_alive(), "the thread that exports has ended", 2.0)
 
-    assert left <= QUEUE
-    assert told_in < 3 * QUEUE * 0.0005
-    assert ended_in < 1.0
+    assert queued <= QUEUE
+    assert sent_in < 3 * QUEUE * 0.0005
+    assert closed_in < 1.0
     assert [line["event"] for line in lines] == ["traces do not arrive"]
 
 
-async def test_a_refusing_collector_is_logged_once_and_once_more_when_it_is_back(collector: Receiver) -> None:
-    """However many exports fail in between."""
+async def test_a_rejecting_collector_is_logged_once(collector: Receiver) -> None:
+    """However many exports fail, there is one line for the failure, and one with the lost spans when it recovers."""
     collector.status = 400
     spans = OtlpSpans(collector.url, "gateway", "g1")
     with structlog.testing.capture_logs() as lines:
         for tries in (1, 2):
             spans([span(), span()])
-            await eventually(lambda tries=tries: len(collector.headers) == tries, f"export {tries}")  # type: ignore[misc]
+            await eventually(lambda tries=tries: len(collector.headers) == tries, f"export {tries}")
         collector.status = 200
         spans([span()])
-        await eventually(lambda: len(collector.spans) == 1, "the first that arrives")
+        await eventually(lambda: len(collector.spans) == 1, "the first span arrives")
         spans.close()
 
     assert [(line["event"], line.get("lost_spans")) for line in lines] == [
@@ -93,8 +98,8 @@ async def test_a_refusing_collector_is_logged_once_and_once_more_when_it_is_back
     ]  # fmt: skip
 
 
-def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
-    """Neither by a gateway nor by a worker that could send traces; what redis-py imports where it finds it is its own."""
+def test_without_an_endpoint_opentelemetry_is_not_imported() -> None:
+    """Gateway and worker import neither exporter nor SDK (redis-py imports the API of its own accord)."""
     probe = (
         "import sys\n"
         "import tierlane.roles.gateway, tierlane.roles.worker\n"
@@ -109,8 +114,8 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
     assert ran.stdout == "[]\n"
 
 
-def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process does not start, and says what to install."""
+def test_missing_packages_are_a_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process does not start, and the error names the setting and the extra to install."""
     monkeypatch.delitem(sys.modules, "tierlane.roles.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     settings = Settings(traces_endpoint="http://collector:4318")
@@ -120,3 +125,34 @@ def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyP
         spans_of(settings, "worker", "w1"),
     ):
         raise AssertionError("must not begin")
+
+
+@pytest.mark.parametrize(("share", "added"), [(0.0, 0), (1.0, 57)])
+async def test_only_sampled_requests_carry_a_context(client: Redis, redis_url: str, share: float, added: int) -> None:
+    """The trace context is at the end of a sampled request's body; any other body is the same as without tracing."""
+    bodies: list[bytes] = []
+
+    def record(member: ClaimedRequest) -> Outcome:
+        bodies.append(member.body)
+        return reverse(member)
+
+    async with running_stack(client, redis_url, traces=RequestTraces([].extend, share)) as stack:
+        stack.worker.answerer = record
+        await stack.infer()
+
+    plain = encode_payload(Payload("tiny", "hello", {}))
+    assert [(body == plain, len(body) - len(plain)) for body in bodies] == [(not added, added)]
+
+
+async def test_a_replay_has_a_trace_of_its_own(client: Redis, redis_url: str) -> None:
+    """The context is not part of the fingerprint: a repetition with an idempotency key is replayed, in its own trace."""
+    spans: list[Span] = []
+    async with running_stack(client, redis_url, traces=RequestTraces(spans.extend, 1.0)) as stack:
+        responses = [await stack.infer(**{"Idempotency-Key": "one"}) for _ in range(2)]
+
+    assert [status for status, _, _ in responses] == [200, 200]
+    assert responses[1][2]["idempotent-replayed"] == "true"
+    requests = [span for span in spans if span.name == "request"]
+    assert len({span.context.trace_id for span in requests}) == 2
+    assert len({span.attributes["tierlane.request_id"] for span in requests}) == 1
+    assert len([span for span in spans if span.name == "queue wait"]) == 1

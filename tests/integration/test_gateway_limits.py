@@ -1,0 +1,243 @@
+"""Each limit of a customer as a client sees it, against a real Redis: status, code, wait, headers, and `GET /v1/me`."""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from eventually import eventually
+from gateway.inference.pipeline import InferencePipeline
+from integration.gateway_fixtures import Stack, accepted, lower, stack, tier
+from ledger.audit.queries import Usage
+from scheduler.errors import ErrorCode, RedisUnavailable
+from scheduler.protocol.batches import Outcome
+from scheduler.states import Admission
+
+__all__ = ["stack"]
+
+DAY_MS = 86_400_000
+PROBLEM = "application/problem+json"
+LIMITS: dict[str, Any] = {"requests_per_second": 0.001, "burst": 40.0}
+DAY = (("1day", 100),)
+
+
+def error_of(response: tuple[int, dict[str, Any], dict[str, str]]) -> tuple[int, str]:
+    status, document, _ = response
+    return status, document["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    ("key", "policy"),
+    [
+        ({"requests_per_second": 2.0, "burst": 8.0}, '"requests";q=8;w=4, '),
+        ({"key_rate": 2.0, "key_burst": 8.0}, '"requests";q=8;w=4, '),
+    ],
+)
+async def test_request_rate(stack: Stack, key: dict[str, float], policy: str) -> None:
+    """Over the rate of the account or of the key a request gets 429, the wait in both units, and the limit's headers."""
+    stack.catalog.set(key=key)
+    responses = [await stack.infer() for _ in range(5)]
+    rejected = [response for response in responses if response[0] != 200]
+
+    assert error_of(rejected[-1]) == (429, "rate_limit_exceeded")
+    _, document, headers = rejected[-1]
+    wait_ms = document["error"]["retry_after_ms"]
+    assert 0 < wait_ms <= 625
+    assert (headers["retry-after-ms"], headers["retry-after"]) == (str(wait_ms), "1")
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert headers["ratelimit-policy"].startswith(policy)
+
+
+async def test_a_used_up_quota(stack: Stack) -> None:
+    """Over a quota a request gets 429 without a retry and waits for the end of the window; headers count down before."""
+    stack.catalog.set(key={"quotas": (("1day", 2), ("1month", 1000))})
+    first, second, third = [await stack.infer() for _ in range(3)]
+
+    assert '"day";q=2;w=86400, "month";q=1000;w=2678400' in first[2]["ratelimit-policy"]
+    assert ['"day";r=1;t=' in first[2]["ratelimit"], '"day";r=0;t=' in second[2]["ratelimit"]] == [True, True]
+    assert error_of(third) == (429, "quota_exceeded")
+    document, headers = third[1], third[2]
+    assert headers["x-should-retry"] == "false"
+    until_midnight_s = int(headers["ratelimit"].partition('"day";r=0;t=')[2].partition(",")[0])
+    assert until_midnight_s * 1000 - 1000 <= document["error"]["retry_after_ms"] <= DAY_MS + 15_000
+    assert '"month";r=998;' in headers["ratelimit"]
+
+
+@pytest.mark.parametrize(
+    ("key", "header", "limit"),
+    [
+        ({"tokens_per_minute": 4000}, "x-ratelimit-limit-tokens", "1000"),
+        ({"requests_per_second": 0.001, "burst": 40.0}, "x-ratelimit-limit-requests", "10"),
+    ],
+)
+async def test_requests_rejected_by_a_reduced_limit_get_503(
+    stack: Stack, key: dict[str, Any], header: str, limit: str
+) -> None:
+    """A request that the full limit would admit gets 503 `reduced_capacity`, and headers show the limit in force."""
+    stack.catalog.set(key=key)
+    stack.gateway.limits.factor = lambda tier: 0.25
+    body = {"input": "a", "parameters": {"max_tokens": 900}}
+    *_, rejected = [await stack.infer(body) for _ in range(4)]
+
+    assert error_of(rejected) == (503, "reduced_capacity")
+    assert (rejected[2][header], "x-should-retry" in rejected[2]) == (limit, False)
+
+
+async def test_problem_details(stack: Stack) -> None:
+    """With Accept `application/problem+json` errors of limits, of bodies and of the router are RFC 9457 documents."""
+    stack.catalog.set(key={"quotas": (("1day", 1),)})
+    await stack.infer()
+    status, document, headers = await stack.infer(Accept=PROBLEM)
+
+    assert (status, headers["content-type"], document["code"]) == (429, PROBLEM, "quota_exceeded")
+    assert document["type"] == "https://iana.org/assignments/http-problem-types#quota-exceeded"
+    assert (document["status"], document["violated-policies"]) == (429, ["day"])
+    assert (document["request_id"], document["retry_after_ms"] > 0) == (headers["x-request-id"], True)
+    for method, path, key, status in (
+        ("POST", "/v1/inference", stack.key(), 400),
+        ("POST", "/v1/inference", {}, 401),
+        ("GET", "/internal/health", {}, 401),
+        ("GET", "/nowhere", {}, 404),
+        ("GET", "/v1/inference", {}, 405),
+    ):
+        sent = {"Accept": f"application/json, {PROBLEM}", "Content-Type": "application/json", **key}
+        async with stack.http.request(method, stack.url + path, data=b"{}", headers=sent) as response:
+            document = await response.json(content_type=PROBLEM)
+        assert (response.status, document["status"], document["type"]) == (status, status, "about:blank")
+    assert set((await stack.infer(b"{}", Accept="*/*"))[1]) == {"error"}
+
+
+async def test_all_responses_to_a_key_have_limit_headers(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that were not admitted, that failed, and internal errors carry all limits and the request id."""
+    stack.catalog.set(key={"tokens_per_minute": 4000, "quotas": (("1day", 100),)})
+    stack.worker.answerer = lambda member: Outcome(member.id, "worker_lost", 1.0, 0, "v1", "")
+    responses = [await stack.infer(b"{}"), await stack.infer({"input": "a"}), await stack.infer(b"{}")]
+    monkeypatch.setattr(InferencePipeline, "build_pending", lambda *_, **__: 1 / 0)
+    responses.append(await stack.infer())
+
+    assert [response[0] for response in responses] == [400, 503, 400, 500]
+    for _, document, headers in responses:
+        assert headers["ratelimit-policy"].count(";q=") == 4
+        assert {"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"} <= set(headers)
+        assert headers["x-request-id"] == document["error"]["request_id"]
+    # What is left of a quota is not known before the first admission.
+    assert ['"day";r=' in headers["ratelimit"] for _, _, headers in responses] == [False, True, True, True]
+
+
+async def test_a_tier_in_shadow_mode_counts_and_admits(stack: Stack) -> None:
+    """No request of the tier is rejected; those that its limits would reject are counted."""
+    stack.catalog.set(tiers=(tier("free", 3, 0.1, shadow=True),), key={"requests_per_second": 0.001, "burst": 1.0})
+    counted: list[str] = []
+    stack.gateway._demand_meter.shadowed = counted.append
+
+    assert [(await stack.infer())[0] for _ in range(3)] == [200, 200, 200]
+    await eventually(lambda: len(counted) >= 2, "requests over the limit are counted")
+
+
+async def test_rejections_are_recorded(stack: Stack) -> None:
+    """The rejection log gets each request that a limit or missing capacity rejected, and no invalid request."""
+    recorded: list[tuple[Any, ...]] = []
+    inference = stack.gateway._routes._exact["/v1/inference"]["POST"]._pipeline
+    inference._parts = replace(inference._parts, record_rejection=lambda *rejection: recorded.append(rejection))
+    stack.catalog.set(key={"quotas": (("1day", 1),)})
+    await stack.infer()
+    await stack.infer(b"{}")
+    _, _, headers = await stack.infer()
+    stack.gateway.limits.no_gpu = lambda now: True
+    _, _, later = await stack.infer()
+
+    assert [
+        (request_id, identity.customer_id, error.code, verdict and verdict.outcome, factor)
+        for request_id, identity, error, verdict, factor in recorded
+    ] == [
+        (headers["x-request-id"], "customer-free", ErrorCode.QUOTA_EXCEEDED, Admission.QUOTA, 1.0),
+        (later["x-request-id"], "customer-free", ErrorCode.NO_CAPACITY, None, 1.0),
+    ]
+
+
+async def get(stack: Stack, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:
+    async with stack.http.request(method, f"{stack.url}/v1/me", headers=stack.key() | headers) as response:
+        document = await response.json(content_type=None) if method == "GET" else None
+        return response.status, document, lower(response.headers)
+
+
+def replace_parts(stack: Stack, **changes: Any) -> None:
+    """Replace what the endpoint reads from."""
+    stack.gateway.me._parts = replace(stack.gateway.me._parts, **changes)
+
+
+async def test_it_shows_limits_what_is_left_and_usage(stack: Stack) -> None:
+    """The document has customer, limits, what Redis has left of them and usage. Reading it, also by HEAD, costs nothing."""
+    reads: list[str] = []
+
+    async def find_usage(customer_id: str) -> Usage:
+        reads.append(customer_id)
+        return Usage(requests=12, completed=10, failed=2, tokens_used=345)
+
+    replace_parts(stack, find_usage=find_usage)
+    stack.catalog.set(key=LIMITS | {"tokens_per_minute": 4000, "max_concurrency": 5, "quotas": DAY})
+    stack.worker.hold = True
+    began = time.monotonic()
+    waiting = [asyncio.create_task(stack.infer({"input": "hell"})) for _ in range(3)]
+    await accepted(stack, 3)
+    responses = await asyncio.gather(*(get(stack) for _ in range(100)))
+    status, _, head = await get(stack, "HEAD")
+    stack.worker.hold = False
+    await asyncio.gather(*waiting)
+
+    assert [code for code, _, _ in responses] == [200] * 100
+    _, document, headers = responses[-1]
+    remaining = document["remaining"]
+    (quota,) = remaining["quotas"]
+    assert (quota["quota"], quota["amount"], quota["remaining"], quota["reset_ms"] > 0) == ("day", 100, 97, True)
+    assert (remaining["requests"], remaining["concurrency"]) == (7, 2)  # A new bucket holds a quarter of its burst.
+    refilled = 4000 / 60 * (time.monotonic() - began)
+    assert 949 <= remaining["tokens"] <= 950 + refilled  # A quarter, less the estimates of 17 tokens each.
+    assert document["limits"]["base"] == LIMITS | {"tokens_per_minute": 4000, "max_concurrency": 5}
+    names = ("customer", "customer_id", "tier", "key_id", "as_of")
+    assert [document[name] for name in names] == [
+        "free", "customer-free", "free", stack.catalog.keys["free"].id, "now",
+    ]  # fmt: skip
+    assert document["usage"] == {"requests": 12, "completed": 10, "failed": 2, "tokens_used": 345}
+    assert (headers["x-ratelimit-remaining-requests"], '"day";r=97;t=' in headers["ratelimit"]) == ("7", True)
+    assert (headers["cache-control"], "x-request-id" in headers) == ("no-store", True)
+    assert (status, head["x-ratelimit-remaining-requests"]) == (200, "7")
+    assert reads == ["customer-free"]
+
+
+async def test_a_cached_read_includes_later_admissions(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests admitted after a read that is still cached are deducted from it, in the document and in headers."""
+    stack.catalog.set(key=LIMITS | {"quotas": DAY})
+    monkeypatch.setattr(stack.gateway.me._looks, "_keep_s", 60.0)
+    left = []
+    for _ in range(3):
+        await stack.infer()
+        _, document, headers = await get(stack)
+        assert headers["x-ratelimit-remaining-requests"] == str(document["remaining"]["requests"])
+        left.append((document["remaining"]["requests"], document["remaining"]["quotas"][0]["remaining"]))
+
+    assert left == [(9, 99), (8, 98), (7, 97)]
+
+
+async def test_without_redis_and_postgresql(stack: Stack) -> None:
+    """Without Redis the values are an estimate; without PostgreSQL usage is null. No part of the fault is shown."""
+
+    async def unavailable(*_: Any) -> Any:
+        raise RedisUnavailable("redis://user:secret@host")
+
+    replace_parts(stack, read_limits=unavailable, find_usage=unavailable)
+    status, document, headers = await get(stack)
+
+    assert (status, document["as_of"], document["remaining"]["requests"] >= 250) == (200, "estimate", True)
+    assert "ratelimit" in headers
+    assert (document["usage"], "secret" in str(document)) == (None, False)
+    assert document["usage_problem"]
+
+
+async def test_it_needs_a_key(stack: Stack) -> None:
+    """Without a valid key the response is a 401."""
+    status, document, headers = await get(stack, Authorization="Bearer nonsense")
+
+    assert (status, document["error"]["code"], headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")
