@@ -1,4 +1,4 @@
-"""A literal identity for tests: who a request comes from, with base limits that a test can change."""
+"""A literal identity for tests, with base limits that a test can change."""
 
 from typing import Any
 

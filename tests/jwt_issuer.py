@@ -1,4 +1,4 @@
-"""An identity provider for tests: real keys, honest tokens, and tokens as an attacker would make them."""
+"""An identity provider for tests: real keys, valid tokens, and tokens of an attacker."""
 
 import base64
 import hashlib
@@ -22,12 +22,12 @@ from scheduler.errors import ErrorCode, RequestError
 ISSUER = "https://issuer.example"
 AUDIENCE = "tierlane"
 NOW = 1_800_000_000.0
-"""Wall time of the tests that hand their clock in."""
+"""Wall time of tests with their own clock."""
 
 
 @cache
 def private_key(algorithm: str, number: int = 0) -> Any:
-    """A key pair that fits the algorithm; another one for every number. RSA keys take long to make, so they are kept."""
+    """A key pair for the algorithm; another one for every number. Kept, because RSA keys are slow to create."""
     if algorithm.startswith(("RS", "PS")):
         return rsa.generate_private_key(public_exponent=65537, key_size=2048)
     if algorithm == "EdDSA":
@@ -50,18 +50,18 @@ def jwk(algorithm: str, number: int = 0, **members: Any) -> dict[str, Any]:
 
 
 def jwks(*members: dict[str, Any]) -> bytes:
-    """A key set of these members; of one key of each default algorithm without any."""
+    """A key set of these members; without any, of one key for each default algorithm."""
     return json.dumps({"keys": list(members) or [jwk("RS256"), jwk("ES256"), jwk("EdDSA")]}).encode()
 
 
 def claims(now: float = NOW, **changes: Any) -> dict[str, Any]:
-    """Good claims for the customer acme; a change to None leaves one out."""
+    """Valid claims for the customer acme; a change to None removes one."""
     document = {"sub": "acme", "iss": ISSUER, "aud": AUDIENCE, "iat": int(now), "exp": int(now) + 600} | changes
     return {name: value for name, value in document.items() if value is not None}
 
 
 def token(algorithm: str = "ES256", number: int = 0, *, headers: dict[str, Any] | None = None, **changes: Any) -> str:
-    """A token with a good signature; `headers` and claims as told, `kid` None for none."""
+    """A token with a valid signature, these changes of claims, and these headers; `kid` None removes it."""
     header = {"kid": f"{algorithm}-{number}"} | (headers or {})
     header = {name: value for name, value in header.items() if value is not None}
     return jwt.encode(claims(**changes), private_key(algorithm, number), algorithm, header)
@@ -73,7 +73,7 @@ def base64url(raw: bytes) -> str:
 
 
 def signed_text(header: str, payload: str, algorithm: str = "ES256", number: int = 0) -> str:
-    """A token of exactly this JSON text, signed by the key, whatever the header says."""
+    """A token of exactly this JSON text, signed by the key, whatever its header contains."""
     text = f"{base64url(header.encode())}.{base64url(payload.encode())}"
     algorithms = jwt.algorithms.get_default_algorithms()
     return f"{text}.{base64url(algorithms[algorithm].sign(text.encode(), private_key(algorithm, number)))}"
@@ -86,12 +86,12 @@ def hmac_token(secret: bytes, **header: Any) -> str:
 
 
 def config(**changes: Any) -> JwtConfig:
-    """What the tokens of this issuer are verified against."""
+    """The verifier's settings for this issuer."""
     return JwtConfig(**{"jwks": "jwks.json", "issuer": ISSUER, "audience": AUDIENCE} | changes)
 
 
 class LiteralSource:
-    """A key set that is what the test says."""
+    """A key set that the test sets."""
 
     def __init__(self, *members: dict[str, Any]) -> None:
         self.keys: KeySet | None = None
@@ -141,8 +141,8 @@ class LiteralCustomers:
         return self.all_known
 
 
-def refused(verifier: JwtVerifier, text: str, now: float = NOW) -> str:
-    """The message with which a token is refused as not valid."""
+def rejection(verifier: JwtVerifier, text: str, now: float = NOW) -> str:
+    """The message of the rejection as `invalid_api_key`."""
     with pytest.raises(RequestError) as error:
         verifier.verify(text, now)
     assert error.value.code is ErrorCode.INVALID_API_KEY

@@ -1,4 +1,4 @@
-"""Figures for tests of metrics: a reply, and what a page for Prometheus says."""
+"""Helpers for tests of metrics: a reply, and the samples of a page for Prometheus."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -29,7 +29,7 @@ def reply(**changes: object) -> Reply:
 
 
 def read(page: bytes) -> dict[tuple[str, Labels], float]:
-    """Every sample; fails where one is there twice."""
+    """Every sample; fails if one is repeated."""
     found: dict[tuple[str, Labels], float] = {}
     for family in text_string_to_metric_families(page.decode()):
         for sample in family.samples:

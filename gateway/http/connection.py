@@ -6,7 +6,7 @@ If its headers equal cached ones, it is not parsed either (gateway/http/header_c
 parser accepts and this server rejects (other protocols or versions, invalid hosts) are detected here.
 
 This module is the only one that uses private members of aiohttp's RequestHandler.
-tests/unit/test_gateway_edge_parts.py fails if a new version of aiohttp lacks one of them.
+tests/unit/test_gateway_http.py fails if a new version of aiohttp lacks one of them.
 """
 
 import asyncio

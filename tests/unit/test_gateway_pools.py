@@ -1,8 +1,8 @@
-"""Which pools a gateway and a scheduler serve: what was accepted in one must come to its end, whatever its row says now."""
+"""Pools: which ones a gateway and a scheduler serve, so that accepted requests are completed whatever their row is now."""
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -11,53 +11,34 @@ from gateway.pools import Pools
 from scheduler.errors import ErrorCode, RedisUnavailable, RequestError
 from tierlane.roles.scheduler import wanted_pools
 
-
-def row(pool: str, *, enabled: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(pool=pool, enabled=enabled)
-
-
-MODELS = {"tiny": row("default"), "large": row("large"), "old": row("old", enabled=False), "odd": row("{x}:")}
+ROWS = {"tiny": ("default", True), "large": ("large", True), "old": ("old", False), "odd": ("{x}:", True)}
+MODELS = {name: SimpleNamespace(pool=pool, enabled=enabled) for name, (pool, enabled) in ROWS.items()}
 CATALOG: Any = SimpleNamespace(snapshot=SimpleNamespace(models=MODELS))
 
 
-async def _beaten() -> None:
-    """A heartbeat that has arrived."""
+async def _heartbeat() -> None:
+    """Succeeds."""
 
 
 def parts(pool: str) -> Any:
-    """What a pool looks like to those that count pools."""
+    """The parts of a pool that `Pools` uses."""
     return SimpleNamespace(
         config=SimpleNamespace(pool=pool),
         inference=SimpleNamespace(elsewhere=None),
         jobs=SimpleNamespace(result=SimpleNamespace(elsewhere=None), serving=None),
         direct=SimpleNamespace(open=lambda: None),
-        heartbeat=SimpleNamespace(heartbeat=_beaten),
+        heartbeat=SimpleNamespace(heartbeat=_heartbeat),
         subscriber=SimpleNamespace(was_subscribed=pool != "old"),
         loops=dict,
     )
 
 
-async def test_the_pool_of_a_model_that_is_switched_off_is_served_and_nothing_is_expected_of_it() -> None:
-    """A gateway that starts later keeps its jobs; health and readiness look at the others alone."""
-    pools = Pools(CATALOG, parts("default"), parts)
-    running = asyncio.create_task(pools.run())
-    try:
-        await eventually(lambda: [p.config.pool for p in pools.all] == ["default", "large", "old"], "all are served")
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    assert [each.config.pool for each in pools.named] == ["default", "large"]
-    assert pools.subscribed
-    assert pools.serving("old") is None
-
-
-async def test_a_pool_in_which_something_is_unfinished_is_served() -> None:
-    """Though no row names it; with one pool of its own a gateway looks at no other. Redis may be away when it is asked."""
-    told = iter([RedisUnavailable("away"), {"default", "left"}])
+async def test_disabled_models_and_pools_with_unfinished_requests_are_served() -> None:
+    """Readiness and health consider pools of enabled models only. A failed look at Redis is repeated."""
+    looks = iter([RedisUnavailable("away"), {"default", "left"}])
 
     async def unfinished() -> set[str]:
-        found = next(told, set())
+        found = next(looks, set())
         if isinstance(found, Exception):
             raise found
         return found
@@ -65,34 +46,33 @@ async def test_a_pool_in_which_something_is_unfinished_is_served() -> None:
     pools = Pools(CATALOG, parts("default"), parts, unfinished=unfinished)
     alone = Pools(CATALOG, parts("default"), parts, unfinished=unfinished, only_own=True)
     running = [asyncio.create_task(each.run()) for each in (alone, pools)]
+    expected = {"default", "large", "old", "left"}
     try:
-        await eventually(lambda: "left" in {p.config.pool for p in pools.all}, "it is served")
+        await eventually(lambda: {each.config.pool for each in pools.all} == expected, "all are served")
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     assert [each.config.pool for each in pools.named] == ["default", "large"]
-    assert len(alone.all) == 1
+    assert (pools.subscribed, pools.serving("old"), len(alone.all)) == (True, None, 1)
 
 
-def test_a_model_whose_pool_was_just_named_is_not_unknown() -> None:
-    """It may have moved there: 404 would tell its callers to give up. What nobody will serve is unknown."""
+def test_the_model_of_a_new_pool_is_503_until_it_is_served() -> None:
+    """404 would make clients give up; models that no pool will serve are unknown."""
     pools = Pools(CATALOG, parts("default"), parts)
 
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError) as error:
         pools.serving("large")
 
-    assert caught.value.code is ErrorCode.NO_CAPACITY
+    assert error.value.code is ErrorCode.NO_CAPACITY
     assert [pools.serving(model) for model in ("tiny", "old", "odd", "nobody")] == [None] * 4
     assert Pools(CATALOG, parts("default"), parts, only_own=True).serving("large") is None
 
 
-def test_a_scheduler_serves_the_pool_of_a_model_that_is_switched_off() -> None:
-    """Else nobody would write the audit of what ended there; with `own` it has but one."""
-    assert wanted_pools(cast("Any", SimpleNamespace(pool="default", serve_pools="all")), CATALOG) == {
-        "default",
-        "large",
-        "old",
-    }
-    assert wanted_pools(cast("Any", SimpleNamespace(pool="default", serve_pools="own")), CATALOG) == {"default"}
+@pytest.mark.parametrize(("serve_pools", "pools"), [("all", {"default", "large", "old"}), ("own", {"default"})])
+def test_a_scheduler_serves_the_pools_of_disabled_models(serve_pools: str, pools: set[str]) -> None:
+    """Otherwise the audit of their last requests would not be written."""
+    settings: Any = SimpleNamespace(pool="default", serve_pools=serve_pools)
+
+    assert wanted_pools(settings, CATALOG) == pools

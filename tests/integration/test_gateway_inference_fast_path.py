@@ -1,0 +1,243 @@
+"""The fast path: which requests take it, that its responses equal the handler's, and its behaviour in faults."""
+
+import asyncio
+import gc
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from eventually import eventually
+from gateway.app import Gateway
+from gateway.inference.pipeline import InferenceCall
+from integration.gateway_fixtures import Stack, head_of, running_stack
+
+BODY = b'{"input":"hello"}'
+VARYING = {"date", "x-request-id", "server-timing", "connection", "content-length"}
+Response = tuple[int, dict[str, str], dict[str, Any]]
+
+
+@pytest.fixture
+async def stack(client: Redis, redis_url: str) -> AsyncIterator[Stack]:
+    """A gateway with a short idle timeout, and a worker."""
+    async with running_stack(client, redis_url, idle_timeout_s=0.4) as running:
+        yield running
+
+
+class Client:
+    """One connection, which reads one response at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def of(cls, stack: Stack) -> "Client":
+        return cls(*await asyncio.open_connection("127.0.0.1", stack.gateway.port))
+
+    async def response(self) -> Response:
+        """Status, headers and document of the next response."""
+        async with asyncio.timeout(5.0):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            return head_of(head + await self.reader.readexactly(int(length.split(b":")[1])))
+
+    async def send(self, data: bytes) -> Response:
+        self.writer.write(data)
+        return await self.response()
+
+
+def request(stack: Stack, *lines: bytes, body: bytes = BODY, key: bytes | None = None) -> bytes:
+    """A request for the fast path, with these header lines added."""
+    head = [
+        b"POST /v1/inference HTTP/1.1",
+        b"Host: gateway",
+        b"Authorization: " + (stack.key()["Authorization"].encode() if key is None else key),
+        b"Content-Length: " + str(len(body)).encode(),
+        *lines,
+    ]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+def handled(gateway: Gateway) -> int:
+    """The number of requests that were handled by aiohttp's task of their connection."""
+    edge = gateway._edge
+    assert edge is not None
+    return int(edge.requests_count or 0)
+
+
+async def held(stack: Stack) -> Client:
+    """A client whose request is pending, because the worker is on hold."""
+    stack.worker.hold = True
+    client = await Client.of(stack)
+    client.writer.write(request(stack))
+    await eventually(
+        lambda: any(pending.accepted for pending in stack.gateway.pending_requests.all()), "it is accepted"
+    )
+    return client
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"Idempotency-Key: one",),
+        (b"Connection: close",),
+        (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AA"),
+    ],
+)
+async def test_other_requests_go_to_the_handler(stack: Stack, lines: tuple[bytes, ...]) -> None:
+    """With a normal response."""
+    client = await Client.of(stack)
+    status, _, _ = await client.send(request(stack, *lines))
+    client.writer.close()
+
+    assert (status, handled(stack.gateway)) == (200, 1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes"),
+    [
+        ((), {}),
+        ((), {"body": b""}),
+        ((), {"body": b"{"}),
+        ((), {"body": b'{"input":"a","input":"b"}'}),
+        ((), {"body": b'{"input":"a","colour":1}'}),
+        ((), {"body": b'{"input":"a","model":"other"}'}),
+        ((), {"body": b'{"input":"' + b"x" * 140_000 + b'"}'}),
+        ((), {"body": b'{"input":"' + b"x" * 270_000 + b'"}'}),
+        ((), {"key": b"Bearer tl_abcdefghijkl_abcdefghijklmnopqrstuvwxyzAB000000"}),
+        ((), {"key": b"Basic YTpi"}),
+        ((b"Content-Type: text/plain",), {}),
+        ((b"Content-Encoding: gzip",), {}),
+        ((b"Authorization: Bearer twice",), {}),
+        ((b"Accept: application/problem+json",), {"body": b"{"}),
+        ((b"Accept: application/problem+json",), {"key": b"Bearer nothing"}),
+    ],
+)
+async def test_responses_equal_the_handlers(stack: Stack, lines: tuple[bytes, ...], changes: dict[str, bytes]) -> None:
+    """Status, header names and error, for parsed headers and for headers from the cache."""
+
+    def comparable(response: Response) -> tuple[int, set[str], list[Any]]:
+        status, headers, document = response
+        error = document.get("error", document)
+        return (
+            status,
+            set(headers) - VARYING,
+            [error.get(name) for name in ("code", "type", "param", "message", "status", "output")],
+        )
+
+    handler = comparable(head_of(await stack.raw(request(stack, b"Connection: close", *lines, **changes))))
+    data = request(stack, *lines, **changes)
+    for sent in (data, request(stack), data, data):
+        client = await Client.of(stack)  # Some responses close their connection.
+        response = comparable(await client.send(sent))
+        client.writer.close()
+        assert sent is not data or response == handler
+
+
+async def test_a_disconnect_cancels_the_request(stack: Stack) -> None:
+    """It is no longer pending, and no worker runs it."""
+    client = await held(stack)
+    (pending,) = stack.gateway.pending_requests.all()
+    client.writer.transport.abort()
+
+    async def cancelled() -> bool:
+        _, document = await stack.internal(f"/internal/requests/{pending.id}")
+        return document.get("status") == "failed" and document["error"] == "cancelled"
+
+    await eventually(cancelled, "it is cancelled")
+    assert (len(stack.gateway.pending_requests), pending.gone) == (0, True)
+
+
+async def test_pipelined_requests_get_responses_in_order(stack: Stack) -> None:
+    """On both paths, and in pieces."""
+    client = await held(stack)
+    second = request(stack, body=b'{"input":"second"}')
+    client.writer.write(second[:40])
+    await client.writer.drain()
+    client.writer.write(second[40:] + b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+    await client.writer.drain()
+    stack.worker.hold = False
+
+    assert [(await client.response())[2].get("output") for _ in range(2)] == ["olleh", "dnoces"]
+    assert (await client.response())[0] == 200
+    client.writer.close()
+
+
+async def test_the_idle_timeout_starts_after_the_response(stack: Stack) -> None:
+    """Waiting for a response is not idle; then the connection is closed."""
+    client = await held(stack)
+    began = time.monotonic()
+    await eventually(lambda: time.monotonic() - began > 0.9, "more than two idle timeouts have passed")
+    stack.worker.hold = False
+
+    assert (await client.response())[0] == 200
+    async with asyncio.timeout(3.0):
+        assert await client.reader.read() == b""
+    client.writer.close()
+
+
+async def test_a_drain_waits_for_the_response(stack: Stack) -> None:
+    """The response announces that the connection ends."""
+    client = await held(stack)
+    drained = asyncio.create_task(stack.gateway.drain())
+    await eventually(lambda: stack.gateway.drain_state.closed, "the drain has begun")
+    stack.worker.hold = False
+    status, headers, _ = await client.response()
+    await drained
+
+    assert (status, headers["connection"], await client.reader.read()) == (200, "close", b"")
+    client.writer.close()
+
+
+async def test_requests_leave_no_reference_cycles(stack: Stack) -> None:
+    """Answered, rejected and abandoned requests are freed at once: the garbage collector runs rarely."""
+
+    def calls_in_memory() -> list[InferenceCall]:
+        return [found for found in gc.get_objects() if issubclass(type(found), InferenceCall)]
+
+    client = await Client.of(stack)
+    await client.send(request(stack))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await client.send(request(stack))
+        assert not calls_in_memory()
+        leaving = await held(stack)
+        assert len(calls_in_memory()) == 1
+        leaving.writer.transport.abort()
+        await eventually(lambda: not stack.gateway.pending_requests, "its client has left")
+        stack.gateway.limits.no_gpu = lambda _: True  # type: ignore[method-assign]
+        rejected = await Client.of(stack)
+        assert (await rejected.send(request(stack)))[0] == 503
+        rejected.writer.close()
+        await eventually(lambda: not calls_in_memory(), "all are freed")
+    finally:
+        gc.enable()
+        client.writer.close()
+
+
+async def test_a_client_that_does_not_read_is_not_served_further(stack: Stack) -> None:
+    """Its next requests stay in its own socket, not in the gateway's memory."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", stack.gateway.port))
+    one = request(stack, body=json.dumps({"input": "x" * 60_000}).encode())
+    flood = asyncio.create_task(asyncio.get_running_loop().sock_sendall(sock, one * 400))
+    edge = stack.gateway._edge
+    assert edge is not None
+    try:
+        await eventually(lambda: len(edge.write_watch) == 1, "its responses are not read")
+        (connection,) = edge.connections
+        assert connection.transport is not None
+        assert connection.transport.get_write_buffer_size() < 1_000_000
+        assert not flood.done()
+    finally:
+        flood.cancel()
+        sock.close()

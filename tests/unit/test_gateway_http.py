@@ -1,0 +1,209 @@
+"""Parts of the HTTP server that need no socket: routes, timers, body budget, CORS, and the use of aiohttp's internals."""
+
+import ast
+import inspect
+from types import ModuleType
+
+import pytest
+from aiohttp import http_parser, web, web_protocol
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.host_lists import origin_list
+from gateway.http import connection, server
+from gateway.http.cors import EXPOSED, Cors
+from gateway.http.errors import RejectionError
+from gateway.http.request import BodyBudget
+from gateway.http.response import HttpResponse
+from gateway.http.router import RoutedRequest, Router
+from gateway.http.server import check_parser
+from gateway.http.sse import ProgressTimers
+from identities import identity
+from scheduler.errors import RequestError, StartError
+
+PAGE = "https://app.example.com"
+
+
+def headers(**values: str) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict({name.replace("_", "-"): value for name, value in values.items()}))
+
+
+def test_progress_timers_return_expired_items_in_order() -> None:
+    """A running item keeps its first deadline; a stopped item never expires."""
+    timers: ProgressTimers[str] = ProgressTimers(5.0)
+    for name, now in (("a", 0.0), ("b", 1.0), ("a", 2.0), ("c", 2.0)):
+        timers.start(name, now)
+    timers.stop("b")
+
+    assert [timers.expired(now) for now in (4.9, 5.0, 100.0)] == [[], ["a"], ["c"]]
+    assert len(timers) == 0
+
+
+async def handler(call: RoutedRequest) -> HttpResponse:
+    return HttpResponse(200, call.tail.encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "tail"),
+    [
+        ("/livez", ""),
+        ("http://gateway:8080/livez?x=1", ""),
+        ("/requests/req_1?x=/y", "req_1"),
+        ("http://gateway", None),
+        ("//livez", None),
+        ("*", None),
+        ("/livez/", None),
+        ("", None),
+        ("/requests/", None),
+        ("/requests", None),
+        ("/requests/a/b", None),
+    ],
+)
+def test_a_path_is_exact_or_has_one_last_segment(path: str, tail: str | None) -> None:
+    """Query, scheme and host are ignored, nothing else is."""
+    routes = Router()
+    routes.add("GET", "/livez", handler)
+    routes.add("GET", "/requests/{id}", handler)
+
+    found = routes.find(path)
+
+    assert (found and (set(found[0]), found[1])) == (None if tail is None else ({"GET"}, tail))
+
+
+def test_an_unsafe_parser_is_rejected_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed aiohttp passes; without its C parser, or in an old version, the gateway does not start."""
+    check_parser()
+    with monkeypatch.context() as patched:
+        patched.setattr(http_parser, "HttpRequestParser", http_parser.HttpRequestParserPy)
+        with pytest.raises(StartError, match="C parser"):
+            check_parser()
+    monkeypatch.setattr("aiohttp.__version__", "3.14.2")
+    with pytest.raises(StartError, match="too old"):
+        check_parser()
+
+
+@pytest.mark.parametrize(
+    ("module", "derived", "base"),
+    [
+        (connection, connection.EdgeConnection, web_protocol.RequestHandler),
+        (server, server.EdgeServer, web.Server),
+    ],
+)
+def test_the_private_members_of_aiohttp_exist(module: ModuleType, derived: type, base: type) -> None:
+    """An upgrade that moves a private member fails here; the gateway uses them in these two modules only."""
+    defined = {*vars(derived), *getattr(derived, "__slots__", ())}
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+    known = {*dir(base), *(name for each in base.__mro__ for name in getattr(each, "__slots__", ()))}
+    known |= {line.split(" ")[0].split(":")[0] for line in inspect.getsource(base).split("self.")[1:]}
+
+    assert used - defined - known == set()
+    assert used - defined
+    assert hasattr(web_protocol, "_ErrInfo")
+
+
+def test_a_response_head_is_complete_http() -> None:
+    """Status line, type, length, date, the given headers, connection, empty line."""
+    response = HttpResponse.of(503, {"a": 1}, [("x-request-id", "req_1")])
+    lines = response.head("close").decode().split("\r\n")
+
+    assert lines[:3] == ["HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", "Content-Length: 7"]
+    assert lines[3].startswith("Date: ")
+    assert lines[3].endswith(" GMT")
+    assert lines[4:] == ["x-request-id: req_1", "Connection: close", "", ""]
+    assert response.body == b'{"a":1}'
+
+
+def taken(budget: BodyBudget, customer: str, key: str, count: int) -> str:
+    """Take bytes for one body and keep them; the code of the rejection, or an empty text."""
+    try:
+        budget.share(identity(customer_id=customer, key_id=key)).take(count)
+    except RequestError as error:
+        return error.code
+    return ""
+
+
+def test_body_bytes_are_limited_by_key_by_customer_and_in_all() -> None:
+    """Rejected bytes are not counted."""
+    budget = BodyBudget(in_all=100, of_customer=60, of_key=40)
+
+    assert [taken(budget, "a", "a1", count) for count in (41, 40, 1)] == [
+        "rate_limit_exceeded",
+        "",
+        "rate_limit_exceeded",
+    ]
+    assert [taken(budget, "a", "a2", count) for count in (21, 20)] == ["rate_limit_exceeded", ""]
+    assert (taken(budget, "b", "b1", 40), taken(budget, "c", "c1", 1)) == ("", "no_capacity")
+    assert budget.in_all == 100
+
+
+def test_body_bytes_are_returned_once() -> None:
+    """However often they are given back, and in however many parts they were taken; no entry is left."""
+    budget = BodyBudget(in_all=100, of_customer=60, of_key=40)
+    share = budget.share(identity(customer_id="a", key_id="a1"))
+    for _ in range(4):
+        share.take(10)
+    with pytest.raises(RejectionError):
+        share.take(1)
+    share.give_back()
+    share.give_back()
+
+    assert (budget.in_all, budget._held) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "origins"),
+    [
+        ("", ()),
+        ("*", ("*",)),
+        (" https://A.example , http://localhost:3000,", ("https://a.example", "http://localhost:3000")),
+        ("https://a.example:443,http://a.example:80", ("https://a.example", "http://a.example")),
+        ("http://[::1]:8080,tauri://localhost", ("http://[::1]:8080", "tauri://localhost")),
+        *((bad, None) for bad in ("null", "a.example", "https://a/b", "*,https://a", "https://*.a", "https://a:0")),
+    ],
+)
+def test_cors_origins_are_normalized(text: str, origins: tuple[str, ...] | None) -> None:
+    """To the form that browsers send; text that cannot match an origin is an error."""
+    if origins is not None:
+        assert origin_list(text) == origins
+        return
+    with pytest.raises(ValueError, match="origin"):
+        origin_list(text)
+
+
+def test_only_configured_origins_are_allowed() -> None:
+    """Other origins, none, and two at once get only `Vary`; `*` allows every origin."""
+    cors, twice = Cors((PAGE, "http://localhost:3000")), CIMultiDictProxy(CIMultiDict([("Origin", PAGE)] * 2))
+    allowed = cors.lines(headers(Origin=PAGE))
+
+    assert f"Access-Control-Allow-Origin: {PAGE}\r\n" in allowed
+    assert f"Access-Control-Expose-Headers: {', '.join(EXPOSED)}\r\n" in allowed
+    assert "Set-Cookie" not in EXPOSED
+    for other in (headers(), headers(Origin="https://evil.example"), headers(Origin="null"), twice):
+        assert cors.lines(other) == "Vary: Origin\r\n"
+    assert Cors(("*",)).lines(headers(Origin="https://any.example")).startswith("Access-Control-Allow-Origin: *\r\n")
+    assert Cors(("*",)).lines(headers()) == ""
+
+
+def test_a_preflight_allows_known_headers_only() -> None:
+    """A fixed list and the headers of OpenAI's clients, if they are valid names; other text is not repeated."""
+    cors = Cors((PAGE,))
+    requested = "authorization, x-stainless-os,x-stainless-<b>, x-evil, X-Stainless-Retry-Count"
+    sent = {"Origin": PAGE, "Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": requested}
+    response = cors.preflight(headers(**sent), {"POST", "GET"}, "req_1")
+
+    assert response is not None
+    assert (response.status, response.body) == (204, b"")
+    assert dict(response.headers)["Access-Control-Allow-Methods"] == "GET, POST"
+    allowed = dict(response.headers)["Access-Control-Allow-Headers"].split(", ")
+    assert {"Authorization", "Idempotency-Key", "x-stainless-os", "x-stainless-retry-count"} <= set(allowed)
+    assert not [name for name in allowed if "evil" in name or "<" in name]
+    assert b"Content-Length" not in response.head()
+    for missing in ("Origin", "Access_Control_Request_Method"):
+        assert cors.preflight(headers(**{k: v for k, v in sent.items() if k != missing}), {"POST"}, "req_1") is None

@@ -1,0 +1,82 @@
+"""Reassembly of a stream from increments that may be lost, late, repeated or reordered."""
+
+import random
+
+import pytest
+
+from gateway.inference.streaming import StreamAssembly
+from scheduler.protocol.replies import LOST
+
+Step = tuple[int, int, str, str]
+"""Attempt, offset, text, and the text that is sent to the client."""
+
+
+@pytest.mark.parametrize(
+    ("steps", "broken"),
+    [
+        ([(1, 0, "ab", "ab"), (1, 2, "cd", "cd")], False),
+        ([(1, 0, "ab", "ab"), (1, 0, "ab", "")], False),  # Repeated.
+        ([(1, 0, "ab", "ab"), (1, 1, "bcd", "cd")], False),  # Overlapping.
+        ([(1, 0, "ab", "ab"), (1, 3, "d", ""), (1, 2, "cd", "cd")], False),  # Out of order: the gap is awaited.
+        ([(1, 2, "cd", "")], False),
+        ([(1, 0, "ab", "ab"), (1, 0, "x", "")], True),  # The rerun of the same attempt produced other text.
+        ([(1, 0, "ab", "ab"), (1, 0, "abc", "c")], False),  # The rerun produced the same text.
+        ([(1, 0, "ab", "ab"), (2, 0, "ab", "")], True),  # The worker was lost.
+        ([(1, 0, "ab", "ab"), (1, LOST, "", ""), (1, 2, "cd", "")], True),
+        ([(1, LOST, "", ""), (2, 0, "ab", "ab"), (2, 2, "c", "c")], False),  # Lost before anything was sent.
+        ([(2, 0, "ab", "ab"), (1, 2, "zz", ""), (1, LOST, "", "")], False),  # The lost worker still sends.
+        ([(1, 0, "", ""), (2, 0, "ab", "ab")], False),  # Empty text.
+        ([(1, 0, "é😀", "é😀"), (1, 2, "x", "x")], False),  # Characters are counted, not bytes.
+    ],
+)
+def test_increments_become_contiguous_text(steps: list[Step], broken: bool) -> None:
+    """The text that is sent for each increment, and whether the stream must fail."""
+    assembly = StreamAssembly()
+
+    sent = [assembly.take(attempt, offset, text) for attempt, offset, text, _ in steps]
+
+    assert sent == [expected for *_, expected in steps]
+    assert assembly.broken is broken
+
+
+@pytest.mark.parametrize(
+    ("received", "output", "attempts", "rest"),
+    [
+        ([], "abcd", 1, "abcd"),
+        ([], "abcd", 3, "abcd"),
+        ([], "", 1, ""),
+        ([(1, 0, "ab")], "abcd", 1, "cd"),
+        ([(1, 0, "abcd")], "abcd", 1, ""),
+        ([(1, 0, "ab")], "xbcd", 1, None),
+        ([(1, 0, "ab")], "a", 1, None),
+        ([(1, 0, "ab")], "abcd", 2, None),
+        ([(1, 0, "ab"), (1, LOST, "")], "abcd", 1, None),
+    ],
+)
+def test_the_reply_completes_the_stream(
+    received: list[tuple[int, int, str]], output: str, attempts: int, rest: str | None
+) -> None:
+    """The stored reply supplies the rest, unless it contradicts the text that was sent."""
+    assembly = StreamAssembly()
+    for increment in received:
+        assembly.take(*increment)
+
+    assert assembly.rest(output, attempts) == rest
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_lossy_channels_deliver_the_output(seed: int) -> None:
+    """Dropped, repeated and shuffled increments: each prefix is correct, and the reply completes the output."""
+    chance = random.Random(seed)
+    output = "".join(chance.choices("abcé😀", k=60))
+    cuts = [sorted(chance.sample(range(61), 2)) for _ in range(40)]
+    increments = [(1, start, output[start:end]) for start, end in cuts if chance.random() < 0.7]
+    assembly, sent = StreamAssembly(), ""
+
+    for increment in increments:
+        sent += assembly.take(*increment)
+        assert output.startswith(sent)
+
+    rest = assembly.rest(output, 1)
+    assert rest is not None
+    assert sent + rest == output

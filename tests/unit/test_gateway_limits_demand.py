@@ -1,0 +1,81 @@
+"""The demand meter: rates over a window, the demand under a reduced limit, and latency percentiles."""
+
+import pytest
+
+from gateway.limits.demand import WINDOW_BEATS, DemandMeter, LatencyWindow, fill
+from scheduler.protocol.pool_view import TierStats
+
+
+def test_percentiles_are_exact_to_their_bucket() -> None:
+    """Rounded up by at most 12 %; latencies are dropped after ten seconds."""
+    window = LatencyWindow()
+    assert window.p95_ms(100.0) == 0.0
+    for latency in [10.0] * 50 + [100.0] * 48 + [900.0] * 2:
+        window.add(latency, 100.0)
+    assert window.percentiles_ms((0.5, 0.95, 0.99), 100.0) == [10.1, 101.6, 912.3]
+
+    window.add(10.0, 105.0)
+    assert window.p95_ms(109.9) > 100.0
+    assert 10.0 <= window.p95_ms(110.1) < 12.0
+    assert window.p95_ms(200.0) == 0.0
+
+
+def test_rates_are_averaged_over_two_seconds() -> None:
+    """Every count becomes a rate; a removed tier is dropped."""
+    meter = DemandMeter("g1", 0.0)
+    for heartbeat in range(1, 9):
+        for count, times in ((meter.retried, 4), (meter.shadowed, 3), (meter.shed, 1), (meter.failed, 2)):
+            for _ in range(times):
+                count("free")
+        for _ in range(10):
+            meter.arrived("free", "acme")
+        for _ in range(2):
+            meter.passed("free", 0.5, 0.0)
+            meter.answered("free", 50.0, heartbeat * 0.25)
+        stats = meter.heartbeat(["free"], heartbeat * 0.25)
+
+    assert stats.requests_per_second == pytest.approx(40.0)
+    assert stats.tiers["free"] == TierStats(
+        demand_rps=16.0,
+        shed_per_second=4.0,
+        p50_ms=50.8,
+        p95_ms=50.8,
+        p99_ms=50.8,
+        answered_rps=8.0,
+        arrived_rps=40.0,
+        retries_rps=16.0,
+        shadowed_rps=12.0,
+        failed_rps=8.0,
+    )
+    assert [(each.name, each.tier) for each in stats.busiest] == [("acme", "free")]
+    idle = [meter.heartbeat(["free"], 2.0 + beat * 0.25).tiers["free"] for beat in range(1, WINDOW_BEATS + 1)]
+    assert (idle[0].arrived_rps, idle[-1]) == (35.0, TierStats(0.0, 0.0, 50.8, p50_ms=50.8, p99_ms=50.8))
+    assert meter.heartbeat(["paid"], 5.0).tiers.keys() == {"paid"}
+
+
+@pytest.mark.parametrize(
+    ("factor", "filled", "demand"),
+    [
+        (1.0, 0.0, 1.0),
+        (0.5, 0.0, 2.0),  # The bucket is empty: the base limit would have admitted two requests.
+        (0.5, 0.74, 2.0),
+        (0.5, 0.75, 1.0),  # The limit does not hold this customer back.
+        (0.0, 0.0, 100.0),  # A factor of 0 must not turn one request into a flood.
+        (0.5, None, 1.0),
+    ],
+)
+def test_demand_under_a_reduced_limit(factor: float, filled: float | None, demand: float) -> None:
+    """One request counts as 1 / factor where the reduced limit holds its customer back, otherwise as one."""
+    meter = DemandMeter("g1", 0.0)
+    meter.arrived("free", "acme")
+    meter.passed("free", factor, filled)
+
+    assert meter.heartbeat(["free"], 1.0).tiers["free"].demand_rps == pytest.approx(demand)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "burst", "filled"), [(9.0, 10.0, 1.0), (0.2, 10.0, 0.12), (-3.0, 10.0, 0.1), (0.0, 1.0, 0.0)]
+)
+def test_fill_level_before_the_request(remaining: float, burst: float, filled: float) -> None:
+    """Including the token that the request took."""
+    assert fill(remaining, burst) == pytest.approx(filled)
