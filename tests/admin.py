@@ -1,4 +1,4 @@
-"""An admin's hand in tests: SQL on a running stack, and customers with limits of their own."""
+"""SQL on a running stack, and customers with their own limits."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from stack import Stack
 
 LIMIT = "x-ratelimit-limit-requests"
 NO_LIMITS = {"requests_per_second": 1e6, "burst": 1e6, "max_concurrency": 100_000, "tokens_per_minute": 10**12}
-"""Of a customer that nothing of its own stops, so that what stops it is the tier's or the pool's."""
+"""Limits of a customer that only its tier and its pool limit."""
 
 
 class NewCustomer(NamedTuple):
-    """A customer that was made for one test, and its key."""
+    """A customer of one test, and its API key."""
 
     id: str
     name: str
@@ -29,7 +29,7 @@ class NewCustomer(NamedTuple):
 
 
 async def sql(stack: Stack, query: str, *values: object) -> list[asyncpg.Record]:
-    """What one statement returns; it is committed when this returns."""
+    """Run one statement and commit it; its rows."""
     connection = await asyncpg.connect(asyncpg_dsn(stack.read()["database_url"]))
     try:
         return await connection.fetch(query, *values)
@@ -38,7 +38,7 @@ async def sql(stack: Stack, query: str, *values: object) -> list[asyncpg.Record]
 
 
 async def add_customer(stack: Stack, name: str, tier: str, **limits: Any) -> NewCustomer:
-    """A new customer, once the gateway on the stack's port knows its key; `limits` are columns of `customers`."""
+    """Create a customer with a key, and wait until the gateway knows it; `limits` are columns of `customers`."""
     columns = ["name", "tier", *limits]
     places = ", ".join(f"${n + 1}" for n in range(len(columns)))
     insert = f"INSERT INTO customers ({', '.join(columns)}) VALUES ({places}) RETURNING id"
@@ -50,23 +50,23 @@ async def add_customer(stack: Stack, name: str, tier: str, **limits: Any) -> New
 
 
 async def announced(url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
-    """The headers of an answer that costs nothing: what comes is no JSON, which is said after the key was looked at."""
+    """The headers of a request that costs nothing: its body is no JSON, which is checked after the key."""
     async with (
         aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{url}/v1/inference", data=b"what are my limits?") as answer,
+        session.post(f"{url}/v1/inference", data=b"no JSON") as response,
     ):
-        return answer.headers.copy()
+        return response.headers.copy()
 
 
 async def known(customer: NewCustomer, url: str, times: int = 1) -> None:
-    """Wait until the key is known at `url`, on `times` connections one after the other: gateways may share the port."""
-    seen = 0
+    """Wait until the key is known at `url` in `times` successive requests: several gateways may share the port."""
+    successes = 0
 
-    async def let_in() -> bool:
-        nonlocal seen
-        seen = seen + 1 if LIMIT in await announced(url, customer.headers) else 0
-        if not seen:
-            await asyncio.sleep(0.2)  # Asking with an unknown key too often is held against an address.
-        return seen >= times
+    async def is_known() -> bool:
+        nonlocal successes
+        successes = successes + 1 if LIMIT in await announced(url, customer.headers) else 0
+        if not successes:
+            await asyncio.sleep(0.2)  # Too many requests with an unknown key are limited by address.
+        return successes >= times
 
-    await eventually(let_in, f"the key of {customer.name} is known", 20.0)
+    await eventually(is_known, f"the key of {customer.name} is known", 20.0)

@@ -1,4 +1,4 @@
-"""What PostgreSQL reads in a row of COPY's binary format: an independent reading of the format's documentation."""
+"""An independent reader of rows in the binary format of COPY, written from PostgreSQL's documentation."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ READERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def read_row(row: bytes, columns: Sequence[str], types: dict[str, str]) -> dict[str, Any]:
-    """The row's values by column; `types` are SQLAlchemy's names of the columns' types. Nothing may be left over."""
+    """The row's values by column; `types` are SQLAlchemy's names of the columns' types. No byte may remain."""
     (count,) = struct.unpack_from(">h", row)
     assert count == len(columns)
     values, at = {}, 2

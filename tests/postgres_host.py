@@ -1,6 +1,6 @@
-"""A PostgreSQL as its host's operator sets it up, TLS before it: `python -m postgres_host DIR CERT KEY SQL`, until SIGTERM.
+"""A PostgreSQL on its own host, with TLS: `python -m postgres_host DIR CERT KEY SQL`, until SIGTERM.
 
-The wheel's server is built without TLS, so a front that passes on to its socket takes its place.
+The embedded server is built without TLS, so a TLS proxy forwards to its socket.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ ACCESS = "local tierlane tierlane scram-sha-256\nlocal all root trust\n"
 
 
 async def main(home: Path, cert: str, key: str, sql: str) -> None:
-    """The cluster's first user and database make way for those that `sql` makes."""
+    """Serve with the users and databases that `sql` creates."""
     server = EmbeddedPostgres(home, home / "socket", ephemeral=True)
     await server.start()
     stopped = asyncio.Event()
@@ -30,18 +30,18 @@ async def main(home: Path, cert: str, key: str, sql: str) -> None:
         await set_up(server, sql)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(cert, key)
-        folder = parse_qs(urlsplit(server.url).query)["host"][0]  # A shorter one, where ours is too long for a socket.
+        folder = parse_qs(urlsplit(server.url).query)["host"][0]  # Another one if ours is too long for a socket.
         socket = Path(folder) / f".s.PGSQL.{PORT}"
         async with tls_before_postgres(socket, context, host="0.0.0.0", port=PORT):
             (home / "ready").touch()
             await stopped.wait()
-            os._exit(0 if await ended(server) else 1)  # Connections that are passed on would be waited for.
+            os._exit(0 if await stop(server) else 1)  # Without waiting for forwarded connections.
     finally:
         await server.stop()
 
 
 async def set_up(server: EmbeddedPostgres, sql: str) -> None:
-    """As `psql` on the host would, and with passwords from then on."""
+    """Run `sql` as a superuser, and require passwords from then on."""
     first = await asyncpg.connect(server.dsn_for("postgres"))
     await first.execute("CREATE ROLE root SUPERUSER LOGIN")
     await first.close()
@@ -55,7 +55,7 @@ async def set_up(server: EmbeddedPostgres, sql: str) -> None:
     await root.close()
 
 
-async def ended(server: EmbeddedPostgres) -> bool:
+async def stop(server: EmbeddedPostgres) -> bool:
     await server.stop()
     return not server.alive
 

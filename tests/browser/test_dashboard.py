@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 
 from chromium import Tab, chromium
 from eventually import eventually
-from integration.dashboard_bench import acting_stack, record
-from integration.dlq_bench import customer, letter
+from integration.dashboard_fixtures import acting_stack, record
+from integration.dead_letter_fixtures import customer, letter
 from integration.gateway_fixtures import SERVICE_TOKEN, Stack, running_stack
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.follower import Catalog

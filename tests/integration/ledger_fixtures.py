@@ -1,7 +1,6 @@
-"""PostgreSQL for tests: one server a session, migrated once, and a copy of that database for each test.
+"""PostgreSQL for tests: one server for the session, and a copy of a migrated database for each test.
 
-Import the fixtures by name. The server is kept in pytest's stash, so that it is one a session however many modules
-import it.
+Import the fixtures by name. The server is in pytest's stash, so that there is one however many modules import it.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 def _run(work: Awaitable[T]) -> T:
-    """Run to the end on a loop of its own: the server outlives the tests' loops."""
+    """Run on its own event loop: the server outlives the loops of the tests."""
 
     async def wrapped() -> T:
         return await work
@@ -49,7 +48,7 @@ async def _execute(server: EmbeddedPostgres, sql: str) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EmbeddedPostgres:
-    """The session's server; do not stop it."""
+    """The server of the session; do not stop it."""
     if _SERVER not in request.config.stash:
         server = _run(_start(tmp_path_factory.mktemp("postgres")))
         request.config.stash[_SERVER] = server
@@ -58,20 +57,20 @@ def postgres_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 
 
 async def copy_of(server: EmbeddedPostgres, template: str) -> str:
-    """A fresh database made from `template`; its URL."""
+    """Create a database from `template`; its URL."""
     name = f"test_{next(_NUMBERS)}"
     await _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
     return server.url_for(name)
 
 
 async def drop(server: EmbeddedPostgres, url: str) -> None:
-    """Drop a database that `copy_of` made, whoever is still connected."""
+    """Drop a database of `copy_of`, also with open connections."""
     await _execute(server, f"DROP DATABASE {url.rpartition('?')[0].rpartition('/')[2]} WITH (FORCE)")
 
 
 @pytest.fixture
 async def database_url(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
-    """The URL of a migrated database of the test's own."""
+    """The URL of the test's own migrated database."""
     url = await copy_of(postgres_server, "migrated")
     yield url
     await drop(postgres_server, url)
@@ -79,7 +78,7 @@ async def database_url(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def empty_url(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
-    """The URL of an empty database of the test's own."""
+    """The URL of the test's own empty database."""
     url = await copy_of(postgres_server, "empty")
     yield url
     await drop(postgres_server, url)
@@ -99,7 +98,7 @@ async def db(database_url: str) -> AsyncIterator["asyncpg.Connection[asyncpg.Rec
 
 
 async def fill_catalog(db: "asyncpg.Connection[asyncpg.Record]", count: int, known: int = 1) -> list[str]:
-    """Add `count` customers c1, c2, ... of the tier paid, each with a key that nobody knows; `known` more are known."""
+    """Add `count` customers c1, c2, ... of the tier paid, each with a key; return `known` more keys of c1."""
     await db.execute(
         "INSERT INTO customers (name, tier) SELECT 'c' || n, 'paid' FROM generate_series(1, $1::int) AS n", count
     )
@@ -113,7 +112,7 @@ async def fill_catalog(db: "asyncpg.Connection[asyncpg.Record]", count: int, kno
 
 @pytest.fixture
 async def own_server(tmp_path: Path) -> AsyncIterator[EmbeddedPostgres]:
-    """A migrated server of the test's own, which it may stop and start; its database is at `.url`."""
+    """The test's own migrated server, which it may stop and start."""
     server = EmbeddedPostgres(tmp_path, tmp_path / "socket", extra_args=("-c", "fsync=off"))
     await server.start()
     await upgrade_to_head(server.url)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from eventually import eventually
 from gateway.limits.rejections import RejectionLog
-from integration.auditor_bench import auditor_for, running
+from integration.audit_fixtures import auditor_for, running
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.catalog.snapshot import Identity
 from pool import Pool, done

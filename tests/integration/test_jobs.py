@@ -1,38 +1,40 @@
-"""Asynchronous jobs through a real gateway, Redis and PostgreSQL: submit, read, cancel, repeat, expire."""
+"""Asynchronous jobs over HTTP: submit, read, cancel, repeat, expire, share runs, and recover from losses."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.gateway_fixtures import running_stack
-from integration.jobs_bench import JobBench, running_jobs
-from integration.ledger_fixtures import database_url, db, postgres_server
+from gateway.config import JobConfig
+from integration.gateway_fixtures import model, running_stack
+from integration.jobs_fixtures import JobBench, JobCatalog, StartJobs, bench, running_jobs, start_jobs
+from integration.ledger_fixtures import database_url, db, dsn, own_server, postgres_server
+from ledger.audit.rows import to_row
+from ledger.audit.writer import prepare, write_rows
 from scheduler.errors import ErrorCode
+from scheduler.protocol.audit_outbox import AcceptedRecord, EndedRecord, decode_entry
 from scheduler.protocol.batches import Outcome
 from scheduler.protocol.cancellation import STORED_KEEP_MS
-from scheduler.redis_client.keys import Keys
+from scheduler.redis_client.keys import JOBS_GATEWAY, Keys
 from scheduler.request_id import new_request_id
+from tierlane.embedded.postgres import EmbeddedPostgres
 
-__all__ = ["database_url", "db", "postgres_server"]
+__all__ = ["bench", "database_url", "db", "own_server", "postgres_server", "start_jobs"]
 
+HELLO = {"status": "SUCCESS", "output": "olleh"}
 Db = asyncpg.Connection
+KEY = {"Idempotency-Key": "order-80"}
+END_LEADER = (
+    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid <> pg_backend_pid()"
+)
 
 
-@pytest.fixture
-async def bench(client: Redis, redis_url: str, database_url: str, db: Db) -> AsyncIterator[JobBench]:
-    """A gateway with jobs, and a worker behind it."""
-    async with running_jobs(client, redis_url, database_url, db) as running:
-        yield running
-
-
-async def test_a_job_is_promised_and_then_found(bench: JobBench) -> None:
-    """A submission gets a 202 with the location of the result. The request, its row and its audit row have the same id."""
+async def test_a_job_is_accepted_and_its_result_is_read(bench: JobBench) -> None:
+    """A submission gets a 202 with the location of the result; any text survives, also NUL."""
     bench.stack.worker.hold = True
-    status, document, headers = await bench.submit({"input": "hello"})
+    status, document, headers = await bench.submit({"input": "a\0b\u00e9\U0001f600"})
     task_id = document["task_id"]
 
     assert (status, document) == (202, {"task_id": task_id, "status": "PENDING"})
@@ -44,98 +46,77 @@ async def test_a_job_is_promised_and_then_found(bench: JobBench) -> None:
     assert (await bench.get(task_id))[1] == {"status": "PENDING"}
 
     bench.stack.worker.hold = False
-    assert await bench.ended(task_id) == {"status": "SUCCESS", "output": "olleh"}
+    assert await bench.ended(task_id) == {"status": "SUCCESS", "output": "\U0001f600\u00e9b\0a"}
     status, _, headers = await bench.get(task_id)
     assert (status, headers["cache-control"]) == (200, "no-store")
     assert "x-ratelimit-remaining-requests" in headers
     assert bench.stack.worker.seen == [task_id]
 
 
-async def test_another_customer_does_not_see_it(bench: JobBench) -> None:
-    """Reading and cancelling a job of another customer returns the same 404 as an unknown task."""
+async def test_another_customer_cannot_read_or_cancel_a_job(bench: JobBench) -> None:
+    """The job of another customer returns the same 404 as an unknown task."""
     task_id = await bench.accepted()
     await bench.ended(task_id)
 
     for method in ("GET", "DELETE"):
         theirs, unknown = [await bench.call(method, each, "paid") for each in (task_id, new_request_id())]
         assert (theirs[0], unknown[0]) == (404, 404)
-        assert theirs[1]["error"]["message"] == unknown[1]["error"]["message"]
         assert theirs[1]["error"]["code"] == "not_found"
-        assert "x-ratelimit-remaining-requests" in theirs[2]
+        assert theirs[1]["error"]["message"] == unknown[1]["error"]["message"]
     assert (await bench.get("req_nonsense"))[0] == 404
-    assert (await bench.get(task_id))[1]["status"] == "SUCCESS"
+    assert (await bench.get(task_id))[1] == HELLO
 
 
-@pytest.mark.parametrize("prefer", ["wait=3"])
-async def test_what_is_not_understood_is_passed_over(bench: JobBench, prefer: str) -> None:
-    """Another preference is ignored: the response has the output."""
-    status, document, headers = await bench.stack.infer(Prefer=prefer)
-
-    assert (status, document["output"]) == (200, "olleh")
-    assert "preference-applied" not in headers
-
-
-async def test_other_doors_answer_at_once(bench: JobBench) -> None:
-    """Other endpoints ignore the preference."""
-    headers = {**bench.stack.key(), "Prefer": "respond-async"}
-    async with bench.stack.http.post(
-        f"{bench.stack.url}/api/inference", json={"input": "hello"}, headers=headers
-    ) as answer:
-        assert (answer.status, (await answer.json())["output"]) == (200, "olleh")
-
-
-@pytest.mark.parametrize(
-    ("code", "sentence", "told"),
-    [
-        ("poison_request", "", ("poison_request", "The model cannot process this input.", None)),
-        ("invalid_request", "top_p is too large", ("invalid_request", "top_p is too large", "parameters")),
-    ],
-)
-async def test_a_failure_is_told_as_it_would_have_been_answered(
-    bench: JobBench, code: str, sentence: str, told: tuple[str, str, str | None]
+async def test_only_the_async_preference_on_the_inference_endpoint_makes_a_job(
+    bench: JobBench, client: Redis, redis_url: str
 ) -> None:
-    """`error` has the form of all errors."""
-    bench.stack.worker.answerer = lambda member: Outcome(member.id, code, 1.5, 0, "v1", sentence)
-    task_id = await bench.accepted()
-    document = await bench.ended(task_id)
-
-    assert document["status"] == "FAILURE"
-    error = document["error"]
-    assert (error["code"], error["message"], error["param"]) == told
-    assert error["request_id"] == task_id
-
-
-async def test_any_text_survives(bench: JobBench) -> None:
-    """An output may contain NUL, which the text type of PostgreSQL cannot store."""
-    task_id = await bench.accepted({"input": "a\0b\u00e9\U0001f600"})
-
-    assert (await bench.ended(task_id))["output"] == "\U0001f600\u00e9b\0a"
+    """Other endpoints and a gateway without a database ignore it; that gateway returns 404 for results."""
+    url, headers = f"{bench.stack.url}/api/inference", {**bench.stack.key(), "Prefer": "respond-async"}
+    async with bench.stack.http.post(url, json={"input": "hello"}, headers=headers) as response:
+        assert (response.status, (await response.json())["output"]) == (200, "olleh")
+    async with running_stack(client, redis_url, gateway_id="g2") as stack:
+        status, document, _ = await stack.infer(Prefer="respond-async")
+        assert (status, document["output"]) == (200, "olleh")
+        async with stack.http.get(f"{stack.url}/v1/result/{document['request_id']}", headers=stack.key()) as response:
+            assert response.status == 404
 
 
-async def test_cancelling_ends_what_waits(bench: JobBench) -> None:
-    """A cancelled job is returned with a 200 and never runs; a second call returns the same."""
+async def test_a_failed_job_has_the_error_of_a_synchronous_request(bench: JobBench) -> None:
+    """`error` has code, message and param, and the task id as the request id."""
+    for code, message, param in (
+        ("poison_request", "The model cannot process this input.", None),
+        ("invalid_request", "top_p is too large", "parameters"),
+    ):
+        reported = message if param else ""
+        bench.stack.worker.answerer = lambda member, c=code, m=reported: Outcome(member.id, c, 1.5, 0, "v1", m)
+        task_id = await bench.accepted()
+        document = await bench.ended(task_id)
+        error = document["error"]
+        assert document["status"] == "FAILURE"
+        assert (error["code"], error["message"], error["param"]) == (code, message, param)
+        assert error["request_id"] == task_id
+
+
+async def test_a_waiting_job_is_cancelled(bench: JobBench) -> None:
+    """It never runs, and a second call returns the same; cancelling an ended job keeps its result."""
     bench.stack.worker.hold = True
     task_id = await bench.accepted()
-
     for _ in range(2):
         status, document, _ = await bench.call("DELETE", task_id)
         assert (status, document["status"], document["error"]["code"]) == (200, "FAILURE", "cancelled")
     bench.stack.worker.hold = False
     after = await bench.accepted()
     await bench.ended(after)
+
     assert bench.stack.worker.seen == [after]
+    assert (await bench.call("DELETE", after))[1] == HELLO
 
 
-async def test_cancelling_what_has_ended_changes_nothing(bench: JobBench) -> None:
-    """The result is kept."""
-    task_id = await bench.accepted()
-    await bench.ended(task_id)
+async def test_an_idempotency_key_selects_one_task(bench: JobBench) -> None:
+    """The same key returns the same task before and after its end; another body is rejected.
 
-    assert (await bench.call("DELETE", task_id))[1] == {"status": "SUCCESS", "output": "olleh"}
-
-
-async def test_the_same_key_is_the_same_task(bench: JobBench) -> None:
-    """The same key returns the same task before and after its end; another body is rejected, and the model runs once."""
+    The model runs once. The key of a synchronous request returns its response, and no job is created.
+    """
     key = {"Idempotency-Key": "order-78"}
     bench.stack.worker.hold = True
     first = await bench.submit(**key)
@@ -152,126 +133,274 @@ async def test_the_same_key_is_the_same_task(bench: JobBench) -> None:
     assert (other[0], other[1]["error"]["code"]) == (422, "idempotency_key_reused")
     assert len(bench.stack.worker.seen) == 1
 
+    synchronous = await bench.stack.infer(**{"Idempotency-Key": "order-79"})
+    again = await bench.submit(**{"Idempotency-Key": "order-79"})
+    assert (again[0], again[1]["output"], again[2]["idempotent-replayed"]) == (200, "olleh", "true")
+    assert again[1]["request_id"] == synchronous[1]["request_id"]
 
-async def test_redis_does_not_keep_what_postgres_has(bench: JobBench, client: Redis) -> None:
-    """Once its end is committed, Redis keeps a job's row as long as that of other requests; with an Idempotency-Key, a day."""
+
+async def test_redis_keeps_a_stored_job_for_a_short_time(bench: JobBench, client: Redis) -> None:
+    """Redis keeps a job until its deadline and an outage are over, and shortly once its end is committed.
+
+    With an Idempotency-Key it keeps the row for a day.
+    """
     bench.stack.worker.hold = True
-    plain = await bench.accepted()
-    keyed = await bench.accepted(**{"Idempotency-Key": "order-80"})
+    plain, keyed = await bench.accepted(), await bench.accepted(**{"Idempotency-Key": "order-80"})
     names = [Keys().request(task_id) for task_id in (plain, keyed)]
-    waiting = [await client.pttl(name) for name in names]
+    assert min([await client.pttl(name) for name in names]) > 1_000_000  # 10 minutes, and 10 more for an outage.
     bench.stack.worker.hold = False
     await bench.ended(plain)
     await bench.ended(keyed)
 
-    assert min(waiting) > 1_000_000  # Its 10 minutes, and 10 more for an outage of PostgreSQL.
-
-    async def short() -> bool:
+    async def is_short() -> bool:
         return await client.pttl(names[0]) <= STORED_KEEP_MS
 
-    await eventually(short, "the row is not kept for long")
+    await eventually(is_short, "the row expires soon")
     assert await client.pttl(names[1]) > 80_000_000
     assert (await bench.get(plain))[0] == 200
 
 
-async def test_a_key_of_one_who_waited_gives_its_answer(bench: JobBench) -> None:
-    """The key of a synchronous request returns its response, and no job is created."""
-    key = {"Idempotency-Key": "order-79"}
-    first = await bench.stack.infer(**key)
-    again = await bench.submit(**key)
-
-    assert (again[0], again[1]["output"], again[2]["idempotent-replayed"]) == (200, "olleh", "true")
-    assert again[1]["request_id"] == first[1]["request_id"]
-
-
-async def test_what_limits_refuse_never_reaches_postgres(bench: JobBench) -> None:
-    """A job that the concurrency limit rejects causes no query."""
+async def test_a_job_rejected_by_limits_does_not_reach_postgresql(bench: JobBench) -> None:
+    """A job that exceeds the concurrency limit gets a 429 and causes no insert."""
     bench.stack.catalog.set(key={"max_concurrency": 1})
     bench.stack.worker.hold = True
     task_id = await bench.accepted()
-    asked = bench.serving.submit.store._inserts.calls
+    inserts = bench.serving.submit.store._inserts
+    calls = inserts.calls
     status, document, headers = await bench.submit()
 
     assert (status, document["error"]["code"]) == (429, "rate_limit_exceeded")
     assert "retry-after" in headers
-    assert bench.serving.submit.store._inserts.calls == asked
+    assert inserts.calls == calls
     assert [row["id"] for row in await bench.db.fetch("SELECT id FROM jobs")] == [task_id]
 
 
-async def test_jobs_of_one_moment_share_a_statement(bench: JobBench) -> None:
-    """Jobs that arrive during an insert share the next one, and reads are shared in the same way."""
-    ids = await asyncio.gather(*(bench.accepted({"input": f"n {n}"}) for n in range(60)))
-    calls = bench.serving.submit.store._inserts.calls
-    reads = bench.serving.submit.store._reads.calls
-    await asyncio.gather(*(bench.get(task_id) for task_id in ids))
-
-    assert len(set(ids)) == 60
-    assert calls < 40
-    assert bench.serving.submit.store._reads.calls - reads < 40
-    for number, task_id in enumerate(ids):
-        assert (await bench.ended(task_id))["output"] == f"n {number}"[::-1]
-
-
-async def test_a_job_that_cannot_be_stored_is_not_promised(bench: JobBench) -> None:
+async def test_a_job_that_cannot_be_stored_is_not_accepted(bench: JobBench) -> None:
     """A job whose customer was deleted gets a 500 and its request is ended; jobs in the same statement are accepted."""
     await bench.db.execute("DELETE FROM customers WHERE name = 'paid'")
     bench.stack.worker.hold = True
-    (status, document, _), task_id = await asyncio.gather(
-        bench.submit(tier_name="paid"), bench.accepted(tier_name="free")
-    )
+    (status, document, _), task_id = await asyncio.gather(bench.submit(tier_name="paid"), bench.accepted())
 
     assert (status, document["error"]["code"]) == (500, "internal_error")
-    refused = document["error"]["request_id"]
+    key = Keys().request(document["error"]["request_id"])
 
-    async def ended() -> bool:
-        return await bench.stack.redis.hget(Keys().request(refused), "state") == b"failed"
+    async def is_ended() -> bool:
+        return await bench.stack.redis.hget(key, "state") == b"failed"
 
-    await eventually(ended, "the request without a row is ended")
+    await eventually(is_ended, "the request without a row is ended")
     bench.stack.worker.hold = False
     await bench.ended(task_id)
     assert bench.stack.worker.seen == [task_id]
 
 
-async def test_results_are_forgotten(client: Redis, redis_url: str, database_url: str, db: Db) -> None:
-    """Expired results are not found, and their rows are deleted."""
-    async with running_jobs(client, redis_url, database_url, db, jobs={"kept_ms": 300}) as bench:
+async def test_expired_results_are_deleted(start_jobs: StartJobs) -> None:
+    """They return 404, and then their rows are deleted."""
+    async with start_jobs(jobs={"kept_ms": 300}) as bench:
         bench.serving.reconciler._audit_after_s = 0.0
         task_id = await bench.accepted()
 
-        async def gone() -> bool:
+        async def is_gone() -> bool:
             return (await bench.get(task_id))[0] == 404
 
-        await eventually(gone, "the result is forgotten")
-
-        async def deleted() -> bool:
+        async def is_deleted() -> bool:
             bench.serving.reconciler._maintenance_due = 0.0
-            return not await db.fetchval("SELECT count(*) FROM jobs")
+            return not await bench.db.fetchval("SELECT count(*) FROM jobs")
 
-        await eventually(deleted, "its row is deleted")
+        await eventually(is_gone, "the result has expired")
+        await eventually(is_deleted, "its row is deleted")
 
 
-async def test_a_job_ends_at_its_deadline(client: Redis, redis_url: str, database_url: str, db: Db) -> None:
-    """A job fails at its own deadline; the queue time of its tier does not apply."""
-    async with running_jobs(client, redis_url, database_url, db, jobs={"total_ms": 3000}) as bench:
+async def test_a_job_has_its_own_deadline(start_jobs: StartJobs) -> None:
+    """The queue time of its tier does not apply; at its deadline it fails."""
+    async with start_jobs(jobs={"total_ms": 3000}) as bench:
         bench.stack.catalog.set(key={"max_queue_ms": 1})
         bench.stack.worker.hold = True
         task_id = await bench.accepted()
         row = await bench.row(task_id)
-        bench.stack.worker.hold = False  # Past the tier's patience, which is not a job's.
+        bench.stack.worker.hold = False
 
         assert (await bench.ended(task_id))["status"] == "SUCCESS"
         assert 2.0 < (row["deadline"] - row["created_at"]).total_seconds() < 3.5
 
         bench.stack.worker.hold = True
-        late = await bench.accepted()
-        document = await bench.ended(late, timeout_s=15.0)
-        assert document["error"]["code"] == ErrorCode.DEADLINE_EXCEEDED
+        late = await bench.ended(await bench.accepted(), timeout_s=15.0)
+        assert late["error"]["code"] == ErrorCode.DEADLINE_EXCEEDED
 
 
-async def test_without_jobs_nobody_hears_the_preference(client: Redis, redis_url: str) -> None:
-    """A gateway without a database ignores the preference and returns 404 for results."""
-    async with running_stack(client, redis_url) as stack:
-        status, document, _ = await stack.infer(Prefer="respond-async")
-        assert (status, document["output"]) == (200, "olleh")
-        async with stack.http.get(f"{stack.url}/v1/result/{document['request_id']}", headers=stack.key()) as answer:
-            assert answer.status == 404
+@pytest.fixture
+async def cached(bench: JobBench) -> JobBench:
+    """Results of the model are cached for a minute."""
+    bench.stack.catalog.set(models=(model(cache_ttl_s=60),))
+    await eventually(lambda: bench.stack.gateway.heartbeat.model_version, "the model version is known")
+    return bench
+
+
+async def test_a_cached_result_serves_jobs_and_synchronous_requests(cached: JobBench) -> None:
+    """The model runs once for equal inputs."""
+    first = await cached.accepted({"input": "hello"})
+    assert await cached.ended(first) == HELLO
+    assert await cached.ended(await cached.accepted({"input": "hello"})) == HELLO
+    status, document, _ = await cached.stack.infer()
+
+    assert (status, document["output"], document["metadata"]["cached"]) == (200, "olleh", True)
+    assert cached.stack.worker.seen == [first]
+
+
+async def test_equal_jobs_and_synchronous_requests_share_one_run(cached: JobBench) -> None:
+    """After the first of them is cancelled, the others still get the result."""
+    cached.stack.worker.hold = True
+    first, *others = [await cached.accepted({"input": "hello"}) for _ in range(3)]
+    waiting = asyncio.create_task(cached.stack.infer())
+    await eventually(lambda: len(cached.stack.gateway.pending_requests) == 1, "the synchronous request waits")
+    status, document, _ = await cached.call("DELETE", first)
+    assert (status, document["status"]) == (200, "FAILURE")
+    cached.stack.worker.hold = False
+
+    status, document, _ = await waiting
+    assert (status, document["output"]) == (200, "olleh")
+    assert [await cached.ended(job) for job in others] == [HELLO] * 2
+    assert len(cached.stack.worker.seen) == 1
+
+
+async def test_jobs_are_queued_again_after_redis_lost_everything(bench: JobBench) -> None:
+    """All pages are scanned at once; jobs run under their ids and Idempotency-Keys, without another charge."""
+    bench.serving.scan._page = 4
+    bench.stack.worker.hold = True
+    ids = [await bench.accepted({"input": f"job {n}"}) for n in range(20)]
+    keyed = await bench.accepted(**KEY)
+    await bench.stack.redis.flushall()
+    await eventually(lambda: bench.serving.scan.requeued >= 21, "all are queued again", timeout_s=4.0)
+
+    status, document, headers = await bench.submit(**KEY)
+    assert (status, document["task_id"], headers["idempotent-replayed"]) == (202, keyed, "true")
+    bench.stack.worker.hold = False
+    for number, task_id in enumerate(ids):
+        assert (await bench.ended(task_id))["output"] == f"job {number}"[::-1]
+    await bench.ended(keyed)
+    assert sorted(bench.stack.worker.seen) == sorted([*ids, keyed])
+    assert {row["attempts"] for row in await bench.db.fetch("SELECT attempts FROM jobs")} == {1}
+
+
+async def test_a_missed_reply_is_found(bench: JobBench) -> None:
+    """A reply that was missed on the channel is found in the stored replies."""
+    bench.serving.inbox.resolve_all = lambda _replies: None  # type: ignore[method-assign]
+    task_id = await bench.accepted()
+
+    assert await bench.ended(task_id) == {"status": "SUCCESS", "output": "olleh"}
+
+
+async def test_another_reconciler_takes_over(
+    bench: JobBench, client: Redis, redis_url: str, database_url: str, db: Db
+) -> None:
+    """One of two reconcilers is active. When its session ends, one becomes active again, and jobs end."""
+    config = JobConfig(database_url=database_url)
+    second = running_stack(client, redis_url, catalog=JobCatalog(), jobs=config, gateway_id="g2", worker=False)
+    async with second as other:
+        serving = other.gateway.jobs.serving
+        assert serving is not None
+        reconcilers = [bench.serving.reconciler, serving.reconciler]
+        assert [each.active for each in reconcilers] == [True, False]
+        await bench.accepted()
+        await db.execute(END_LEADER)
+        await eventually(lambda: not reconcilers[0].active, "the first has lost its session")
+        await eventually(lambda: sum(each.active for each in reconcilers) == 1, "one is active again")
+
+        assert (await bench.ended(await bench.accepted()))["status"] == "SUCCESS"
+
+
+async def test_lost_audit_entries_are_replaced(bench: JobBench) -> None:
+    """A job whose audit entries were lost gets its audit row from the job, once; rows of the auditor are kept."""
+    reconciler = bench.serving.reconciler
+    reconciler._audit_after_s, reconciler._maintenance_due = 0.0, float("inf")
+    lost, abandoned, audited = [await bench.accepted() for _ in range(3)]
+    for task_id in (lost, abandoned, audited):
+        await bench.ended(task_id)
+    records = [r for e in await bench.stack.redis.lrange(Keys().outbox, 0, -1) for r in decode_entry(e)[0]]
+    begun = {r.id: r for r in records if isinstance(r, AcceptedRecord)}
+    ends = {r.id: r for r in records if isinstance(r, EndedRecord)}
+    assert begun[lost].gateway_id == JOBS_GATEWAY
+    await bench.db.execute("SET synchronous_commit = on")
+    await prepare(bench.db)
+    await write_rows(bench.db, [to_row(audited, begun[audited], ends[audited])], 5.0)
+    await write_rows(bench.db, [to_row(abandoned, begun[abandoned], None)], 5.0)
+    await bench.db.execute(
+        "UPDATE requests SET status = 'failed', error_code = 'abandoned', http_status = 504 WHERE id = $1", abandoned
+    )
+    reconciler._maintenance_due = 0.0
+    await eventually(lambda: reconciler.audited >= 2, "two rows are written")
+
+    rows = {row["id"]: row for row in await bench.db.fetch("SELECT * FROM requests")}
+    assert {task_id: (row["status"], row["http_status"], row["error_code"]) for task_id, row in rows.items()} == (
+        dict.fromkeys((lost, abandoned, audited), ("completed", 200, None))
+    )
+    assert (rows[lost]["output_bytes"], rows[lost]["gateway_id"], rows[lost]["mode"]) == (5, "jobs", "queue")
+    assert rows[audited]["worker_id"] == "worker-1"
+    await write_rows(bench.db, [to_row(lost, begun[lost], ends[lost])], 5.0)  # The auditor is late.
+    assert await bench.db.fetchval("SELECT count(*) FROM requests WHERE id = $1", lost) == 1
+
+
+async def test_without_postgresql_jobs_are_rejected(
+    client: Redis, redis_url: str, own_server: EmbeddedPostgres
+) -> None:
+    """Jobs and results get a 503 and synchronous requests are served. Afterwards accepted jobs end."""
+    db = await asyncpg.connect(dsn(own_server.url))
+    async with running_jobs(client, redis_url, own_server.url, db) as bench:
+        bench.stack.worker.hold = True
+        task_id = await bench.accepted()
+        await own_server.stop()
+
+        for status, document, headers in (await bench.submit(), await bench.get(task_id)):
+            assert (status, document["error"]["code"]) == (503, "catalog_unavailable")
+            assert int(headers["retry-after"]) >= 1
+            assert "x-ratelimit-remaining-requests" in headers
+        bench.stack.worker.hold = False
+        assert (await bench.stack.infer())[0] == 200
+
+        await own_server.start()
+
+        async def accepts() -> bool:
+            return (await bench.submit())[0] == 202
+
+        async def has_ended() -> bool:
+            return (await bench.get(task_id))[1].get("status") == "SUCCESS"
+
+        await eventually(accepts, "jobs are accepted again")
+        await eventually(has_ended, "the earlier job has ended")
+    db.terminate()
+
+
+async def test_without_redis_jobs_are_rejected(bench: JobBench) -> None:
+    """In direct mode jobs get a 503, and results can be read."""
+    bench.stack.worker.hold = True
+    task_id = await bench.accepted()
+    bench.stack.gateway.direct.active = True
+    status, document, headers = await bench.submit()
+    bench.stack.gateway.direct.active = False
+
+    assert (status, document["error"]["code"]) == (503, "no_capacity")
+    assert "retry-after" in headers
+    assert (await bench.get(task_id))[1] == {"status": "PENDING"}
+
+
+async def test_a_client_that_disconnects_before_the_insert_leaves_no_request(bench: JobBench) -> None:
+    """Its request is cancelled."""
+    bench.stack.worker.hold = True
+    begun = asyncio.Event()
+
+    async def never(_jobs: object) -> list[None]:
+        begun.set()
+        await asyncio.Event().wait()
+        return []
+
+    bench.serving.submit.store._inserts._call = never  # type: ignore[assignment]
+    submitting = asyncio.create_task(bench.submit())
+    await begun.wait()
+    (key,) = await bench.stack.redis.keys("request:*")
+    submitting.cancel()
+    await asyncio.gather(submitting, return_exceptions=True)
+
+    async def is_cancelled() -> bool:
+        return await bench.stack.redis.hget(key, "code") == b"cancelled"
+
+    await eventually(is_cancelled, "the request is cancelled")
+    await eventually(lambda: bench.serving.submit.under_way == 0, "no submission is under way")

@@ -1,26 +1,46 @@
-"""`tierlane up` from start to Ctrl-C: what it writes, what it prints, whom it refuses."""
+"""`tierlane up` from its start to Ctrl-C: its port, stack.json, refused starts, remaining processes, and autoscaling."""
 
+import io
 import json
 import os
 import re
 import signal
 import socket
 import stat
-from collections.abc import AsyncIterator
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
 from eventually import eventually
+from tierlane.connect import STACK_FILE
+from tierlane.up.data_dir import DataDir, LogLines, StackError, held_port
+from tierlane.up.leftovers import end_leftovers
+from tierlane.up.orphan_guard import LEASH_FILE, MARK_VARIABLE
 from up_harness import RunningUp, free_port, running, working_in
+
+Start = Callable[..., RunningUp]
+HOST = "127.0.0.1"
+IP_LOCAL_PORT_RANGE = 51  # Linux 6.3; Python's socket has no name for it.
+Sleeper = Callable[[str], subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-async def stacks(tmp_path: Path) -> AsyncIterator[list[RunningUp]]:
-    """A list for the stacks of a test; what still runs at its end is killed."""
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Start stacks on the test's data directory; those that still run at its end are killed."""
     started: list[RunningUp] = []
-    yield started
+
+    def run(*flags: str, port: int = 0, **options: Any) -> RunningUp:
+        started.append(RunningUp(tmp_path / "data", port, *flags, **options))
+        return started[-1]
+
+    yield run
     for up in started:
         if up.process.poll() is None:
             up.process.kill()
@@ -28,24 +48,20 @@ async def stacks(tmp_path: Path) -> AsyncIterator[list[RunningUp]]:
     await eventually(lambda: not working_in(tmp_path), "the end of every server", 3.0)
 
 
-async def test_a_ready_stack_describes_itself_and_stops_cleanly(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """stack.json is private and complete, lines are prefixed, a curl is shown, Ctrl-C ends all within 5 s with 0."""
+async def test_a_ready_stack_describes_itself_and_stops(tmp_path: Path, start: Start) -> None:
+    """stack.json is private and complete, the output has prefixes and API keys, and Ctrl-C ends all within 5 s."""
     port = free_port()
-    up = RunningUp(tmp_path / "data", port, "gateways=2", "workers=2")
-    stacks.append(up)
-
+    up = start("gateways=2", "workers=2", port=port)
     stack = await up.ready()
-    models = {"worker-1-model", "worker-2-model"}
-    await eventually(lambda: models <= set(up.pids()), "the model processes in stack.json")
+    await eventually(lambda: {"worker-1-model", "worker-2-model"} <= set(up.pids()), "the model processes")
     processes = up.all_processes()
-    names = [(entry["role"], entry["name"]) for entry in (up.stack() or {})["processes"]]
 
     assert stat.S_IMODE((tmp_path / "data" / "stack.json").stat().st_mode) == 0o600
     assert set(stack) == {"http_url", "redis_url", "database_url", "service_token", "keys", "processes"}
     assert stack["http_url"] == f"http://127.0.0.1:{port}"
     assert stack["database_url"].startswith("postgresql+asyncpg://")
     assert set(stack["keys"]) == {"enterprise", "paid", "free"}
-    assert names == [
+    assert [(entry["role"], entry["name"]) for entry in (up.stack() or {})["processes"]] == [
         ("redis", "redis"),
         ("postgres", "postgres"),
         ("scheduler", "scheduler-1"),
@@ -57,95 +73,71 @@ async def test_a_ready_stack_describes_itself_and_stops_cleanly(tmp_path: Path, 
         ("gateway", "gateway-1"),
         ("gateway", "gateway-2"),
     ]
-    await eventually(lambda: "gateway-1   | gateway listens" in up.text, "what the gateway says reaches the terminal")
+    await eventually(lambda: "gateway-1   | gateway listens" in up.text, "the gateway's output")
     assert all(f"Bearer {key}" in up.text for key in stack["keys"].values())
     assert stack["service_token"] not in up.text
 
     assert await up.interrupt(within_s=5.0) == 0
-
     assert running(processes) == []
     assert up.stack() is None
 
 
-async def test_a_single_crash_takes_no_role_away(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """By default there are two gateways (one on a single core) and two schedulers; both numbers can be chosen."""
-    for flags, gateways, schedulers in [((), min(2, os.cpu_count() or 1), 2), (("gateways=1", "schedulers=0"), 1, 0)]:
-        up = RunningUp(tmp_path / "data", 0, "workers=1", *flags)
-        stacks.append(up)
-        roles = [process["role"] for process in (await up.ready())["processes"]]
-        await up.interrupt()
+async def test_a_second_start_on_one_data_directory(start: Start) -> None:
+    """It is refused while the first runs; afterwards it has the same keys and token.
 
-        assert (roles.count("gateway"), roles.count("scheduler")) == (gateways, schedulers)
+    By default there are two gateways, one on a single core, and two schedulers.
+    """
 
+    def count(stack: dict[str, Any]) -> tuple[int, int]:
+        roles = [process["role"] for process in stack["processes"]]
+        return roles.count("gateway"), roles.count("scheduler")
 
-async def test_a_later_start_has_the_same_keys_and_token(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """Keys, token and data are those of the first start."""
-    first = RunningUp(tmp_path / "data", 0)
-    stacks.append(first)
+    first = start("workers=1")
     before = await first.ready()
-    await first.interrupt()
-    second = RunningUp(tmp_path / "data", 0)
-    stacks.append(second)
-
-    after = await second.ready()
-
-    assert after["keys"] == before["keys"]
-    assert after["service_token"] == before["service_token"]
-    await second.interrupt()
-
-
-async def test_a_second_up_on_one_data_dir_is_refused(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """The second says who has the directory and exits with 1; the first is not disturbed."""
-    first = RunningUp(tmp_path / "data", 0)
-    stacks.append(first)
-    await first.ready()
-    second = RunningUp(tmp_path / "data", 0)
-    stacks.append(second)
-
-    assert await second.ended(within_s=10.0) == 1
-
-    assert f"Another `tierlane up` (pid {first.process.pid}) uses" in second.text
+    refused = start("workers=1")
+    assert await refused.ended(within_s=10.0) == 1
+    assert f"Another `tierlane up` (pid {first.process.pid}) uses" in refused.text
     assert first.process.poll() is None
     await first.interrupt()
+    later = start("workers=1", "gateways=1", "schedulers=0")
+    after = await later.ready()
+    await later.interrupt()
+
+    assert (after["keys"], after["service_token"]) == (before["keys"], before["service_token"])
+    assert (count(before), count(after)) == ((min(2, os.cpu_count() or 1), 2), (1, 0))
 
 
-async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """The sentence names the port, and no server has been set up."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        up = RunningUp(tmp_path / "data", port)
-        stacks.append(up)
-
+async def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, start: Start) -> None:
+    """The error names the port and the process, and no server has been created."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        up = start(port=port)
         assert await up.ended(within_s=10.0) == 1
 
     assert re.search(rf"Port {port} is in use on 127\.0\.0\.1 by .*, pid {os.getpid()}: stop", up.text)
     assert not (tmp_path / "data" / "postgres").exists()
 
 
-async def test_an_ephemeral_stack_leaves_only_small_files(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """Server data is in a temporary directory that is gone at the end; stack.json is in the data directory."""
-    up = RunningUp(tmp_path / "data", 0, "ephemeral=true")
-    stacks.append(up)
-    stack = await up.ready()
-    home = Path(stack["redis_url"].removeprefix("unix://")).parent.parent
-    assert _kept(home) >= {"redis", "postgres"}
+async def test_an_ephemeral_stack_leaves_no_data(tmp_path: Path, start: Start) -> None:
+    """The data of the servers is in a temporary directory, which is deleted."""
 
+    def names(directory: Path) -> set[str]:
+        return {path.name for path in directory.iterdir()} if directory.exists() else set()
+
+    up = start("ephemeral=true")
+    home = Path((await up.ready())["redis_url"].removeprefix("unix://")).parent.parent
+    assert names(home) >= {"redis", "postgres"}
     await up.interrupt()
 
-    assert _kept(home) == set()
-    assert not _kept(tmp_path / "data") & {"redis", "postgres"}
+    assert names(home) == set()
+    assert not names(tmp_path / "data") & {"redis", "postgres"}
 
 
-def _kept(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()} if directory.exists() else set()
-
-
-async def test_a_role_that_refuses_its_settings_ends_the_start(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """Exit code 2 of a role is not retried: its message is shown and all is stopped."""
-    up = RunningUp(tmp_path / "data", 0, env={"STAND_IN_REFUSES": "1"})
-    stacks.append(up)
+async def test_a_role_that_rejects_its_settings_ends_the_start(start: Start) -> None:
+    """Exit code 2 of a role is not retried: its message is shown, and everything is stopped."""
+    up = start(env={"STAND_IN_REFUSES": "1"})
 
     assert await up.ended(within_s=20.0) == 1
 
@@ -153,43 +145,218 @@ async def test_a_role_that_refuses_its_settings_ends_the_start(tmp_path: Path, s
     assert re.search(r"scheduler-[12] does not run \(exit code 2\)", up.text)
 
 
-async def test_roles_that_ignore_sigterm_do_not_delay_ctrl_c(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """Hanging gateways, workers and schedulers are killed, and the whole still ends within 5 s."""
-    up = RunningUp(tmp_path / "data", 0, env={"STAND_IN_STUBBORN": "1"})
-    stacks.append(up)
+@pytest.mark.parametrize(("interrupts", "within_s"), [(1, 5.0), (2, 2.0)])
+async def test_roles_that_ignore_sigterm_are_killed(start: Start, interrupts: int, within_s: float) -> None:
+    """After the grace period, or at once with a second Ctrl-C."""
+    up = start(env={"STAND_IN_STUBBORN": "1"})
     await up.ready()
     processes = up.all_processes()
+    for _ in range(interrupts - 1):
+        up.process.send_signal(signal.SIGINT)
+        await eventually(lambda: "again to kill at once" in up.text, "the first Ctrl-C")
 
-    assert await up.interrupt(within_s=5.0) == 0
-
+    assert await up.interrupt(within_s) == 0
     assert running(processes) == []
 
 
-async def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """Who is impatient does not wait for the grace of hanging roles."""
-    up = RunningUp(tmp_path / "data", 0, env={"STAND_IN_STUBBORN": "1"})
-    stacks.append(up)
-    await up.ready()
-    processes = up.all_processes()
-    up.process.send_signal(signal.SIGINT)
-    await eventually(lambda: "again to kill at once" in up.text, "the first Ctrl-C")
-
-    up.process.send_signal(signal.SIGINT)
-
-    assert await up.ended(within_s=2.0) == 0
-    assert running(processes) == []
-
-
-async def test_a_model_of_another_backend_is_disabled(tmp_path: Path, stacks: list[RunningUp]) -> None:
-    """After a start with another backend, only the new model is enabled."""
-    for backend in ("simulated", "tiny"):
-        up = RunningUp(tmp_path / "data", 0, f"backend={backend}")
-        stacks.append(up)
+async def test_the_model_of_another_backend_is_disabled(tmp_path: Path, start: Start) -> None:
+    """After a start with another backend only the new model is enabled."""
+    for backend, size in (("simulated", 32), ("tiny", 8)):
+        up = start(f"backend={backend}")
         stack = await up.ready()
         connection = await asyncpg.connect(stack["database_url"].replace("+asyncpg", ""))
         rows = await connection.fetch("SELECT name, max_batch_size FROM models WHERE enabled ORDER BY name")
         await connection.close()
         await up.interrupt()
 
-        assert [tuple(row) for row in rows] == [(backend, {"tiny": 8, "simulated": 32}[backend])]
+        assert [tuple(row) for row in rows] == [(backend, size)]
     assert json.loads((tmp_path / "data" / "demo-models.json").read_text()) == {"models": ["simulated", "tiny"]}
+
+
+async def test_workers_follow_the_autoscale_advice(tmp_path: Path, start: Start) -> None:
+    """Within the bounds, the newest worker is removed first and not restarted; invalid advice changes nothing."""
+    advice = tmp_path / "advice.json"
+
+    def write(text: str) -> None:
+        new = advice.with_suffix(".new")
+        new.write_text(text)
+        new.rename(advice)
+
+    def advise(healthy: int, recommended: int) -> None:
+        row = {"current_workers": healthy, "recommended_workers": recommended, "reason": "the test wants it"}
+        write(json.dumps({"pools": {"default": row}}))
+
+    def workers() -> list[str]:
+        return sorted(name for name in up.pids() if re.fullmatch(r"worker-\d+", name))
+
+    async def become(count: int) -> None:
+        names = [f"worker-{n + 1}" for n in range(count)]
+        await eventually(lambda: workers() == names, f"the workers {names}")
+
+    advise(2, 2)
+    up = start("workers=1", "autoscale=2:3", env={"STAND_IN_ADVICE": str(advice)})
+    await up.ready()
+    await become(2)
+    before = up.pids()["worker-1"]
+    advise(2, 3)
+    await become(3)
+    advise(3, 2)
+    await become(2)
+    for text in ("no json", "{}", '{"pools": {"default": {"current_workers": null}}}', "[]"):
+        write(text)
+        calls = up.text.count("was asked for advice")
+        await eventually(lambda calls=calls: up.text.count("was asked for advice") >= calls + 2, "two more calls")
+        assert len(workers()) == 2
+    advise(2, 3)
+    await become(3)
+
+    assert up.pids()["worker-1"] == before
+    assert "starting it again" not in up.text
+    assert await up.interrupt(within_s=5.0) == 0
+
+
+def server(port: int, *, shared: bool) -> socket.socket:
+    """A socket that listens as those of asyncio and aiohttp do."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def test_only_gateways_can_listen_on_a_held_port() -> None:
+    """They get all connections; without one clients are refused. Other servers and another stack cannot use the port."""
+    with held_port(HOST, 0) as port:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HOST, port), timeout=5)
+        for _ in range(2):  # A gateway is restarted.
+            with closing(server(port, shared=True)) as gateway:
+                gateway.settimeout(5)
+                for _ in range(20):
+                    with socket.create_connection((HOST, port), timeout=5), gateway.accept()[0]:
+                        pass
+            with pytest.raises(OSError, match="in use"):
+                server(port, shared=False)
+        with pytest.raises(StackError, match=f"Port {port} is in use on {HOST}"), held_port(HOST, port):
+            pass
+
+    with closing(server(port, shared=False)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("use", "error"),
+    [
+        (lambda other, _: other.bind((HOST, 0)), "in use"),
+        (lambda other, port: other.connect((HOST, port)), "assign requested address"),
+    ],
+    ids=["server", "client"],
+)
+def test_the_kernel_assigns_a_held_port_to_nobody(use: Callable[[socket.socket, int], Any], error: str) -> None:
+    """A regression: a worker could be given the port; a client that was given it connected to itself."""
+    with held_port(HOST, 0) as port, socket.socket() as other:
+        try:
+            other.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("=I", port << 16 | port))
+        except OSError:
+            pytest.skip("needs Linux 6.3")
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match=error):
+            use(other, port)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_port_with_closed_connections_can_be_held(shared: bool) -> None:
+    """Connections in TIME_WAIT of the last stack or of another server do not prevent a start."""
+    with closing(server(0, shared=shared)) as last:
+        port = last.getsockname()[1]
+        with socket.create_connection((HOST, port), timeout=5) as client:
+            last.accept()[0].close()
+            assert client.recv(1) == b""
+
+    with held_port(HOST, port) as same, closing(server(port, shared=True)):
+        assert same == port
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Sleeper]:
+    """Start idle processes with a mark in their environment."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(mark: str) -> subprocess.Popen[bytes]:
+        program = [sys.executable, "-c", "import time; print(flush=True); time.sleep(1000)"]
+        process = subprocess.Popen(program, env=os.environ | {MARK_VARIABLE: mark}, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()  # Its environment is set.
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Iterator[DataDir]:
+    """A directory whose stack with the mark `ours` was killed with its orphan guard."""
+    data_dir = DataDir(tmp_path / "data")
+    data_dir.write_json(LEASH_FILE, {"mark": "ours", "lines": []})
+    yield data_dir
+    data_dir.release()
+
+
+def end(data_dir: DataDir, *, replace: bool = False, answer: bool = False) -> str:
+    """End remaining processes; returns the questions and the output."""
+    questions: list[str] = []
+    stream = io.BytesIO()
+
+    def ask(question: str) -> bool:
+        questions.append(question)
+        return answer
+
+    end_leftovers(data_dir, LogLines(stream, coloured=False), replace=replace, ask=ask)
+    return "".join(questions) + stream.getvalue().decode()
+
+
+def test_remaining_processes_are_ended_after_a_confirmation(data_dir: DataDir, sleeper: Sleeper) -> None:
+    """They are named as in stack.json, and the others counted; without a confirmation they keep running."""
+    known, unknown = sleeper("ours"), sleeper("ours")
+    entries = [{"role": "gateway", "name": "gateway", "pid": known.pid}, {"role": "x", "name": "scheduler", "pid": 1}]
+    data_dir.write_json(STACK_FILE, {"processes": entries})
+    names = f"gateway (pid {known.pid}), 1 more of an earlier `tierlane up` on {data_dir.path} still run"
+
+    with pytest.raises(StackError) as error:
+        end(data_dir)
+    assert str(error.value).startswith(f"{names}: ")
+    assert (known.poll(), unknown.poll()) == (None, None)
+
+    assert f"{names}. End them? [y/N] " in end(data_dir, answer=True)
+    assert (known.wait(5), unknown.wait(5)) == (-9, -9)
+
+
+def test_remaining_processes_are_ended_with_replace(data_dir: DataDir, sleeper: Sleeper) -> None:
+    """No question is asked; a process that only has the pid of an entry in stack.json is not ended."""
+    process, other = sleeper("ours"), sleeper("another")
+    data_dir.write_json(STACK_FILE, {"processes": [{"role": "gateway", "name": "gateway", "pid": other.pid}]})
+
+    assert "[y/N]" not in end(data_dir, replace=True)
+
+    assert process.wait(5) == -9
+    assert other.poll() is None
+
+
+def test_a_directory_without_a_killed_stack(tmp_path: Path, sleeper: Sleeper) -> None:
+    """Nothing is ended; an empty mark does not match every process without one."""
+    process = sleeper("")
+    data_dir = DataDir(tmp_path / "fresh")
+
+    assert end(data_dir, replace=True) == ""
+
+    data_dir.release()
+    assert process.poll() is None

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import KEYS, accepted, auditor_for, ended, new_ids, put, running
+from integration.audit_fixtures import KEYS, accepted, auditor_for, ended, new_ids, put, running
 from integration.ledger_fixtures import copy_of, database_url, db, drop, dsn, postgres_server
 from ledger.audit.queries import count_requests, find_request
 from ledger.catalog.api_key import mint

@@ -13,7 +13,7 @@ from eventually import eventually
 from gateway.direct.spool import MAX_LINE_BYTES, Spool, SpoolError
 from gateway.direct.spool_tasks import SpoolMerge
 from gateway.inference.deadlines import MAX_IDS, Cancellations
-from integration.auditor_bench import accepted, ended, new_ids
+from integration.audit_fixtures import accepted, ended, new_ids
 from integration.gateway_fixtures import Stack, running_stack
 from pool import Pool, done
 from regressions.bad_line import BadLine

@@ -1,4 +1,4 @@
-"""An auditor in a test's hands: records to write, and what the audit says."""
+"""Records for the outbox, and auditors with short intervals."""
 
 import asyncio
 import time
@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import Raw
 from redis.asyncio import Redis
 
+from eventually import eventually
 from ledger.audit.auditor import Auditor, AuditPolicy
 from ledger.audit.window import HoldPolicy
 from scheduler.payload import Payload, encode_payload
@@ -28,20 +29,9 @@ def accepted(request_id: str, **fields: Any) -> AcceptedRecord:
 
 
 def ended(request_id: str, **fields: Any) -> EndedRecord:
-    values: dict[str, Any] = {
-        "state": "completed",
-        "error_code": "",
-        "ended_at_ms": created_ms(request_id) + 60,
-        "latency_ms": 60.0,
-        "queue_ms": 5.0,
-        "gpu_ms": 50.0,
-        "batch_id": "b1",
-        "batch_size": 32,
-        "worker_id": "w1",
-        "attempts": 1,
-        "tokens_used": 5,
-        "output_bytes": 5,
-    }
+    values: dict[str, Any] = {"state": "completed", "error_code": "", "ended_at_ms": created_ms(request_id) + 60}
+    values |= {"latency_ms": 60.0, "queue_ms": 5.0, "gpu_ms": 50.0, "batch_id": "b1", "batch_size": 32}
+    values |= {"worker_id": "w1", "attempts": 1, "tokens_used": 5, "output_bytes": 5}
     return EndedRecord(id=request_id, **values | fields)
 
 
@@ -53,30 +43,32 @@ def dead(request_id: str, input_: str = "hello", **fields: Any) -> DeadLetterRec
         "error_code": "worker_lost",
         "attempts": 3,
         "worker_ids": ["w1", "w2", "w3"],
-        "body": Raw(b"\xdb" + len(body).to_bytes(4, "big") + body),  # As Lua packs any string.
+        "body": Raw(b"\xdb" + len(body).to_bytes(4, "big") + body),  # As Lua packs a string.
     }
     return DeadLetterRecord(id=request_id, **values | fields)
 
 
-def new_ids(count: int) -> list[str]:
-    return [new_request_id() for _ in range(count)]
+def new_ids(count: int, age_ms: int = 0) -> list[str]:
+    """New request ids, as if they had been made `age_ms` ago."""
+    ids = [new_request_id() for _ in range(count)]
+    return ["req_" + f"{int(i[4:16], 16) - age_ms:012x}" + i[16:] for i in ids]
 
 
 async def put(client: Redis, *entries: Sequence[Any] | bytes) -> None:
-    """Add entries to the outbox, first one first."""
+    """Add entries to the outbox, the first one first."""
     encoded = [entry if isinstance(entry, bytes) else encode_records(list(entry)) for entry in entries]
     await client.lpush(KEYS.outbox, *encoded)
 
 
 async def put_requests(client: Redis, ids: Sequence[str], step: int = 50) -> None:
-    """What a busy pool writes: accepted by the call of admission, ended by the batch."""
+    """Add completed requests, as admission and batches write them: `step` requests in each entry."""
     for at in range(0, len(ids), step):
         part = ids[at : at + step]
         await put(client, [accepted(i) for i in part], [ended(i) for i in part])
 
 
 async def drained(client: Redis) -> bool:
-    """Neither the outbox nor an auditor's list has entries."""
+    """Whether the outbox and the lists of all auditors are empty."""
     return not [key async for key in client.scan_iter("outbox*") if key != KEYS.outbox_bad.encode()]
 
 
@@ -88,14 +80,14 @@ def auditor_for(
     clock: Callable[[], float] = time.monotonic,
     **policy: Any,
 ) -> Auditor:
-    """An auditor that does not wait long for anything; `policy` changes fields of the policy."""
+    """An auditor with short intervals; `policy` changes fields of its policy."""
     fields = {name: getattr(QUICK, name) for name in AuditPolicy.__struct_fields__} | policy
     return Auditor(url, outbox or Outbox(client, KEYS, name), AuditPolicy(**fields), clock=clock)
 
 
 @asynccontextmanager
 async def running(auditor: Auditor) -> AsyncIterator[Auditor]:
-    """Run it in the background, and stop it at the end."""
+    """Run an auditor in the background, and stop it at the end."""
     task = asyncio.create_task(auditor.run())
     try:
         yield auditor
@@ -104,3 +96,10 @@ async def running(auditor: Auditor) -> AsyncIterator[Auditor]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def audit(url: str, client: Redis, **policy: Any) -> Auditor:
+    """Run an auditor until the outbox is empty; the stopped auditor."""
+    async with running(auditor_for(url, client, **policy)) as auditor:
+        await eventually(lambda: drained(client), "the outbox is empty")
+    return auditor

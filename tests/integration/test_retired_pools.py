@@ -1,4 +1,4 @@
-"""Pools that no model names any more: what is unfinished there is found by a scheduler that starts later, and by no other."""
+"""Pools that no model names any more: the scheduler finds and finishes what is unfinished there."""
 
 import asyncio
 import itertools
@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
-from integration.auditor_bench import CUSTOMER
+from integration.audit_fixtures import CUSTOMER
 from integration.ledger_fixtures import database_url, db, postgres_server
 from ledger.audit.queries import find_request
 from ledger.jobs import JobEnd, NewJob, end_jobs, insert_jobs
@@ -34,36 +34,36 @@ CATALOG: Any = SimpleNamespace(snapshot=SNAPSHOT, fresh=True)
 
 @pytest.fixture
 def old(client: Redis) -> Pool:
-    """A pool that no row names."""
+    """A pool that no model names."""
     return Pool(client, Keys("old"))
 
 
-async def test_a_pool_is_empty_once_all_is_written(client: Redis, old: Pool) -> None:
-    """Not while something waits, stands ready, runs, or is in an outbox or in an auditor's own list."""
+async def drop_audit(pool: Pool) -> None:
+    """Audit what is in the outbox; meanwhile the pool must not be empty."""
+    taken = await pool.outbox.take(10)
+    assert not await Unfinished(pool.client).is_empty(pool.keys, TIERS)
+    await pool.outbox.drop(len(taken.entries), name_of(taken.entries[0]))
+
+
+async def test_a_pool_is_empty_once_everything_is_audited(client: Redis, old: Pool) -> None:
+    """It is not while a request waits, is ready, runs, or has entries in the outbox or in the auditor's list."""
     unfinished = Unfinished(client)
-
-    async def empty() -> bool:
-        return await unfinished.is_empty(old.keys, TIERS)
-
-    assert await empty()
+    assert await unfinished.is_empty(old.keys, TIERS)
     await old.queue(1)
-    taken = await old.outbox.take(10)
-    await old.outbox.drop(1, name_of(taken.entries[0]))
-    assert not await empty()  # It waits.
+    await drop_audit(old)
+    assert not await unfinished.is_empty(old.keys, TIERS)  # It waits.
     await old.form([("free", 1)])
-    assert not await empty()  # It stands ready.
+    assert not await unfinished.is_empty(old.keys, TIERS)  # It is ready.
     claimed = await old.claim_next()
-    assert not await empty()  # It runs.
+    assert not await unfinished.is_empty(old.keys, TIERS)  # It runs.
     await old.batches.finish(claimed.batch_id, "token", [done(claimed.requests[0].id)])
-    assert not await empty()  # Its end is in the outbox.
-    taken = await old.outbox.take(10)
-    assert not await empty()  # An auditor has it.
-    await old.outbox.drop(1, name_of(taken.entries[0]))
-    assert await empty()
+    assert not await unfinished.is_empty(old.keys, TIERS)  # Its end is in the outbox.
+    await drop_audit(old)
+    assert await unfinished.is_empty(old.keys, TIERS)
 
 
-async def test_what_is_named_or_unfinished_is_noted(client: Redis, old: Pool, database_url: str) -> None:
-    """And forgotten when it is neither; what is no pool's name is passed over."""
+async def test_unfinished_pools_are_kept_until_they_are_empty(client: Redis, old: Pool, database_url: str) -> None:
+    """Empty pools and invalid names are removed; pools of the catalog are kept."""
     await client.sadd("pools", "old", "gone", "{odd}:", b"\xff")
     left = LeftPools(client, CATALOG, database_url, {"default", "served"})
     await old.queue(1)
@@ -74,15 +74,14 @@ async def test_what_is_named_or_unfinished_is_noted(client: Redis, old: Pool, da
 
     await old.overdue([(await client.lrange(old.keys.queue("free"), 0, -1))[0].decode()])
     await old.terminations.expire(TIERS)
-    taken = await old.outbox.take(10)
-    await old.outbox.drop(len(taken.entries), name_of(taken.entries[0]))
+    await drop_audit(old)
     await left.turn()
     assert left.names == frozenset()
     assert await Unfinished(client).pools() == {"default", "off"}
 
 
 async def test_a_pool_with_jobs_is_unfinished(client: Redis, database_url: str, db: Connection) -> None:
-    """They stand in PostgreSQL, and in no queue when Redis came back empty: until they are ended and audited."""
+    """Jobs are in PostgreSQL, and in no queue after a loss of Redis: until they are ended and audited."""
     now = itertools.count(0.0, 100.0)
     await db.execute("INSERT INTO customers (id, name, tier) VALUES ($1, 'c', 'free')", CUSTOMER)
     job = Pool(client, Keys("old")).submission(customer_id=CUSTOMER, api_key_id="k" * 12, body=b"x")
@@ -90,7 +89,6 @@ async def test_a_pool_with_jobs_is_unfinished(client: Redis, database_url: str, 
     left = LeftPools(client, CATALOG, database_url, (), lambda: next(now))
 
     await left.turn()
-    assert left.names == {"old"}
     await end_jobs(db, [JobEnd(job.id, "")], 600.0)
     await left.turn()
     assert left.names == {"old"}
@@ -99,21 +97,20 @@ async def test_a_pool_with_jobs_is_unfinished(client: Redis, database_url: str, 
     assert left.names == frozenset()
 
 
-async def test_nothing_is_forgotten_before_jobs_were_looked_at(client: Redis) -> None:
-    """Without PostgreSQL nobody knows of them."""
+async def test_no_pool_is_removed_without_postgresql(client: Redis) -> None:
+    """Its jobs are not known then."""
     await client.sadd("pools", "old")
     left = LeftPools(client, CATALOG, "postgresql+asyncpg://nobody@127.0.0.1:1/none", ())
-
     await left.turn()
 
     assert left.names == {"old"}
     assert "old" in await Unfinished(client).pools()
 
 
-async def test_what_waits_in_a_left_pool_without_workers_ends(
+async def test_a_request_of_a_retired_pool_ends(
     client: Redis, redis_url: str, old: Pool, database_url: str, db: Connection
 ) -> None:
-    """A scheduler that starts finds the pool: the request is over its time in the queue, and its row says so."""
+    """A scheduler that starts finds the pool; the request exceeds its queue time, is audited, and the pool is removed."""
     await client.sadd("pools", "old")
     (waiting,) = await old.queue(1, customer_id=CUSTOMER, api_key_id="k" * 12, queue_ms=50)
     stop = asyncio.Event()
@@ -124,13 +121,12 @@ async def test_what_waits_in_a_left_pool_without_workers_ends(
         row = await find_request(db, waiting)
         return row.error_code if row else None
 
+    async def is_removed() -> bool:
+        return "old" not in await Unfinished(client).pools()
+
     try:
         assert await eventually(code, "the audit has its end") == "queue_timeout"
-        await eventually(lambda: forgotten(client), "the pool is forgotten")
+        await eventually(is_removed, "the pool is removed")
     finally:
         stop.set()
         await serving
-
-
-async def forgotten(client: Redis) -> bool:
-    return "old" not in await Unfinished(client).pools()

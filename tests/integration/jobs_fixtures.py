@@ -1,14 +1,17 @@
-"""A gateway that serves jobs, over real servers: its database has the customers of a literal catalog."""
+"""A gateway with asynchronous jobs over real servers, and a client of it."""
 
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import asyncpg
 import msgspec
+import pytest
 from redis.asyncio import Redis
 
 from eventually import eventually
@@ -18,22 +21,22 @@ from integration.gateway_fixtures import TIERS, LiteralCatalog, Stack, running_s
 from ledger.catalog.snapshot import Customer, Key, Tier
 
 ASYNC = {"Prefer": "respond-async"}
-Answered = tuple[int, dict[str, Any], dict[str, str]]
+Response: TypeAlias = tuple[int, dict[str, Any], dict[str, str]]
 
 
 def customer_id(tier_name: str) -> str:
-    """The customer of a tier, the same in every test."""
+    """The id of a tier's customer, the same in every test."""
     return str(uuid.uuid5(uuid.NAMESPACE_DNS, tier_name))
 
 
 class JobCatalog(LiteralCatalog):
-    """Customers with ids that PostgreSQL takes."""
+    """Customers with ids that PostgreSQL accepts."""
 
     def _key(self, row: Tier, changes: dict[str, Any]) -> tuple[str, Key]:
         return super()._key(row, {"customer_id": customer_id(row.name)} | changes)
 
-    def give_hosts(self, tier_name: str, hosts: str | None) -> None:
-        """Replace the snapshot: the tier's customer has this list in its row."""
+    def set_hosts(self, tier_name: str, hosts: str | None) -> None:
+        """Set the callback hosts of the tier's customer."""
         assert self.snapshot is not None
         row = Customer(
             customer_id(tier_name), tier_name, tier_name, False, (1.0, 1.0, 1, None), 1, callback_hosts=hosts
@@ -43,7 +46,7 @@ class JobCatalog(LiteralCatalog):
 
 @dataclass
 class JobBench:
-    """A running gateway, and what a customer does with jobs."""
+    """A running gateway, and the calls of a customer."""
 
     stack: Stack
     db: "asyncpg.Connection[asyncpg.Record]"
@@ -54,35 +57,40 @@ class JobBench:
         assert serving is not None
         return serving
 
-    async def submit(self, body: Any = None, tier_name: str = "free", **headers: str) -> Answered:
+    @property
+    def catalog(self) -> JobCatalog:
+        assert isinstance(self.stack.catalog, JobCatalog)
+        return self.stack.catalog
+
+    async def submit(self, body: Any = None, tier_name: str = "free", **headers: str) -> Response:
         """POST a job."""
         return await self.stack.infer(body, tier_name, **(ASYNC | headers))
 
     async def accepted(self, body: Any = None, tier_name: str = "free", **headers: str) -> str:
-        """POST a job that is taken; its task id."""
+        """POST a job that is accepted; its task id."""
         status, document, _ = await self.submit(body, tier_name, **headers)
         assert status == 202, document
         return str(document["task_id"])
 
-    async def call(self, method: str, task_id: str, tier_name: str = "free") -> Answered:
+    async def call(self, method: str, task_id: str, tier_name: str = "free") -> Response:
         """GET or DELETE a result."""
         url = f"{self.stack.url}/v1/result/{task_id}"
-        async with self.stack.http.request(method, url, headers=self.stack.key(tier_name)) as answer:
-            headers = {name.lower(): value for name, value in answer.headers.items()}
-            return answer.status, json.loads(await answer.read()), headers
+        async with self.stack.http.request(method, url, headers=self.stack.key(tier_name)) as response:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return response.status, json.loads(await response.read()), headers
 
-    async def get(self, task_id: str, tier_name: str = "free") -> Answered:
-        return await self.call("GET", task_id, tier_name)
+    async def get(self, task_id: str) -> Response:
+        return await self.call("GET", task_id)
 
     async def ended(self, task_id: str, timeout_s: float = 10.0) -> dict[str, Any]:
         """The result, once there is one."""
 
-        async def look() -> dict[str, Any] | None:
+        async def result() -> dict[str, Any] | None:
             status, document, _ = await self.get(task_id)
             assert status == 200, document
             return None if document["status"] == "PENDING" else document
 
-        document = await eventually(look, f"{task_id} has ended", timeout_s)
+        document = await eventually(result, f"{task_id} has ended", timeout_s)
         assert document is not None
         return document
 
@@ -91,6 +99,14 @@ class JobBench:
         row = await self.db.fetchrow("SELECT * FROM jobs WHERE id = $1", task_id)
         assert row is not None
         return row
+
+    async def until(self, task_id: str, condition: Callable[[asyncpg.Record], bool], what: str) -> None:
+        """Wait until `condition` holds for the job's row."""
+
+        async def holds() -> bool:
+            return condition(await self.row(task_id))
+
+        await eventually(holds, what)
 
 
 @contextlib.asynccontextmanager
@@ -101,15 +117,30 @@ async def running_jobs(
     db: "asyncpg.Connection[asyncpg.Record]",
     *,
     jobs: Mapping[str, Any] = {},
-    **changes: Any,
 ) -> AsyncIterator[JobBench]:
-    """A ready gateway whose keeper is the active one; `jobs` changes what it is told of jobs."""
+    """A ready gateway whose reconciler is active; `jobs` changes its JobConfig."""
     for name in TIERS:
         await db.execute(
             "INSERT INTO customers (id, name, tier) VALUES ($1, $2, $2) ON CONFLICT DO NOTHING", customer_id(name), name
         )
     config = JobConfig(**{"database_url": database_url} | dict(jobs))
-    async with running_stack(client, redis_url, catalog=JobCatalog(), jobs=config, **changes) as stack:
+    async with running_stack(client, redis_url, catalog=JobCatalog(), jobs=config) as stack:
         bench = JobBench(stack, db)
-        await eventually(lambda: bench.serving.reconciler.active, "a keeper is active")
+        await eventually(lambda: bench.serving.reconciler.active, "the reconciler is active")
         yield bench
+
+
+StartJobs: TypeAlias = Callable[..., AbstractAsyncContextManager[JobBench]]
+
+
+@pytest.fixture
+def start_jobs(client: Redis, redis_url: str, database_url: str, db: "asyncpg.Connection[asyncpg.Record]") -> StartJobs:
+    """Start a gateway with jobs; `jobs` changes its JobConfig."""
+    return partial(running_jobs, client, redis_url, database_url, db)
+
+
+@pytest.fixture
+async def bench(start_jobs: StartJobs) -> AsyncIterator[JobBench]:
+    """A gateway with jobs, and a worker."""
+    async with start_jobs() as running:
+        yield running

@@ -1,0 +1,244 @@
+"""`tierlane check` and `tierlane top` with real servers and a stub gateway, and `tierlane check model` on model processes."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from integration.admin_fixtures import Admin
+from integration.ledger_fixtures import database_url, db, postgres_server
+from pool import Pool
+from scheduler.errors import StartError
+from tierlane.check import model as check_model
+from tierlane.embedded.redis import EmbeddedRedis
+from tierlane.roles.process import check_redis
+
+__all__ = ["database_url", "db", "postgres_server"]
+
+Connection = Any
+TOKEN = "service-token-of-the-tests"
+HEALTH = {"status": "healthy", "reasons": [], "audit_lag_ms": 3, "healthy_gpus": 1, "total_gpus": 1, "tiers": {}}
+CHECKS = {
+    "settings readable",
+    *(f"postgresql {name}" for name in ("reachable", "clock", "migrations")),
+    *(f"redis {name}" for name in ("reachable", "version", "mode", "eviction", "clock")),
+    *("catalog tiers", "catalog models", "workers pool default", "gateway readyz", "gateway health"),
+    *("audit lag", "audit dead letters"),
+}
+QUICK = ("--batch-sizes", "1,2,4", "--device", "cpu", "--gpu-timeout-ms", "1500", "--torch-threads", "1")
+MODELS = """
+import os, random, signal, time
+
+def reverse(texts): return [t[::-1] for t in texts]
+def only_first(texts): return reverse(texts)[:1]
+def by_length(texts): return reverse(sorted(texts, key=len))
+def numbers(texts): return [len(t) for t in texts]
+def random_words(texts): return [str(random.random()) for _ in texts]
+def picky(texts):
+    if any("bad" in t for t in texts): raise ValueError("bad")
+    return reverse(texts)
+def not_empty(texts): return [t[0] for t in texts]
+def crashes(texts): os.kill(os.getpid(), signal.SIGKILL)
+def crashes_on_long(texts):
+    if max(map(len, texts)) > 10_000: os.kill(os.getpid(), signal.SIGKILL)
+    return reverse(texts)
+def hangs(texts): time.sleep(60)
+def holds_two(texts):
+    if len(texts) == 4: raise MemoryError
+    return reverse(texts)
+class NeverLoads:
+    def load(self): time.sleep(60)
+    def predict(self, texts): return texts
+class CannotLoad:
+    def load(self): raise OSError("weights are not readable")
+    def predict(self, texts): return texts
+"""
+
+
+class StubGateway:
+    """A gateway with readiness and a health document."""
+
+    url = ""
+    status = 200
+    document: dict[str, Any] = HEALTH
+
+    async def ready(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.status)
+
+    async def health(self, request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return web.Response(status=401)
+        return web.json_response(self.document, status=self.status)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[StubGateway]:
+    stub, app = StubGateway(), web.Application()
+    app.add_routes([web.get("/readyz", stub.ready), web.get("/internal/health", stub.health)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    stub.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield stub
+    await runner.cleanup()
+
+
+@pytest.fixture
+def admin(database_url: str, redis_url: str) -> Admin:
+    return Admin(database_url, TIERLANE_REDIS_URL=redis_url, TIERLANE_SERVICE_TOKEN=TOKEN, TIERLANE_GONE_MS="60000")
+
+
+async def checks(admin: Admin, gateway: StubGateway) -> tuple[int, dict[str, str]]:
+    """The exit code, and the level of each check by group and name."""
+    result = await admin.run("check", "-o", "json", "--url", gateway.url)
+    return result.exit_code, {f"{c['group']} {c['name']}": c["level"] for c in json.loads(result.stdout)["checks"]}
+
+
+async def test_a_healthy_system_passes_every_check(
+    gateway: StubGateway, admin: Admin, db: Connection, pool: Pool
+) -> None:
+    """The exit code is 0."""
+    await db.execute("INSERT INTO models (name) VALUES ('tiny')")
+    await pool.worker_beats("w1")
+
+    assert await checks(admin, gateway) == (0, dict.fromkeys(CHECKS, "pass"))
+
+
+async def test_problems_fail_their_checks(gateway: StubGateway, admin: Admin, db: Connection) -> None:
+    """No worker and a gateway that is not ready are failures, a paused tier is a warning."""
+    await db.execute("INSERT INTO models (name) VALUES ('tiny')")
+    await db.execute("UPDATE tiers SET paused = true WHERE name = 'free'")
+    gateway.status, gateway.document = 503, {**HEALTH, "status": "down", "reasons": ["No GPU is known."]}
+
+    code, levels = await checks(admin, gateway)
+
+    failed = {name for name, level in levels.items() if level == "fail"}
+    assert (code, failed) == (1, {"workers pool default", "gateway readyz", "gateway health"})
+    assert levels["catalog paused"] == "warn"
+
+
+async def test_unavailable_servers_fail_their_checks(gateway: StubGateway) -> None:
+    """Each is reported, without passwords; a gateway with another token rejects the check."""
+    admin = Admin(
+        "postgresql+asyncpg://user:hunter2@/lane?host=/nonexistent",
+        TIERLANE_REDIS_URL="unix:///nonexistent",
+        TIERLANE_SERVICE_TOKEN="another-service-token",
+    )
+
+    code, levels = await checks(admin, gateway)
+    shown = await admin.run("check", "--url", "http://127.0.0.1:9")
+
+    failed = {name for name, level in levels.items() if level == "fail"}
+    assert (code, failed) == (1, {"postgresql reachable", "redis reachable", "gateway readyz"})
+    assert "hunter2" not in shown.stdout
+    assert "The gateway at http://127.0.0.1:9 does not respond" in shown.stdout
+
+
+async def test_redis_in_cluster_mode_is_rejected(gateway: StubGateway, tmp_path: Path, database_url: str) -> None:
+    """Scripts do not work there: roles do not start, and the check fails."""
+    server = EmbeddedRedis(tmp_path, tmp_path / "s", ephemeral=True, extra_args=["--cluster-enabled", "yes"])
+    await server.start()
+    try:
+        with pytest.raises(StartError, match=r"cluster mode: .* single primary"):
+            await check_redis(server.url)
+        admin = Admin(database_url, TIERLANE_REDIS_URL=server.url, TIERLANE_SERVICE_TOKEN=TOKEN)
+        code, levels = await checks(admin, gateway)
+    finally:
+        await server.stop()
+
+    assert (code, levels["redis reachable"], levels["redis mode"]) == (1, "pass", "fail")
+
+
+async def test_top_prints_one_frame(gateway: StubGateway, admin: Admin) -> None:
+    """If the gateway does not respond or rejects the token, it reports that with exit code 1."""
+    shown = await admin.run("top", "--once", "--url", gateway.url)
+    away = await admin.run("top", "--once", "--url", "http://127.0.0.1:9")
+    refused = await admin.run("top", "--once", "--url", gateway.url, env={"TIERLANE_SERVICE_TOKEN": "x" * 16})
+
+    assert (shown.exit_code, shown.stdout.split()[:2]) == (0, ["tierlane", "healthy"])
+    assert (away.exit_code, "does not respond" in away.stdout) == (1, True)
+    assert (refused.exit_code, "rejects the service token" in refused.stdout) == (1, True)
+
+
+@pytest.fixture(autouse=True)
+def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of models that only model processes can import."""
+    (tmp_path / "checked_models.py").write_text(MODELS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+async def check(spec: str, *options: str) -> tuple[int, dict[str, bool | None], dict[str, Any]]:
+    """The exit code, the result of each check, and the whole document."""
+    name = spec if ":" in spec else f"checked_models:{spec}"
+    result = await Admin("").run("check", "model", name, *QUICK, *options, "-o", "json")
+    document = json.loads(result.stdout)
+    return result.exit_code, {each["name"]: each["ok"] for each in document["checks"]}, document
+
+
+async def test_a_correct_model_passes_with_suggested_settings() -> None:
+    """If the time does not depend on the batch size, the largest batch is suggested."""
+    code, checks, document = await check("simulated:5")
+
+    assert (code, set(checks.values())) == (0, {True, None})
+    assert [each["size"] for each in document["sizes"]] == [1, 2, 4]
+    assert all(5 <= each["p50_ms"] < 100 for each in document["sizes"])
+    assert document["suggestion"]["max_batch_size"] == 4
+    assert document["version"] == "simulated-5ms"
+
+
+@pytest.mark.parametrize(
+    ("spec", "failed"),
+    [
+        ("only_first", {"length", "sizes"}),
+        ("by_length", {"order"}),
+        ("numbers", {"type", "empty", "unicode", "long", "isolation", "sizes"}),
+        ("random_words", {"determinism"}),
+        ("not_empty", {"empty"}),
+        ("crashes_on_long", {"long"}),
+        ("holds_two", {"sizes"}),
+        ("crashes", {"answers"}),
+        ("hangs", {"answers"}),
+        ("CannotLoad", {"load"}),
+        ("NeverLoads", {"load"}),
+        ("no_such_name", {"load"}),
+    ],
+)
+async def test_each_violation_fails_its_checks(spec: str, failed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is 1, and each failed check has advice."""
+    if spec == "NeverLoads":
+        monkeypatch.setattr(check_model, "LOAD_TIMEOUT_S", 0.5)
+    code, checks, document = await check(spec)
+
+    assert {name for name, ok in checks.items() if ok is False} == failed
+    assert (code, document["ok"]) == (1, False)
+    assert all(each["advice"] for each in document["checks"] if each["ok"] is False)
+
+
+async def test_the_isolation_of_a_bad_input_is_checked() -> None:
+    """With the input that is given, or with one that made the model raise; a harmless input is no evidence."""
+    calls = (("picky", "--poison", "a bad one"), ("not_empty",), ("reverse", "--poison", "harmless"))
+
+    assert [(await check(*arguments))[1]["isolation"] for arguments in calls] == [True, True, None]
+
+
+async def test_the_suggestion_is_written_to_the_model(database_url: str, db: Connection) -> None:
+    """The change is recorded with its actor; nothing is written after a failed check or to an unknown model."""
+    admin = Admin(database_url)
+    await admin.done("model", "create", "mine")
+    options = (*QUICK, "--write", "mine", "--actor", "kim")
+
+    await admin.done("check", "model", "simulated:5", *options)
+
+    row = await db.fetchrow("SELECT max_batch_size, max_wait_ms FROM models WHERE name = 'mine'")
+    assert row["max_batch_size"] == 4
+    assert 4 <= row["max_wait_ms"] <= 40
+    assert await db.fetchval("SELECT changed_by FROM config_changes ORDER BY id DESC LIMIT 1") == "kim"
+    failed = await admin.run("check", "model", "checked_models:by_length", *options)
+    unknown = await admin.run("check", "model", "simulated:0", *QUICK, "--write", "absent")
+    assert (failed.exit_code, unknown.exit_code) == (1, 1)
+    assert "✗ order " in failed.stdout
+    assert "There is no model named absent." in unknown.stderr
+    assert await db.fetchval("SELECT max_batch_size FROM models WHERE name = 'mine'") == 4
